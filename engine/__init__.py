@@ -1,0 +1,1 @@
+"""An instrumented data-parallel engine on torch.distributed."""

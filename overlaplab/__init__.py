@@ -1,0 +1,1 @@
+"""Exact compute/communication overlap analysis of torch.profiler traces."""

@@ -1,0 +1,5 @@
+"""The `overlaplab` command."""
+
+
+def main() -> None:
+    """Run the command line."""
