@@ -1,0 +1,80 @@
+"""Fewer marks than events: what stands too close together to be told apart becomes one mark that counts them
+all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+__all__ = ["merged_marks"]
+
+
+def merged_marks(events: pd.DataFrame, start: int, end: int, limit: int) -> pd.DataFrame:
+    """At most `limit` marks (one per lane if lanes are more) of events that touch the window, by lane and
+    start.
+
+    Takes `lane`, `part`, `start_ns`, `end_ns`, `name`; returns the same per mark, cut to the window, `part`
+    being the busiest one and `name` the longest event's, with `events` (their number) and `busy_ns` (the
+    union of their times).
+    """
+    begins = np.clip(events["start_ns"].to_numpy(), start, end)
+    ends = np.clip(events["end_ns"].to_numpy(), start, end)
+    lane, part = events["lane"].to_numpy(), events["part"].to_numpy()
+    group = np.arange(len(events))
+    width = max((end - start) * 2 * max(len(np.unique(lane)), 1) // max(limit, 1), 1)
+    while len(group) and group[-1] + 1 > limit:
+        slot = (begins - start) // width
+        group = _runs(lane, np.where(ends - begins >= width, -1, slot))
+        if width > 4 * (end - start):
+            break
+        width *= 2
+    return _marks(events, begins, ends, lane, part, group)
+
+
+def _runs(lane: NDArray[np.int64], slot: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the marks: neighbours of a lane in one slot share a mark; slot -1 is a mark of its own."""
+    new = np.ones(len(lane), dtype=bool)
+    new[1:] = (lane[1:] != lane[:-1]) | (slot[1:] != slot[:-1]) | (slot[1:] == -1)
+    return np.cumsum(new) - 1
+
+
+def _marks(
+    events: pd.DataFrame,
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    lane: NDArray[np.int64],
+    part: NDArray[np.int64],
+    group: NDArray[np.intp],
+) -> pd.DataFrame:
+    """One row per mark: its extent, its count, the union of its events' time, its busiest part, its longest's
+    name.
+    """
+    # Within a mark, the time that an event adds to those before it: their sum is the union's length.
+    reach = pd.Series(ends).groupby(group).cummax().to_numpy() if len(group) else ends
+    first = np.append(True, group[1:] != group[:-1])[: len(group)]
+    before = np.where(first, begins, np.append(0, reach[:-1])[: len(group)])
+    adds = np.maximum(ends - np.maximum(begins, before), 0)
+    frame = pd.DataFrame({"mark": group, "part": part, "adds": adds, "row": np.arange(len(group))})
+    busiest = (
+        frame.groupby(["mark", "part"])["adds"]
+        .sum()
+        .reset_index()
+        .sort_values(["mark", "adds", "part"], kind="stable")
+        .drop_duplicates("mark", keep="last")
+    )
+    longest = frame.assign(length=ends - begins).sort_values(["mark", "length"], kind="stable")
+    rows = longest.drop_duplicates("mark", keep="last")["row"].to_numpy()
+    by_mark = frame.assign(begin=begins, end=ends, lane=lane).groupby("mark")
+    return pd.DataFrame(
+        {
+            "lane": by_mark["lane"].first().to_numpy(),
+            "part": busiest["part"].to_numpy(),
+            "start_ns": by_mark["begin"].min().to_numpy(),
+            "end_ns": by_mark["end"].max().to_numpy(),
+            "events": by_mark.size().to_numpy(),
+            "busy_ns": by_mark["adds"].sum().to_numpy(),
+            "name": events["name"].iloc[rows].astype(str).to_numpy(),
+        }
+    )

@@ -1,0 +1,129 @@
+"""The summary chart: where each rank spends its step."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.theme import MS, colours, finish, palette, percent, rank_word
+
+__all__ = ["summary"]
+
+PARTS = {
+    "compute_only_ns": "compute only",
+    "overlapped_ns": "compute and communication together",
+    "exposed_comm_ns": "communication exposed",
+    "memory_only_ns": "memory only",
+    "idle_ns": "idle",
+}
+LABELLED = 3.0  # percent of the step: a narrower part has no room for its number
+
+
+def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """One bar per rank out of `overlaplab.summary(run)` or `.totals(run)`; each bar is 100 % of that rank's
+    step time.
+
+    Rows of the same rank are added up. `note` is the line about the run (`overlaplab.charts.note`).
+    """
+    tones = palette(dark)
+    long = _parts(table)
+    ranks = list(dict.fromkeys(long["rank"]))
+    y = alt.Y(
+        "rank:N", sort=ranks, title="rank", axis=alt.Axis(domain=False, ticks=False, labelOverlap=False)
+    )
+    tooltip = [
+        alt.Tooltip("rank:N"),
+        alt.Tooltip("part:N", title="what"),
+        alt.Tooltip("ms:Q", title="ms", format=",.3f"),
+        alt.Tooltip("share:Q", title="% of the step time", format=".2f"),
+    ]
+    fills = [tones.compute, tones.gather, tones.exposed, tones.memory, tones.idle]
+    axis = alt.Axis(title="share of the rank's step time (%)", values=list(range(0, 101, 10)))
+    bars = (
+        alt.Chart(long)
+        .mark_bar(height={"band": 0.8}, opacity=1)
+        .encode(
+            x=alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis),
+            x2="end:Q",
+            y=y,
+            color=colours(list(zip(PARTS.values(), fills, strict=True))),
+            tooltip=tooltip,
+        )
+    )
+    white = {PARTS["compute_only_ns"], PARTS["exposed_comm_ns"]} | ({PARTS["idle_ns"]} if dark else set())
+    shown = long[long["share"] >= LABELLED].assign(
+        label=lambda rows: rows["share"].map(lambda share: f"{share:.0f}"),
+        middle=lambda rows: (rows["begin"] + rows["end"]) / 2,
+        bright=lambda rows: rows["part"].isin(white),
+    )
+    layers: list[alt.Chart] = [bars]
+    for bright, tone in ((True, tones.on_dark), (False, tones.on_light)):
+        words = shown[shown["bright"] == bright]
+        if dark and bright:
+            words = words[words["part"] != PARTS["idle_ns"]]
+        layers.append(_labels(words, y, tone))
+    if dark:
+        layers.append(_labels(shown[shown["part"] == PARTS["idle_ns"]], y, tones.ink))
+    title, lines = _finding(table)
+    return finish(
+        layers,
+        title=title,
+        subtitle=[*lines, note],
+        description=f"Bars of {len(ranks)} ranks, each split into {', '.join(PARTS.values())}. {title}.",
+        dark=dark,
+        height=alt.Step(30 if len(ranks) <= 16 else 20),
+    )
+
+
+def _labels(words: pd.DataFrame, y: alt.Y, tone: str) -> alt.Chart:
+    """The numbers inside the bars."""
+    labels: alt.Chart = (
+        alt.Chart(words)
+        .mark_text(color=tone, fontSize=12)
+        .encode(x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"))
+    )
+    return labels
+
+
+def _parts(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per rank and part: ms, share of the rank's span and its place on the bar, both in percent."""
+    sums = table.groupby("rank", dropna=False, sort=True)[[*PARTS, "span_ns"]].sum()
+    rows = []
+    for rank, row in sums.iterrows():
+        whole, done = int(row["span_ns"]), 0
+        if whole <= 0:
+            continue
+        for column, part in PARTS.items():
+            took = int(row[column])
+            rows.append(
+                {
+                    "rank": rank_word(rank),
+                    "part": part,
+                    "ms": took / MS,
+                    "share": 100 * took / whole,
+                    "begin": 100 * done / whole,
+                    "end": 100 * (done + took) / whole,
+                }
+            )
+            done += took
+    return pd.DataFrame(rows, columns=["rank", "part", "ms", "share", "begin", "end"])
+
+
+def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
+    """The title, which says what was found, and how to read the bars."""
+    comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
+    ranks = table["rank"].nunique(dropna=False)
+    windows = len(table) if "step" in table else None
+    over = f"all {ranks} ranks" if ranks > 1 else "1 rank"
+    if windows is not None and windows > ranks:
+        over += f" and {windows // ranks} steps" if windows % ranks == 0 else f", {windows} steps"
+    if comm == 0:
+        title = "No communication in these steps"
+    else:
+        title = (
+            f"Exposed communication {exposed / MS:,.1f} ms of {comm / MS:,.1f} ms of communication"
+            f" ({percent(exposed, comm)})"
+        )
+    return title, [
+        f"Summed over {over}. Each bar is 100 % of its rank's step time; numbers are percent of it."
+    ]

@@ -1,0 +1,209 @@
+"""The buckets chart: when each bucket's gradients arrived, what it waited for, and what of its all-reduce
+shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.theme import MS, colours, finish, palette, percent, shorten, size
+
+__all__ = ["buckets"]
+
+ARRIVING = "gradients arriving"
+WAITING = "ready, waits for an earlier bucket"
+QUEUED = "launched, link busy"
+HIDDEN = "all-reduce hidden by compute"
+EXPOSED = "all-reduce exposed"
+SHORT = 0.05  # ms: a shorter wait for the launch is the hook's own time
+
+
+def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """One row per bucket out of `overlaplab.buckets(run)` for one rank and step; time from the step's start.
+
+    A bucket's exposed time is known as a sum: it is drawn at the end of its all-reduce.
+    """
+    tones = palette(dark)
+    rows = [_row(bucket) for bucket in table.sort_values("index", kind="stable").to_dict("records")]
+    labels = [row["label"] for row in rows]
+    axis = alt.Axis(domain=False, ticks=False, labelOverlap=True)
+    y = alt.Y("bucket:N", sort=labels, title=None, axis=axis, scale=alt.Scale(domain=labels))
+    step = 20 if len(rows) <= 40 else 14
+    layers = _bars([band for row in rows for band in row["bands"]], y, _domain(table), dark)
+    marks = ["bucket", "begin", "parameter"]
+    ticks = pd.DataFrame([tick for row in rows for tick in row["ticks"]], columns=marks)
+    ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=marks)
+    layers += [_ticks(ticks, y, tones.soft, step), _triangles(ready, y, tones.ink, step)]
+    layers += _backward_ends(table, tones.ink)
+    title, lines = _finding(table)
+    return finish(
+        layers,
+        title=title,
+        subtitle=[*lines, note],
+        description=f"{len(rows)} buckets in launch order on a time axis: gradients arriving, ready, waiting,"
+        f" launched, all-reduce hidden and exposed. {title}.",
+        dark=dark,
+        height=alt.Step(step),
+    )
+
+
+def _bars(
+    bands: list[tuple[str, str, float, float, float]], y: alt.Y, domain: list[float], dark: bool
+) -> list[alt.Chart]:
+    """The bars: thin while gradients arrive, thick from then on."""
+    tones = palette(dark)
+    table = pd.DataFrame(bands, columns=["bucket", "part", "begin", "end", "ms"])
+    scale = alt.Scale(zero=False, nice=False, domain=domain)
+    x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16))
+    tooltip = [
+        alt.Tooltip("bucket:N"),
+        alt.Tooltip("part:N", title="what"),
+        alt.Tooltip("ms:Q", title="took ms", format=",.3f"),
+        alt.Tooltip("begin:Q", title="from ms", format=",.3f"),
+        alt.Tooltip("end:Q", title="to ms", format=",.3f"),
+    ]
+    fills = [
+        (ARRIVING, tones.idle),
+        (WAITING, tones.memory),
+        (QUEUED, tones.queued),
+        (HIDDEN, tones.gather),
+        (EXPOSED, tones.exposed),
+    ]
+    thin = table["part"] == ARRIVING
+    return [
+        alt.Chart(part)
+        .mark_bar(height={"band": band}, opacity=1)
+        .encode(x=x, x2="end:Q", y=y, color=colours(fills, columns=3, offset=22), tooltip=tooltip)
+        for part, band in ((table[thin], 0.2), (table[~thin], 0.6))
+    ]
+
+
+def _row(bucket: dict[Any, Any]) -> dict[str, Any]:
+    """What is drawn in a bucket's row, times in ms."""
+    times = {key: _ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")}
+    names = bucket["parameters"]
+    what = shorten(names[0], 28) if len(names) == 1 else f"{len(names)} gradients"
+    label = f"{bucket['index']}: {size(int(bucket['bytes']))}, {what}"
+    arrivals = [
+        (label, _ms(time), shorten(name, 80))
+        for name, time in zip(names, bucket["gradient_ready_ns"], strict=True)
+        if _ms(time) is not None
+    ]
+    first = min((time for _, time, _ in arrivals if time is not None), default=None)
+    go = max((time for time in (times["ready_ns"], times["launch_ns"]) if time is not None), default=None)
+    shows = None
+    if times["end_ns"] is not None and times["start_ns"] is not None:
+        shows = max(times["end_ns"] - (times["exposed_ns"] or 0.0), times["start_ns"])
+    spans = [
+        (ARRIVING, first, times["ready_ns"]),
+        (WAITING, times["ready_ns"], go),
+        (QUEUED, go, times["start_ns"]),
+        (HIDDEN, times["start_ns"], shows),
+        (EXPOSED, shows, times["end_ns"]),
+    ]
+    bands = [
+        (label, part, begin, end, end - begin)
+        for part, begin, end in spans
+        if begin is not None and end is not None and end > begin
+    ]
+    last = bucket["last_parameter"]
+    ready = (label, times["ready_ns"], "unknown" if last is None else shorten(last, 80))
+    return {
+        "label": label,
+        "bands": bands,
+        "ticks": arrivals,
+        "ready": ready if times["ready_ns"] is not None else None,
+    }
+
+
+def _ticks(ticks: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
+    """A tick for each gradient."""
+    tooltip = [
+        alt.Tooltip("parameter:N", title="gradient of"),
+        alt.Tooltip("begin:Q", title="arrived at ms", format=",.3f"),
+        alt.Tooltip("bucket:N"),
+    ]
+    chart: alt.Chart = (
+        alt.Chart(ticks)
+        .mark_tick(color=tone, thickness=1, size=step * 0.5, orient="vertical")
+        .encode(x="begin:Q", y=y, tooltip=tooltip)
+    )
+    return chart
+
+
+def _triangles(ready: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
+    """A triangle, standing on the row, where the bucket is ready."""
+    tooltip = [
+        alt.Tooltip("bucket:N"),
+        alt.Tooltip("begin:Q", title="ready at ms", format=",.3f"),
+        alt.Tooltip("parameter:N", title="last gradient of"),
+    ]
+    chart: alt.Chart = (
+        alt.Chart(ready)
+        .mark_point(shape="triangle-down", color=tone, filled=True, size=48, opacity=1, yOffset=-step * 0.36)
+        .encode(x="begin:Q", y=y, tooltip=tooltip)
+    )
+    return chart
+
+
+def _backward_ends(table: pd.DataFrame, tone: str) -> list[alt.Chart]:
+    """The dashed line where backward ends, and its name above the rows."""
+    ends = pd.DataFrame({"begin": [_ms(table["backward_end_ns"].iloc[0])]}) if len(table) else pd.DataFrame()
+    if ends.empty or ends["begin"].isna().all():
+        return []
+    rule: alt.Chart = (
+        alt.Chart(ends).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.5).encode(x="begin:Q")
+    )
+    word: alt.Chart = (
+        alt.Chart(ends)
+        .mark_text(color=tone, align="right", dx=-4, dy=-7, fontSize=12)
+        .encode(x="begin:Q", y=alt.value(0), text=alt.value("backward ends"))
+    )
+    return [rule, word]
+
+
+def _domain(table: pd.DataFrame) -> list[float]:
+    """From the first gradient to the last end, with a little room on both sides, in ms."""
+    firsts = [_ms(time) for times in table["gradient_ready_ns"] for time in times]
+    values = [time for time in firsts if time is not None]
+    for column in ("ready_ns", "start_ns", "end_ns", "backward_end_ns"):
+        values += [time for time in (_ms(value) for value in table[column]) if time is not None]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = max(high - low, 0.001) * 0.015
+    return [low - room, high + room]
+
+
+def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
+    """The title, which says what was found, and how to read the rows."""
+    exposed = sum(_ms(value) or 0.0 for value in table["exposed_ns"])
+    starts, ends = table["start_ns"], table["end_ns"]
+    comm = sum(
+        (_ms(end) or 0.0) - (_ms(start) or 0.0)
+        for start, end in zip(starts, ends, strict=True)
+        if _ms(start) is not None and _ms(end) is not None
+    )
+    waited = sum(
+        (_ms(launch) or 0.0) - (_ms(ready) or 0.0) > SHORT
+        for ready, launch in zip(table["ready_ns"], table["launch_ns"], strict=True)
+        if _ms(launch) is not None and _ms(ready) is not None
+    )
+    title = (
+        f"Exposed communication {exposed:,.1f} ms of {comm:,.1f} ms of the buckets' communication"
+        f" ({percent(exposed, comm)})"
+    )
+    lines = [
+        f"{len(table)} buckets in launch order. Small ticks: gradients arriving. Triangle: bucket ready."
+        " Exposed time is drawn at a bucket's end."
+    ]
+    if waited:
+        lines.append(
+            f"{waited} were ready, but waited more than {SHORT:g} ms for their launch (launches keep order)."
+        )
+    return title, lines
+
+
+def _ms(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value) / MS

@@ -1,0 +1,191 @@
+"""The look that all charts share: one palette per theme, one finish. Times become ms here and nowhere
+earlier.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import altair as alt
+import numpy as np
+
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "MS",
+    "Palette",
+    "colours",
+    "finish",
+    "palette",
+    "percent",
+    "rank_word",
+    "shorten",
+    "size",
+]
+
+MS = 1e6
+"""Nanoseconds per millisecond."""
+
+FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
+LINE = 125  # characters of a subtitle's line: what fits the dashboard's column at 1280 pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Palette:
+    """Colours by meaning; readable under the three common kinds of colour blindness on the theme's
+    background.
+    """
+
+    compute: str
+    gather: str
+    """Hidden communication, and communication where hidden and exposed are not told apart."""
+    reduce: str
+    exposed: str
+    memory: str
+    idle: str
+    queued: str
+    """Launched, but the link is still busy with earlier work."""
+    ink: str
+    """Text and marks on the background."""
+    soft: str
+    """Secondary text."""
+    grid: str
+    on_dark: str
+    """Text upon compute and exposed."""
+    on_light: str
+    """Text upon hidden communication and idle."""
+
+
+LIGHT = Palette(
+    compute="#0072B2",
+    gather="#C97F0A",
+    reduce="#4B2A63",
+    exposed="#C5263A",
+    memory="#8C8C8C",
+    idle="#DADDE5",
+    queued="#5BA8DC",
+    ink="#22252B",
+    soft="#5A606B",
+    grid="#E3E5EA",
+    on_dark="#FFFFFF",
+    on_light="#16181D",
+)
+DARK = Palette(
+    compute="#56B4E9",
+    gather="#F0B429",
+    reduce="#9D6BFF",
+    exposed="#FF5A4F",
+    memory="#8A909B",
+    idle="#3B404A",
+    queued="#2F6E9A",
+    ink="#F1F2F4",
+    soft="#B3B8C2",
+    grid="#31353E",
+    on_dark="#0E1117",
+    on_light="#0E1117",
+)
+
+
+def palette(dark: bool) -> Palette:
+    """The palette of the dark or the light theme."""
+    return DARK if dark else LIGHT
+
+
+def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
+    """A colour encoding of the field `part` by (word, colour), every word in the legend, in this order."""
+    words, tones = [word for word, _ in pairs], [tone for _, tone in pairs]
+    return alt.Color(
+        "part:N",
+        title=None,
+        sort=words,
+        scale=alt.Scale(domain=words, range=tones),
+        legend=alt.Legend(orient="top", labelLimit=0, symbolType="square", **legend),
+    )
+
+
+def finish(
+    layers: Sequence[alt.Chart],
+    *,
+    title: str,
+    subtitle: Iterable[str | None],
+    description: str,
+    dark: bool,
+    width: int | Literal["container"] = "container",
+    height: alt.Step | int,
+) -> alt.LayerChart:
+    """Put layers upon each other with a title, a description for screen readers, a size and the theme."""
+    tones = palette(dark)
+    lines = [part for line in subtitle if line for part in textwrap.wrap(line, LINE)]
+    head = alt.TitleParams(text=title, subtitle=lines)
+    chart = cast(alt.LayerChart, alt.layer(*layers))
+    chart = chart.properties(title=head, description=description, width=width, height=height)
+    finished: alt.LayerChart = (
+        chart.properties(
+            autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), background="transparent"
+        )
+        .configure(font=FONT)
+        .configure_view(stroke=None)
+        .configure_title(
+            anchor="start",
+            frame="bounds",
+            color=tones.ink,
+            fontSize=16,
+            subtitleColor=tones.soft,
+            subtitleFontSize=13,
+            subtitleLineHeight=17,
+            offset=10,
+            limit=0,
+        )
+        .configure_axis(
+            labelColor=tones.soft,
+            titleColor=tones.soft,
+            gridColor=tones.grid,
+            domainColor=tones.grid,
+            tickColor=tones.grid,
+            labelFontSize=12,
+            titleFontSize=12,
+            titleFontWeight="normal",
+            labelLimit=320,
+        )
+        .configure_legend(labelColor=tones.ink, labelFontSize=12, columnPadding=14, offset=10)
+    )
+    return finished
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """At most `limit` characters of a string out of a trace, on one line, cut in the middle: names differ at
+    the ends.
+    """
+    flat = "".join(char if char.isprintable() else " " for char in text[:20_000])
+    if len(flat) <= limit:
+        return flat
+    head = (limit - 1) // 2
+    return f"{flat[:head]}…{flat[len(flat) - (limit - 1 - head) :]}"
+
+
+def size(count: int) -> str:
+    """Bytes in decimal units, as links are sold."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` as a rounded percentage of `whole`; only nothing is 0 %, only everything 100 %."""
+    if whole <= 0:
+        return "-"
+    share = 100 * part / whole
+    if 0 < share < 1:
+        return "under 1 %"
+    if 99 < share < 100:
+        return "over 99 %"
+    return f"{share:.0f} %"
+
+
+def rank_word(rank: object) -> str:
+    """A rank as text; a trace may not tell which one it is."""
+    return str(rank) if isinstance(rank, int | np.integer) else "unknown"
