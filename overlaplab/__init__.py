@@ -1,1 +1,11 @@
-"""Exact compute/communication overlap analysis of torch.profiler traces."""
+"""Where did my communication time go, and what would hide it?
+
+Load a run with `load_run`; every analysis takes it and returns a pandas table; `overlaplab.charts` draws the tables.
+"""
+
+from overlaplab.analyses import buckets, compare, summary, totals
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+from overlaplab.load import load_run
+
+__all__ = ["OverlaplabError", "Run", "buckets", "compare", "load_run", "summary", "totals"]

@@ -1,5 +1,196 @@
-"""The `overlaplab` command."""
+"""The `overlaplab` command: reads its arguments, composes analyses and reports, and says what went wrong in one line.
+
+Exit codes: 0 done, 1 a check failed, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from overlaplab import analyses
+from overlaplab.dashboard.server import command as dashboard_command
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+from overlaplab.load import load_run
+from overlaplab.report import console as tables
+from overlaplab.report import documents
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Where did my communication time go, and what would hide it?",
+    no_args_is_help=True,
+    add_completion=True,
+)
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run, a folder of torch.profiler traces, or one trace.")]
+RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, folders of traces, or traces.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, in ns, and nothing else.")]
+Ranks = Annotated[list[int] | None, typer.Option("--rank", help="Only this rank; may be given again.")]
+Steps = Annotated[list[int] | None, typer.Option("--step", help="Only this step; may be given again.")]
+SkipSteps = Annotated[int, typer.Option("--skip-steps", min=0, help="Leave out each rank's first steps.")]
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    help="Record a run: the options are those of python -m engine, shown by `overlaplab record --help`.",
+)
+def record(context: typer.Context) -> None:
+    """Become the engine, which records; its options, progress and exit code are this command's."""
+    for module in ("engine", "torch"):
+        if importlib.util.find_spec(module) is None:
+            raise OverlaplabError(
+                f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."
+            )
+    os.execv(sys.executable, [sys.executable, "-m", "engine", *context.args])
+
+
+@app.command(epilog="Example: overlaplab summary runs/bucketed --skip-steps 1")
+def summary(
+    run: RunPath, as_json: Json = False, rank: Ranks = None, step: Steps = None, skip_steps: SkipSteps = 0
+) -> None:
+    """Where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
+    loaded = _load([run])[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return _print_json(documents.summary_document(loaded, **chosen))
+    table = analyses.summary(loaded, **chosen)
+    _print(tables.summary_table(table, _title(loaded)), analyses.warnings_of(loaded))
+    return None
+
+
+@app.command(epilog="Example: overlaplab buckets runs/bucketed --rank 0 --step 4")
+def buckets(
+    run: RunPath, as_json: Json = False, rank: Ranks = None, step: Steps = None, skip_steps: SkipSteps = 0
+) -> None:
+    """When each bucket's gradients arrived, when its all-reduce ran, and what of it was exposed."""
+    loaded = _load([run])[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return _print_json(documents.buckets_document(loaded, **chosen))
+    table = analyses.buckets(loaded, **chosen)
+    notes = [] if len(table) else ["no buckets are labelled in this run"]
+    _print(tables.buckets_table(table, _title(loaded)), (*analyses.warnings_of(loaded), *notes))
+    return None
+
+
+@app.command(epilog="Example: overlaplab compare runs/naive runs/bucketed --fail-if 'exposed_comm_ns > 5%'")
+def compare(
+    runs: RunPaths,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    fail_if: Annotated[
+        str | None,
+        typer.Option(help="Exit with 1 where the last run differs so from the first, as in 'exposed_comm_ns > 5%'."),
+    ] = None,
+) -> None:
+    """Runs side by side: step time, its parts, and which is fastest beyond the spread."""
+    loaded = _load(runs)
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        _print_json(documents.compare_document(loaded, **chosen))
+    else:
+        warnings = [f"{one.path}: {warning}" for one in loaded for warning in analyses.warnings_of(one)]
+        _print(tables.compare_table(analyses.compare(loaded, **chosen)), warnings)
+    if fail_if is not None:
+        _check(fail_if, loaded[0], loaded[-1], chosen)
+
+
+@app.command("app", epilog="Example: overlaplab app runs")
+def dashboard(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A folder of runs.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="On 127.0.0.1.")] = 8501,
+) -> None:
+    """Open the dashboard on a folder of runs."""
+    if importlib.util.find_spec("streamlit") is None:
+        raise OverlaplabError("the dashboard needs streamlit", remedy="Install it with: pip install 'overlaplab[app]'.")
+    folder = folder or Path.cwd()
+    if not folder.is_dir():
+        raise OverlaplabError("not a directory", path=folder, remedy="Give the folder that holds your runs.")
+    arguments = dashboard_command(folder.resolve(), port)
+    os.execv(arguments[0], arguments)
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; whatever the user did wrong is one line on stderr and exit code 2."""
+    try:
+        result = app(standalone_mode=False)
+    except OverlaplabError as error:
+        _fail(str(error))
+    except click.UsageError as error:
+        name = error.ctx.command_path if error.ctx else "overlaplab"
+        _fail(f"{error.format_message()} See: {name} --help")
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted")
+    else:
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(line: str) -> None:
+    print("overlaplab:", " ".join(line.split()), file=sys.stderr)
+    sys.exit(2)
+
+
+def _load(paths: Iterable[Path]) -> list[Run]:
+    with _progress() as bar:
+        task = bar.add_task("reading traces", total=None)
+
+        def advance(done: int, files: int) -> None:
+            bar.update(task, completed=done, total=files)
+
+        return [load_run(path, progress=advance) for path in paths]
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield bar
+
+
+def _title(run: Run) -> str:
+    """What run it is; an emulated link is always said."""
+    if run.manifest is None:
+        return run.path
+    link = run.manifest.link
+    where = f", emulated link {link}" if link and link.emulated else ""
+    return f"{run.path}: {run.manifest.strategy}, {len(run.traces)} ranks{where}"
+
+
+def _print(table: Any, warnings: Iterable[str]) -> None:
+    console = Console()
+    console.print(table)
+    for warning in warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+
+
+def _print_json(document: documents.Document) -> None:
+    print(json.dumps(document, allow_nan=False))
+
+
+def _check(condition_text: str, first: Run, last: Run, chosen: dict[str, Any]) -> None:
+    before, after = analyses.summary(first, **chosen), analyses.summary(last, **chosen)
+    figures = [str(column) for column in before if column not in ("rank", "step", "start_ns")]
+    condition = analyses.parse_condition(condition_text, figures)
+    change = condition.change(before, after)
+    if change is None:
+        raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs", path=last.path)
+    if condition.met_by(change):
+        print(f"overlaplab: {condition.column} changed by {change:+.1f} %: {condition_text}", file=sys.stderr)
+        raise typer.Exit(1)

@@ -1,0 +1,5 @@
+"""`python -m overlaplab`."""
+
+from overlaplab.cli import main
+
+main()

@@ -1,0 +1,89 @@
+"""Runs side by side: step time and its parts, and which run is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.analyses.summary import summary
+from overlaplab.events import Run
+
+__all__ = ["MEASURES", "compare"]
+
+MEASURES = {
+    "step_ms": "span_ns",
+    "exposed_ms": "exposed_comm_ns",
+    "comm_ms": "comm_ns",
+    "compute_ms": "compute_ns",
+}
+"""The compared figures and the column of `summary` that each shows, in ms."""
+
+
+def compare(
+    runs: Sequence[Run],
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> pd.DataFrame:
+    """One row per run, in the given order.
+
+    Columns: `path`, `strategy`, `bucket_cap_mb` (both null without a manifest), `ranks`, `steps` (counts of what was
+    measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over every rank's every step,
+    `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an emulated link).
+
+    A run is fastest if its median step is shorter than every other's by more than the larger of the two
+    interquartile ranges: within that spread none is.
+    """
+    rows = [_row(run, summary(run, ranks=ranks, steps=steps, skip_steps=skip_steps)) for run in runs]
+    table = pd.DataFrame(rows)
+    table["fastest"] = _fastest(table)
+    figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
+    table = table.astype({"bucket_cap_mb": "Float64", "overlap_ratio": "Float64"} | dict.fromkeys(figures, "Float64"))
+    return table[
+        [
+            "path",
+            "strategy",
+            "bucket_cap_mb",
+            "ranks",
+            "steps",
+            *figures,
+            "overlap_ratio",
+            "fastest",
+            "emulated",
+        ]
+    ]
+
+
+def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
+    manifest = run.manifest
+    comm = int(table["comm_ns"].sum())
+    row: dict[str, Any] = {
+        "path": run.path,
+        "strategy": manifest.strategy if manifest else None,
+        "bucket_cap_mb": manifest.bucket_cap_mb if manifest else None,
+        "ranks": table["rank"].nunique(dropna=False),
+        "steps": table["start_ns"].groupby(table["rank"], dropna=False).count().max() if len(table) else 0,
+        "overlap_ratio": int(table["overlapped_ns"].sum()) / comm if comm else None,
+        "emulated": bool(manifest and manifest.link and manifest.link.emulated),
+    }
+    for figure, column in MEASURES.items():
+        quartiles = (table[column] / 1e6).quantile([0.25, 0.5, 0.75])
+        row[f"{figure}_median"] = quartiles[0.5]
+        row[f"{figure}_iqr"] = quartiles[0.75] - quartiles[0.25]
+    return row
+
+
+def _fastest(table: pd.DataFrame) -> pd.Series:
+    """True for the run that is faster than every other beyond the spread, if there is one."""
+    order = table["step_ms_median"].sort_values().index
+    won = pd.Series(False, index=table.index)
+    if len(order) < 2 or table["step_ms_median"].isna().any():
+        return won
+    best = table.loc[order[0]]
+    rivals = table.loc[order[1:]]
+    spread = rivals["step_ms_iqr"].clip(lower=best["step_ms_iqr"])
+    won[order[0]] = bool((rivals["step_ms_median"] - best["step_ms_median"] > spread).all())
+    return won

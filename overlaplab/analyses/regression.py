@@ -1,0 +1,46 @@
+"""A condition on how one run differs from another, for checks that fail a build."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pandas as pd
+
+from overlaplab.errors import OverlaplabError
+
+__all__ = ["Condition", "parse_condition"]
+
+_CONDITION = re.compile(r"\s*(\w+)\s*(>|<)\s*([-+]?\d+(?:\.\d+)?)\s*%\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """`column` of `summary`, its mean per step, changed by more (`>`) or less (`<`) than `percent`."""
+
+    column: str
+    sign: str
+    percent: float
+
+    def change(self, first: pd.DataFrame, last: pd.DataFrame) -> float | None:
+        """By how many percent the mean moved from the one `summary` table to the other; None where it is unknown."""
+        before, after = first[self.column].mean(), last[self.column].mean()
+        if pd.isna(before) or pd.isna(after):
+            return None
+        if before == 0:
+            return 0.0 if after == 0 else float("inf") if after > 0 else float("-inf")
+        return float(100 * (after - before) / abs(before))
+
+    def met_by(self, change: float) -> bool:
+        """Whether such a change meets the condition."""
+        return change > self.percent if self.sign == ">" else change < self.percent
+
+
+def parse_condition(text: str, columns: list[str]) -> Condition:
+    """Read `exposed_comm_ns > 5%`; raises `OverlaplabError` for another form or an unknown column."""
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise OverlaplabError(f"--fail-if {text!r} is not a condition", remedy="Write one like 'exposed_comm_ns > 5%'.")
+    if match[1] not in columns:
+        raise OverlaplabError(f"--fail-if: no figure {match[1]!r}", remedy=f"There are {', '.join(columns)}.")
+    return Condition(column=match[1], sign=match[2], percent=float(match[3]))

@@ -1,0 +1,40 @@
+"""Which ranks and steps a figure is about."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, Trace, Window, step_windows
+
+__all__ = ["selected_traces", "selected_windows"]
+
+
+def selected_traces(run: Run, ranks: Collection[int] | None) -> list[Trace]:
+    """The run's traces of these ranks, all of them for None; raises `OverlaplabError` for a rank it does not hold."""
+    if ranks is None:
+        return list(run.traces)
+    present = {trace.rank for trace in run.traces}
+    for rank in ranks:
+        if rank not in present:
+            raise OverlaplabError("not in this run", path=run.path, rank=rank, remedy=f"It holds {_listed(present)}.")
+    return [trace for trace in run.traces if trace.rank in set(ranks)]
+
+
+def selected_windows(trace: Trace, steps: Collection[int] | None, skip_steps: int) -> list[Window]:
+    """The trace's windows less the first `skip_steps`, and only those of these steps; raises as `selected_traces`."""
+    found = step_windows(trace)[skip_steps:]
+    if steps is None:
+        return list(found)
+    present = {window.step for window in found}
+    for step in steps:
+        if step not in present:
+            raise OverlaplabError(
+                f"no step {step}", path=trace.path, rank=trace.rank, remedy=f"It holds {_listed(present)}."
+            )
+    return [window for window in found if window.step in set(steps)]
+
+
+def _listed(numbers: Collection[int | None]) -> str:
+    known = sorted(number for number in numbers if number is not None)
+    return ", ".join(map(str, known)) or "none with a number"

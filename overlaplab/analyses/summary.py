@@ -1,0 +1,155 @@
+"""Where each rank's time went: the breakdown of every step (DESIGN.md, "The arithmetic")."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.events import (
+    Activity,
+    Kind,
+    Run,
+    Trace,
+    activity,
+    classify,
+    rule_of,
+    window_warnings,
+    windows,
+)
+from overlaplab.intervals import clip, intersect, subtract, total, union
+from overlaplab.vocabulary import Rule
+
+__all__ = ["PARTS", "summary", "totals", "warnings_of"]
+
+PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
+"""The parts that add up to `span_ns` exactly, each moment counted once."""
+
+_SUMMED = ("span_ns", "compute_ns", "comm_ns", *PARTS)
+_UNMATCHED = ("exposed_wait_ns", "exposed_transfer_ns")
+"""Known only where collectives are matched across ranks; null until then."""
+
+
+def summary(
+    run: Run,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> pd.DataFrame:
+    """One row per rank and step, in ns.
+
+    Columns: `rank`, `step` (Int64, null where unknown), `start_ns` (from the run's start), `span_ns`, `compute_ns`,
+    `comm_ns`, `overlapped_ns`, `compute_only_ns`, `exposed_comm_ns`, `exposed_wait_ns`, `exposed_transfer_ns` (both
+    null where collectives are not matched), `memory_only_ns`, `idle_ns`, `overlap_ratio` (null where `comm_ns` is 0).
+    A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
+    """
+    rows = []
+    for trace in selected_traces(run, ranks):
+        found = activity(trace)
+        if found.rule is Rule.UNRECORDED:
+            continue
+        for window in selected_windows(trace, steps, skip_steps):
+            breakdown = _breakdown(found, window.start_ns, window.end_ns)
+            rows.append(
+                {
+                    "rank": trace.rank,
+                    "step": window.step,
+                    "start_ns": window.start_ns - trace.origin_ns,
+                    **breakdown,
+                }
+            )
+    return _finished(pd.DataFrame(rows, columns=["rank", "step", "start_ns", *_SUMMED]))
+
+
+def totals(
+    run: Run,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> pd.DataFrame:
+    """One row per rank: `summary`'s columns without `step` and `start_ns`, summed, and `outside_ns`.
+
+    A ratio of totals is the ratio of the sums. `outside_ns` is recorded time outside all steps' windows, whichever
+    steps are selected; it is in no sum.
+    """
+    table = summary(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
+    sums = table.groupby("rank", dropna=False, sort=False)[list(_SUMMED)].sum().reset_index()
+    result = _finished(sums)
+    outside = {trace.rank: _outside(trace) for trace in run.traces}
+    result.insert(1, "outside_ns", [outside[None if pd.isna(rank) else rank] for rank in result["rank"]])
+    return result
+
+
+def warnings_of(run: Run) -> tuple[str, ...]:
+    """What a reader of any figure of this run must know, a line each."""
+    found = list(run.warnings)
+    if run.manifest and run.manifest.link_attained is False:
+        found.append("link not attained: more than 5 % of the collectives overran the emulated link")
+    for trace in run.traces:
+        where = "" if trace.rank is None else f"rank {trace.rank}: "
+        rule = rule_of(trace)
+        if rule is Rule.UNRECORDED:
+            found.append(f"{where}{rule}, so there is no breakdown (record with ProfilerActivity.CUDA)")
+            continue
+        found += [where + warning for warning in window_warnings(trace)]
+        ranks = max(len(run.traces), trace.world_size or 1)
+        if ranks > 1 and not len(activity(trace).communication):
+            found.append(f"{where}no communication recognised among {ranks} ranks; {_top(trace)}")
+    return tuple(found)
+
+
+def _breakdown(found: Activity, start: int, end: int) -> dict[str, int]:
+    compute = clip(found.compute, start, end)
+    comm = clip(found.communication, start, end)
+    memory = clip(found.memory, start, end)
+    overlapped, exposed = total(intersect(comm, compute)), total(subtract(comm, compute))
+    memory_only = total(subtract(subtract(memory, compute), comm))
+    return {
+        "span_ns": end - start,
+        "compute_ns": total(compute),
+        "comm_ns": overlapped + exposed,
+        "compute_only_ns": total(compute) - overlapped,
+        "overlapped_ns": overlapped,
+        "exposed_comm_ns": exposed,
+        "memory_only_ns": memory_only,
+        "idle_ns": end - start - total(compute) - exposed - memory_only,
+    }
+
+
+def _finished(table: pd.DataFrame) -> pd.DataFrame:
+    """The documented columns and dtypes, in order."""
+    identity = [column for column in ("rank", "step", "start_ns") if column in table]
+    for column in ("rank", "step"):
+        if column in table:
+            table[column] = table[column].astype("Int64")
+    table = table.astype({column: "int64" for column in ("start_ns", *_SUMMED) if column in table})
+    for column in _UNMATCHED:
+        table[column] = pd.array([None] * len(table), dtype="Int64")
+    comm = table["comm_ns"].astype("Float64")
+    table["overlap_ratio"] = table["overlapped_ns"] / comm.mask(comm == 0)
+    return table[
+        [
+            *identity,
+            *("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "compute_only_ns", "exposed_comm_ns"),
+            *(*_UNMATCHED, "memory_only_ns", "idle_ns", "overlap_ratio"),
+        ]
+    ]
+
+
+def _outside(trace: Trace) -> int:
+    start, end = activity(trace).extent
+    table = windows(trace)
+    inside = clip(union(table["start_ns"], table["end_ns"]), start, end)
+    return end - start - total(inside)
+
+
+def _top(trace: Trace) -> str:
+    """The names that took most time, for a reader to see what was missed."""
+    counted = trace.events[classify(trace) != Kind.NOTHING]
+    longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(3)
+    names = [str(name) if len(str(name)) <= 60 else f"{str(name)[:59]}…" for name in longest.index]
+    return "most time is in " + ", ".join(names) if len(np.asarray(names)) else "nothing that counts was recorded"

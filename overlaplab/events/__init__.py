@@ -1,0 +1,28 @@
+"""The event table: what a run holds, what each event counts as, and where steps begin and end."""
+
+from overlaplab.events.activity import Activity, Kind, activity, classify, lanes, matching, rule_of
+from overlaplab.events.run import EVENT_COLUMNS, Bucket, Link, Manifest, Parameter, Run, Trace, Unit
+from overlaplab.events.windows import Window, main_stream, step_windows, window_warnings, windows
+
+__all__ = [
+    "EVENT_COLUMNS",
+    "Activity",
+    "Bucket",
+    "Kind",
+    "Link",
+    "Manifest",
+    "Parameter",
+    "Run",
+    "Trace",
+    "Unit",
+    "Window",
+    "activity",
+    "classify",
+    "lanes",
+    "main_stream",
+    "matching",
+    "rule_of",
+    "step_windows",
+    "window_warnings",
+    "windows",
+]

@@ -1,0 +1,1 @@
+"""Reports: an analysis' tables as a JSON document or as tables for a terminal."""

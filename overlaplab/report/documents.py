@@ -1,0 +1,107 @@
+"""The documents that `--json` prints. Their keys are a contract: more may come, these stay (DESIGN.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from overlaplab.analyses import buckets, compare, summary, totals, warnings_of
+from overlaplab.analyses.compare import MEASURES
+from overlaplab.events import Run
+
+__all__ = ["buckets_document", "compare_document", "summary_document"]
+
+Document: TypeAlias = dict[str, Any]
+
+
+def summary_document(
+    run: Run,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> Document:
+    """Per rank and step where time went, and the rank's total."""
+    table = summary(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
+    sums = {total["rank"]: total for total in _records(totals(run, ranks=ranks, steps=steps, skip_steps=skip_steps))}
+    by_rank = _by_rank(table)
+    ranks_out = []
+    for trace in run.traces:
+        if ranks is not None and trace.rank not in ranks:
+            continue
+        total = sums.get(trace.rank)
+        if total is not None:
+            del total["rank"]
+        ranks_out.append(
+            {
+                "rank": trace.rank,
+                "outside_ns": total.pop("outside_ns") if total else 0,
+                "steps": by_rank.get(trace.rank, []),
+                "total": {"step": None, "start_ns": None} | total if total else None,
+            }
+        )
+    return {
+        "run": run.manifest.raw if run.manifest else None,
+        "warnings": list(warnings_of(run)),
+        "ranks": ranks_out,
+    }
+
+
+def buckets_document(
+    run: Run,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> Document:
+    """Per rank and step each bucket's readiness and collective, in launch order."""
+    of_rank: dict[int | None, list[Document]] = {}
+    table = buckets(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
+    for _, group in table.groupby(["rank", "step"], dropna=False, sort=False):
+        rows = _records(group)
+        first = rows[0]
+        shared = ("rank", "step", "backward_start_ns", "backward_end_ns")
+        step = {key: first[key] for key in shared[1:]}
+        step["buckets"] = [{key: value for key, value in row.items() if key not in shared} for row in rows]
+        of_rank.setdefault(first["rank"], []).append(step)
+    return {"ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()]}
+
+
+def compare_document(
+    runs: Sequence[Run],
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> Document:
+    """The runs side by side, and the path of the fastest (null within the spread)."""
+    rows = _records(compare(runs, ranks=ranks, steps=steps, skip_steps=skip_steps))
+    fastest = next((row["path"] for row in rows if row["fastest"]), None)
+    for row in rows:
+        del row["fastest"]
+        for figure in MEASURES:
+            row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
+    return {"runs": rows, "fastest": fastest}
+
+
+def _by_rank(table: pd.DataFrame) -> dict[int | None, list[Document]]:
+    found: dict[int | None, list[Document]] = {}
+    for record in _records(table):
+        found.setdefault(record.pop("rank"), []).append(record)
+    return found
+
+
+def _records(table: pd.DataFrame) -> list[Document]:
+    """The rows as plain Python values, null for what is missing."""
+    columns = {str(name): [_plain(value) for value in table[name]] for name in table}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(member) for member in value]
+    if value is None or pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value

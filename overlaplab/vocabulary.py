@@ -1,0 +1,84 @@
+"""The words of traces: what an event's category and name say about it, and the engine's labels.
+
+The label grammar is written down in `traces/README.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from urllib.parse import unquote
+
+__all__ = [
+    "ANNOTATION_CATEGORIES",
+    "COMMUNICATION_KERNELS",
+    "DEVICE_COPY_CATEGORIES",
+    "DEVICE_KERNEL_CATEGORIES",
+    "DEVICE_NOTHING",
+    "OPERATOR_CATEGORIES",
+    "OPERATOR_NOT_COMPUTE",
+    "PEER_COPY",
+    "RUNTIME_CATEGORIES",
+    "Rule",
+    "label_fields",
+    "label_list",
+]
+
+
+class Rule(StrEnum):
+    """Which evidence decides what a rank did at a moment (DESIGN.md, "Which rule applies")."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    UNRECORDED = "device activity was not recorded"
+
+
+# The categories that kineto has written over the years; the second spelling of each is that of 2021.
+DEVICE_KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
+DEVICE_COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
+RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
+OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
+ANNOTATION_CATEGORIES = frozenset({"user_annotation", "cpu_op", "Operator"})
+
+# Device events that are no work of their own: waits of one stream for another, or of the host for the device.
+DEVICE_NOTHING = re.compile(r"(Stream|Event) (Wait|Sync)|(Stream|Event|Context|Device)\s?Synchronize", re.I)
+
+PEER_COPY = re.compile(r"Memcpy P(to|2)P", re.I)
+
+# One alternative per family of communication kernels; the test file names a real kernel for each.
+COMMUNICATION_KERNELS = re.compile(
+    r"""
+      [nr]ccl                    # ncclDevKernel_*, ncclKernel_*, ncclSymk_*, rcclDevKernel_*
+    | msccl
+    | cross_device_reduce        # vLLM, SGLang and TensorRT-LLM custom all-reduce
+    | quick_?all_?reduce         # vLLM quick reduce (ROCm)
+    | (one|two)_?shot_?all_?reduce
+    | all_?reduce_?(fusion|kernel|norm|lamport|one_?shot|two_?shot) | lamport\w*all_?reduce
+    | multimem_                  # torch symmetric memory
+    | nvshmem
+    | deep_ep | ::ep::           # DeepEP
+    | userbuffers                # Transformer Engine
+    """,
+    re.I | re.X,
+)
+
+# Operators of other namespaces than aten count as compute where they are leaves, but these are no work of their own.
+OPERATOR_NOT_COMPUTE = re.compile(
+    r"c10d::|_c10d_functional|c10d_functional::|gloo:|nccl:|engine::|autograd::|torch::autograd::|profiler::"
+)
+
+_LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
+
+
+def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
+    """Split `engine::WORD key=value …` into the word and its values (lists still percent-encoded), or None."""
+    match = _LABEL.fullmatch(name)
+    if match is None:
+        return None
+    pairs = (field.partition("=") for field in match[2].split())
+    return match[1], {key: value for key, _, value in pairs}
+
+
+def label_list(value: str) -> tuple[str, ...]:
+    """The decoded members of a label's comma-separated list."""
+    return tuple(unquote(part) for part in value.split(",") if part)
