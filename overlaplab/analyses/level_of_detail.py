@@ -4,6 +4,8 @@ all.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -23,14 +25,35 @@ def merged_marks(events: pd.DataFrame, start: int, end: int, limit: int) -> pd.D
     ends = np.clip(events["end_ns"].to_numpy(), start, end)
     lane, part = events["lane"].to_numpy(), events["part"].to_numpy()
     group = np.arange(len(events))
-    width = max((end - start) * 2 * max(len(np.unique(lane)), 1) // max(limit, 1), 1)
-    while len(group) and group[-1] + 1 > limit:
-        slot = (begins - start) // width
-        group = _runs(lane, np.where(ends - begins >= width, -1, slot))
-        if width > 4 * (end - start):
-            break
-        width *= 2
+    if len(events) > limit:
+        group = _fine_enough(begins, ends, lane, start, end - start, limit)
     return _marks(events, begins, ends, lane, part, group)
+
+
+def _fine_enough(
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    lane: NDArray[np.int64],
+    start: int,
+    span: int,
+    limit: int,
+) -> NDArray[np.int64]:
+    """The marks of the narrowest slots, in steps of a quarter, that make at most `limit` of them."""
+
+    def marks(step: int) -> NDArray[np.int64]:
+        width = max(int(span / limit / 16 * 1.25**step), 1)
+        return _runs(lane, np.where(ends - begins >= width, -1, (begins - start) // width))
+
+    narrow, wide = -1, math.ceil(math.log(limit * 64, 1.25))  # one slot wider than the window: a mark per lane
+    group = marks(wide)
+    while wide - narrow > 1:
+        middle = (narrow + wide) // 2
+        tried = marks(middle)
+        if tried[-1] < limit:
+            wide, group = middle, tried
+        else:
+            narrow = middle
+    return group
 
 
 def _runs(lane: NDArray[np.int64], slot: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -257,8 +257,7 @@ def _totals(timeline: Timeline, start: int, end: int, ranks: frozenset[int] | No
         if ranks is not None and rank is not None and rank not in ranks:
             continue
         compute, comm = (
-            clip(intervals, start + origin, end + origin)
-            for intervals in (found.compute, found.communication)
+            clip(intervals, start + origin, end + origin) for intervals in (found.compute, found.communication)
         )
         both = total(intersect(compute, comm))
         rows.append((rank, end - start, total(compute), total(comm), both, total(comm) - both))

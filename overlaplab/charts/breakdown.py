@@ -28,9 +28,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     tones = palette(dark)
     long = _parts(table)
     ranks = list(dict.fromkeys(long["rank"]))
-    y = alt.Y(
-        "rank:N", sort=ranks, title="rank", axis=alt.Axis(domain=False, ticks=False, labelOverlap=False)
-    )
+    y = alt.Y("rank:N", sort=ranks, title="rank", axis=alt.Axis(domain=False, ticks=False, labelOverlap=False))
     tooltip = [
         alt.Tooltip("rank:N"),
         alt.Tooltip("part:N", title="what"),
@@ -78,9 +76,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
 def _labels(words: pd.DataFrame, y: alt.Y, tone: str) -> alt.Chart:
     """The numbers inside the bars."""
     labels: alt.Chart = (
-        alt.Chart(words)
-        .mark_text(color=tone, fontSize=12)
-        .encode(x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"))
+        alt.Chart(words).mark_text(color=tone, fontSize=12).encode(x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"))
     )
     return labels
 
@@ -124,6 +120,4 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
             f"Exposed communication {exposed / MS:,.1f} ms of {comm / MS:,.1f} ms of communication"
             f" ({percent(exposed, comm)})"
         )
-    return title, [
-        f"Summed over {over}. Each bar is 100 % of its rank's step time; numbers are percent of it."
-    ]
+    return title, [f"Summed over {over}. Each bar is 100 % of its rank's step time; numbers are percent of it."]

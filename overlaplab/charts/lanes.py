@@ -29,10 +29,12 @@ def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.
     axis = alt.Axis(domain=False, ticks=False, labelOverlap=False, grid=True)
     y = alt.Y("lane:N", sort=labels, title=None, scale=alt.Scale(domain=labels), axis=axis)
     shown = alt.Scale(domain=[view.start_ns / MS, view.end_ns / MS], nice=False, zero=False)
-    x = alt.X("begin:Q", title="time since the run's zero (ms): wheel zooms, drag pans", scale=shown)
+    ticks = alt.Axis(labelOverlap="greedy", labelSeparation=8, tickCount=14)
+    x = alt.X("begin:Q", title="time since the run's zero (ms): wheel zooms, drag pans", scale=shown, axis=ticks)
     fills = _fills(view, tones)
-    tint = alt.Scale(domain=[word for word, _ in fills], range=[tone for _, tone in fills])
-    # The stroke, of the same colour, gives marks narrower than a pixel a visible width.
+    edges = [tones.soft if word == Mark.STEP.value else tone for word, tone in fills]
+    edge = alt.Scale(domain=[word for word, _ in fills], range=edges)
+    # The stroke tells one step from the next, and gives other marks narrower than a pixel a visible width.
     bars: alt.Chart = (
         alt.Chart()
         .mark_bar(height={"band": 0.72}, opacity=1, strokeWidth=0.6, clip=True)
@@ -41,7 +43,7 @@ def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.
             x2="end:Q",
             y=y,
             color=colours(fills),
-            stroke=alt.Stroke("part:N", scale=tint, legend=None),
+            stroke=alt.Stroke("part:N", scale=edge, legend=None),
             tooltip=[
                 alt.Tooltip("what:N"),
                 alt.Tooltip("part:N", title="counts as"),
@@ -55,9 +57,7 @@ def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.
         .add_params(alt.selection_interval(name=WINDOW, bind="scales", encodings=["x"]))
     )
     ink = alt.condition(f"datum.part === '{Mark.STEP.value}'", alt.value(tones.ink), alt.value(tones.on_dark))
-    words: alt.Chart = (
-        alt.Chart().mark_text(fontSize=11, clip=True).encode(x="middle:Q", y=y, text="word:N", color=ink)
-    )
+    words: alt.Chart = alt.Chart().mark_text(fontSize=11, clip=True).encode(x="middle:Q", y=y, text="word:N", color=ink)
     title = _finding(view)
     chart = finish(
         [bars, words],
@@ -88,8 +88,7 @@ def timeline_rows(view: View) -> pd.DataFrame:
     rows["middle"] = (rows["begin"] + rows["end"]) / 2
     wide = marks["end_ns"] - marks["start_ns"] >= _NAMED * (view.end_ns - view.start_ns)
     rows["word"] = [
-        _word(part, name) if room else ""
-        for part, name, room in zip(marks["part"], marks["name"], wide, strict=True)
+        _word(part, name) if room else "" for part, name, room in zip(marks["part"], marks["name"], wide, strict=True)
     ]
     return rows
 

@@ -154,9 +154,7 @@ def _backward_ends(table: pd.DataFrame, tone: str) -> list[alt.Chart]:
     ends = pd.DataFrame({"begin": [_ms(table["backward_end_ns"].iloc[0])]}) if len(table) else pd.DataFrame()
     if ends.empty or ends["begin"].isna().all():
         return []
-    rule: alt.Chart = (
-        alt.Chart(ends).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.5).encode(x="begin:Q")
-    )
+    rule: alt.Chart = alt.Chart(ends).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.5).encode(x="begin:Q")
     word: alt.Chart = (
         alt.Chart(ends)
         .mark_text(color=tone, align="right", dx=-4, dy=-7, fontSize=12)
@@ -199,9 +197,7 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
         " Exposed time is drawn at a bucket's end."
     ]
     if waited:
-        lines.append(
-            f"{waited} were ready, but waited more than {SHORT:g} ms for their launch (launches keep order)."
-        )
+        lines.append(f"{waited} were ready, but waited more than {SHORT:g} ms for their launch (launches keep order).")
     return title, lines
 
 

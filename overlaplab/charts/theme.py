@@ -123,9 +123,7 @@ def finish(
     chart = cast(alt.LayerChart, alt.layer(*layers))
     chart = chart.properties(title=head, description=description, width=width, height=height)
     finished: alt.LayerChart = (
-        chart.properties(
-            autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), background="transparent"
-        )
+        chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), background="transparent")
         .configure(font=FONT)
         .configure_view(stroke=None)
         .configure_title(

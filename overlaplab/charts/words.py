@@ -70,9 +70,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     ordered = table.sort_values("index", kind="stable").to_dict("records")
     held = _held(ordered)
     for bucket in ordered:
-        arrivals = sorted(
-            time for time in bucket["gradient_ready_ns"] if time is not None and not pd.isna(time)
-        )
+        arrivals = sorted(time for time in bucket["gradient_ready_ns"] if time is not None and not pd.isna(time))
         waiting = held.get(bucket["index"], {})
         exposed = _whole(bucket["exposed_ns"])
         cost = exposed + sum(waiting.values())

@@ -1,0 +1,69 @@
+"""What the pages read, cached by path, mtime and size.
+
+Cached objects are shared by all sessions: pages only read them. `st.cache_data` would hash a sample of a big
+DataFrame and return a stale result; here the key is the file's stamp and the run itself is never hashed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+import overlaplab
+from overlaplab.analyses.timeline import Timeline, timeline_events
+from overlaplab.dashboard.folder import confined, stamp
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+
+__all__ = ["Opened", "open_run"]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run and its tables, each computed at the first use."""
+
+    name: str
+    """Its name below the opened folder."""
+    run: Run
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """`overlaplab.summary` of all ranks and steps."""
+        return overlaplab.summary(self.run)
+
+    @cached_property
+    def totals(self) -> pd.DataFrame:
+        """`overlaplab.totals` of all ranks."""
+        return overlaplab.totals(self.run)
+
+    @cached_property
+    def buckets(self) -> pd.DataFrame:
+        """`overlaplab.buckets` of all ranks and steps."""
+        return overlaplab.buckets(self.run)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The timeline's lanes and events."""
+        return timeline_events(self.run)
+
+
+def open_run(root: Path, name: str) -> Opened | OverlaplabError:
+    """A run of the opened folder, or what is wrong with it."""
+    try:
+        path = confined(root, name)
+        return _opened(str(path), stamp(path), name)
+    except OverlaplabError as error:
+        return error
+    except OSError as error:
+        return OverlaplabError(f"cannot be read: {error.strerror}", path=name, remedy="Was it moved or deleted?")
+    except (RecursionError, MemoryError):
+        return OverlaplabError("is too deep or too big to read", path=name, remedy="Record fewer steps.")
+
+
+@st.cache_resource(max_entries=8, show_spinner="Reading the traces")
+def _opened(path: str, stamped: tuple[tuple[str, int, int], ...], name: str) -> Opened:
+    return Opened(name=name, run=overlaplab.load_run(path))

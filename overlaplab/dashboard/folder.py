@@ -1,0 +1,97 @@
+"""The opened folder: which runs it holds, and that nothing outside it is read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlaplab.errors import OverlaplabError
+
+__all__ = ["HERE", "Entry", "confined", "find_runs", "stamp"]
+
+HERE = "."
+"""The name of the opened folder itself."""
+
+_DEPTH = 2  # folders below the opened one: a sweep's runs stand in a folder of their own
+_MOST = 500  # runs offered, and folders looked into
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A run, or what might be one, within the opened folder."""
+
+    name: str
+    """Its path below the opened folder, with `/`; `.` is the folder itself."""
+    files: int
+    """How many traces it holds."""
+
+
+def find_runs(root: Path) -> list[Entry]:
+    """The opened folder and the folders below it that hold a manifest or traces, in order of name."""
+    found: list[Entry] = []
+    looked = 0
+    queue: list[tuple[str, int]] = [(HERE, 0)]
+    while queue and len(found) < _MOST and looked < _MOST * 4:
+        name, depth = queue.pop(0)
+        looked += 1
+        try:
+            folder = confined(root, name)
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except (OSError, OverlaplabError):
+            continue  # gone in the meantime, or not ours to read
+        files = [entry.name for entry in entries if _is_file(entry)]
+        traces = [file for file in files if _is_trace(file)]
+        if traces or "run.json" in files:
+            found.append(Entry(name=name, files=len(traces)))
+        if depth < _DEPTH:
+            below = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            queue += [(inner if name == HERE else f"{name}/{inner}", depth + 1) for inner in below]
+    return sorted(found, key=lambda entry: (entry.name != HERE, entry.name))
+
+
+def confined(root: Path, name: str) -> Path:
+    """The path of a run by its name below the opened folder.
+
+    Raises OverlaplabError for a name that leads out of the folder: absolute, with `..` or a NUL, or through a symlink.
+    """
+    parts = name.split("/")
+    if "\0" in name or name.startswith(("/", "\\")) or ".." in parts or "" in parts or Path(name).is_absolute():
+        raise OverlaplabError("this is not a run of the opened folder", remedy="Choose one from the list.")
+    base = root.resolve()
+    path = (base / name).resolve()
+    if path != base and not path.is_relative_to(base):
+        raise OverlaplabError("this run lies outside the opened folder", remedy="Open its own folder instead.")
+    return path
+
+
+def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """What tells whether a run has changed: the name, mtime in ns and size of each of its files, and no content.
+
+    Raises OverlaplabError where a link among the traces leads out of the run's folder.
+    """
+    files = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if not (_is_trace(entry.name) or entry.name == "run.json") or not _is_file(entry):
+                continue
+            if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(path):
+                raise OverlaplabError(
+                    "a link leads out of the run's folder", path=entry.name, remedy="Copy the file there instead."
+                )
+            status = entry.stat()
+            files.append((entry.name, status.st_mtime_ns, status.st_size))
+    return tuple(sorted(files))
+
+
+def _is_trace(name: str) -> bool:
+    return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != "run.json"
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a plain file: to open a FIFO would block for ever."""
+    try:
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,75 @@
+"""The app: one folder's runs on the left, a page each for Summary, Timeline, Buckets and Compare.
+
+Run by Streamlit (`overlaplab app DIR`, or `streamlit run app.py -- DIR`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+from streamlit import net_util
+
+from overlaplab.charts.theme import shorten
+from overlaplab.dashboard.folder import HERE, find_runs
+from overlaplab.dashboard.widgets import opened_folder
+
+__all__ = ["main"]
+
+_VIEWS = Path(__file__).with_name("views")
+_PAGES = (("summary", "Summary"), ("timeline", "Timeline"), ("buckets", "Buckets"), ("compare", "Compare"))
+
+_STYLE = """
+.block-container {padding-top: 2.5rem; padding-bottom: 2rem;}
+.st-key-lead [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
+.st-key-note [data-testid="stText"], .st-key-late [data-testid="stText"] {opacity: 0.85;}
+"""
+
+
+def main() -> None:
+    """Draw the app; called once per rerun."""
+    # When a page of another origin knocks, Streamlit would ask an outside service for this machine's address.
+    net_util._external_ip = "127.0.0.1"
+    st.set_page_config(page_title="overlaplab", page_icon="⏱️", layout="wide")
+    st.html(f"<style>{_STYLE}</style>")
+    pages = [
+        st.Page(_VIEWS / f"{word}.py", title=title, url_path=word, default=word == "summary") for word, title in _PAGES
+    ]
+    page = st.navigation(pages)
+    if _pick_run():
+        page.run()
+
+
+def _pick_run() -> bool:
+    """Let the user choose a run of the opened folder; says what to do where there is none."""
+    folder = opened_folder()
+    if folder is None or not folder.is_dir():
+        _welcome("Open a folder of runs" if folder is None else "There is no such folder", folder)
+        return False
+    names = [entry.name for entry in find_runs(folder)]
+    if not names:
+        _welcome("There are no runs in this folder yet", folder)
+        return False
+    chosen = st.sidebar.selectbox(
+        "Run", names, format_func=lambda name: "(this folder)" if name == HERE else shorten(name, 60), key="run_picker"
+    )
+    st.session_state["folder"], st.session_state["run"], st.session_state["names"] = folder, chosen, names
+    return True
+
+
+def _welcome(problem: str, folder: Path | None) -> None:
+    """The first screen where there is nothing to show."""
+    st.title("overlaplab")
+    st.subheader(problem)
+    if folder is not None:
+        st.code(str(folder), language=None)
+    st.write("Record a run, then open the folder that holds it:")
+    st.code("overlaplab record --strategy bucketed --out runs/bucketed\noverlaplab app runs", language="bash")
+    st.write(
+        "Or open a folder of torch.profiler traces (`*.json`, `*.json.gz`), one folder per run, one file per rank:"
+    )
+    st.code("overlaplab app path/to/traces", language="bash")
+
+
+if __name__ == "__main__":
+    main()

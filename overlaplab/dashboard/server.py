@@ -1,0 +1,34 @@
+"""How the dashboard is started; imports nothing of streamlit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+__all__ = ["SETTINGS", "command"]
+
+SETTINGS: dict[str, str | bool | tuple[str, ...]] = {
+    # Only this machine may connect, by these names (a foreign page may not rebind its own), with Streamlit's checks on.
+    "server.address": "127.0.0.1",
+    "server.allowedHosts": ("127.0.0.1", "localhost"),
+    "server.enableCORS": True,
+    "server.enableXsrfProtection": True,
+    # Nothing leaves this machine: no telemetry, no look-up of its outside address, no mail prompt.
+    "browser.gatherUsageStats": False,
+    "server.headless": True,
+    "server.showEmailPrompt": False,
+    "client.toolbarMode": "minimal",
+    "client.showErrorLinks": False,
+    "server.fileWatcherType": "none",
+}
+"""Streamlit's options; `.streamlit/config.toml` says the same for `streamlit run app.py`, and a test compares them."""
+
+
+def command(folder: Path | None, port: int) -> list[str]:
+    """The command line that serves the dashboard for a folder, on 127.0.0.1 only."""
+    line = [sys.executable, "-m", "streamlit", "run", str(Path(__file__).with_name("main.py"))]
+    for option, value in SETTINGS.items():
+        for one in value if isinstance(value, tuple) else (value,):
+            line.append(f"--{option}={str(one).lower() if isinstance(one, bool) else one}")
+    line.append(f"--server.port={port}")
+    return [*line, "--", *([str(folder.resolve())] if folder is not None else [])]

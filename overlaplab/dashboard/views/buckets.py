@@ -1,0 +1,95 @@
+"""The Buckets page: when each bucket was ready, what it waited for, and which parameter held it."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from overlaplab import charts
+from overlaplab.dashboard.widgets import (
+    dark,
+    lead,
+    milliseconds,
+    run_or_stop,
+    show_chart,
+    show_table,
+    warnings_of,
+)
+
+_COLUMNS = {
+    "index": "bucket",
+    "bytes": "size MB",
+    "gradients": "gradients",
+    "last_parameter": "last gradient",
+    "gap_ns": "after the one before ms",
+    "ready_ns": "ready at ms",
+    "launch_ns": "launched at ms",
+    "start_ns": "starts at ms",
+    "end_ns": "ends at ms",
+    "exposed_ns": "exposed ms",
+    "held_ns": "made others wait ms",
+}
+
+
+def page() -> None:
+    """Draw the page."""
+    opened = run_or_stop()
+    st.title("Buckets")
+    table = opened.buckets
+    manifest = opened.run.manifest
+    if table.empty:
+        st.info(
+            "This run has no buckets. They come from the engine's labels (`engine::bucket_ready` and its kin):"
+            " traces of other programs do not have them."
+        )
+        warnings_of(opened.run)
+        return
+    table = _one_window(table)
+    late = charts.late_buckets(table)
+    lead(_opening(table, late), charts.note(manifest))
+    if len(late):
+        st.subheader("Which parameter held each late bucket", anchor=False)
+        with st.container(key="late", gap=None):
+            for line in charts.late_sentences(late):
+                st.text(line)
+    show_chart(charts.buckets(table, dark=dark(), note=charts.note(manifest)), "buckets_chart")
+    st.subheader("Per bucket, times from the step's start", anchor=False)
+    shown = table.assign(gradients=table["parameters"].map(len)).merge(
+        late[["index", "gap_ns", "held_ns"]], on="index", how="left"
+    )
+    shown["held_ns"] = shown["held_ns"].fillna(0)
+    shown["gap_ns"] = [_gap(times) for times in shown["gradient_ready_ns"]]
+    rows = milliseconds(shown, _COLUMNS)
+    rows["size MB"] = shown["bytes"] / 1e6
+    show_table(rows, "buckets_table")
+
+
+def _one_window(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the chosen rank and step."""
+    ranks = sorted(int(rank) for rank in table["rank"].dropna().unique())
+    if len(ranks) > 1:
+        table = table[table["rank"] == st.sidebar.selectbox("Rank", ranks)]
+    steps = sorted(int(step) for step in table["step"].dropna().unique())
+    if len(steps) > 1:
+        table = table[table["step"] == st.sidebar.selectbox("Step", steps, index=len(steps) - 1)]
+    return table
+
+
+def _opening(table: pd.DataFrame, late: pd.DataFrame) -> str:
+    """One sentence about the window."""
+    rank, step = table["rank"].iloc[0], table["step"].iloc[0]
+    where = ("" if pd.isna(rank) else f"rank {rank}, ") + ("the trace" if pd.isna(step) else f"step {step}")
+    count = "1 bucket" if len(table) == 1 else f"{len(table)} buckets"
+    if late.empty:
+        return f"{count} in {where}: none was late, all of their communication is hidden behind compute."
+    exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
+    return f"{count} in {where}: {exposed} with exposed communication, {held} that made a ready bucket wait."
+
+
+def _gap(times: tuple[int | None, ...]) -> int | None:
+    """How long after the gradient before it the last one came, in ns."""
+    arrived = sorted(time for time in times if time is not None and not pd.isna(time))
+    return arrived[-1] - arrived[-2] if len(arrived) > 1 else None
+
+
+page()

@@ -1,0 +1,148 @@
+"""What the pages share. Strings out of a trace, a manifest or the file system go only through `st.text`, `st.code`,
+`st.dataframe`, select boxes' options and chart text: none of these reads Markdown or HTML.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from overlaplab.charts.theme import shorten
+from overlaplab.dashboard.data import Opened, open_run
+from overlaplab.dashboard.folder import find_runs
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, rule_of
+from overlaplab.vocabulary import Rule
+
+__all__ = [
+    "chosen_rows",
+    "dark",
+    "error_line",
+    "lead",
+    "milliseconds",
+    "nothing_counts",
+    "opened_folder",
+    "pick_ranks",
+    "pick_step",
+    "run_or_stop",
+    "show_chart",
+    "show_table",
+    "warnings_of",
+]
+
+_SAMPLES = Path(__file__).parents[2] / "traces"
+
+
+def opened_folder() -> Path | None:
+    """The folder given after `--`, else the sample runs where they lie beside the code, else None."""
+    given = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    if given:
+        return Path(given[0]).expanduser()
+    return _SAMPLES if _SAMPLES.is_dir() and find_runs(_SAMPLES) else None
+
+
+def dark() -> bool:
+    """Whether the browser shows the dark theme."""
+    return st.context.theme.type == "dark"
+
+
+def run_or_stop() -> Opened:
+    """The chosen run; where it cannot be read, its one-line error and the end of the page."""
+    root, name = st.session_state.get("folder"), st.session_state.get("run")
+    if root is None or name is None:
+        st.stop()
+    found = open_run(root, name)
+    if isinstance(found, OverlaplabError):
+        st.error("This run cannot be read. Choose another one on the left; they are not affected.")
+        error_line(found)
+        st.stop()
+    return found
+
+
+def error_line(error: OverlaplabError, name: str | None = None) -> None:
+    """One error in its own words, as code."""
+    text = shorten(str(error), 400)
+    st.code(f"{shorten(name)}: {text}" if name else text, language=None, wrap_lines=True)
+
+
+def warnings_of(run: Run) -> None:
+    """What the loader had to leave out."""
+    for warning in run.warnings:
+        st.text(f"Note: {shorten(warning, 300)}")
+
+
+def pick_ranks(run: Run) -> frozenset[int] | None:
+    """Ranks chosen in the side bar; None for all."""
+    ranks = [trace.rank for trace in run.traces if trace.rank is not None]
+    if len(ranks) < 2:
+        return None
+    chosen = st.sidebar.multiselect("Ranks", ranks, placeholder="All ranks", help="None chosen: all of them.")
+    return frozenset(chosen) if chosen else None
+
+
+def pick_step(table: pd.DataFrame) -> int | None:
+    """A step chosen in the side bar, of those in the table's `step`; None for all."""
+    steps = sorted(int(step) for step in table["step"].dropna().unique())
+    if len(steps) < 2:
+        return None
+    chosen: int | None = st.sidebar.selectbox(
+        "Step", [None, *steps], format_func=lambda step: "All steps" if step is None else f"Step {step}"
+    )
+    return chosen
+
+
+def show_chart(chart: alt.LayerChart, key: str) -> None:
+    """Draw a chart as it is, in its own theme, over the page's width."""
+    st.altair_chart(chart, theme=None, width="stretch", key=key)
+
+
+def milliseconds(table: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
+    """The chosen columns under their headers; those that end in `_ns` become ms."""
+    shown = {}
+    for column, header in columns.items():
+        values = table[column]
+        shown[header] = values.astype("Float64") / 1e6 if column.endswith("_ns") else values
+    return pd.DataFrame(shown)
+
+
+def show_table(table: pd.DataFrame, key: str) -> None:
+    """A table with ms to the µs, MB and percent; numbers stand on the right by themselves."""
+    formats = {"ms": "%.3f", "MB": "%.2f", "%": "%.1f"}
+    config: dict[str, Any] = {}
+    for header in table.columns:
+        unit = next((unit for unit in formats if str(header).rstrip(")").endswith((f" {unit}", f"({unit}"))), None)
+        if unit is not None or "% of" in str(header):
+            config[header] = st.column_config.NumberColumn(format=formats[unit or "%"])
+    st.dataframe(table, hide_index=True, width="stretch", column_config=config, key=key)
+
+
+def chosen_rows(table: pd.DataFrame, ranks: frozenset[int] | None, step: int | None) -> pd.DataFrame:
+    """The table's rows of these ranks and this step; None stands for all."""
+    if ranks is not None:
+        table = table[table["rank"].isin(ranks)]
+    return table if step is None else table[table["step"] == step]
+
+
+def lead(sentence: str, note: str | None) -> None:
+    """The page's first sentence, large, and the line about the run under it."""
+    with st.container(key="lead", gap="xxsmall"):
+        st.text(sentence)
+    if note is not None:
+        with st.container(key="note"):
+            st.text(note)
+
+
+def nothing_counts(run: Run) -> None:
+    """Why there is nothing to draw, and what to do about it."""
+    if any(rule_of(trace) is Rule.UNRECORDED for trace in run.traces):
+        st.warning(
+            "Device activity was not recorded. Record again with"
+            " `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`."
+        )
+    else:
+        st.info("Nothing in this run counts as compute, communication or memory.")
