@@ -1,0 +1,21 @@
+"""`python -m engine`."""
+
+import os
+import sys
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is loaded: no notices of the profiler on stderr
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def _main() -> int:
+    try:
+        from engine.cli import main
+
+        return main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("overlaplab record: interrupted", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

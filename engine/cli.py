@@ -1,0 +1,146 @@
+"""The command line of `python -m engine`, which `overlaplab record` forwards to."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from engine.config import Config, Device, Dtype, StrategyName
+from engine.errors import EngineError
+from engine.link import Link
+
+__all__ = ["main"]
+
+AUTO_LINK = Link(bandwidth_gbps=1, latency_us=200)
+"""What `--link auto` emulates on the CPU: a network that two cores attain."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def main(argv: list[str]) -> int:
+    """Run; the exit code: 0 done, 2 bad input or a fault, with one line on stderr."""
+    try:
+        app(argv, standalone_mode=False, prog_name="overlaplab record")
+    except EngineError as error:
+        return _complain(str(error))
+    except Exception as error:
+        if hasattr(error, "format_message"):  # the command line's own errors, typer's or click's by version
+            return _complain(error.format_message())
+        raise
+    return 0
+
+
+def _complain(message: str) -> int:
+    if os.environ.get("RANK", "0") == "0":  # under torchrun every rank reads the same command line
+        print(f"overlaplab record: {message}", file=sys.stderr)
+    return 2
+
+
+def _option(help_: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_)
+
+
+@app.command()
+def record(
+    strategy: Annotated[str, _option(", ".join(StrategyName))],
+    out: Annotated[Path, _option("Directory of the run; an older run in it is replaced.")],
+    nproc: Annotated[
+        int | None, _option("Ranks to start here; default 2, on GPUs one for each. torchrun starts its own.")
+    ] = None,
+    device: Annotated[str, _option("auto, cpu or cuda; auto: GPUs if there are two or more.")] = "auto",
+    layers: Annotated[int, _option("Layers of the transformer.")] = 8,
+    width: Annotated[int, _option("Features.")] = 256,
+    heads: Annotated[int, _option("Attention heads.")] = 4,
+    seq: Annotated[int, _option("Tokens per sample.")] = 64,
+    vocab: Annotated[int, _option("Size of the vocabulary.")] = 1000,
+    tied: Annotated[bool, _option("Output projection = embedding.", "--tied/--untied")] = False,
+    dtype: Annotated[str, _option("float32, bfloat16 or float64.")] = "float32",
+    main_grad: Annotated[bool, _option("fp32 gradients beside bfloat16 parameters.", "--main-grad")] = False,
+    batch: Annotated[int, _option("Samples per rank and microbatch.")] = 4,
+    steps: Annotated[int, _option("Recorded steps.")] = 3,
+    warmup: Annotated[int, _option("Steps before them.")] = 2,
+    accumulate: Annotated[int, _option("Microbatches per step; gradients are sent with the last.")] = 1,
+    bucket_cap_mb: Annotated[float, _option("A bucket closes once it holds so many MiB.")] = 25.0,
+    first_bucket_mb: Annotated[float | None, _option("Another cap for the first bucket, in MiB.")] = None,
+    clip_norm: Annotated[float | None, _option("Clip gradients to this global norm.")] = None,
+    lr: Annotated[float, _option("AdamW's learning rate.")] = 1e-3,
+    link: Annotated[
+        str, _option(f"Emulated link: none, auto ({AUTO_LINK} on the CPU), or BANDWIDTH,LATENCY such as 1Gbps,200us.")
+    ] = "none",
+    seed: Annotated[int, _option("Seed of weights and batches.")] = 0,
+    trace: Annotated[bool, _option("Record, or only run the steps.", "--trace/--no-trace")] = True,
+) -> None:
+    """Train a small transformer with data parallelism, and record a trace per rank.
+
+    Starts the ranks itself; under torchrun, on one machine or several, this process is one rank.
+    """
+    where = _member(Device, device, "--device")
+    config = Config(
+        strategy=_member(StrategyName, strategy, "--strategy"),
+        out=out,
+        device=where,
+        layers=layers,
+        width=width,
+        heads=heads,
+        seq=seq,
+        vocab=vocab,
+        tied=tied,
+        dtype=_member(Dtype, dtype, "--dtype"),
+        main_grad=main_grad,
+        batch=batch,
+        steps=steps,
+        warmup=warmup,
+        accumulate=accumulate,
+        bucket_cap_mb=bucket_cap_mb,
+        first_bucket_mb=first_bucket_mb,
+        clip_norm=clip_norm,
+        lr=lr,
+        link=_link(link, where),
+        seed=seed,
+        trace=trace,
+    )
+    if "RANK" in os.environ:
+        from engine.worker import work
+
+        work(config, sys.argv[1:])
+        return
+    from engine.launch import launch
+
+    ranks = _ranks(nproc, where)
+    if config.link is not None and config.link.world_size not in (None, ranks):
+        raise EngineError(f"--link {config.link}: recording emulates the {ranks} ranks that there are; leave WORLD out")
+    launch(ranks, sys.argv[1:], config.out)
+    print(f"overlaplab record: {strategy}, {steps} steps on {ranks} ranks → {out}", file=sys.stderr)
+
+
+def _member(kind: Any, value: str, option: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise EngineError(f"{option} {value!r} is none of {', '.join(kind)}") from None
+
+
+def _link(text: str, device: Device) -> Link | None:
+    if text == "none" or (text == "auto" and _on_gpus(device)):
+        return None
+    return AUTO_LINK if text == "auto" else Link.parse(text)
+
+
+def _ranks(nproc: int | None, device: Device) -> int:
+    if nproc is not None and nproc < 1:
+        raise EngineError("--nproc must be 1 or more")
+    if nproc is not None or not _on_gpus(device):
+        return nproc or 2
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _on_gpus(device: Device) -> bool:
+    if device is Device.CPU:
+        return False
+    import torch
+
+    return device is Device.CUDA or torch.cuda.device_count() >= 2

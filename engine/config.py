@@ -1,0 +1,112 @@
+"""What a recording is told."""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+
+from engine.errors import EngineError
+from engine.link import Link
+
+__all__ = ["Config", "Device", "Dtype", "StrategyName"]
+
+
+class StrategyName(StrEnum):
+    """The strategies, as the command line knows them."""
+
+    NAIVE = "naive"
+    PER_PARAM = "per-param"
+    BUCKETED = "bucketed"
+    TORCH_DDP = "torch-ddp"
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """Type of parameters and activations, by torch's names."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT64 = "float64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One recording."""
+
+    strategy: StrategyName
+    """How gradients are averaged."""
+    out: Path
+    """The run's directory; it is made, and an older run in it is replaced."""
+    device: Device = Device.AUTO
+    """auto: GPUs if there are two or more, else the CPU."""
+    layers: int = 8
+    """Layers of the transformer."""
+    width: int = 256
+    """Features."""
+    heads: int = 4
+    """Attention heads; they divide the width."""
+    seq: int = 64
+    """Tokens per sample."""
+    vocab: int = 1000
+    """Size of the vocabulary."""
+    tied: bool = False
+    """Whether the output projection is the embedding."""
+    batch: int = 4
+    """Samples per rank and microbatch."""
+    steps: int = 3
+    """Recorded steps."""
+    warmup: int = 2
+    """Steps before the recorded ones; at least 1, in which buckets are rebuilt."""
+    accumulate: int = 1
+    """Microbatches per step; gradients are sent with the last one."""
+    bucket_cap_mb: float = 25.0
+    """A bucket closes once it holds so many MiB."""
+    first_bucket_mb: float | None = None
+    """Another cap for the first bucket, in MiB; None: the same."""
+    dtype: Dtype = Dtype.FLOAT32
+    """Type of parameters and activations."""
+    main_grad: bool = False
+    """Accumulate and send gradients in fp32; with bfloat16."""
+    clip_norm: float | None = None
+    """Clip gradients to this global norm; None: not at all."""
+    lr: float = 1e-3
+    """AdamW's learning rate."""
+    link: Link | None = None
+    """The emulated link; None: the real one."""
+    seed: int = 0
+    """Seed of weights and batches."""
+    trace: bool = True
+    """Whether to record; without, only the steps run."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run. EngineError names the option and what it must be."""
+        for name in ("layers", "width", "heads", "seq", "vocab", "batch", "steps", "warmup", "accumulate"):
+            _require(getattr(self, name) >= 1, f"--{name} must be 1 or more")
+        _require(self.width % self.heads == 0, f"--heads {self.heads} must divide --width {self.width}")
+        _require(self.bucket_cap_mb > 0, "--bucket-cap-mb must be above 0")
+        _require(self.first_bucket_mb is None or self.first_bucket_mb > 0, "--first-bucket-mb must be above 0")
+        _require(self.clip_norm is None or self.clip_norm > 0, "--clip-norm must be above 0")
+        _require(self.lr > 0, "--lr must be above 0")
+        _require(
+            not self.main_grad or self.dtype is Dtype.BFLOAT16, "--main-grad is for --dtype bfloat16: others have it"
+        )
+        if self.strategy is StrategyName.TORCH_DDP:
+            _require(not self.main_grad, "torch-ddp has no fp32 main_grad; leave --main-grad out")
+            _require(self.first_bucket_mb is None, "torch-ddp has no --first-bucket-mb; leave it out")
+        _require(not self.out.exists() or self.out.is_dir(), f"--out {self.out} is a file; name a directory")
+
+    def model(self) -> dict[str, object]:
+        """The fields that describe the model and its batches, for the manifest."""
+        names = ("layers", "width", "heads", "seq", "vocab", "tied", "batch", "dtype")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise EngineError(message)

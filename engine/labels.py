@@ -1,0 +1,89 @@
+"""Labels: what the engine tells a trace, in the grammar of `traces/README.md`.
+
+A span is a `_RecordFunctionFast`: 0.2 µs when nothing records, against 5 µs of `torch.profiler.record_function`.
+Its name is made once, where the span is, so that a hot path only enters and leaves it.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from urllib.parse import quote, unquote
+
+from torch._C._profiler import _RecordFunctionFast as Span
+
+__all__ = ["Span", "Word", "instant", "label", "parse", "span"]
+
+PREFIX = "engine::"
+
+
+class Word(StrEnum):
+    """What a label says."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    GRADIENT_READY = "gradient_ready"
+    BUCKET_READY = "bucket_ready"
+    BUCKET_LAUNCH = "bucket_launch"
+    BUCKET_DONE = "bucket_done"
+    WAIT = "wait"
+    LAUNCH = "launch"
+    COMM = "comm"
+
+
+KEYS: dict[Word, tuple[str, ...]] = {
+    Word.FORWARD: ("microbatch",),
+    Word.BACKWARD: ("microbatch", "sync"),
+    Word.OPTIMIZER: (),
+    Word.GRADIENT_READY: ("parameter",),
+    Word.BUCKET_READY: ("bucket", "bytes", "parameters"),
+    Word.BUCKET_LAUNCH: ("bucket",),
+    Word.BUCKET_DONE: ("bucket",),
+    Word.WAIT: (),
+    Word.LAUNCH: ("seq",),
+    Word.COMM: ("seq", "kind", "dtype", "bytes", "group", "link", "modelled_ns"),
+}
+"""The keys of each label, in the order in which they are written."""
+
+OPTIONAL = frozenset({"link", "modelled_ns"})
+LISTS = frozenset({"parameters"})
+
+
+def label(word: Word, **values: str | int | Sequence[str]) -> str:
+    """The text of a label: `engine::WORD key=value …`, values percent-encoded, lists joined by commas.
+
+    Raises ValueError for keys that the grammar does not give this word.
+    """
+    keys = [key for key in KEYS[word] if key in values]
+    if len(keys) != len(values) or any(key not in values and key not in OPTIONAL for key in KEYS[word]):
+        raise ValueError(f"engine::{word} takes the keys {KEYS[word]}, not {tuple(values)}")
+    return " ".join([PREFIX + word, *(f"{key}={_encode(values[key])}" for key in keys)])
+
+
+def parse(text: str) -> tuple[Word, dict[str, str | list[str]]]:
+    """The word and values of a label, numbers left as text: the inverse of `label`. ValueError for anything else."""
+    head, *pairs = text.split(" ")
+    if not head.startswith(PREFIX):
+        raise ValueError(f"not a label: {text!r}")
+    word = Word(head.removeprefix(PREFIX))
+    values: dict[str, str | list[str]] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        values[key] = [unquote(v) for v in value.split(",") if v] if key in LISTS else unquote(value)
+    return word, values
+
+
+def span(word: Word, **values: str | int | Sequence[str]) -> Span:
+    """A range of the trace with this label; enter it with `with`, as often as needed, but not nested in itself."""
+    return Span(label(word, **values))
+
+
+def instant(mark: Span) -> None:
+    """Put a range of about a microsecond into the trace: its start is the moment."""
+    with mark:
+        pass
+
+
+def _encode(value: str | int | Sequence[str]) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return quote(value) if isinstance(value, str) else ",".join(quote(v) for v in value)

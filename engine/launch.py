@@ -1,0 +1,76 @@
+"""Start the ranks of one machine, and end them together."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from engine.errors import EngineError
+from engine.record import sweep
+from engine.worker import MANAGED
+
+__all__ = ["launch"]
+
+
+def launch(nproc: int, argv: list[str], out: Path) -> None:
+    """Run `python -m engine ARGV` as `nproc` ranks under torch's elastic agent, and wait for them.
+
+    Raises EngineError, naming the rank whose error or death ended the run; then all ranks have ended.
+    """
+    for name in ("torch.distributed.elastic", "torch.distributed.launcher", "torch.distributed.run"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ[MANAGED] = "1"
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    with tempfile.TemporaryDirectory(prefix="overlaplab-") as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "engine", *argv)
+        except ChildFailedError as error:
+            raise EngineError(_first_cause(error.failures)) from None
+        except SignalException as error:
+            raise EngineError(f"interrupted by {signal.Signals(error.sigval).name}; all ranks have ended") from None
+        finally:
+            sweep(out)
+
+
+def _first_cause(failures: dict[int, ProcessFailure]) -> str:
+    """The rank that began it: killed from outside, else the first that told an error, else any.
+
+    Ranks that the agent ends by SIGTERM, or that only lost a peer, are consequences.
+    """
+
+    def order(item: tuple[int, ProcessFailure]) -> tuple[int, int]:
+        _, failure = item
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+            return 0, 0
+        return (1, failure.timestamp) if _told(failure) else (2, failure.timestamp)
+
+    rank, failure = min(failures.items(), key=order)
+    if failure.exitcode < 0:
+        return f"rank {rank}: killed by {signal.Signals(-failure.exitcode).name}"
+    return f"rank {rank}: {failure.message if _told(failure) else f'ended with exit code {failure.exitcode}'}"
+
+
+def _told(failure: ProcessFailure) -> bool:
+    return bool(failure.error_file_data.get("message"))

@@ -1,0 +1,142 @@
+"""run.json: what was recorded, and with what."""
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from engine.comm import Communicator
+from engine.config import Config
+from engine.model import unit_of, units
+from engine.process_group import Carried
+from engine.strategies import Strategy
+
+__all__ = ["FORMAT_VERSION", "collectives", "manifest"]
+
+FORMAT_VERSION = 1
+ATTAINED = 0.95
+"""A link is attained if so many of the collectives kept within 5 % of it."""
+
+
+def manifest(
+    config: Config,
+    comm: Communicator,
+    strategy: Strategy,
+    carried: Sequence[Sequence[Carried]],
+    *,
+    command: str,
+    started_at: str,
+) -> dict[str, Any]:
+    """The manifest of a run; `carried` holds each rank's collectives of the recorded steps."""
+    table = collectives(carried) if comm.link is not None else None
+    return {
+        "format_version": FORMAT_VERSION,
+        "strategy": config.strategy,
+        "device": comm.device.type,
+        "backend": "nccl" if comm.device.type == "cuda" else "gloo",
+        "world_size": comm.world_size,
+        "model": config.model(),
+        "bucket_cap_mb": config.bucket_cap_mb if config.strategy in ("bucketed", "torch-ddp") else None,
+        "first_bucket_mb": config.first_bucket_mb,
+        "main_grad": config.main_grad,
+        "accumulate": config.accumulate,
+        "seed": config.seed,
+        "link": _link(comm),
+        "link_attained": _attained(table),
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "overlaplab": _version()},
+        "hardware": _hardware(comm),
+        "warmup": config.warmup,
+        "steps": config.steps,
+        "command": command,
+        "started_at": started_at,
+        "parameters": _parameters(strategy),
+        "buckets": [
+            {"index": index, "bytes": nbytes, "parameters": names}
+            for index, (nbytes, names) in enumerate(strategy.buckets)
+        ],
+        "units": _units(strategy),
+        "collectives": table,
+    }
+
+
+def collectives(carried: Sequence[Sequence[Carried]]) -> dict[str, list[Any]]:
+    """What the emulated link carried on each rank, as columns."""
+    rows = [(rank, c) for rank, ranks in enumerate(carried) for c in ranks]
+    return {
+        "rank": [rank for rank, _ in rows],
+        "seq": [c.seq for _, c in rows],
+        "kind": [c.kind for _, c in rows],
+        "bytes": [c.nbytes for _, c in rows],
+        "modelled_ns": [c.modelled_ns for _, c in rows],
+        "occupied_ns": [c.occupied_ns for _, c in rows],
+        "overran": [c.overran for _, c in rows],
+    }
+
+
+def _attained(table: dict[str, list[Any]] | None) -> bool | None:
+    if table is None:
+        return None
+    overran = table["overran"]
+    return bool(sum(overran) <= (1 - ATTAINED) * len(overran))
+
+
+def _link(comm: Communicator) -> dict[str, Any] | None:
+    if comm.link is None:
+        return None
+    return {
+        "emulated": True,
+        "bandwidth_gbps": comm.link.bandwidth_gbps,
+        "latency_us": comm.link.latency_us,
+        "world_size": comm.world_size,
+    }
+
+
+def _parameters(strategy: Strategy) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "shape": list(p.shape),
+            "dtype": str(p.dtype).removeprefix("torch."),
+            "bytes": p.nbytes,
+            "unit": unit_of(name),
+        }
+        for name, p in strategy.model.named_parameters()
+    ]
+
+
+def _units(strategy: Strategy) -> list[dict[str, Any]]:
+    nbytes = {name: p.nbytes for name, p in strategy.model.named_parameters()}
+    return [
+        {"name": unit, "bytes": sum(nbytes[n] for n in names), "parameters": names}
+        for unit, names in units(strategy.model).items()
+    ]
+
+
+def _hardware(comm: Communicator) -> dict[str, Any]:
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name(comm.device) if comm.device.type == "cuda" else None,
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version() -> str | None:
+    try:
+        return version("overlaplab")
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,48 @@
+"""AdamW, with fp32 master weights for parameters of lower precision."""
+
+from collections.abc import Iterable
+
+import torch
+
+__all__ = ["AdamW", "gradient"]
+
+
+def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """A parameter's gradient: its fp32 `main_grad` if there is one, else `.grad`."""
+    main: torch.Tensor | None = getattr(parameter, "main_grad", None)
+    return parameter.grad if main is None else main
+
+
+class AdamW:
+    """torch's AdamW over the parameters, or over fp32 copies of those in bfloat16 (Micikevicius et al. 2018)."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> None:
+        """Parameters that need no gradient are skipped."""
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._masters = [
+            p.detach().float() if p.dtype in (torch.bfloat16, torch.float16) else p for p in self._parameters
+        ]
+        self._adamw = torch.optim.AdamW(self._masters, lr=lr, fused=True) if self._masters else None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or with `set_to_none=False` fill them with zeros."""
+        for parameter in self._parameters:
+            for name in ("grad", "main_grad"):
+                old = getattr(parameter, name, None)
+                if old is not None:
+                    setattr(parameter, name, None if set_to_none else old.zero_())
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        if self._adamw is None:
+            return
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                grad = gradient(parameter)
+                master.grad = None if grad is None else grad.float()
+        self._adamw.step()
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+                master.grad = None

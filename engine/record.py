@@ -1,0 +1,111 @@
+"""Recording: torch.profiler over the steps after warm-up, one trace per rank, each file whole or absent."""
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from engine import labels
+from engine.buckets import after_accumulation
+from engine.labels import Span, Word
+
+__all__ = ["Recorder", "clear", "label_gradients", "whole", "write_json"]
+
+TRACE = "rank{rank}.pt.trace.json.gz"
+MANIFEST = "run.json"
+
+
+class Recorder:
+    """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context around the loop over steps."""
+
+    def __init__(self, out: Path, rank: int, *, warmup: int, steps: int, cuda: bool = False) -> None:
+        """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded."""
+        self._path = out / TRACE.format(rank=rank)
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
+            schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
+            on_trace_ready=self._export,
+            # The emulated link's thread is one that the profiler would not look at.
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
+        )
+
+    def __enter__(self) -> "Recorder":
+        """Begin with the first step."""
+        self._profiler.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Write what was recorded, after an error too."""
+        self._profiler.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        """A step has ended; the next begins."""
+        self._profiler.step()
+
+    def _export(self, profiler: Any) -> None:
+        with whole(self._path) as temporary:
+            plain = temporary.with_name(temporary.name + ".json")
+            try:
+                profiler.export_chrome_trace(str(plain))
+                with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=6) as target:
+                    for line in source:
+                        # The profiler notes the name it wrote to, which nobody else will see.
+                        target.write(line.replace(str(plain).encode(), self._path.name.encode()))
+            finally:
+                plain.unlink(missing_ok=True)
+
+
+def label_gradients(model: nn.Module) -> None:
+    """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            mark = labels.span(Word.GRADIENT_READY, parameter=name)
+            after_accumulation(parameter, partial(_ready, mark))
+
+
+def _ready(mark: Span, _: torch.Tensor) -> None:
+    labels.instant(mark)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed to it at the end: a file that exists is whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write one JSON document."""
+    with whole(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def clear(out: Path) -> None:
+    """Make the run's directory, and take away an older run and what a killed one left."""
+    out.mkdir(parents=True, exist_ok=True)
+    remove: Callable[[Path], None] = partial(Path.unlink, missing_ok=True)
+    for pattern in (MANIFEST, TRACE.format(rank="[0-9]*")):
+        for path in [*out.glob(pattern), *out.glob(f".{pattern}.tmp*")]:
+            remove(path)
+
+
+def sweep(out: Path) -> None:
+    """Take away half-written files."""
+    for path in out.glob(".*.tmp*"):
+        if path.name.startswith((f".{MANIFEST}", ".rank")):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,26 @@
+"""The strategies, by the names that the command line knows."""
+
+from torch import nn
+
+from engine.comm import Communicator
+from engine.config import StrategyName
+from engine.strategies.base import Options, Strategy
+from engine.strategies.bucketed import Bucketed
+from engine.strategies.naive import Naive
+from engine.strategies.per_param import PerParam
+from engine.strategies.torch_ddp import TorchDDP
+
+__all__ = ["Options", "Strategy", "make"]
+
+
+_CLASSES: dict[StrategyName, type[Strategy]] = {
+    StrategyName.NAIVE: Naive,
+    StrategyName.PER_PARAM: PerParam,
+    StrategyName.BUCKETED: Bucketed,
+    StrategyName.TORCH_DDP: TorchDDP,
+}
+
+
+def make(name: StrategyName, model: nn.Module, comm: Communicator, options: Options) -> Strategy:
+    """The strategy of that name around `model`. EngineError on all ranks if their models differ."""
+    return _CLASSES[name](model, comm, options)

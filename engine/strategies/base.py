@@ -1,0 +1,150 @@
+"""What strategies share: one model on all ranks, `no_sync`, and a backward pass that ends well or leaves no trace."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from engine import labels
+from engine.buckets import Gradients
+from engine.comm import Communicator
+from engine.errors import EngineError
+from engine.labels import Word
+
+__all__ = ["Options", "Strategy"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What strategies can be told; each uses what it knows."""
+
+    bucket_cap_mb: float = 25.0
+    """A bucket closes once it holds so many MiB."""
+    first_bucket_mb: float | None = None
+    """Another cap for the first bucket, in MiB; None: the same."""
+    main_grad: bool = False
+    """Accumulate and send gradients in fp32 beside bf16 parameters."""
+
+    @property
+    def caps(self) -> list[int]:
+        """The caps in bytes: the first bucket's, then the others'."""
+        first = self.bucket_cap_mb if self.first_bucket_mb is None else self.first_bucket_mb
+        return [int(first * MIB), int(self.bucket_cap_mb * MIB)]
+
+
+class Strategy(ABC):
+    """Data parallelism over a replicated model: gradients are the mean over the ranks after `backward`."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """Take over `model`, which must be the same on all ranks; rank 0's values go to all.
+
+        Raises EngineError on all ranks if the ranks' models differ.
+        """
+        _require_same_model(model, comm)
+        self.model = model
+        self.comm = comm
+        self.options = options
+        self.gradients = Gradients(options.main_grad)
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.parameters = [p for _, p in trained]
+        self._sync = True
+        with torch.no_grad():
+            comm.broadcast([*model.parameters(), *model.buffers()])
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The model's forward pass, with rank 0's buffers if gradients will be synchronised."""
+        if self._sync:
+            with torch.no_grad():
+                self.comm.broadcast(list(self.model.buffers()))
+        loss: torch.Tensor = self.model(*inputs)
+        return loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it gradients only accumulate; the next `backward` outside it sends them all."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
+        """Run the backward pass and, unless in `no_sync`, leave every gradient as the mean over the ranks.
+
+        After an exception nothing is in flight, all gradients are None, and the next step is right, provided that the
+        other ranks went as far (raised too, or finished; their gradients are then NaN where this rank sent none).
+        """
+        try:
+            with labels.span(Word.BACKWARD, microbatch=microbatch, sync=int(self._sync)):
+                loss.backward()  # type: ignore[no-untyped-call]
+            if self._sync:
+                self._finish()
+        except BaseException:
+            self._abandon()
+            for parameter in self.parameters:
+                parameter.grad = None
+                self.gradients.set(parameter, None)
+            raise
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the averaged gradients so that their global norm is at most `max_norm`; returns the norm before.
+
+        After `backward` every rank holds all of them, so the norm over them is the global one.
+        """
+        grads = [g for p in self.parameters if (g := self.gradients.get(p)) is not None]
+        if not grads:
+            return torch.zeros(())
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(scale)
+        return norm
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """Bytes and parameter names of each bucket as it is launched now; none for strategies without buckets."""
+        return []
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """After a synchronised backward pass: wait until every gradient is the mean."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """After an exception: drain what is in flight and expect a new backward pass."""
+
+
+def _require_same_model(model: nn.Module, comm: Communicator) -> None:
+    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    mine += [(name, tuple(b.shape), str(b.dtype), False) for name, b in model.named_buffers()]
+    reference = comm.broadcast_object(mine)
+    verdicts = comm.gather_objects(_first_difference(mine, reference))
+    for rank, verdict in enumerate(verdicts):
+        if verdict is not None:
+            raise EngineError(f"the models differ between rank 0 and rank {rank}: {verdict}")
+
+
+Signature = tuple[str, tuple[int, ...], str, bool]
+
+
+def _first_difference(mine: list[Signature], reference: list[Signature]) -> str | None:
+    for ours, theirs in zip(mine, reference, strict=False):
+        if ours != theirs:
+            return f"{_describe(theirs)} there, {_describe(ours)} here"
+    if len(mine) != len(reference):
+        longer = max(mine, reference, key=len)
+        name = longer[min(len(mine), len(reference))][0]
+        return f"{name} is only {'here' if longer is mine else 'there'}"
+    return None
+
+
+def _describe(signature: Signature) -> str:
+    name, shape, dtype, requires_grad = signature
+    return f"{name} {list(shape)} {dtype.removeprefix('torch.')}{'' if requires_grad else ' frozen'}"

@@ -1,0 +1,122 @@
+"""torch-ddp: torch's DistributedDataParallel in the same harness, as the reference.
+
+A comm hook labels its buckets, which DDP itself does not name in traces, and launches them through the communicator.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from engine import labels
+from engine.buckets import Marks
+from engine.comm import Communicator
+from engine.errors import EngineError
+from engine.strategies.base import Options, Strategy
+
+__all__ = ["TorchDDP"]
+
+
+class TorchDDP(Strategy):
+    """DDP with gradients as bucket views."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options, *, find_unused: bool = False) -> None:
+        """See `Strategy`; `find_unused` is DDP's `find_unused_parameters`, with which it never rebuilds its buckets.
+
+        Raises EngineError for what DDP cannot do.
+        """
+        if options.main_grad:
+            raise EngineError("torch-ddp has no fp32 main_grad; leave --main-grad out")
+        if options.first_bucket_mb is not None:
+            raise EngineError("torch-ddp has no first bucket of its own size; leave --first-bucket-mb out")
+        super().__init__(model, comm, options)
+        self._find_unused = find_unused
+        self._name_of: dict[torch.Tensor, str] = dict(zip(self.parameters, self.names, strict=True))
+        self._marks: dict[tuple[int, int], tuple[list[str], Marks]] = {}
+        self._launched: list[Marks] = []
+        self._flying: list[torch.futures.Future[torch.Tensor]] = []
+        self._seen: dict[int, tuple[int, list[str]]] = {}
+        self._ddp: DistributedDataParallel | None = None
+        self._wrap()
+
+    def _wrap(self) -> None:
+        self._ddp = None  # the old reducer takes its hooks along
+        if not self.parameters:
+            return
+        self._ddp = DistributedDataParallel(
+            self.model,
+            process_group=self.comm.group,
+            bucket_cap_mb=self.options.bucket_cap_mb,  # fractions work
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self._find_unused,
+        )
+        self._ddp.register_comm_hook(None, self._hook)
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """Bytes and parameter names of each bucket, as DDP launched them last."""
+        return [self._seen[index] for index in sorted(self._seen)]
+
+    @property
+    def logging_data(self) -> dict[str, Any]:
+        """DDP's own account of its buckets."""
+        return {} if self._ddp is None else dict(self._ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """DDP's forward pass."""
+        loss: torch.Tensor = (self._ddp or self.model)(*inputs)
+        return loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """DDP's own `no_sync`."""
+        with super().no_sync():
+            if self._ddp is None:
+                yield
+            else:
+                with self._ddp.no_sync():
+                    yield
+
+    def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average one bucket; DDP calls this in bucket order, as soon as the bucket is full."""
+        if bucket.index() == 0:
+            self._seen = {}
+        names, marks = self._marks_of(bucket)
+        self._seen[bucket.index()] = (bucket.buffer().nbytes, names)
+        labels.instant(marks.ready)
+        with marks.launch:
+            buffer = bucket.buffer()
+            if self.comm.prescale != 1:
+                buffer.mul_(self.comm.prescale)
+            future = self.comm.all_reduce_mean(buffer).get_future()
+        self._launched.append(marks)
+        self._flying.append(future)
+        return future.then(lambda done: done.value()[0])
+
+    def _marks_of(self, bucket: GradBucket) -> tuple[list[str], Marks]:
+        parameters = bucket.parameters()
+        key = (bucket.index(), parameters[0].data_ptr())
+        names, marks = self._marks.get(key, (None, None))
+        if names is None or marks is None or len(names) != len(parameters):
+            names = [self._name_of[p] for p in parameters]
+            marks = Marks.of(bucket.index(), bucket.buffer().nbytes, names)
+            self._marks[key] = names, marks
+        return names, marks
+
+    def _finish(self) -> None:
+        """DDP has waited inside backward; only now does the main thread know."""
+        for marks in self._launched:
+            labels.instant(marks.done)
+        self._launched, self._flying = [], []
+
+    def _abandon(self) -> None:
+        """A reducer stopped midway cannot go on: drain, and start with a new one."""
+        with suppress(Exception):
+            torch.futures.wait_all(self._flying)
+        self._launched, self._flying = [], []
+        with suppress(Exception):
+            self._wrap()
