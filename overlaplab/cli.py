@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from overlaplab import analyses
@@ -83,8 +83,12 @@ def buckets(
     if as_json:
         return _print_json(documents.buckets_document(loaded, **chosen))
     table = analyses.buckets(loaded, **chosen)
+    console = Console()
+    console.print(Text(f"{_title(loaded)}\nms from each step's start; exposed: the collective's time without compute"))
+    for _, of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
+        console.print(tables.buckets_table(of_step))
     notes = [] if len(table) else ["no buckets are labelled in this run"]
-    _print(tables.buckets_table(table, _title(loaded)), (*analyses.warnings_of(loaded), *notes))
+    _print_warnings((*analyses.warnings_of(loaded), *notes))
     return None
 
 
@@ -101,6 +105,7 @@ def compare(
     ] = None,
 ) -> None:
     """Runs side by side: step time, its parts, and which is fastest beyond the spread."""
+    condition = analyses.parse_condition(fail_if) if fail_if is not None else None
     loaded = _load(runs)
     chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
     if as_json:
@@ -108,8 +113,8 @@ def compare(
     else:
         warnings = [f"{one.path}: {warning}" for one in loaded for warning in analyses.warnings_of(one)]
         _print(tables.compare_table(analyses.compare(loaded, **chosen)), warnings)
-    if fail_if is not None:
-        _check(fail_if, loaded[0], loaded[-1], chosen)
+    if condition is not None:
+        _check(condition, loaded[0], loaded[-1], chosen)
 
 
 @app.command("app", epilog="Example: overlaplab app runs")
@@ -133,11 +138,10 @@ def main() -> None:
         result = app(standalone_mode=False)
     except OverlaplabError as error:
         _fail(str(error))
-    except click.UsageError as error:
-        name = error.ctx.command_path if error.ctx else "overlaplab"
-        _fail(f"{error.format_message()} See: {name} --help")
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted")
+    except typer.TyperException as error:  # a wrong option or argument
+        _fail(f"{getattr(error, 'format_message', error.__str__)()} See --help.")
     else:
         sys.exit(result if isinstance(result, int) else 0)
 
@@ -160,7 +164,8 @@ def _load(paths: Iterable[Path]) -> list[Run]:
 @contextmanager
 def _progress() -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
 
 
@@ -173,24 +178,24 @@ def _title(run: Run) -> str:
     return f"{run.path}: {run.manifest.strategy}, {len(run.traces)} ranks{where}"
 
 
-def _print(table: Any, warnings: Iterable[str]) -> None:
-    console = Console()
-    console.print(table)
+def _print(table: Table, warnings: Iterable[str]) -> None:
+    Console().print(table)
+    _print_warnings(warnings)
+
+
+def _print_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"))
+        Console().print(Text(f"warning: {warning}", style="yellow"))
 
 
 def _print_json(document: documents.Document) -> None:
     print(json.dumps(document, allow_nan=False))
 
 
-def _check(condition_text: str, first: Run, last: Run, chosen: dict[str, Any]) -> None:
-    before, after = analyses.summary(first, **chosen), analyses.summary(last, **chosen)
-    figures = [str(column) for column in before if column not in ("rank", "step", "start_ns")]
-    condition = analyses.parse_condition(condition_text, figures)
-    change = condition.change(before, after)
+def _check(condition: analyses.Condition, first: Run, last: Run, chosen: dict[str, Any]) -> None:
+    change = condition.change(analyses.summary(first, **chosen), analyses.summary(last, **chosen))
     if change is None:
         raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs", path=last.path)
     if condition.met_by(change):
-        print(f"overlaplab: {condition.column} changed by {change:+.1f} %: {condition_text}", file=sys.stderr)
+        print(f"overlaplab: {condition.column} changed by {change:+.1f} %: {condition}", file=sys.stderr)
         raise typer.Exit(1)

@@ -48,7 +48,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 def clip(a: Intervals, start: int, end: int) -> Intervals:
     """The moments of `a` within [start, end)."""
     first, last = np.searchsorted(a[:, 1], start, side="right"), np.searchsorted(a[:, 0], end, side="left")
-    if first >= last:
+    if first >= last or start >= end:
         return EMPTY
     return np.clip(a[first:last], start, end)
 

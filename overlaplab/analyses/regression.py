@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from overlaplab.analyses.summary import FIGURES
 from overlaplab.errors import OverlaplabError
 
 __all__ = ["Condition", "parse_condition"]
@@ -22,6 +23,9 @@ class Condition:
     sign: str
     percent: float
 
+    def __str__(self) -> str:
+        return f"{self.column} {self.sign} {self.percent:g}%"
+
     def change(self, first: pd.DataFrame, last: pd.DataFrame) -> float | None:
         """By how many percent the mean moved from the one `summary` table to the other; None where it is unknown."""
         before, after = first[self.column].mean(), last[self.column].mean()
@@ -36,11 +40,11 @@ class Condition:
         return change > self.percent if self.sign == ">" else change < self.percent
 
 
-def parse_condition(text: str, columns: list[str]) -> Condition:
+def parse_condition(text: str) -> Condition:
     """Read `exposed_comm_ns > 5%`; raises `OverlaplabError` for another form or an unknown column."""
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise OverlaplabError(f"--fail-if {text!r} is not a condition", remedy="Write one like 'exposed_comm_ns > 5%'.")
-    if match[1] not in columns:
-        raise OverlaplabError(f"--fail-if: no figure {match[1]!r}", remedy=f"There are {', '.join(columns)}.")
+    if match[1] not in FIGURES:
+        raise OverlaplabError(f"--fail-if: no figure {match[1]!r}", remedy=f"There are {', '.join(FIGURES)}.")
     return Condition(column=match[1], sign=match[2], percent=float(match[3]))

@@ -27,9 +27,16 @@ __all__ = ["PARTS", "summary", "totals", "warnings_of"]
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 """The parts that add up to `span_ns` exactly, each moment counted once."""
 
-_SUMMED = ("span_ns", "compute_ns", "comm_ns", *PARTS)
 _UNMATCHED = ("exposed_wait_ns", "exposed_transfer_ns")
 """Known only where collectives are matched across ranks; null until then."""
+
+FIGURES = (
+    *("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "compute_only_ns", "exposed_comm_ns"),
+    *(*_UNMATCHED, "memory_only_ns", "idle_ns", "overlap_ratio"),
+)
+"""What is measured of each step, in order."""
+
+_SUMMED = ("span_ns", "compute_ns", "comm_ns", *PARTS)
 
 
 def summary(
@@ -131,13 +138,7 @@ def _finished(table: pd.DataFrame) -> pd.DataFrame:
         table[column] = pd.array([None] * len(table), dtype="Int64")
     comm = table["comm_ns"].astype("Float64")
     table["overlap_ratio"] = table["overlapped_ns"] / comm.mask(comm == 0)
-    return table[
-        [
-            *identity,
-            *("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "compute_only_ns", "exposed_comm_ns"),
-            *(*_UNMATCHED, "memory_only_ns", "idle_ns", "overlap_ratio"),
-        ]
-    ]
+    return table[[*identity, *FIGURES]]
 
 
 def _outside(trace: Trace) -> int:

@@ -104,7 +104,8 @@ def lanes(events: pd.DataFrame) -> NDArray[np.int64]:
     """A number per event that tells its (process, thread)."""
     threads = max(len(events["thread"].cat.categories), 1)
     process = np.asarray(events["process"].cat.codes, dtype=np.int64)
-    return process * threads + np.asarray(events["thread"].cat.codes, dtype=np.int64)
+    thread = np.asarray(events["thread"].cat.codes, dtype=np.int64)
+    return process * threads + thread
 
 
 def _gpu_kinds(trace: Trace) -> NDArray[np.object_]:
@@ -135,7 +136,8 @@ def _launched_inside_comm(events: pd.DataFrame) -> NDArray[np.int64]:
     inside = union(ranges["ts_ns"], ranges["ts_ns"] + ranges["dur_ns"])
     at = calls["ts_ns"].to_numpy()
     row = np.searchsorted(inside[:, 0], at, side="right") - 1
-    return calls["correlation"].to_numpy()[(row >= 0) & (at < inside[row, 1])]
+    launched: NDArray[np.int64] = calls["correlation"].to_numpy()[(row >= 0) & (at < inside[row, 1])]
+    return launched
 
 
 def _comm_labels(events: pd.DataFrame) -> NDArray[np.bool_]:
@@ -167,7 +169,8 @@ def _leaves(events: pd.DataFrame, lane: NDArray[np.int64], among: NDArray[np.boo
     ends = starts + events["dur_ns"].to_numpy()[rows]
     order = np.lexsort((-ends, starts, lane[rows]))  # a parent stands right before its first child
     rows, starts, ends = rows[order], starts[order], ends[order]
-    holds = np.append((lane[rows][1:] == lane[rows][:-1]) & (starts[1:] < ends[:-1]), False)
+    holds = np.zeros(len(rows), dtype=bool)
+    holds[:-1] = (lane[rows][1:] == lane[rows][:-1]) & (starts[1:] < ends[:-1])
     leaf = np.zeros(len(events), dtype=bool)
     leaf[rows[~holds]] = True
     return leaf

@@ -26,25 +26,16 @@ def summary_table(table: pd.DataFrame, title: str) -> Table:
     return shown
 
 
-def buckets_table(table: pd.DataFrame, title: str) -> Table:
-    """`buckets`' rows: when each was ready, launched, run, and which parameter it waited for."""
-    shown = _table(title, "rank", "step", "bucket", "MB", "ready", "start", "end", "exposed")
-    shown.add_column("last gradient", overflow="ellipsis", no_wrap=True)
-    shown.caption = "ms from the step's start; MB decimal; exposed: the collective's time without compute"
+def buckets_table(table: pd.DataFrame) -> Table:
+    """`buckets`' rows of one rank and step: when each was ready, ran, and which parameter it waited for."""
+    first = table.iloc[0]
+    begins, ends = _ms(first["backward_start_ns"]), _ms(first["backward_end_ns"])
+    title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
+    shown = _table(title, "bucket", "MB", "ready", "start", "end", "exposed")
+    shown.add_column("last gradient", overflow="ellipsis")
     for _, row in table.iterrows():
         times = (_ms(row[column]) for column in ("ready_ns", "start_ns", "end_ns", "exposed_ns"))
-        size = f"{row['bytes'] / 1e6:.1f}"
-        _add(
-            shown,
-            [
-                _known(row["rank"]),
-                _known(row["step"]),
-                _known(row["index"]),
-                size,
-                *times,
-                _known(row["last_parameter"]),
-            ],
-        )
+        _add(shown, [str(row["index"]), f"{row['bytes'] / 1e6:.1f}", *times, _known(row["last_parameter"])])
     return shown
 
 

@@ -1,0 +1,58 @@
+# The two commands of the README are `make demo` and `make test`; `make help` lists the rest.
+
+PYTHON ?= python3
+BIN := .venv/bin
+RUNS ?= runs/demo
+PORT ?= 8501
+SERVE ?= 1
+DEMO := --link auto --steps 5 --bucket-cap-mb 4
+
+.PHONY: help env demo test check format chromium clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    record sample runs on this machine, summarise them, open the dashboard (SERVE=0: do not)"
+	@echo "make test    run every test, browser tests included"
+	@echo "make check   formatting, lint, types, import contracts"
+	@echo "make format  format the code"
+	@echo "make clean   remove the environment and what was recorded here"
+
+env: .venv/made
+
+.venv/made: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "overlaplab needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --constraint constraints.txt --editable '.[all,dev]'
+	touch $@
+
+demo: env
+	$(BIN)/overlaplab record --strategy naive     --out $(RUNS)/naive     $(DEMO)
+	$(BIN)/overlaplab record --strategy per-param --out $(RUNS)/per-param $(DEMO)
+	$(BIN)/overlaplab record --strategy bucketed  --out $(RUNS)/bucketed  $(DEMO)
+	$(BIN)/overlaplab summary $(RUNS)/naive
+	$(BIN)/overlaplab summary $(RUNS)/per-param
+	$(BIN)/overlaplab summary $(RUNS)/bucketed
+	$(BIN)/overlaplab compare $(RUNS)/naive $(RUNS)/per-param $(RUNS)/bucketed
+ifeq ($(SERVE),1)
+	@echo "The dashboard is at http://127.0.0.1:$(PORT) (Ctrl-C ends it)."
+	$(BIN)/overlaplab app $(RUNS) --port $(PORT)
+endif
+
+test: env chromium check
+	$(BIN)/pytest
+
+check: env
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: env
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+chromium:
+	@scripts/chromium.sh
+
+clean:
+	rm -rf .venv runs build dist *.egg-info

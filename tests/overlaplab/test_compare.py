@@ -1,0 +1,104 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_traces import gloo, op, run_of, step
+
+import overlaplab
+from overlaplab import OverlaplabError, Run
+from overlaplab.analyses import parse_condition
+
+
+def run_with_steps(folder: Path, *lengths_ms: float, **manifest: Any) -> Run:
+    events: list[dict[str, Any]] = []
+    at = 0.0
+    for number, length in enumerate(lengths_ms):
+        us = 1000 * length
+        events += [step(number, at, at + us), op("mm", at, at + us / 2), gloo(at + us / 4, at + us * 3 / 4)]
+        at += us
+    return run_of(folder, events, manifest=manifest)
+
+
+def test_medians_and_spread_are_over_every_step(tmp_path: Path) -> None:
+    link = {"emulated": True, "bandwidth_gbps": 1, "latency_us": 200, "world_size": 2}
+    run = run_with_steps(tmp_path, 10, 12, 20, bucket_cap_mb=5, link=link)
+    (row,) = overlaplab.compare([run]).to_dict("records")
+    assert row == {
+        "path": str(tmp_path),
+        "strategy": "bucketed",
+        "bucket_cap_mb": 5,
+        "ranks": 1,
+        "steps": 3,
+        "step_ms_median": 12,
+        "step_ms_iqr": 5,
+        "exposed_ms_median": 3,
+        "exposed_ms_iqr": 1.25,
+        "comm_ms_median": 6,
+        "comm_ms_iqr": 2.5,
+        "compute_ms_median": 6,
+        "compute_ms_iqr": 2.5,
+        "overlap_ratio": 0.5,
+        "fastest": False,
+        "emulated": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "fastest"),
+    [
+        (((10, 10, 11), (20, 20, 21)), [True, False]),
+        (((20, 20, 21), (10, 10, 11)), [False, True]),
+        (((10, 14, 18), (12, 15, 18)), [False, False]),
+        (((10, 10, 10), (20, 20, 20), (10, 10, 10)), [False, False, False]),
+    ],
+)
+def test_only_a_lead_beyond_the_spread_makes_fastest(
+    tmp_path: Path, steps: tuple[tuple[float, ...], ...], fastest: list[bool]
+) -> None:
+    runs = [run_with_steps(tmp_path / str(i), *lengths) for i, lengths in enumerate(steps)]
+    assert overlaplab.compare(runs)["fastest"].tolist() == fastest
+
+
+def test_a_foreign_run_has_no_strategy(tmp_path: Path) -> None:
+    (row,) = overlaplab.compare([run_of(tmp_path, [op("mm", 0, 5)])]).to_dict("records")
+    assert row["strategy"] is None
+    assert pd.isna(row["bucket_cap_mb"])
+    assert pd.isna(row["overlap_ratio"])
+    assert row["step_ms_median"] == 0.005
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "met"),
+    [
+        ("span_ns > 5%", 10, 10.4, False),
+        ("span_ns > 5%", 10, 10.6, True),
+        ("span_ns<-10 %", 10, 8.5, True),
+        ("overlap_ratio < -5%", 10, 20, False),
+    ],
+)
+def test_conditions(tmp_path: Path, text: str, before: float, after: float, met: bool) -> None:
+    first, last = (overlaplab.summary(run_with_steps(tmp_path / str(ms), ms)) for ms in (before, after))
+    condition = parse_condition(text)
+    change = condition.change(first, last)
+    assert change is not None
+    assert condition.met_by(change) is met
+
+
+def test_a_figure_that_was_zero_grows_without_bound(tmp_path: Path) -> None:
+    first = overlaplab.summary(run_of(tmp_path / "a", [op("mm", 0, 5)]))
+    last = overlaplab.summary(run_of(tmp_path / "b", [op("mm", 0, 5), gloo(5, 6)]))
+    condition = parse_condition("exposed_comm_ns > 5%")
+    assert condition.change(first, last) == float("inf")
+    assert condition.change(first, first) == 0
+    assert parse_condition("overlap_ratio > 5%").change(first, last) is None
+
+
+@pytest.mark.parametrize("text", ["", "exposed", "span_ns > 5", "span_ns = 5%", "nothing_ns > 5%"])
+def test_a_bad_condition_is_one_line(text: str) -> None:
+    with pytest.raises(OverlaplabError):
+        parse_condition(text)

@@ -1,0 +1,68 @@
+"""Interval arithmetic against counting moments one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlaplab.intervals import EMPTY, clip, intersect, subtract, total, union
+
+pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
+
+
+def moments(spans: list[tuple[int, int]]) -> set[int]:
+    return {moment for start, length in spans for moment in range(start, start + length)}
+
+
+def covered(intervals: np.ndarray) -> set[int]:
+    return {moment for start, end in intervals for moment in range(start, end)}
+
+
+def as_set(spans: list[tuple[int, int]]) -> np.ndarray:
+    return union([start for start, _ in spans], [start + length for start, length in spans])
+
+
+def assert_canonical(intervals: np.ndarray) -> None:
+    assert intervals.dtype == np.int64
+    assert intervals.shape[1] == 2
+    assert (intervals[:, 0] < intervals[:, 1]).all()
+    assert (intervals[1:, 0] > intervals[:-1, 1]).all()
+
+
+def test_union_merges_what_overlaps_and_what_touches() -> None:
+    assert union([5, 0, 3, 9], [8, 3, 5, 9]).tolist() == [[0, 8]]
+    assert union([0, 4], [3, 6]).tolist() == [[0, 3], [4, 6]]
+    assert union([], []).tolist() == []
+
+
+def test_nanoseconds_since_the_epoch_stay_exact() -> None:
+    now = 1_795_217_237_667_871_915
+    assert total(intersect(union([now], [now + 1]), union([now - 1], [now + 3]))) == 1
+
+
+@given(pairs)
+def test_union_covers_the_same_moments(spans: list[tuple[int, int]]) -> None:
+    assert_canonical(as_set(spans))
+    assert covered(as_set(spans)) == moments(spans)
+    assert total(as_set(spans)) == len(moments(spans))
+
+
+@given(pairs, pairs)
+def test_intersect_and_subtract_split_a_set(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    both, only = intersect(as_set(a), as_set(b)), subtract(as_set(a), as_set(b))
+    assert_canonical(both)
+    assert_canonical(only)
+    assert covered(both) == moments(a) & moments(b)
+    assert covered(only) == moments(a) - moments(b)
+
+
+@given(pairs, st.integers(0, 50), st.integers(0, 50))
+def test_clip_keeps_the_moments_between(spans: list[tuple[int, int]], start: int, end: int) -> None:
+    clipped = clip(as_set(spans), start, end)
+    assert_canonical(clipped)
+    assert covered(clipped) == moments(spans) & set(range(start, end))
+
+
+def test_the_shared_empty_set_cannot_be_changed() -> None:
+    assert not EMPTY.flags.writeable

@@ -1,0 +1,84 @@
+"""Which files make a run, and which rank each is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_traces import op, run_of, write
+
+from overlaplab import OverlaplabError, load_run
+
+
+def info(rank: int, world_size: int = 2) -> dict[str, object]:
+    return {"distributedInfo": {"rank": rank, "world_size": world_size, "backend": "gloo"}}
+
+
+def test_ranks_come_in_order_and_share_one_zero(tmp_path: Path) -> None:
+    write(tmp_path / "b.json", [op("mm", 5, 6)], **info(0))
+    write(tmp_path / "a.json", [op("mm", 3, 6)], **info(1))
+    run = load_run(tmp_path)
+    assert [trace.rank for trace in run.traces] == [0, 1]
+    assert [trace.origin_ns for trace in run.traces] == [3000, 3000]
+    assert run.manifest is None
+    assert run.warnings == ()
+
+
+def test_the_name_tells_the_rank_where_the_file_does_not(tmp_path: Path) -> None:
+    write(tmp_path / "rank-1.json", [])
+    write(tmp_path / "worker0_step_12.169.pt.trace.json.gz", [])
+    assert [trace.rank for trace in load_run(tmp_path).traces] == [0, 1]
+
+
+def test_one_file_without_a_rank_has_none(tmp_path: Path) -> None:
+    assert load_run(write(tmp_path / "trace.json", [op("mm", 0, 1)])).traces[0].rank is None
+
+
+def test_several_without_a_rank_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", [])
+    write(tmp_path / "b.json", [])
+    with pytest.raises(OverlaplabError, match=r"a\.json.*does not tell its rank"):
+        load_run(tmp_path)
+
+
+def test_the_same_rank_twice_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", [], **info(1))
+    write(tmp_path / "b.json", [], **info(1))
+    with pytest.raises(OverlaplabError, match=r"b\.json: rank 1: the same rank as a\.json"):
+        load_run(tmp_path)
+
+
+def test_missing_ranks_are_said(tmp_path: Path) -> None:
+    assert load_run(write(tmp_path / "t.json", [], **info(0, 128))).warnings == ("127 of 128 ranks have no trace here",)
+
+
+def test_an_empty_folder_and_no_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OverlaplabError, match="holds no trace"):
+        load_run(tmp_path)
+    with pytest.raises(OverlaplabError, match="no such file"):
+        load_run(tmp_path / "absent")
+
+
+def test_the_manifest_is_read(tmp_path: Path) -> None:
+    link = {"emulated": True, "bandwidth_gbps": 1.0, "latency_us": 200.0, "world_size": 2}
+    bucket = {"index": 0, "bytes": 8, "parameters": ["w", "b"]}
+    run = run_of(tmp_path, [], manifest={"link": link, "buckets": [bucket], "seed": 7})
+    assert run.manifest is not None
+    assert run.manifest.strategy == "bucketed"
+    assert run.manifest.link is not None
+    assert str(run.manifest.link) == "1Gbps,200us"
+    assert run.manifest.buckets[0].parameters == ("w", "b")
+    assert run.manifest.raw["seed"] == 7
+
+
+@pytest.mark.parametrize("text", ["{", '{"strategy": 3}', '{"format_version": 2}', "[]"])
+def test_a_bad_manifest_is_one_line(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "rank0.json", [])
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(OverlaplabError, match=r"run\.json"):
+        load_run(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OverlaplabError, match="format_version 2 is not 1"):
+        run_of(tmp_path, [], manifest={"format_version": 2})

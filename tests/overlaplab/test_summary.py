@@ -1,0 +1,123 @@
+"""The breakdown of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_traces import event, gloo, launched, op, run_of, step
+
+import overlaplab
+from overlaplab import OverlaplabError
+from overlaplab.analyses import PARTS, warnings_of
+
+
+def test_each_moment_counts_once_in_the_order_compute_communication_memory_idle(tmp_path: Path) -> None:
+    events = [
+        step(5, 0, 30),
+        *launched("gemm", 0, 0, 40, correlation=1),
+        *launched("ncclDevKernel_A", 1, 30, 60, stream=5, correlation=2),
+        *launched("Memset (Device)", 2, 35, 70, stream=6, correlation=3, cat="gpu_memset"),
+        *launched("gemm", 3, 90, 100, correlation=4),
+    ]
+    (row,) = overlaplab.summary(run_of(tmp_path, events)).to_dict("records")
+    nothing = {"exposed_wait_ns": None, "exposed_transfer_ns": None}
+    assert row == nothing | {
+        "rank": 0,
+        "step": 5,
+        "start_ns": 0,
+        "span_ns": 100_000,
+        "compute_ns": 50_000,
+        "comm_ns": 30_000,
+        "overlapped_ns": 10_000,
+        "compute_only_ns": 40_000,
+        "exposed_comm_ns": 20_000,
+        "memory_only_ns": 10_000,
+        "idle_ns": 20_000,
+        "overlap_ratio": pytest.approx(1 / 3),
+    }
+
+
+def test_time_is_cut_at_the_borders_of_steps(tmp_path: Path) -> None:
+    events = [step(1, 0, 10), step(2, 10, 30), op("mm", 5, 12), gloo(8, 25), op("mm", 40, 50)]
+    run = run_of(tmp_path, events)
+    table = overlaplab.summary(run)
+    assert table["compute_ns"].tolist() == [5000, 2000]
+    assert table["comm_ns"].tolist() == [2000, 15000]
+    assert table["overlapped_ns"].tolist() == [2000, 2000]
+    (total,) = overlaplab.totals(run).to_dict("records")
+    assert (total["comm_ns"], total["overlapped_ns"], total["overlap_ratio"]) == (17000, 4000, pytest.approx(4 / 17))
+    assert total["outside_ns"] == 20_000
+
+
+def test_no_communication_has_no_ratio(tmp_path: Path) -> None:
+    assert overlaplab.summary(run_of(tmp_path, [op("mm", 0, 5)]))["overlap_ratio"].tolist() == [pd.NA]
+
+
+def test_ranks_and_steps_are_selected(tmp_path: Path) -> None:
+    events = [step(1, 0, 10), step(2, 10, 30), op("mm", 5, 12)]
+    run = run_of(tmp_path, events, events)
+    assert len(overlaplab.summary(run)) == 4
+    assert overlaplab.summary(run, ranks=[1])["rank"].tolist() == [1, 1]
+    assert overlaplab.summary(run, steps=[2])["step"].tolist() == [2, 2]
+    assert overlaplab.summary(run, skip_steps=1)["step"].tolist() == [2, 2]
+    assert overlaplab.totals(run, skip_steps=1)["compute_ns"].tolist() == [2000, 2000]
+    with pytest.raises(OverlaplabError, match=r"rank 7: not in this run. It holds 0, 1"):
+        overlaplab.summary(run, ranks=[7])
+    with pytest.raises(OverlaplabError, match=r"rank 0: no step 9. It holds 1, 2"):
+        overlaplab.summary(run, steps=[9])
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    host_only = run_of(tmp_path / "a", [event("cudaLaunchKernel", 0, 1, cat="cuda_runtime")])
+    assert "device activity was not recorded" in warnings_of(host_only)[0]
+    assert len(overlaplab.summary(host_only)) == len(overlaplab.totals(host_only)) == 0
+    silent = run_of(tmp_path / "b", [op("mm", 0, 9)], [gloo(0, 3)])
+    assert warnings_of(silent) == ("rank 0: no communication recognised among 2 ranks; most time is in aten::mm",)
+    missed = run_of(tmp_path / "c", [gloo(0, 3)], manifest={"link_attained": False})
+    assert warnings_of(missed)[0].startswith("link not attained")
+
+
+spans = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30)), max_size=8)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(spans, spans, spans, st.integers(20, 80))
+def test_the_identities_hold_to_the_nanosecond(
+    tmp_path: Path,
+    compute: list[tuple[int, int]],
+    comm: list[tuple[int, int]],
+    memory: list[tuple[int, int]],
+    border: int,
+) -> None:
+    """Against counting every microsecond of the trace by itself."""
+    events: list[dict[str, Any]] = [step(0, 0, 40), step(1, 40, 80)]
+    named = {"gemm": compute, "ncclDevKernel": comm, "Memset (Device)": memory}
+    correlation = 0
+    for name, chosen in named.items():
+        cat = "gpu_memset" if name.startswith("Memset") else "kernel"
+        for start, length in chosen:
+            correlation += 1
+            events += launched(name, 1, start, start + length, correlation=correlation, cat=cat)
+    events += launched("gemm", 1, 0, 1, correlation=998) + launched("gemm", 41, border, 140, correlation=999)
+    at = {name: {t for start, n in chosen for t in range(start, start + n)} for name, chosen in named.items()}
+    at["gemm"] |= {0, *range(border, 140)}
+    table = overlaplab.summary(run_of(tmp_path, events))
+    assert (table["span_ns"] == table[list(PARTS)].sum(axis=1)).all()
+    for row, window in zip(table.to_dict("records"), [set(range(border)), set(range(border, 140))], strict=True):
+        computing, talking, copying = (at[name] & window for name in named)
+        expected = {
+            "span_ns": window,
+            "compute_ns": computing,
+            "comm_ns": talking,
+            "overlapped_ns": computing & talking,
+            "compute_only_ns": computing - talking,
+            "exposed_comm_ns": talking - computing,
+            "memory_only_ns": copying - computing - talking,
+            "idle_ns": window - computing - talking - copying,
+        }
+        assert {key: row[key] for key in expected} == {key: 1000 * len(moments) for key, moments in expected.items()}

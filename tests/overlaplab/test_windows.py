@@ -1,0 +1,66 @@
+"""Where steps begin and end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from made_traces import gloo, launched, op, run_of, step
+
+from overlaplab.events import step_windows, window_warnings, windows
+
+
+def found(folder: Path, events: list[dict[str, Any]]) -> list[tuple[int | None, int, int]]:
+    trace = run_of(folder, events).traces[0]
+    return [(w.step, w.start_ns // 1000, w.end_ns // 1000) for w in step_windows(trace)]
+
+
+def test_on_cpu_a_step_lasts_until_the_next_begins(tmp_path: Path) -> None:
+    events = [step(3, 0, 9), step(4, 12, 20), step(5, 20, 27), op("mm", 26, 40)]
+    assert found(tmp_path, events) == [(3, 0, 12), (4, 12, 20), (5, 20, 27)]
+
+
+def test_a_trace_without_steps_is_one_window_over_what_counts(tmp_path: Path) -> None:
+    assert found(tmp_path, [op("mm", 5, 8), gloo(7, 30)]) == [(None, 5, 30)]
+
+
+def test_a_trace_without_activity_has_no_window(tmp_path: Path) -> None:
+    assert found(tmp_path, []) == []
+
+
+def test_on_a_gpu_a_step_begins_with_its_first_kernel_on_the_main_stream(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 10),
+        step(2, 10, 20),
+        *launched("side", 1, 15, 16, stream=9, correlation=1),
+        *launched("ncclDevKernel_A", 2, 18, 30, stream=5, correlation=2),
+        *launched("gemm", 3, 20, 50, correlation=3),
+        *launched("gemm", 12, 60, 80, correlation=4, tid=2),
+        *launched("ncclDevKernel_B", 14, 70, 95, stream=5, correlation=5),
+        *launched("late", 25, 100, 120, correlation=6),
+    ]
+    assert found(tmp_path, events) == [(1, 20, 60), (2, 60, 95)]
+    assert [w.host_start_ns for w in step_windows(run_of(tmp_path, events).traces[0])] == [0, 10_000]
+
+
+def test_a_step_that_launches_no_compute_is_left_out_and_said(tmp_path: Path) -> None:
+    events = [step(1, 0, 10), step(2, 10, 20), *launched("gemm", 12, 60, 80, correlation=4)]
+    trace = run_of(tmp_path, events).traces[0]
+    assert [w.step for w in step_windows(trace)] == [2]
+    assert window_warnings(trace) == ("step 1 launched no compute kernel on the main stream and was left out",)
+
+
+def test_steps_annotated_on_the_gpu_are_ignored(tmp_path: Path) -> None:
+    annotated = step(1, 0, 100) | {"cat": "gpu_user_annotation"}
+    assert found(tmp_path, [annotated, *launched("gemm", 0, 5, 9, correlation=1)]) == [(None, 5, 9)]
+
+
+def test_the_table_has_the_fields_as_columns(tmp_path: Path) -> None:
+    table = windows(run_of(tmp_path, [step(3, 0, 9)]).traces[0])
+    assert table.dtypes.astype(str).to_dict() == {
+        "step": "Int64",
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "host_start_ns": "int64",
+        "host_end_ns": "int64",
+    }

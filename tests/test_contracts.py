@@ -1,0 +1,89 @@
+"""What both sides of the trace file promise each other, and which room may import which."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import labels
+from engine.link import Kind
+from engine.link import Link as EngineLink
+from overlaplab.analyses import transfer_ns
+from overlaplab.events import Link
+from overlaplab.vocabulary import label_fields, label_list
+
+ROOT = Path(__file__).parents[1]
+PLAIN = {"microbatch": 1, "sync": 1, "bucket": 3, "bytes": 8, "seq": 4, "group": 0, "modelled_ns": 5}
+names = st.text(min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("word", labels.KEYS)
+def test_the_analyser_reads_every_label_that_the_engine_writes(word: labels.Word) -> None:
+    texts = {"parameters": ["a.b", "c,d e"], "parameter": "a,b=c", "link": "1Gbps,200us", "kind": "x", "dtype": "y"}
+    values = {key: {**PLAIN, **texts}[key] for key in labels.KEYS[word]}
+    found = label_fields(labels.label(word, **values))
+    assert found is not None
+    assert found[0] == word
+    for key, value in values.items():
+        wanted = tuple(value) if isinstance(value, list) else (str(value),)
+        assert label_list(found[1][key]) == wanted
+
+
+@given(st.lists(names, max_size=4))
+def test_any_parameter_names_survive(parameters: list[str]) -> None:
+    text = labels.label(labels.Word.BUCKET_READY, bucket=0, bytes=8, parameters=parameters)
+    found = label_fields(text)
+    assert found is not None
+    assert label_list(found[1]["parameters"]) == tuple(parameters)
+
+
+def test_the_grammar_is_documented() -> None:
+    text = (ROOT / "traces" / "README.md").read_text()
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `engine::")}
+    assert set(rows) == {f"engine::{word}" for word in labels.KEYS}
+    for word, keys in labels.KEYS.items():
+        documented = rows[f"engine::{word}"].split("|")[3]
+        assert [part for part in documented.split("`")[1::2] if part in sum(labels.KEYS.values(), ())][
+            : len(keys)
+        ] == list(keys)
+
+
+@given(
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    st.integers(0, 10**12),
+    st.sampled_from([0.5, 1, 10, 400]),
+    st.sampled_from([0, 5.5, 200]),
+    st.integers(1, 64),
+)
+def test_both_sides_have_the_same_link(kind: str, num_bytes: int, gbps: float, latency: float, ranks: int) -> None:
+    recorded = EngineLink(bandwidth_gbps=gbps, latency_us=latency).modelled_ns(Kind(kind), num_bytes, ranks)
+    read = Link(emulated=True, bandwidth_gbps=gbps, latency_us=latency, world_size=ranks)
+    assert transfer_ns(kind, num_bytes, read) == pytest.approx(recorded, rel=1e-12, abs=1)
+
+
+def test_rooms_import_only_what_they_may() -> None:
+    done = subprocess.run(["lint-imports"], cwd=ROOT, capture_output=True, text=True, check=False, env=_with_bin())
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("module", ["overlaplab", "overlaplab.analyses", "overlaplab.events", "overlaplab.load"])
+def test_exported_names_exist(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert loaded.__all__
+    assert [name for name in loaded.__all__ if not hasattr(loaded, name)] == []
+
+
+def test_the_command_needs_neither_torch_nor_streamlit() -> None:
+    code = "import sys, overlaplab.cli, overlaplab.charts; print({'torch', 'streamlit'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def _with_bin() -> dict[str, str]:
+    return {"PATH": str(Path(sys.executable).parent)}
