@@ -66,7 +66,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         subtitle=[
             "Medians over all ranks' steps, with the interquartile range (IQR) at the bar."
             " Hidden communication runs while the rank computes.",
-            note,
+            note or ("emulated link" if table["emulated"].any() else None),
         ],
         description=f"Bars of {len(labels)} runs by median step time. {_finding(table, labels)}.",
         dark=dark,
@@ -88,8 +88,9 @@ def _labels(table: pd.DataFrame) -> tuple[str, list[str]]:
         labels = [shorten("/".join(folder.parts[-depth:]), 40) for folder in folders]
     if len(set(labels)) < len(labels):
         labels = [f"{number}: {label}" for number, label in enumerate(labels, 1)]
+    mixed = table["emulated"].nunique() > 1
     return "run", [
-        f"{label} (emulated link)" if emulated else label
+        f"{label} (emulated link)" if mixed and emulated else label
         for label, emulated in zip(labels, table["emulated"], strict=True)
     ]
 
@@ -125,7 +126,7 @@ def _finding(table: pd.DataFrame, labels: list[str]) -> str:
         cap = "bucket_cap_mb " if _labels(table)[0] == "bucket_cap_mb" else ""
         median = table.loc[table["fastest"].astype(bool), "step_ms_median"].iloc[0]
         return f"Fastest: {cap}{fastest[0]}, {median:,.1f} ms per step"
-    return "Step time: no difference beyond the spread"
+    return "Step time: no difference beyond the spread between the fastest runs"
 
 
 def _number(value: object) -> float:

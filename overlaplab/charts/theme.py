@@ -30,7 +30,7 @@ MS = 1e6
 """Nanoseconds per millisecond."""
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
-LINE = 125  # characters of a subtitle's line: what fits the dashboard's column at 1280 pixels
+LINE = 145  # characters of a subtitle's line: what fits the dashboard's column at 1280 pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,10 +178,10 @@ def percent(part: float, whole: float) -> str:
         return "-"
     share = 100 * part / whole
     if 0 < share < 1:
-        return "under 1 %"
+        return "<1\u00a0%"
     if 99 < share < 100:
-        return "over 99 %"
-    return f"{share:.0f} %"
+        return ">99\u00a0%"
+    return f"{share:.0f}\u00a0%"
 
 
 def rank_word(rank: object) -> str:

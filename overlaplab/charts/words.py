@@ -37,7 +37,7 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None) -> str:
     """
     if table.empty:
         return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
-    strategy = shorten(manifest.strategy) if manifest is not None else "foreign traces"
+    strategy = shorten(manifest.strategy) if manifest is not None else "Foreign traces"
     ranks = table["rank"].nunique(dropna=False)
     start = f"{strategy}, {_count(ranks, 'rank')}: median step {table['span_ns'].median() / MS:,.1f} ms."
     comm = int(table["comm_ns"].sum())
@@ -61,10 +61,10 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     dearest first.
 
     Takes rows of `overlaplab.buckets(run)` for one rank and step. Columns: `index`, `parameter` (whose
-    gradient came last), `gap_ns` (how long after the bucket's gradient before it; null where it is the only
-    one), `held_ns` (how long this bucket, launched late, made later ones wait that were ready: the sum over
-    `held`), `held` (their indices), `link_ns` (how long it was launched but the link was busy), `exposed_ns`,
-    `cost_ns` = exposed + held.
+    gradient came last), `gap_ns` (how long after the bucket's gradient before it; null where it is the
+    only one), `held_ns` (the longest that a later bucket, ready, waited for this one), `held` (their
+    indices), `link_ns` (how long it was launched but the link was busy), `exposed_ns`, `cost_ns` = exposed
+    + held.
     """
     rows = []
     ordered = table.sort_values("index", kind="stable").to_dict("records")
@@ -73,7 +73,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
         arrivals = sorted(time for time in bucket["gradient_ready_ns"] if time is not None and not pd.isna(time))
         waiting = held.get(bucket["index"], {})
         exposed = _whole(bucket["exposed_ns"])
-        cost = exposed + sum(waiting.values())
+        cost = exposed + max(waiting.values(), default=0)
         if cost < _COST_NS:
             continue
         rows.append(
@@ -81,7 +81,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
                 "index": bucket["index"],
                 "parameter": bucket["last_parameter"],
                 "gap_ns": arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else pd.NA,
-                "held_ns": sum(waiting.values()),
+                "held_ns": max(waiting.values(), default=0),
                 "held": tuple(waiting),
                 "link_ns": max(_whole(bucket["start_ns"]) - _ready_to_go(bucket), 0),
                 "exposed_ns": exposed,
@@ -95,22 +95,26 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
 
 def late_sentences(late: pd.DataFrame, limit: int = 6) -> list[str]:
     """`late_buckets` in words, a line per bucket."""
-    lines = []
-    for row in late.head(limit).to_dict("records"):
-        name = "an unknown parameter" if row["parameter"] is None else shorten(str(row["parameter"]), 80)
-        gap = "the only gradient in it"
-        if not pd.isna(row["gap_ns"]):
-            gap = f"{row['gap_ns'] / MS:,.2f} ms after the gradient before it"
-        costs = []
-        if row["held_ns"] >= _COST_NS:
-            costs.append(f"made {_these(row['held'])} wait {row['held_ns'] / MS:,.2f} ms though ready")
-        if row["link_ns"] >= _COST_NS:
-            costs.append(f"waited {row['link_ns'] / MS:,.2f} ms for the busy link")
-        costs.append(f"{row['exposed_ns'] / MS:,.2f} ms of its all-reduce is exposed")
-        lines.append(f"Bucket {row['index']} was held by {name}, {gap}: {'; '.join(costs)}.")
+    lines = [_late_sentence(row) for row in late.head(limit).to_dict("records")]
     if len(late) > limit:
         lines.append(f"{_count(len(late) - limit, 'more late bucket')} in the table below.")
     return lines
+
+
+def _late_sentence(row: dict[Any, Any]) -> str:
+    """Which gradient came last and when; whether the bucket was held by it or by the link; what it cost."""
+    name = "an unknown parameter" if _missing(row["parameter"]) else shorten(str(row["parameter"]), 80)
+    gap = "the only one in it"
+    if not _missing(row["gap_ns"]):
+        gap = f"{row['gap_ns'] / MS:,.2f} ms after the one before it"
+    if row["link_ns"] > max(_whole(row["gap_ns"]), row["held_ns"]):
+        line = f"waited {row['link_ns'] / MS:,.2f} ms for the busy link; its last gradient was {name}, {gap}"
+    else:
+        line = f"was held by {name}, whose gradient came last, {gap}"
+    if row["held"]:
+        upto = "up to " if len(row["held"]) > 1 else ""
+        line += f"; {_these(row['held'])} stood ready and waited {upto}{row['held_ns'] / MS:,.2f} ms for it"
+    return f"Bucket {row['index']} {line}. Exposed: {row['exposed_ns'] / MS:,.2f} ms."
 
 
 def _held(ordered: list[dict[Any, Any]]) -> dict[object, dict[object, int]]:

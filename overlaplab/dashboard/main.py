@@ -20,9 +20,9 @@ _VIEWS = Path(__file__).with_name("views")
 _PAGES = (("summary", "Summary"), ("timeline", "Timeline"), ("buckets", "Buckets"), ("compare", "Compare"))
 
 _STYLE = """
-.block-container {padding-top: 2.5rem; padding-bottom: 2rem;}
+.block-container {padding: 2.5rem 2.5rem 2rem;}
 .st-key-lead [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
-.st-key-note [data-testid="stText"], .st-key-late [data-testid="stText"] {opacity: 0.85;}
+.st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
 """
 
 

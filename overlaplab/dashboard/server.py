@@ -19,6 +19,9 @@ SETTINGS: dict[str, str | bool | tuple[str, ...]] = {
     "server.showEmailPrompt": False,
     "client.toolbarMode": "minimal",
     "client.showErrorLinks": False,
+    # Red means exposed communication here: controls are blue.
+    "theme.light.primaryColor": "#0072B2",
+    "theme.dark.primaryColor": "#56B4E9",
     "server.fileWatcherType": "none",
 }
 """Streamlit's options; `.streamlit/config.toml` says the same for `streamlit run app.py`, and a test compares them."""

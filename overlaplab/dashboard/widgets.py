@@ -114,6 +114,7 @@ def show_table(table: pd.DataFrame, key: str) -> None:
     """A table with ms to the µs, MB and percent; numbers stand on the right by themselves."""
     formats = {"ms": "%.3f", "MB": "%.2f", "%": "%.1f"}
     config: dict[str, Any] = {}
+    table = table.dropna(axis="columns", how="all")
     for header in table.columns:
         unit = next((unit for unit in formats if str(header).rstrip(")").endswith((f" {unit}", f"({unit}"))), None)
         if unit is not None or "% of" in str(header):
@@ -132,9 +133,9 @@ def lead(sentence: str, note: str | None) -> None:
     """The page's first sentence, large, and the line about the run under it."""
     with st.container(key="lead", gap="xxsmall"):
         st.text(sentence)
-    if note is not None:
-        with st.container(key="note"):
-            st.text(note)
+        if note is not None:
+            with st.container(key="note"):
+                st.text(note)
 
 
 def nothing_counts(run: Run) -> None:

@@ -19,15 +19,14 @@ from overlaplab.dashboard.widgets import (
 _COLUMNS = {
     "index": "bucket",
     "bytes": "size MB",
-    "gradients": "gradients",
     "last_parameter": "last gradient",
-    "gap_ns": "after the one before ms",
-    "ready_ns": "ready at ms",
-    "launch_ns": "launched at ms",
-    "start_ns": "starts at ms",
-    "end_ns": "ends at ms",
+    "gap_ns": "gap before it ms",
+    "ready_ns": "ready ms",
+    "launch_ns": "launch ms",
+    "start_ns": "start ms",
+    "end_ns": "end ms",
     "exposed_ns": "exposed ms",
-    "held_ns": "made others wait ms",
+    "held_ns": "held others ms",
 }
 
 
@@ -47,16 +46,14 @@ def page() -> None:
     table = _one_window(table)
     late = charts.late_buckets(table)
     lead(_opening(table, late), charts.note(manifest))
-    if len(late):
+    if len(late) and not _blocking(table):
         st.subheader("Which parameter held each late bucket", anchor=False)
         with st.container(key="late", gap=None):
             for line in charts.late_sentences(late):
                 st.text(line)
     show_chart(charts.buckets(table, dark=dark(), note=charts.note(manifest)), "buckets_chart")
     st.subheader("Per bucket, times from the step's start", anchor=False)
-    shown = table.assign(gradients=table["parameters"].map(len)).merge(
-        late[["index", "gap_ns", "held_ns"]], on="index", how="left"
-    )
+    shown = table.merge(late[["index", "gap_ns", "held_ns"]], on="index", how="left")
     shown["held_ns"] = shown["held_ns"].fillna(0)
     shown["gap_ns"] = [_gap(times) for times in shown["gradient_ready_ns"]]
     rows = milliseconds(shown, _COLUMNS)
@@ -82,8 +79,15 @@ def _opening(table: pd.DataFrame, late: pd.DataFrame) -> str:
     count = "1 bucket" if len(table) == 1 else f"{len(table)} buckets"
     if late.empty:
         return f"{count} in {where}: none was late, all of their communication is hidden behind compute."
+    if _blocking(table):
+        return f"{count} in {where}: nothing was launched before backward ended, so that no parameter held a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
     return f"{count} in {where}: {exposed} with exposed communication, {held} that made a ready bucket wait."
+
+
+def _blocking(table: pd.DataFrame) -> bool:
+    """Whether every launch waited for the whole backward pass, as `naive` does by design."""
+    return len(table) > 1 and bool((table["launch_ns"] >= table["backward_end_ns"]).all())
 
 
 def _gap(times: tuple[int | None, ...]) -> int | None:

@@ -18,16 +18,14 @@ _MOST = 12  # runs compared unless the user chooses more
 _COLUMNS = {
     "path": "run",
     "strategy": "strategy",
-    "bucket_cap_mb": "bucket_cap_mb",
+    "bucket_cap_mb": "cap MB",
     "ranks": "ranks",
     "steps": "steps",
-    "step_ms_median": "step, median ms",
-    "step_ms_iqr": "step, IQR ms",
-    "compute_ms_median": "compute, median ms",
-    "comm_ms_median": "communication, median ms",
-    "exposed_ms_median": "exposed, median ms",
-    "exposed_ms_iqr": "exposed, IQR ms",
-    "overlap_ratio": "hidden, % of communication",
+    "step_ms_median": "step ms",
+    "step_ms_iqr": "step IQR ms",
+    "compute_ms_median": "compute ms",
+    "comm_ms_median": "comm. ms",
+    "exposed_ms_median": "exposed ms",
 }
 
 
@@ -53,7 +51,8 @@ def page() -> None:
     show_chart(charts.compare(table, dark=dark(), note=_note(good)), "compare_chart")
     rows = milliseconds(table, _COLUMNS)
     rows["run"] = [shorten(PurePath(str(path)).name, 80) for path in table["path"]]
-    rows["hidden, % of communication"] = 100 * table["overlap_ratio"]
+    rows["hidden, % of comm."] = 100 * table["overlap_ratio"]
+    st.subheader("Medians over all ranks' steps", anchor=False)
     show_table(rows, "compare_table")
 
 

@@ -26,12 +26,10 @@ _COLUMNS = {
     "step": "step",
     "span_ns": "step time ms",
     "compute_only_ns": "compute only ms",
-    "overlapped_ns": "compute and communication together ms",
-    "exposed_comm_ns": "communication exposed ms",
+    "overlapped_ns": "hidden comm. ms",
+    "exposed_comm_ns": "exposed comm. ms",
     "memory_only_ns": "memory only ms",
     "idle_ns": "idle ms",
-    "comm_ns": "communication in all ms",
-    "overlap_ratio": "hidden, % of communication",
 }
 
 
@@ -51,7 +49,7 @@ def page() -> None:
     show_chart(charts.summary(table, dark=dark(), note=charts.note(manifest)), "summary_chart")
     st.subheader("Per rank and step", anchor=False)
     shown = milliseconds(table, _COLUMNS)
-    shown["hidden, % of communication"] = 100 * table["overlap_ratio"]
+    shown["hidden, % of comm."] = 100 * table["overlap_ratio"]
     show_table(shown, "summary_table")
 
 
@@ -70,9 +68,9 @@ def _metrics(table: pd.DataFrame) -> None:
             "Mean per rank and step: nothing computes then.",
         ),
         (
-            "Most exposed rank",
+            "Worst rank",
             rank_word(means.index[worst]),
-            "By its exposed time per step. A rank that waits for others has most: the late one may have least.",
+            "The most exposed time per step. A rank that waits for others has most: the late one may have least.",
         ),
     ]
     for column, (label, value, text) in zip(st.columns(len(figures)), figures, strict=True):
