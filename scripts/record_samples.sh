@@ -1,0 +1,9 @@
+#!/bin/sh
+# Records the sample runs of traces/ anew, on the CPU behind an emulated link. Run it on a machine with nothing else to do.
+set -e
+cd "$(dirname "$0")/.."
+for strategy in naive per-param bucketed torch-ddp; do
+    .venv/bin/overlaplab record --strategy $strategy --out traces/$strategy --device cpu --nproc 2 \
+        --link 1Gbps,200us --bucket-cap-mb 4 --steps 3 "$@"
+    .venv/bin/overlaplab summary traces/$strategy
+done
