@@ -67,7 +67,15 @@ def compare_table(table: pd.DataFrame) -> Table:
 
 
 def _table(title: str, *columns: str, first: str | None = None) -> Table:
-    shown = Table(title=Text(title), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    shown = Table(
+        title=Text(title),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+    )
     if first:
         shown.add_column(first, overflow="fold")
     for column in columns:
