@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import nn
@@ -123,28 +124,27 @@ class Strategy(ABC):
 
 def _require_same_model(model: nn.Module, comm: Communicator) -> None:
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
-    mine += [(name, tuple(b.shape), str(b.dtype), False) for name, b in model.named_buffers()]
+    mine += [(f"buffer {name}", tuple(b.shape), str(b.dtype), True) for name, b in model.named_buffers()]
     reference = comm.broadcast_object(mine)
     verdicts = comm.gather_objects(_first_difference(mine, reference))
     for rank, verdict in enumerate(verdicts):
         if verdict is not None:
-            raise EngineError(f"the models differ between rank 0 and rank {rank}: {verdict}")
+            raise EngineError(f"the models differ: rank 0 has {verdict[0]}, rank {rank} has {verdict[1]}")
 
 
 Signature = tuple[str, tuple[int, ...], str, bool]
 
 
-def _first_difference(mine: list[Signature], reference: list[Signature]) -> str | None:
-    for ours, theirs in zip(mine, reference, strict=False):
+def _first_difference(mine: list[Signature], reference: list[Signature]) -> tuple[str, str] | None:
+    """What the reference and this rank have where they first differ."""
+    for theirs, ours in zip_longest(reference, mine):
         if ours != theirs:
-            return f"{_describe(theirs)} there, {_describe(ours)} here"
-    if len(mine) != len(reference):
-        longer = max(mine, reference, key=len)
-        name = longer[min(len(mine), len(reference))][0]
-        return f"{name} is only {'here' if longer is mine else 'there'}"
+            return _describe(theirs), _describe(ours)
     return None
 
 
-def _describe(signature: Signature) -> str:
+def _describe(signature: Signature | None) -> str:
+    if signature is None:
+        return "nothing more"
     name, shape, dtype, requires_grad = signature
     return f"{name} {list(shape)} {dtype.removeprefix('torch.')}{'' if requires_grad else ' frozen'}"

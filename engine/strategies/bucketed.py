@@ -58,11 +58,14 @@ class Bucketed(Strategy):
         }
         self._launcher: InOrder[dist.Work] = InOrder(len(self._buckets), self._launch)
 
-    def _rebuild(self, arrivals: list[int]) -> None:
-        """Buckets anew in rank 0's order of arrival, what did not arrive last; gradients move along."""
-        arrived = set(arrivals)
+    def _rebuild(self) -> None:
+        """Once: buckets anew in rank 0's order of arrival, what did not arrive last; gradients move along."""
+        if self._arrivals is None:
+            return
+        arrived = set(self._arrivals)
         rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
-        self._build(self.comm.broadcast_ints(arrivals + rest))
+        self._build(self.comm.broadcast_ints(self._arrivals + rest))
+        self._arrivals = None
         for i, parameter in enumerate(self.parameters):
             if self.gradients.get(parameter) is not None:
                 self.gradients.rest(parameter, self._home[i][1])
@@ -101,9 +104,7 @@ class Bucketed(Strategy):
         if absent:
             self._adopt(absent)
         self._reset()
-        if self._arrivals is not None:
-            self._rebuild(self._arrivals)
-            self._arrivals = None
+        self._rebuild()
 
     def _count_missing_ready(self) -> list[int]:
         """Count ready what did not arrive; returns the parameters that this rank has no gradient for."""
@@ -144,6 +145,5 @@ class Bucketed(Strategy):
                     self._launcher.ready(index)
                 for work in self._launcher.handles:
                     work.wait()
-        if self._arrivals is not None:
-            self._arrivals = []
+                self._rebuild()  # other ranks may have come through
         self._reset()

@@ -85,11 +85,16 @@ class PerParam(Strategy):
             if used[i]:  # by another rank; unused everywhere, the gradient stays untouched
                 self.gradients.set(self.parameters[i], zeros)
         self._reset()
-        if self._arrivals is not None:
-            arrived = set(self._arrivals)
-            rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
-            self._arrange(self.comm.broadcast_ints(self._arrivals + rest))
-            self._arrivals = None
+        self._learn_order()
+
+    def _learn_order(self) -> None:
+        """Once: launch in rank 0's order of arrival, what did not arrive last."""
+        if self._arrivals is None:
+            return
+        arrived = set(self._arrivals)
+        rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
+        self._arrange(self.comm.broadcast_ints(self._arrivals + rest))
+        self._arrivals = None
 
     def _count_missing_ready(self) -> None:
         for number in self._launcher.waiting:
@@ -117,8 +122,10 @@ class PerParam(Strategy):
                     )
                     self.gradients.set(self.parameters[i], None)
                     self._launcher.ready(number)
+                self.comm.all_reduce_max(
+                    torch.ones(len(self.parameters), dtype=torch.int32, device=self.comm.device)
+                ).wait()
                 for work in self._launcher.handles:
                     work.wait()
-        if self._arrivals is not None:
-            self._arrivals = []
+                self._learn_order()  # other ranks may have come through
         self._reset()
