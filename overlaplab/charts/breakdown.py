@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.theme import MS, colours, finish, palette, percent, rank_word
+from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, rank_word
 
 __all__ = ["summary"]
 
@@ -67,7 +67,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         layers,
         title=title,
         subtitle=[*lines, note],
-        description=f"Bars of {len(ranks)} ranks, each split into {', '.join(PARTS.values())}. {title}.",
+        description=f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(PARTS.values())}. {title}.",
         dark=dark,
         height=alt.Step(30 if len(ranks) <= 16 else 20),
     )
@@ -116,8 +116,5 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
     if comm == 0:
         title = "No communication in these steps"
     else:
-        title = (
-            f"Exposed communication {exposed / MS:,.1f} ms of {comm / MS:,.1f} ms of communication"
-            f" ({percent(exposed, comm)})"
-        )
+        title = f"Exposed communication {ms(exposed)} of {ms(comm)} of communication ({percent(exposed, comm)})"
     return title, [f"Summed over {over}. Each bar is 100 % of its rank's step time; numbers are percent of it."]

@@ -8,7 +8,7 @@ from typing import Literal
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.theme import colours, finish, palette, shorten
+from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, shorten
 
 __all__ = ["compare"]
 
@@ -68,7 +68,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
             " Hidden communication runs while the rank computes.",
             note or ("emulated link" if table["emulated"].any() else None),
         ],
-        description=f"Bars of {len(labels)} runs by median step time. {_finding(table, labels)}.",
+        description=f"Bars of {count(len(labels), 'run')} by median step time. {_finding(table, labels)}.",
         dark=dark,
         height=alt.Step(34 if len(labels) <= 16 else 22),
     )
@@ -109,7 +109,7 @@ def _rows(table: pd.DataFrame, labels: list[str]) -> tuple[pd.DataFrame, pd.Data
                 rows.append((label, part, took, done, done + took))
                 done += took
         fastest = bool(run["fastest"])
-        word = f"{step:,.1f} ms, IQR {_number(run['step_ms_iqr']):,.1f}" + (", fastest" if fastest else "")
+        word = f"{ms(step * MS)}, IQR {ms(_number(run['step_ms_iqr']) * MS)}" + (", fastest" if fastest else "")
         ends.append((label, done, word, fastest))
     return (
         pd.DataFrame(rows, columns=["run", "part", "ms", "begin", "end"]),
@@ -125,7 +125,7 @@ def _finding(table: pd.DataFrame, labels: list[str]) -> str:
     if len(fastest) == 1:
         cap = "bucket_cap_mb " if _labels(table)[0] == "bucket_cap_mb" else ""
         median = table.loc[table["fastest"].astype(bool), "step_ms_median"].iloc[0]
-        return f"Fastest: {cap}{fastest[0]}, {median:,.1f} ms per step"
+        return f"Fastest: {cap}{fastest[0]}, {ms(median * MS)} per step"
     return "Step time: no difference beyond the spread between the fastest runs"
 
 

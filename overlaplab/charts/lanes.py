@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses.timeline import Mark, View
-from overlaplab.charts.theme import MS, Palette, colours, finish, palette, percent, shorten
+from overlaplab.charts.theme import MS, Palette, colours, finish, ms, palette, percent, shorten
 
 __all__ = ["WINDOW", "timeline", "timeline_rows"]
 
@@ -120,12 +120,9 @@ def _word(part: str, name: str) -> str:
 
 def _finding(view: View) -> str:
     """The title: how much of the window's communication is exposed, over all its ranks."""
-    where = f"from {view.start_ns / MS:,.1f} to {view.end_ns / MS:,.1f} ms"
+    where = f"from {ms(view.start_ns)} to {ms(view.end_ns)}"
     comm = int(view.totals["comm_ns"].sum())
     if comm == 0:
         return f"No communication {where}"
     exposed = int(view.totals["exposed_comm_ns"].sum())
-    return (
-        f"Exposed communication {exposed / MS:,.1f} ms of {comm / MS:,.1f} ms of communication"
-        f" ({percent(exposed, comm)}), {where}"
-    )
+    return f"Exposed communication {ms(exposed)} of {ms(comm)} of communication ({percent(exposed, comm)}), {where}"

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.theme import MS, colours, finish, palette, percent, shorten, size
+from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, shorten, size
 
 __all__ = ["buckets"]
 
@@ -110,7 +110,7 @@ def _row(bucket: dict[Any, Any]) -> dict[str, Any]:
         if begin is not None and end is not None and end > begin
     ]
     last = bucket["last_parameter"]
-    ready = (label, times["ready_ns"], "unknown" if last is None else shorten(last, 80))
+    ready = (label, times["ready_ns"], "unknown" if pd.isna(last) else shorten(last, 80))
     return {
         "label": label,
         "bands": bands,
@@ -188,14 +188,19 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
         for ready, launch in zip(table["ready_ns"], table["launch_ns"], strict=True)
         if _ms(launch) is not None and _ms(ready) is not None
     )
-    title = (
-        f"Exposed communication {exposed:,.1f} ms of {comm:,.1f} ms of the buckets' communication"
-        f" ({percent(exposed, comm)})"
-    )
+    title = "The buckets' communication was not found in the trace"
+    if comm > 0:
+        title = (
+            f"Exposed communication {ms(exposed * MS)} of {ms(comm * MS)} of the buckets' communication"
+            f" ({percent(exposed, comm)})"
+        )
     lines = [
-        f"{len(table)} buckets in launch order. Small ticks: gradients arriving. Triangle: bucket ready."
+        f"{count(len(table), 'bucket')} in launch order. Small ticks: gradients arriving. Triangle: bucket ready."
         " Exposed time is drawn at a bucket's end."
     ]
+    missing = int(table["end_ns"].isna().sum())
+    if missing:
+        lines.append(f"The all-reduce of {count(missing, 'bucket')} was not found in the trace.")
     if waited:
         lines.append(f"{waited} were ready, but waited more than {SHORT:g} ms for their launch (launches keep order).")
     return title, lines

@@ -18,7 +18,9 @@ __all__ = [
     "MS",
     "Palette",
     "colours",
+    "count",
     "finish",
+    "ms",
     "palette",
     "percent",
     "rank_word",
@@ -182,6 +184,18 @@ def percent(part: float, whole: float) -> str:
     if 99 < share < 100:
         return ">99\u00a0%"
     return f"{share:.0f}\u00a0%"
+
+
+def ms(ns: float) -> str:
+    """A duration in ns as ms, with as many digits as it takes to see it: `57.6 ms`, `0.35 ms`, `0.004 ms`."""
+    value = ns / MS
+    digits = 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3
+    return f"{value:,.{digits}f} ms" if value else "0 ms"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: `1 rank`, `2 ranks`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def rank_word(rank: object) -> str:

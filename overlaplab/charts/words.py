@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.charts.theme import MS, percent, rank_word, shorten
+from overlaplab.charts.theme import MS, count, ms, percent, rank_word, shorten
 from overlaplab.events import Manifest
 
 __all__ = ["late_buckets", "late_sentences", "note", "verdict"]
@@ -20,7 +20,7 @@ def note(manifest: Manifest | None) -> str | None:
     """
     if manifest is None:
         return None
-    parts = [shorten(manifest.strategy), f"{manifest.world_size} ranks", shorten(manifest.device)]
+    parts = [shorten(manifest.strategy), count(manifest.world_size, "rank"), shorten(manifest.device)]
     if manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
     if manifest.link is not None and manifest.link.emulated:
@@ -39,7 +39,7 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None) -> str:
         return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
     strategy = shorten(manifest.strategy) if manifest is not None else "Foreign traces"
     ranks = table["rank"].nunique(dropna=False)
-    start = f"{strategy}, {_count(ranks, 'rank')}: median step {table['span_ns'].median() / MS:,.1f} ms."
+    start = f"{strategy}, {count(ranks, 'rank')}: median step {ms(table['span_ns'].median())}."
     comm = int(table["comm_ns"].sum())
     if comm == 0:
         return f"{start} No communication in these steps."
@@ -49,7 +49,7 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None) -> str:
     who = f"Worst rank {rank_word(rank)}" if ranks > 1 else f"Rank {rank_word(rank)}"
     hidden = int(table["overlapped_ns"].sum())
     return (
-        f"{start} {who}: {row['exposed_comm_ns'] / MS:,.1f} ms of {row['comm_ns'] / MS:,.1f} ms of"
+        f"{start} {who}: {ms(row['exposed_comm_ns'])} of {ms(row['comm_ns'])} of"
         f" communication per step is exposed"
         f" ({percent(row['exposed_comm_ns'], row['span_ns'])} of its step time)."
         f" Over all ranks, {percent(hidden, comm)} of communication time is hidden behind compute."
@@ -97,7 +97,7 @@ def late_sentences(late: pd.DataFrame, limit: int = 6) -> list[str]:
     """`late_buckets` in words, a line per bucket."""
     lines = [_late_sentence(row) for row in late.head(limit).to_dict("records")]
     if len(late) > limit:
-        lines.append(f"{_count(len(late) - limit, 'more late bucket')} in the table below.")
+        lines.append(f"{count(len(late) - limit, 'more late bucket')} in the table below.")
     return lines
 
 
@@ -157,7 +157,3 @@ def _these(indices: tuple[int, ...]) -> str:
     if len(indices) > 6:
         return f"{len(indices)} buckets"
     return f"buckets {', '.join(str(index) for index in indices[:-1])} and {indices[-1]}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -32,6 +32,7 @@ def find_runs(root: Path) -> list[Entry]:
     """The opened folder and the folders below it that hold a manifest or traces, in order of name."""
     found: list[Entry] = []
     looked = 0
+    seen: set[Path] = set()  # a link may lead back up
     queue: list[tuple[str, int]] = [(HERE, 0)]
     while queue and len(found) < _MOST and looked < _MOST * 4:
         name, depth = queue.pop(0)
@@ -41,6 +42,9 @@ def find_runs(root: Path) -> list[Entry]:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except (OSError, OverlaplabError):
             continue  # gone in the meantime, or not ours to read
+        if folder in seen:
+            continue
+        seen.add(folder)
         files = [entry.name for entry in entries if _is_file(entry)]
         traces = [file for file in files if _is_trace(file)]
         if traces or "run.json" in files:

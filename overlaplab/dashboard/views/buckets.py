@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import charts
+from overlaplab.charts.theme import count
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
@@ -75,14 +76,17 @@ def _one_window(table: pd.DataFrame) -> pd.DataFrame:
 def _opening(table: pd.DataFrame, late: pd.DataFrame) -> str:
     """One sentence about the window."""
     rank, step = table["rank"].iloc[0], table["step"].iloc[0]
-    where = ("" if pd.isna(rank) else f"rank {rank}, ") + ("the trace" if pd.isna(step) else f"step {step}")
-    count = "1 bucket" if len(table) == 1 else f"{len(table)} buckets"
+    places = ["" if pd.isna(rank) else f"rank {rank}", "" if pd.isna(step) else f"step {step}"]
+    where = " of " + ", ".join(place for place in places if place) if any(places) else ""
+    number = f"{count(len(table), 'bucket')}{where}"
+    if table["end_ns"].isna().all():
+        return f"{number}: their communication was not found in the trace, only when they were ready."
     if late.empty:
-        return f"{count} in {where}: none was late, all of their communication is hidden behind compute."
+        return f"{number}: none was late, all of their communication is hidden behind compute."
     if _blocking(table):
-        return f"{count} in {where}: nothing was launched before backward ended, so that no parameter held a bucket."
+        return f"{number}: nothing was launched before backward ended, so that no parameter held a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
-    return f"{count} in {where}: {exposed} with exposed communication, {held} that made a ready bucket wait."
+    return f"{number}: {exposed} with exposed communication, {held} that made a ready bucket wait."
 
 
 def _blocking(table: pd.DataFrame) -> bool:

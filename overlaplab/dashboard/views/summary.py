@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import charts
-from overlaplab.charts.theme import MS, percent, rank_word
+from overlaplab.charts.theme import ms, percent, rank_word
 from overlaplab.dashboard.widgets import (
     chosen_rows,
     dark,
@@ -59,12 +59,12 @@ def _metrics(table: pd.DataFrame) -> None:
     worst = int(means["exposed_comm_ns"].astype("float64").argmax())
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
     figures = [
-        ("Step time", f"{table['span_ns'].median() / MS:,.1f} ms", "Median over the ranks' steps."),
-        ("Communication", f"{table['comm_ns'].mean() / MS:,.1f} ms", "Mean per rank and step."),
+        ("Step time", ms(table["span_ns"].median()), "Median over the ranks' steps."),
+        ("Communication", ms(table["comm_ns"].mean()), "Mean per rank and step."),
         ("Hidden", percent(comm - exposed, comm), "Of the communication time, over all ranks and steps."),
         (
             "Exposed",
-            f"{table['exposed_comm_ns'].mean() / MS:,.1f} ms",
+            ms(table["exposed_comm_ns"].mean()),
             "Mean per rank and step: nothing computes then.",
         ),
         (

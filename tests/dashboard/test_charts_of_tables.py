@@ -1,0 +1,311 @@
+"""Charts of tables written out by hand: what they draw, and what they say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import pytest
+
+from overlaplab import charts
+from overlaplab.analyses.timeline import View
+from overlaplab.charts.theme import DARK, LIGHT, ms, percent, shorten, size
+
+MS = 1_000_000
+
+
+def spec(chart: alt.LayerChart) -> dict[str, Any]:
+    """The chart as Vega-Lite, checked against its schema, and fit to be sent as JSON."""
+    found: dict[str, Any] = json.loads(json.dumps(chart.to_dict(), allow_nan=False))
+    return found
+
+
+def rows(chart: alt.LayerChart, layer: int) -> list[dict[str, Any]]:
+    """The data of one layer."""
+    found = spec(chart)
+    name = found["layer"][layer].get("data", found.get("data"))["name"]
+    return list(found["datasets"][name])
+
+
+def summary_table(**changes: Any) -> pd.DataFrame:
+    row = {
+        "rank": 0,
+        "step": 1,
+        "start_ns": 0,
+        "span_ns": 100 * MS,
+        "compute_ns": 60 * MS,
+        "comm_ns": 30 * MS,
+        "overlapped_ns": 20 * MS,
+        "compute_only_ns": 40 * MS,
+        "exposed_comm_ns": 10 * MS,
+        "memory_only_ns": 5 * MS,
+        "idle_ns": 25 * MS,
+        "overlap_ratio": 2 / 3,
+    }
+    second = row | {"rank": 1, "exposed_comm_ns": 20 * MS, "comm_ns": 40 * MS, "idle_ns": 15 * MS} | changes
+    return pd.DataFrame([row, second]).astype({"rank": "Int64", "step": "Int64"})
+
+
+def test_summary_parts_add_up_to_the_step() -> None:
+    drawn = pd.DataFrame(rows(charts.summary(summary_table()), 0))
+    assert drawn["part"].unique().tolist() == [
+        "compute only",
+        "compute and communication together",
+        "communication exposed",
+        "memory only",
+        "idle",
+    ]
+    assert drawn[drawn["rank"] == "0"]["share"].tolist() == [40.0, 20.0, 10.0, 5.0, 25.0]
+    assert drawn.groupby("rank")["share"].sum().tolist() == [100.0, 100.0]
+    assert drawn[drawn["rank"] == "0"]["begin"].tolist() == [0.0, 40.0, 60.0, 70.0, 75.0]
+    assert drawn[drawn["rank"] == "1"]["end"].tolist() == [40.0, 60.0, 80.0, 85.0, 100.0]
+
+
+def test_summary_says_what_it_found_and_of_what() -> None:
+    chart = charts.summary(summary_table(), note="emulated link 1Gbps,200us")
+    title = spec(chart)["title"]
+    assert title["text"] == "Exposed communication 30.0 ms of 70.0 ms of communication (43\u00a0%)"
+    assert title["subtitle"] == [
+        "Summed over all 2 ranks. Each bar is 100 % of its rank's step time; numbers are percent of it.",
+        "emulated link 1Gbps,200us",
+    ]
+    assert "30.0 ms of 70.0 ms" in spec(chart)["description"]
+    axis = spec(chart)["layer"][0]["encoding"]["x"]
+    assert axis["axis"]["title"] == "share of the rank's step time (%)"
+    assert axis["scale"]["domain"] == [0, 100]
+
+
+def test_summary_without_communication_or_rank() -> None:
+    table = summary_table(comm_ns=0, exposed_comm_ns=0, overlapped_ns=0).iloc[[1]]
+    table = table.assign(rank=pd.array([None], dtype="Int64"))
+    chart = charts.summary(table)
+    assert spec(chart)["title"]["text"] == "No communication in these steps"
+    assert {row["rank"] for row in rows(chart, 0)} == {"unknown"}
+
+
+@pytest.mark.parametrize(("dark", "tones"), [(False, LIGHT), (True, DARK)])
+def test_each_theme_has_its_palette(dark: bool, tones: Any) -> None:
+    found = spec(charts.summary(summary_table(), dark=dark))
+    colour = found["layer"][0]["encoding"]["color"]["scale"]
+    assert dict(zip(colour["domain"], colour["range"], strict=True))["communication exposed"] == tones.exposed
+    assert found["config"]["title"]["subtitleColor"] == tones.soft
+    assert found["background"] == "transparent"
+
+
+def bucket(index: int, **changes: Any) -> dict[str, Any]:
+    """A bucket of two gradients: ready at 12 ms, launched, on the link from 13 to 17 ms."""
+    return {
+        "rank": 0,
+        "step": 3,
+        "backward_start_ns": 5 * MS,
+        "backward_end_ns": 20 * MS,
+        "index": index,
+        "bytes": 8_400_000,
+        "parameters": ("a", "b"),
+        "gradient_ready_ns": (10 * MS, 12 * MS),
+        "last_parameter": "b",
+        "ready_ns": 12 * MS,
+        "launch_ns": 12 * MS,
+        "start_ns": 13 * MS,
+        "end_ns": 17 * MS,
+        "exposed_ns": 0,
+    } | changes
+
+
+LATE = bucket(
+    1,
+    parameters=("c", "d", "unused"),
+    gradient_ready_ns=(11 * MS, 11 * MS + 500_000, None),
+    last_parameter="d",
+    ready_ns=11 * MS + 500_000,
+    launch_ns=12 * MS + 100_000,
+    start_ns=17 * MS,
+    end_ns=23 * MS,
+    exposed_ns=3 * MS,
+)
+
+
+def bands(chart: alt.LayerChart) -> list[tuple[str, str, float, float]]:
+    thick = rows(chart, 0) + rows(chart, 1)
+    return [(row["bucket"], row["part"], row["begin"], row["end"]) for row in thick]
+
+
+def test_buckets_draw_each_stage() -> None:
+    chart = charts.buckets(pd.DataFrame([LATE, bucket(0)]))
+    first, second = "0: 8.4 MB, 2 gradients", "1: 8.4 MB, 3 gradients"
+    assert bands(chart) == [
+        (first, "gradients arriving", 10.0, 12.0),
+        (second, "gradients arriving", 11.0, 11.5),
+        (first, "launched, link busy", 12.0, 13.0),
+        (first, "all-reduce hidden by compute", 13.0, 17.0),
+        (second, "ready, waits for an earlier bucket", 11.5, 12.1),
+        (second, "launched, link busy", 12.1, 17.0),
+        (second, "all-reduce hidden by compute", 17.0, 20.0),
+        (second, "all-reduce exposed", 20.0, 23.0),
+    ]
+    assert [(row["bucket"], row["begin"]) for row in rows(chart, 2)] == [
+        (first, 10.0),
+        (first, 12.0),
+        (second, 11.0),
+        (second, 11.5),
+    ]
+    assert [(row["begin"], row["parameter"]) for row in rows(chart, 3)] == [(12.0, "b"), (11.5, "d")]
+    assert rows(chart, 4) == [{"begin": 20.0}]
+    assert spec(chart)["layer"][5]["encoding"]["text"] == {"value": "backward ends"}
+    order = spec(chart)["layer"][0]["encoding"]["y"]
+    assert order["sort"] == [first, second]
+
+
+def test_buckets_say_what_they_found() -> None:
+    title = spec(charts.buckets(pd.DataFrame([bucket(0), LATE])))["title"]
+    assert title["text"] == "Exposed communication 3.0 ms of 10.0 ms of the buckets' communication (30\u00a0%)"
+    assert title["subtitle"][1].startswith("1 were ready, but waited more than 0.05 ms")
+
+
+def test_a_launch_before_device_readiness_is_no_negative_wait() -> None:
+    """On a GPU the launch is host time and comes before the device has the gradients."""
+    drawn = bands(charts.buckets(pd.DataFrame([bucket(0, launch_ns=2 * MS)])))
+    assert all(end > begin for _, _, begin, end in drawn)
+    assert "ready, waits for an earlier bucket" not in {part for _, part, _, _ in drawn}
+
+
+def test_a_bucket_without_any_gradient_is_drawn_too() -> None:
+    nothing = {"gradient_ready_ns": (None, None), "ready_ns": None, "last_parameter": None}
+    chart = charts.buckets(pd.DataFrame([bucket(0), bucket(1, **nothing)]))
+    assert ("1: 8.4 MB, 2 gradients", "all-reduce hidden by compute", 13.0, 17.0) in bands(chart)
+
+
+def test_buckets_without_their_communication_claim_nothing_about_it() -> None:
+    unknown = {"start_ns": None, "end_ns": None, "exposed_ns": None}
+    title = spec(charts.buckets(pd.DataFrame([bucket(0, **unknown), bucket(1, **unknown)])))["title"]
+    assert title["text"] == "The buckets' communication was not found in the trace"
+    assert title["subtitle"][1] == "The all-reduce of 2 buckets was not found in the trace."
+
+
+def compared(**changes: Any) -> dict[str, Any]:
+    return {
+        "path": "runs/cap-25",
+        "strategy": "bucketed",
+        "bucket_cap_mb": 25.0,
+        "ranks": 2,
+        "steps": 5,
+        "step_ms_median": 100.0,
+        "step_ms_iqr": 1.5,
+        "exposed_ms_median": 10.0,
+        "exposed_ms_iqr": 1.0,
+        "comm_ms_median": 40.0,
+        "comm_ms_iqr": 1.0,
+        "compute_ms_median": 80.0,
+        "compute_ms_iqr": 1.0,
+        "overlap_ratio": 0.75,
+        "fastest": True,
+        "emulated": True,
+    } | changes
+
+
+SLOWER = {"path": "runs/cap-1", "bucket_cap_mb": 1.0, "step_ms_median": 110.0, "fastest": False}
+
+
+def test_compare_draws_the_parts_of_the_median_step() -> None:
+    chart = charts.compare(pd.DataFrame([compared(), compared(**SLOWER)]))
+    drawn = [(row["run"], row["part"], row["begin"], row["end"]) for row in rows(chart, 0)]
+    assert drawn[:4] == [
+        ("25", "compute only", 0.0, 50.0),
+        ("25", "communication hidden by compute", 50.0, 80.0),
+        ("25", "communication exposed", 80.0, 90.0),
+        ("25", "neither (idle, memory)", 90.0, 100.0),
+    ]
+    assert [row["word"] for row in rows(chart, 1)] == ["110.0 ms, IQR 1.5 ms"]
+    assert [row["word"] for row in rows(chart, 2)] == ["100.0 ms, IQR 1.5 ms, fastest"]
+    assert spec(chart)["title"]["text"] == "Fastest: bucket_cap_mb 25, 100.0 ms per step"
+    assert spec(chart)["title"]["subtitle"][-1] == "emulated link"
+
+
+def test_compare_names_runs_by_folder_where_more_than_the_cap_differs() -> None:
+    table = pd.DataFrame([compared(), compared(path="b/cap-25", strategy="naive", bucket_cap_mb=None, fastest=False)])
+    chart = charts.compare(table)
+    assert [row["run"] for row in rows(chart, 2)] == ["runs/cap-25"]
+    assert spec(chart)["layer"][0]["encoding"]["y"]["title"] == "run"
+
+
+def test_compare_marks_emulated_runs_among_real_ones() -> None:
+    table = pd.DataFrame([compared(), compared(path="runs/real", emulated=False, fastest=False)])
+    assert {row["run"] for row in rows(charts.compare(table), 0)} == {"cap-25 (emulated link)", "real"}
+
+
+def test_compare_without_a_winner_says_so() -> None:
+    table = pd.DataFrame([compared(fastest=False), compared(**SLOWER)])
+    assert "no difference beyond the spread" in spec(charts.compare(table))["title"]["text"]
+
+
+def view(name: str) -> View:
+    marks = pd.DataFrame(
+        {
+            "lane": [0, 1, 2],
+            "part": ["step", "compute", "exposed communication"],
+            "start_ns": [0, 0, 60 * MS],
+            "end_ns": [100 * MS, 60 * MS, 90 * MS],
+            "events": [1, 7, 1],
+            "busy_ns": [100 * MS, 50 * MS, 30 * MS],
+            "name": ["step 4", name, "communication"],
+            "label": ["rank 0 steps", "rank 0 thread 1", "rank 0 exposed"],
+            "rank": [0, 0, 0],
+        }
+    )
+    totals = pd.DataFrame(
+        {
+            "rank": [0],
+            "span_ns": [100 * MS],
+            "compute_ns": [60 * MS],
+            "comm_ns": [40 * MS],
+            "overlapped_ns": [10 * MS],
+            "exposed_comm_ns": [30 * MS],
+        }
+    )
+    return View(start_ns=0, end_ns=100 * MS, marks=marks, lanes=marks[["lane", "label", "rank"]], totals=totals)
+
+
+def test_timeline_draws_one_table_over_its_window() -> None:
+    chart = charts.timeline(view("aten::mm"), note="emulated link 1Gbps,200us")
+    found = spec(chart)
+    assert [(row["lane"], row["begin"], row["end"], row["events"]) for row in rows(chart, 0)] == [
+        ("rank 0 steps", 0.0, 100.0, 1),
+        ("rank 0 thread 1", 0.0, 60.0, 7),
+        ("rank 0 exposed", 60.0, 90.0, 1),
+    ]
+    assert found["data"]["name"] in found["datasets"]
+    assert not any("data" in layer for layer in found["layer"])
+    assert found["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0.0, 100.0]
+    assert found["layer"][0]["encoding"]["y"]["scale"]["domain"] == [
+        "rank 0 steps",
+        "rank 0 thread 1",
+        "rank 0 exposed",
+    ]
+    assert [param["bind"] for param in found["params"]] == ["scales"]
+    assert found["title"]["text"] == (
+        "Exposed communication 30.0 ms of 40.0 ms of communication (75\u00a0%), from 0 ms to 100.0 ms"
+    )
+    assert found["title"]["subtitle"] == ["emulated link 1Gbps,200us"]
+
+
+def test_long_names_are_cut_and_control_characters_gone() -> None:
+    chart = charts.timeline(view("x" * 10_000 + "\x1b[31m\u202e"))
+    what = rows(chart, 0)[1]["what"]
+    assert len(what) == 90
+    assert what.isprintable()
+
+
+def test_small_words() -> None:
+    assert [size(count) for count in (12, 65_536, 8_400_000, 3_200_000_000)] == ["12 B", "65.5 kB", "8.4 MB", "3.2 GB"]
+    assert [ms(ns) for ns in (0, 4_000, 350_000, 57_640_000)] == ["0 ms", "0.004 ms", "0.35 ms", "57.6 ms"]
+    assert [percent(part, 1000) for part in (0, 1, 500, 999, 1000)] == [
+        "0\u00a0%",
+        "<1\u00a0%",
+        "50\u00a0%",
+        ">99\u00a0%",
+        "100\u00a0%",
+    ]
+    assert percent(1, 0) == "-"
+    assert shorten("abcdefghij", 5) == "ab…ij"

@@ -1,0 +1,129 @@
+"""The sentences about tables written out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from overlaplab.charts import late_buckets, late_sentences, note, verdict
+from overlaplab.events import Link, Manifest
+
+MS = 1_000_000
+
+
+def bucket(index: int, ready: list[float | None], launch: float, start: float, end: float, exposed: float) -> Any:
+    """A bucket whose gradients `p<index>.<n>` are ready at these ms."""
+    names = tuple(f"p{index}.{number}" for number in range(len(ready)))
+    known = [(time, name) for time, name in zip(ready, names, strict=True) if time is not None]
+    return {
+        "index": index,
+        "parameters": names,
+        "gradient_ready_ns": tuple(None if time is None else int(time * MS) for time in ready),
+        "last_parameter": max(known)[1] if known else None,
+        "ready_ns": int(max(known)[0] * MS) if known else None,
+        "launch_ns": int(launch * MS),
+        "start_ns": int(start * MS),
+        "end_ns": int(end * MS),
+        "exposed_ns": int(exposed * MS),
+    }
+
+
+def test_the_bucket_that_held_others_names_its_last_gradient() -> None:
+    table = pd.DataFrame(
+        [
+            bucket(0, [1, 2], 2, 2, 3, 0),
+            bucket(1, [3, 9.5], 9.5, 9.5, 10, 0),
+            bucket(2, [4, 5], 9.5, 10, 11, 0),
+            bucket(3, [6, 7], 9.5, 11, 12, 0.25),
+        ]
+    )
+    late = late_buckets(table)
+    assert late[["index", "parameter", "gap_ns", "held_ns", "held", "link_ns", "exposed_ns"]].to_dict("records") == [
+        {
+            "index": 1,
+            "parameter": "p1.1",
+            "gap_ns": 6.5 * MS,
+            "held_ns": 4.5 * MS,
+            "held": (2, 3),
+            "link_ns": 0,
+            "exposed_ns": 0,
+        },
+        {
+            "index": 3,
+            "parameter": "p3.1",
+            "gap_ns": 1 * MS,
+            "held_ns": 0,
+            "held": (),
+            "link_ns": 1.5 * MS,
+            "exposed_ns": 0.25 * MS,
+        },
+    ]
+    assert late_sentences(late) == [
+        "Bucket 1 was held by p1.1, whose gradient came last, 6.50 ms after the one before it; buckets 2 and 3 stood"
+        " ready and waited up to 4.50 ms for it. Exposed: 0.00 ms.",
+        "Bucket 3 waited 1.50 ms for the busy link; its last gradient was p3.1, 1.00 ms after the one before it."
+        " Exposed: 0.25 ms.",
+    ]
+
+
+def test_a_bucket_is_not_held_by_one_that_was_launched_before_it_was_ready() -> None:
+    table = pd.DataFrame([bucket(0, [5], 5, 5, 6, 0), bucket(1, [7], 7, 7, 8, 0)])
+    assert late_buckets(table).empty
+
+
+def test_unused_gradients_do_not_count() -> None:
+    table = pd.DataFrame([bucket(0, [None, 4, None], 4, 4, 9, 5), bucket(1, [None], 9, 9, 10, 1)])
+    late = late_buckets(table)
+    assert late["gap_ns"].isna().tolist() == [True, True]
+    assert late_sentences(late)[0] == (
+        "Bucket 0 was held by p0.1, whose gradient came last, the only one in it. Exposed: 5.00 ms."
+    )
+    assert "an unknown parameter" in late_sentences(late)[1]
+
+
+def test_only_the_dearest_are_told() -> None:
+    table = pd.DataFrame([bucket(number, [number], number, number, number + 1, 1) for number in range(9)])
+    assert late_sentences(late_buckets(table), limit=4)[-1] == "5 more late buckets in the table below."
+
+
+def test_the_note_names_the_emulated_link_and_what_it_missed() -> None:
+    fields: dict[str, Any] = {
+        "format_version": 1,
+        "strategy": "bucketed",
+        "device": "cpu",
+        "backend": "gloo",
+        "world_size": 2,
+        "bucket_cap_mb": 25.0,
+    }
+    link = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)
+    said = "bucketed, 2 ranks, cpu, bucket_cap_mb 25"
+    assert note(None) is None
+    assert note(Manifest(**fields)) == said
+    assert note(Manifest(**fields, link=link)) == f"{said}, emulated link 1Gbps,200us"
+    missed = note(Manifest(**fields, link=link, link_attained=False))
+    assert missed == f"{said}, emulated link 1Gbps,200us, link not attained"
+
+
+@pytest.mark.parametrize("comm", [0, 30])
+def test_the_verdict_names_its_denominators(comm: int) -> None:
+    table = pd.DataFrame(
+        {
+            "rank": pd.array([0, 0, 5], dtype="Int64"),
+            "step": pd.array([1, 2, 1], dtype="Int64"),
+            "span_ns": [100 * MS, 120 * MS, 100 * MS],
+            "comm_ns": [comm * MS] * 3,
+            "overlapped_ns": [20 * MS if comm else 0, 20 * MS if comm else 0, 5 * MS if comm else 0],
+            "exposed_comm_ns": [10 * MS if comm else 0, 10 * MS if comm else 0, 25 * MS if comm else 0],
+        }
+    )
+    start = "Foreign traces, 2 ranks: median step 100.0 ms."
+    expected = f"{start} No communication in these steps."
+    if comm:
+        expected = (
+            f"{start} Worst rank 5: 25.0 ms of 30.0 ms of communication per step is exposed"
+            " (25\u00a0% of its step time). Over all ranks, 50\u00a0% of communication time is hidden behind compute."
+        )
+    assert verdict(table, None) == expected
+    assert "nothing to show" in verdict(table.iloc[:0], None)

@@ -1,0 +1,98 @@
+"""Which runs the opened folder holds, and that no name leads out of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from overlaplab.dashboard.data import open_run
+from overlaplab.dashboard.folder import confined, find_runs, stamp
+from overlaplab.errors import OverlaplabError
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Path:
+    """A folder `opened`, and beside it `opened-too` and `outside`, each with a run."""
+    for name in ("opened/run", "opened-too/run", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "rank0.json").write_text("{}")
+    return tmp_path / "opened"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "../outside",
+        "run/../../outside",
+        "../opened-too/run",
+        "/etc",
+        "\\etc",
+        "run/",
+        "//outside",
+        "run\0",
+        "link",
+        "link/inner",
+    ],
+)
+def test_names_that_lead_out_are_refused(opened: Path, name: str) -> None:
+    (opened / "link").symlink_to(opened.parent / "outside")
+    with pytest.raises(OverlaplabError):
+        confined(opened, name)
+    assert isinstance(open_run(opened, name), OverlaplabError)
+
+
+def test_names_that_stay_inside_are_taken(opened: Path) -> None:
+    (opened / "alias").symlink_to(opened / "run")
+    assert confined(opened, "run") == opened / "run"
+    assert confined(opened, "alias") == opened / "run"
+    assert confined(opened, ".") == opened
+
+
+def test_the_folder_may_itself_be_reached_by_a_link(opened: Path) -> None:
+    (opened.parent / "shortcut").symlink_to(opened)
+    assert [entry.name for entry in find_runs(opened.parent / "shortcut")] == ["run"]
+
+
+def test_runs_are_found_two_folders_deep(opened: Path) -> None:
+    for name in ("sweep/cap-1", "sweep/cap-25", "a/b/too-deep", ".hidden", "empty"):
+        (opened / name).mkdir(parents=True)
+    for name in ("sweep/cap-1/run.json", "sweep/cap-25/t.json.gz", "a/b/too-deep/t.json", ".hidden/t.json", "top.json"):
+        (opened / name).write_text("{}")
+    assert [(entry.name, entry.files) for entry in find_runs(opened)] == [
+        (".", 1),
+        ("run", 1),
+        ("sweep/cap-1", 0),
+        ("sweep/cap-25", 1),
+    ]
+
+
+def test_links_out_and_fifos_are_no_runs(opened: Path) -> None:
+    (opened / "link").symlink_to(opened.parent / "outside")
+    (opened / "pipe").mkdir()
+    os.mkfifo(opened / "pipe" / "rank0.json")
+    assert [entry.name for entry in find_runs(opened)] == ["run"]
+
+
+def test_a_link_to_itself_ends(opened: Path) -> None:
+    (opened / "loop").symlink_to(opened)
+    assert [entry.name for entry in find_runs(opened)] == ["run"]
+
+
+def test_a_linked_trace_outside_is_refused(opened: Path) -> None:
+    (opened / "run" / "rank1.json").symlink_to(opened.parent / "outside" / "rank0.json")
+    with pytest.raises(OverlaplabError, match=r"rank1\.json: a link leads out"):
+        stamp(opened / "run")
+
+
+def test_the_stamp_changes_with_the_files_and_skips_fifos(opened: Path) -> None:
+    run = opened / "run"
+    before = stamp(run)
+    assert [name for name, _, _ in before] == ["rank0.json"]
+    os.mkfifo(run / "pipe.json")
+    (run / "notes.txt").write_text("not a trace")
+    assert stamp(run) == before
+    os.utime(run / "rank0.json", ns=(1, 1))
+    assert stamp(run) != before

@@ -1,0 +1,210 @@
+"""Each page in its states, run by Streamlit's own tester."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from made_traces import event, run_of, write
+from streamlit.testing.v1 import AppTest
+
+import overlaplab.dashboard
+from overlaplab.dashboard.server import command
+
+MAIN = Path(overlaplab.dashboard.__file__).with_name("main.py")
+PAGES = ("summary", "timeline", "buckets", "compare")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> object:
+    """A function that opens a page on a folder, on the run of this name."""
+
+    def open_page(folder: Path | None, page: str = "summary", run: str | None = None) -> AppTest:
+        monkeypatch.setattr(sys, "argv", ["main.py", *([str(folder)] if folder else [])])
+        app = AppTest.from_file(str(MAIN), default_timeout=60).run()
+        if page != "summary":
+            app.switch_page(f"views/{page}.py").run()
+        if run is not None:
+            app.selectbox(key="run_picker").set_value(run).run()
+        assert not app.exception, app.exception[0].message
+        return app
+
+    return open_page
+
+
+def words(app: AppTest) -> str:
+    return "\n".join(element.value for element in app.text)
+
+
+def charts(app: AppTest) -> int:
+    return len(app.get("vega_lite_chart"))
+
+
+def test_summary_begins_with_the_verdict(opened, runs: Path) -> None:
+    app = opened(runs, run="bucketed")
+    assert words(app).startswith(
+        "bucketed, 2 ranks: median step 1.0 ms. Worst rank 0: 0.35 ms of 0.50 ms of communication per step is exposed"
+        " (35\u00a0% of its step time). Over all ranks, 30\u00a0% of communication time is hidden behind compute."
+    )
+    assert "emulated link 1Gbps,200us" in words(app)
+    assert charts(app) == 1
+    table = app.dataframe[0].value
+    assert table["exposed comm. ms"].tolist() == [0.35] * 4
+    assert table["hidden, % of comm."].tolist() == [30.0] * 4
+
+
+def test_summary_of_one_step_and_rank(opened, runs: Path) -> None:
+    app = opened(runs, run="bucketed")
+    app.multiselect[0].set_value([1])
+    app.selectbox[1].set_value(1).run()
+    assert app.dataframe[0].value[["rank", "step"]].to_numpy().tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("run", ["bucketed", "one-rank", "foreign"])
+def test_every_page_draws_every_kind_of_run(opened, runs: Path, page: str, run: str) -> None:
+    app = opened(runs, page, run)
+    if (page, run) == ("buckets", "foreign"):
+        assert "has no buckets" in app.info[0].value
+        assert charts(app) == 0
+    else:
+        assert charts(app) == 1
+        assert len(app.dataframe) == 1
+
+
+def test_buckets_name_the_parameter_that_came_last(opened, runs: Path) -> None:
+    app = opened(runs, "buckets", "bucketed")
+    line = next(text.value for text in app.text if text.value.startswith("Bucket 1 "))
+    assert line == (
+        "Bucket 1 waited 0.10 ms for the busy link; its last gradient was body.weight, the only one in it."
+        " Exposed: 0.35 ms."
+    )
+    assert app.dataframe[0].value["exposed ms"].tolist() == [0.0, 0.35]
+
+
+def test_timeline_counts_every_event(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "one-rank")
+    # Two steps of each: 1 step, 3 phases, 3 operators, 2 collectives, 1 exposed stretch.
+    assert words(app).splitlines()[-1].startswith("20 events, drawn as 20 marks.")
+    assert app.dataframe[0].value["exposed ms"].tolist() == [0.7]
+
+
+def test_timeline_buttons_move_the_window(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "one-rank")
+    buttons = {button.label: button for button in app.button}
+    seen = [app.subheader[0].value]
+    for label in ("Zoom in", "Right", "Fit"):
+        buttons[label].click().run()
+        seen.append(app.subheader[0].value)
+        buttons = {button.label: button for button in app.button}
+    assert seen == [
+        "Visible: 0.000 to 2.000 ms",
+        "Visible: 0.500 to 1.500 ms",
+        "Visible: 1.000 to 2.000 ms",
+        "Visible: 0.000 to 2.000 ms",
+    ]
+
+
+def test_compare_leaves_the_broken_run_out(opened, runs: Path) -> None:
+    app = opened(runs, "compare")
+    assert app.dataframe[0].value["run"].tolist() == ["bucketed", "foreign", "one-rank"]
+    assert "Left out" in app.warning[0].value
+    assert app.code[0].value.startswith("broken: ")
+
+
+@pytest.mark.parametrize("page", PAGES[:3])
+def test_a_broken_run_shows_one_line_and_the_rest_keeps_working(opened, runs: Path, page: str) -> None:
+    app = opened(runs, page, "broken")
+    assert "cannot be read" in app.error[0].value
+    assert "rank0.pt.trace.json.gz" in app.code[0].value
+    assert "\n" not in app.code[0].value
+    app.selectbox(key="run_picker").set_value("bucketed").run()
+    assert not app.error
+    assert charts(app) == 1
+
+
+def test_a_run_that_disappears_shows_one_line(opened, runs: Path) -> None:
+    app = opened(runs, run="one-rank")
+    for file in (runs / "one-rank").iterdir():
+        file.unlink()
+    (runs / "one-rank" / "rank0.json").write_text("{")
+    app.run()
+    assert "cannot be read" in app.error[0].value
+
+
+def test_a_changed_trace_is_read_anew(opened, runs: Path) -> None:
+    app = opened(runs, run="foreign")
+    before = app.dataframe[0].value["step time ms"].tolist()
+    trace = runs / "foreign" / "trace.json.gz"
+    write(trace, [event("aten::mm", 0, 500), event("gloo:all_reduce", 100, 300, cat="user_annotation", tid=5)])
+    os.utime(trace, ns=(1, 1))
+    app.run()
+    assert before == [0.1]
+    assert app.dataframe[0].value["step time ms"].tolist() == [0.5]
+
+
+def test_an_empty_folder_says_how_to_fill_it(opened, tmp_path: Path) -> None:
+    app = opened(tmp_path)
+    assert app.subheader[0].value == "There are no runs in this folder yet"
+    assert "overlaplab record" in app.code[1].value
+
+
+def test_a_folder_that_is_not_there(opened, tmp_path: Path) -> None:
+    app = opened(tmp_path / "nowhere")
+    assert app.subheader[0].value == "There is no such folder"
+
+
+def test_a_gpu_trace_without_device_activity(opened, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run" / "t.json", [event("cudaLaunchKernel", 0, 5, cat="cuda_runtime", correlation=1)])
+    for page in ("summary", "timeline"):
+        app = opened(tmp_path, page)
+        assert "Device activity was not recorded" in app.warning[0].value
+
+
+def test_strings_of_a_trace_never_become_markdown(opened, tmp_path: Path) -> None:
+    """Markdown and HTML stand in names of runs, parameters, operators, and in the manifest."""
+    bad = "![x](http://evil.example/x.png)</script><img src=http://evil.example/y>"
+    named = "![x](http://evil.example/z.png)"
+    from_percent = "%21%5Bx%5D%28http%3A%2F%2Fevil.example%2Fp.png%29"
+    events = [
+        event(f"aten::{bad}", 0, 100),
+        *engine_like(from_percent),
+        event("gloo:all_reduce", 150, 300, cat="user_annotation", tid=7),
+    ]
+    run_of(tmp_path / named.replace("/", "_"), events, manifest={"strategy": bad, "device": bad})
+    for page in PAGES:
+        app = opened(tmp_path, page)
+        spoken = [
+            *(
+                element.value
+                for kind in ("markdown", "title", "subheader", "caption")
+                for element in getattr(app, kind)
+            ),
+            *(element.value for kind in ("error", "warning", "info") for element in getattr(app, kind)),
+            *(f"{metric.label}{metric.value}{metric.help}" for metric in app.metric),
+            *(widget.label for widget in (*app.selectbox, *app.multiselect, *app.button)),
+        ]
+        assert not any("evil" in text or "![x]" in text for text in spoken), spoken
+    assert "evil" in str(opened(tmp_path).text[0].value)
+
+
+def engine_like(parameter: str) -> list[dict[str, object]]:
+    def label(text: str, start: float, end: float) -> dict[str, object]:
+        return event(f"engine::{text}", start, end, cat="user_annotation")
+
+    return [
+        label("backward microbatch=0 sync=1", 0, 130),
+        label(f"gradient_ready parameter={parameter}", 110, 111),
+        label(f"bucket_ready bucket=0 bytes=4 parameters={parameter}", 112, 113),
+        label("bucket_launch bucket=0", 114, 115),
+        label("bucket_done bucket=0", 301, 302),
+    ]
+
+
+def test_the_command_opens_this_app(tmp_path: Path) -> None:
+    line = command(tmp_path, 8501)
+    assert Path(line[4]) == MAIN
+    assert line[-2:] == ["--", str(tmp_path)]
