@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.charts.theme import MS, count, ms, percent, rank_word, shorten
+from overlaplab.charts.theme import count, ms, percent, rank_word, shorten
 from overlaplab.events import Manifest
 
 __all__ = ["late_buckets", "late_sentences", "note", "verdict"]
@@ -106,15 +106,15 @@ def _late_sentence(row: dict[Any, Any]) -> str:
     name = "an unknown parameter" if _missing(row["parameter"]) else shorten(str(row["parameter"]), 80)
     gap = "the only one in it"
     if not _missing(row["gap_ns"]):
-        gap = f"{row['gap_ns'] / MS:,.2f} ms after the one before it"
+        gap = f"{ms(row['gap_ns'])} after the one before it"
     if row["link_ns"] > max(_whole(row["gap_ns"]), row["held_ns"]):
-        line = f"waited {row['link_ns'] / MS:,.2f} ms for the busy link; its last gradient was {name}, {gap}"
+        line = f"waited {ms(row['link_ns'])} for the busy link; its last gradient was {name}, {gap}"
     else:
         line = f"was held by {name}, whose gradient came last, {gap}"
     if row["held"]:
         upto = "up to " if len(row["held"]) > 1 else ""
-        line += f"; {_these(row['held'])} stood ready and waited {upto}{row['held_ns'] / MS:,.2f} ms for it"
-    return f"Bucket {row['index']} {line}. Exposed: {row['exposed_ns'] / MS:,.2f} ms."
+        line += f"; {_these(row['held'])} stood ready and waited {upto}{ms(row['held_ns'])} for it"
+    return f"Bucket {row['index']} {line}. Exposed: {ms(row['exposed_ns'])}."
 
 
 def _held(ordered: list[dict[Any, Any]]) -> dict[object, dict[object, int]]:

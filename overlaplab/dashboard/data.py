@@ -64,6 +64,6 @@ def open_run(root: Path, name: str) -> Opened | OverlaplabError:
         return OverlaplabError("is too deep or too big to read", path=name, remedy="Record fewer steps.")
 
 
-@st.cache_resource(max_entries=8, show_spinner="Reading the traces")
+@st.cache_resource(max_entries=16, show_spinner="Reading the traces")
 def _opened(path: str, stamped: tuple[tuple[str, int, int], ...], name: str) -> Opened:
     return Opened(name=name, run=overlaplab.load_run(path))

@@ -23,6 +23,7 @@ _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
 .st-key-lead [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
 .st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
+.st-key-late [data-testid="stText"] {font-size: 0.95rem;}
 """
 
 

@@ -61,9 +61,9 @@ def test_the_bucket_that_held_others_names_its_last_gradient() -> None:
         },
     ]
     assert late_sentences(late) == [
-        "Bucket 1 was held by p1.1, whose gradient came last, 6.50 ms after the one before it; buckets 2 and 3 stood"
-        " ready and waited up to 4.50 ms for it. Exposed: 0.00 ms.",
-        "Bucket 3 waited 1.50 ms for the busy link; its last gradient was p3.1, 1.00 ms after the one before it."
+        "Bucket 1 was held by p1.1, whose gradient came last, 6.5 ms after the one before it; buckets 2 and 3 stood"
+        " ready and waited up to 4.5 ms for it. Exposed: 0 ms.",
+        "Bucket 3 waited 1.5 ms for the busy link; its last gradient was p3.1, 1.0 ms after the one before it."
         " Exposed: 0.25 ms.",
     ]
 
@@ -78,7 +78,7 @@ def test_unused_gradients_do_not_count() -> None:
     late = late_buckets(table)
     assert late["gap_ns"].isna().tolist() == [True, True]
     assert late_sentences(late)[0] == (
-        "Bucket 0 was held by p0.1, whose gradient came last, the only one in it. Exposed: 5.00 ms."
+        "Bucket 0 was held by p0.1, whose gradient came last, the only one in it. Exposed: 5.0 ms."
     )
     assert "an unknown parameter" in late_sentences(late)[1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -10,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,8 +17,9 @@ import pytest
 from made_traces import event, run_of
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from overlaplab.charts.theme import LIGHT
+from overlaplab.charts.theme import DARK, LIGHT, Palette
 
+ROOT = Path(__file__).parents[2]
 ARGUMENTS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 HOSTILE = "![x](http://evil.example/md.png)</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 
@@ -52,11 +53,18 @@ def address(runs: Path) -> Iterator[str]:
         ],
         manifest={"strategy": HOSTILE, "device": HOSTILE},
     )
+    with served("-m", "overlaplab", "app", str(runs), "--port", "{port}") as found:
+        yield found
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[str]:
+    """The address of an app started with these arguments to Python, until the block ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    line = [sys.executable, "-m", "overlaplab", "app", str(runs), "--port", str(port)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(os.environ))
+    line = [sys.executable, *(argument.format(port=port) for argument in arguments)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
         wait_until_healthy(process, port)
         yield f"http://127.0.0.1:{port}"
@@ -87,7 +95,7 @@ def visit(page: Page, address: str, name: str, run: str) -> None:
     assert page.locator("[data-testid=stException]").count() == 0
 
 
-def drawn(page: Page) -> dict[str, int]:
+def drawn(page: Page, tones: Palette = LIGHT) -> dict[str, int]:
     """How much of each palette colour the page's chart shows, in pixels, whether it is drawn as SVG or on a canvas."""
     found: dict[str, int] = page.evaluate(
         """(names) => {
@@ -108,7 +116,7 @@ def drawn(page: Page) -> dict[str, int]:
           }
           return found;
         }""",
-        {"compute": LIGHT.compute, "hidden": LIGHT.gather, "exposed": LIGHT.exposed},
+        {"compute": tones.compute, "hidden": tones.gather, "exposed": tones.exposed},
     )
     return found
 
@@ -156,6 +164,16 @@ def test_every_page_draws_and_nothing_leaves_this_machine(browser: Browser, addr
     assert page.get_by_text("![x](http://evil.example/p.png)</script>").first.is_visible()
     assert hosts == {"127.0.0.1"}
     page.close()
+
+
+def test_streamlit_run_app_py_shows_the_same_in_the_dark(browser: Browser, runs: Path) -> None:
+    with served("-m", "streamlit", "run", "app.py", "--server.port={port}", "--", str(runs)) as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="dark")
+        visit(page, address, "summary", "bucketed")
+        assert page.get_by_text("30\u00a0% of communication time is hidden behind compute").is_visible()
+        assert min(drawn(page, DARK).values()) > 500
+        assert max(drawn(page, LIGHT).values()) == 0
+        page.close()
 
 
 def test_a_foreign_page_may_not_connect(address: str) -> None:

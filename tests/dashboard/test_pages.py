@@ -78,7 +78,7 @@ def test_buckets_name_the_parameter_that_came_last(opened, runs: Path) -> None:
     app = opened(runs, "buckets", "bucketed")
     line = next(text.value for text in app.text if text.value.startswith("Bucket 1 "))
     assert line == (
-        "Bucket 1 waited 0.10 ms for the busy link; its last gradient was body.weight, the only one in it."
+        "Bucket 1 waited 0.096 ms for the busy link; its last gradient was body.weight, the only one in it."
         " Exposed: 0.35 ms."
     )
     assert app.dataframe[0].value["exposed ms"].tolist() == [0.0, 0.35]
@@ -117,6 +117,7 @@ def test_compare_leaves_the_broken_run_out(opened, runs: Path) -> None:
 @pytest.mark.parametrize("page", PAGES[:3])
 def test_a_broken_run_shows_one_line_and_the_rest_keeps_working(opened, runs: Path, page: str) -> None:
     app = opened(runs, page, "broken")
+    assert app.title[0].value == page.capitalize()
     assert "cannot be read" in app.error[0].value
     assert "rank0.pt.trace.json.gz" in app.code[0].value
     assert "\n" not in app.code[0].value

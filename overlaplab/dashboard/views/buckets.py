@@ -33,8 +33,8 @@ _COLUMNS = {
 
 def page() -> None:
     """Draw the page."""
-    opened = run_or_stop()
     st.title("Buckets")
+    opened = run_or_stop()
     table = opened.buckets
     manifest = opened.run.manifest
     if table.empty:

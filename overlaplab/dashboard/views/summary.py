@@ -35,8 +35,8 @@ _COLUMNS = {
 
 def page() -> None:
     """Draw the page."""
-    opened = run_or_stop()
     st.title("Summary")
+    opened = run_or_stop()
     table = opened.summary
     table = chosen_rows(table, pick_ranks(opened.run), pick_step(table))
     manifest = opened.run.manifest

@@ -44,8 +44,8 @@ _COLUMNS = {
 
 def page() -> None:
     """Draw the page."""
-    opened = run_or_stop()
     st.title("Timeline")
+    opened = run_or_stop()
     ranks = pick_ranks(opened.run)
     step = pick_step(opened.timeline.steps)
     warnings_of(opened.run)
