@@ -14,10 +14,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from engine.errors import EngineError
+from engine.faults import MANAGED
 from engine.record import sweep
-from engine.worker import MANAGED
 
 __all__ = ["launch"]
+
+ENTRY = ("-m", "engine")
+"""What a rank runs with this Python."""
 
 
 def launch(nproc: int, argv: list[str], out: Path) -> None:
@@ -25,9 +28,12 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
 
     Raises EngineError, naming the rank whose error or death ended the run; then all ranks have ended.
     """
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher", "torch.distributed.run"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed."):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what it would say, this function says
     os.environ[MANAGED] = "1"
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -45,7 +51,7 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "engine", *argv)
+            elastic_launch(config, sys.executable)(*ENTRY, *argv)
         except ChildFailedError as error:
             raise EngineError(_first_cause(error.failures)) from None
         except SignalException as error:
@@ -73,4 +79,4 @@ def _first_cause(failures: dict[int, ProcessFailure]) -> str:
 
 
 def _told(failure: ProcessFailure) -> bool:
-    return bool(failure.error_file_data.get("message"))
+    return os.path.isfile(failure.error_file)

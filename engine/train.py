@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from engine import labels
+from engine import faults, labels
 from engine.comm import Communicator, connect
 from engine.config import Config, Device, Dtype
 from engine.data import Batches
@@ -104,13 +104,17 @@ def _run(config: Config, comm: Communicator, strategy: Strategy, optimizer: Adam
     )
     first = 0
     with recorder or nullcontext(), _progress(config, comm) as advance:
-        for step in range(config.warmup + config.steps):
-            if step == config.warmup:
-                first = len(comm.carried)
-            train_step(strategy, optimizer, batches, step, accumulate=config.accumulate, clip_norm=config.clip_norm)
-            advance()
-            if recorder is not None:
-                recorder.step()
+        try:
+            for step in range(config.warmup + config.steps):
+                if step == config.warmup:
+                    first = len(comm.carried)
+                train_step(strategy, optimizer, batches, step, accumulate=config.accumulate, clip_norm=config.clip_norm)
+                advance()
+                if recorder is not None:
+                    recorder.step()
+        except BaseException as error:
+            faults.tell(error)  # before the recording is closed, which takes a while
+            raise
     return first, len(comm.carried)
 
 

@@ -1,30 +1,15 @@
-"""One rank as a process: how it starts, and how it ends when something fails."""
+"""One rank as a process."""
 
-import json
 import os
 import signal
-import sys
 import threading
 import time
-import traceback
-from typing import NoReturn
 
-from engine.comm import is_lost_peer
+from engine import faults
 from engine.config import Config
 from engine.train import record
 
 __all__ = ["work"]
-
-FAULT = 2
-"""Exit code of bad input and of faults."""
-MANAGED = "OVERLAPLAB_LAUNCHER"
-"""Set in the environment of ranks that `engine.launch` started: it tells their errors, they need not."""
-TRACEBACK = "OVERLAPLAB_TRACEBACK"
-"""Set it to see where an error came from."""
-GRACE_S = 3.0
-"""How long a rank that lost a peer waits before it ends, so that the peer's end is seen first."""
-CLOSING_S = 8.0
-"""How long a rank that fails may take to close its recording."""
 
 
 def work(config: Config, argv: list[str]) -> None:
@@ -37,32 +22,7 @@ def work(config: Config, argv: list[str]) -> None:
     try:
         record(config, argv)
     except BaseException as error:
-        fail(error)
-
-
-def fail(error: BaseException) -> NoReturn:
-    """Tell the error once and end this process, whatever its threads are doing."""
-    if TRACEBACK in os.environ:
-        traceback.print_exception(error)
-    lost = is_lost_peer(error)
-    message = describe(error)
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and not lost:
-        with open(path, "w") as file:
-            json.dump({"message": message, "timestamp": int(time.time())}, file)
-    if lost:
-        time.sleep(GRACE_S)
-    if MANAGED not in os.environ:
-        rank = os.environ.get("RANK", "0")
-        text = f"lost another rank ({message})" if lost else message
-        print(f"overlaplab record: rank {rank}: {text}", file=sys.stderr, flush=True)
-    os._exit(FAULT)
-
-
-def describe(error: BaseException) -> str:
-    """An error on one line."""
-    text = " ".join(str(error).split()) or "no message"
-    return text if type(error).__name__ == "EngineError" else f"{type(error).__name__}: {text}"
+        faults.end(error)
 
 
 def _end_with_parent() -> None:
@@ -72,6 +32,6 @@ def _end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
-        os._exit(FAULT)
+        os._exit(faults.FAULT)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -45,6 +45,7 @@ class TorchDDP(Strategy):
 
     def _wrap(self) -> None:
         self._ddp = None  # the old reducer takes its hooks along
+        self._broken = False
         if not self.parameters:
             return
         self._ddp = DistributedDataParallel(
@@ -68,6 +69,8 @@ class TorchDDP(Strategy):
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """DDP's forward pass."""
+        if self._broken:  # only now: if this rank is to end, it must not call collectives that nobody joins
+            self._wrap()
         loss: torch.Tensor = (self._ddp or self.model)(*inputs)
         return loss
 
@@ -114,9 +117,8 @@ class TorchDDP(Strategy):
         self._launched, self._flying = [], []
 
     def _abandon(self) -> None:
-        """A reducer stopped midway cannot go on: drain, and start with a new one."""
+        """A reducer stopped midway cannot go on: drain, and wrap the model anew for the next step."""
         with suppress(Exception):
             torch.futures.wait_all(self._flying)
         self._launched, self._flying = [], []
-        with suppress(Exception):
-            self._wrap()
+        self._broken = True

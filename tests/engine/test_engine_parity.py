@@ -1,29 +1,23 @@
 """Every strategy against one process, on real gloo processes: once per world size, all scenarios inside.
 
-The ranks run this file as a script; rank 0 writes what each scenario found, and each scenario is a test.
+The ranks run this file as a script; each scenario is a test.
 """
 
 import copy
-import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engine_ranks import Scenarios, run_ranks
 from torch import nn
 
-from engine.comm import Communicator, connect
+from engine.comm import Communicator
 from engine.config import StrategyName
 from engine.data import Batches
 from engine.errors import EngineError
-from engine.link import Link
 from engine.model import Transformer
 from engine.optimizer import AdamW, gradient
 from engine.strategies import Options, Strategy, make
@@ -36,21 +30,7 @@ SMALL_CAP_MB = 0.004  # several buckets for these small models
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "seq": 8, "vocab": 32}
 BATCHES = Batches(seed=7, vocab=32, seq=8, batch=2)
 
-Scenario = Callable[[Communicator], None]
-SCENARIOS: dict[str, Scenario] = {}
-
-
-def scenario(*names: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function of (comm) or, given names, of (comm, name), once for each."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        if not names:
-            SCENARIOS[function.__name__] = function
-        for name in names:
-            SCENARIOS[f"{function.__name__}[{name}]"] = lambda comm, name=name: function(comm, name)
-        return function
-
-    return register
+scenario = Scenarios()
 
 
 # What one process would do
@@ -486,67 +466,18 @@ def expect_failure(comm: Communicator, run: Callable[[], None]) -> None:
         run()
 
 
-# The ranks' side
-
-
-def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    link = Link.parse(os.environ["LINK"]) if "LINK" in os.environ else None
-    comm = connect(torch.device("cpu"), link, timeout_s=60)
-    found = {}
-    for name, run in SCENARIOS.items():
-        verdict = ""
-        try:
-            run(comm)
-        except BaseException as error:
-            verdict = f"rank {comm.rank}: {type(error).__name__}: {error}"
-            print(f"{name}: {verdict}", file=sys.stderr)
-        found[name] = [v for v in comm.gather_objects(verdict) if v]
-        if comm.rank == 0:
-            out.write_text(json.dumps(found))
-    comm.close()
-
-
-def run_ranks(world_size: int, out: Path, **environment: str) -> dict[str, list[str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(out)],
-            env={
-                **os.environ,
-                **environment,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        codes = [rank.wait(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * world_size
-    found: dict[str, list[str]] = json.loads(out.read_text())
-    return found
-
-
 @pytest.fixture(scope="module", params=[*WORLD_SIZES, "2 behind a link"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     out = tmp_path_factory.mktemp("parity") / "found.json"
     if request.param == "2 behind a link":
-        return run_ranks(2, out, LINK="100Gbps,1us")
-    return run_ranks(request.param, out)
+        return run_ranks(__file__, 2, out, LINK="100Gbps,1us")
+    return run_ranks(__file__, request.param, out)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", scenario)
 def test_scenario(found: dict[str, list[str]], name: str) -> None:
     assert found[name] == []
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    scenario.main()

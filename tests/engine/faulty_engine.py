@@ -1,0 +1,49 @@
+"""`python -m engine` with a fault: FAULT=rank:step:kind, and TOKEN in the environment to find its processes by."""
+
+import os
+import signal
+import sys
+import time
+
+import engine.cli
+import engine.launch
+import engine.train
+from engine.comm import Communicator
+
+if "RANK" not in os.environ:
+    engine.launch.ENTRY = (os.path.abspath(__file__),)
+else:
+    rank, step, kind = os.environ["FAULT"].split(":")
+    mine = os.environ["RANK"] == rank
+    train_step, build, all_reduce = engine.train.train_step, engine.train.build, Communicator.all_reduce_mean
+
+    def faulty_step(strategy, optimizer, batches, at, **more):
+        if at == int(step) and mine:
+            if kind == "raise":
+                raise ZeroDivisionError("the\nboom")
+            if kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "exit":
+                os._exit(7)
+            if kind == "raise-in-hook":
+                Communicator.all_reduce_mean = raise_in_hook
+        if kind == "stall" and at == int(step):
+            with open(os.environ["STALLED"] + os.environ["RANK"], "w"):
+                pass
+            if mine:
+                time.sleep(600)
+        train_step(strategy, optimizer, batches, at, **more)
+
+    def raise_in_hook(self, tensor):
+        raise ZeroDivisionError("in a hook")
+
+    def faulty_build(config, comm):
+        import dataclasses
+
+        return build(
+            dataclasses.replace(config, layers=config.layers + 1) if mine and kind == "mismatch" else config, comm
+        )
+
+    engine.train.train_step, engine.train.build = faulty_step, faulty_build
+
+sys.exit(engine.cli.main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""However a run ends, it ends soon, says why on one line, and leaves nothing half done and nobody behind."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAULTY = Path(__file__).with_name("faulty_engine.py")
+SMALL = ["--layers", "2", "--width", "32", "--seq", "16", "--vocab", "50", "--batch", "2", "--warmup", "1"]
+LIMIT_S = 30.0
+
+
+class Job:
+    """A recording with a fault, started."""
+
+    def __init__(self, out: Path, fault: str, *options: str, entry: tuple[str, ...] = (), nproc: int = 2) -> None:
+        self.out = out
+        self.token = f"{os.getpid()}-{time.time_ns()}"
+        ranks = () if entry else ("--nproc", str(nproc))
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, *entry, FAULTY, "--out", out, *ranks, "--device", "cpu", *SMALL, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "FAULT": fault, "TOKEN": self.token, "STALLED": str(out.parent / "stalled")},
+        )
+
+    def end(self) -> tuple[int, list[str]]:
+        """Exit code and the lines on stderr; stdout must be empty."""
+        stdout, stderr = self.process.communicate(timeout=LIMIT_S + 60)
+        assert stdout == ""
+        return self.process.returncode, stderr.splitlines()
+
+    def wait_until_stalled(self, ranks: int = 2) -> None:
+        while not all((self.out.parent / f"stalled{rank}").exists() for rank in range(ranks)):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() - self.started < 60
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Leave nothing behind, however the test went."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def processes(self) -> list[int]:
+        """Processes of this job that are alive."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                alive = "\nState:\tZ" not in path.with_name("status").read_text()
+                if alive and f"TOKEN={self.token}".encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue
+        return found
+
+    def assert_clean(self) -> None:
+        """No process left, no half-written file, and what traces there are can be read."""
+        assert self.processes() == []
+        names = [path.name for path in self.out.iterdir()] if self.out.exists() else []
+        assert all(name.endswith(".pt.trace.json.gz") for name in names), names
+        for name in names:
+            with gzip.open(self.out / name) as trace:
+                assert json.load(trace)["traceEvents"]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by /proc")
+pytestmark = needs_proc
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def start(out: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def start(*arguments: str, **more: Any) -> Job:
+        jobs.append(Job(out, *arguments, **more))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "message"),
+    [
+        ("1:3:raise", ("--strategy", "bucketed"), "rank 1: ZeroDivisionError: the boom"),
+        ("1:2:raise", ("--strategy", "naive", "--link", "1Gbps,200us"), "rank 1: ZeroDivisionError: the boom"),
+        ("0:3:raise-in-hook", ("--strategy", "torch-ddp"), "rank 0: ZeroDivisionError: in a hook"),
+        ("0:3:raise-in-hook", ("--strategy", "per-param"), "rank 0: ZeroDivisionError: in a hook"),
+        ("1:2:kill", ("--strategy", "bucketed"), "rank 1: killed by SIGKILL"),
+        ("0:2:kill", ("--strategy", "torch-ddp", "--link", "1Gbps,200us"), "rank 0: killed by SIGKILL"),
+        ("1:2:exit", ("--strategy", "per-param"), "rank 1: ended with exit code 7"),
+        (
+            "1:0:mismatch",
+            ("--strategy", "bucketed"),
+            "rank 0: the models differ: rank 0 has head.norm.weight [32] float32, "
+            "rank 1 has layers.2.attention_norm.weight [32] float32",
+        ),
+    ],
+)
+def test_a_rank_that_fails_ends_the_run(
+    start: Callable[..., Job], out: Path, fault: str, options: tuple[str, ...], message: str
+) -> None:
+    job = start(fault, *options, "--steps", "6")
+    code, lines = job.end()
+    assert time.monotonic() - job.started < LIMIT_S
+    assert (code, lines) == (2, [f"overlaplab record: {message}"])
+    job.assert_clean()
+
+
+def test_what_the_failing_rank_recorded_is_kept(start: Callable[..., Job], out: Path) -> None:
+    job = start("1:4:raise", "--strategy", "bucketed", "--steps", "6")
+    job.end()
+    trace = json.loads(gzip.decompress((out / "rank1.pt.trace.json.gz").read_bytes()))
+    steps = {e["name"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep")}
+    assert {"ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"} <= steps
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends(start: Callable[..., Job], out: Path, sent: signal.Signals) -> None:
+    """One rank asleep in Python, the other waiting in a collective."""
+    job = start("1:2:stall", "--strategy", "bucketed")
+    job.wait_until_stalled()
+    assert len(job.processes()) == 3
+    asked = time.monotonic()
+    job.process.send_signal(sent)
+    code, lines = job.end()
+    assert time.monotonic() - asked < 10
+    assert (code, lines) == (2, [f"overlaplab record: interrupted by {sent.name}; all ranks have ended"])
+    job.assert_clean()
+
+
+def test_ranks_do_not_outlive_their_launcher(start: Callable[..., Job], out: Path) -> None:
+    job = start("1:2:stall", "--strategy", "bucketed")
+    job.wait_until_stalled()
+    job.process.kill()
+    killed = time.monotonic()
+    while job.processes():
+        assert time.monotonic() - killed < 10
+        time.sleep(0.1)
+    job.end()
+
+
+def test_under_torchrun_the_rank_tells_its_error_itself(start: Callable[..., Job], out: Path) -> None:
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    job = start("1:2:raise", "--strategy", "bucketed", entry=run)
+    code, lines = job.end()
+    assert time.monotonic() - job.started < LIMIT_S
+    assert code != 0
+    ours = [line for line in lines if line.startswith("overlaplab record:")]
+    assert ours[0] == "overlaplab record: rank 1: ZeroDivisionError: the boom"
+    job.assert_clean()

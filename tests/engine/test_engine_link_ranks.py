@@ -1,0 +1,161 @@
+"""The emulated link between two real processes."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from engine_ranks import Scenarios, run_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.comm import Communicator
+from engine.link import Kind
+
+LINK = "0.1Gbps,1000us"
+scenario = Scenarios()
+MEGABYTE = torch.ones(250_000)  # 2 ms + 80 ms for an all-reduce of two
+T_NS = 82_000_000
+
+
+def modelled(comm: Communicator, since: int) -> list[tuple[Kind, int]]:
+    return [(c.kind, c.modelled_ns) for c in comm.carried[since:]]
+
+
+@scenario()
+def an_idle_link_takes_its_time_and_no_more(comm: Communicator) -> None:
+    for _ in range(5):
+        comm.barrier()
+        since = len(comm.carried)
+        start = time.perf_counter_ns()
+        comm.all_reduce_max(MEGABYTE.clone()).wait()
+        took = time.perf_counter_ns() - start
+        (carried,) = comm.carried[since:]
+        assert (carried.kind, carried.nbytes, carried.modelled_ns) == (Kind.ALL_REDUCE, 1_000_000, T_NS)
+        assert T_NS <= carried.occupied_ns < 1.05 * T_NS
+        assert not carried.overran
+        assert 0.95 * T_NS <= took < 1.3 * T_NS
+
+
+@scenario()
+def the_link_counts_from_the_last_arrival(comm: Communicator) -> None:
+    comm.barrier()
+    since = len(comm.carried)
+    time.sleep(0.3 * comm.rank)
+    start = time.perf_counter()
+    comm.all_reduce_max(MEGABYTE.clone()).wait()
+    took = time.perf_counter() - start
+    assert T_NS <= comm.carried[since].occupied_ns < 1.05 * T_NS
+    assert took == pytest.approx(0.082 + (0.3 if comm.rank == 0 else 0), abs=0.04)
+
+
+@scenario()
+def one_collective_after_another(comm: Communicator) -> None:
+    comm.barrier()
+    start = time.perf_counter()
+    works = [comm.all_reduce_max(MEGABYTE.clone()) for _ in range(3)]
+    assert time.perf_counter() - start < 0.04, "launching must not wait"
+    works[0].wait()
+    assert time.perf_counter() - start == pytest.approx(0.082, abs=0.03)
+    works[2].wait()
+    assert time.perf_counter() - start == pytest.approx(3 * 0.082, abs=0.04)
+
+
+@scenario()
+def the_link_is_asleep(comm: Communicator) -> None:
+    works = [comm.all_reduce_max(MEGABYTE.clone()) for _ in range(6)]
+    cpu, start = time.process_time(), time.perf_counter()
+    for work in works:
+        work.wait()
+    cpu, took = time.process_time() - cpu, time.perf_counter() - start
+    assert took > 0.4
+    assert cpu < 0.15 * took, f"{cpu} s of processor in {took} s"
+
+
+@scenario()
+def collectives_of_all_kinds(comm: Communicator) -> None:
+    rank, group = comm.rank, comm.group
+    since = len(comm.carried)
+    x = torch.full((4,), float(rank + 1))
+    dist.all_reduce(x)
+    assert x.tolist() == [3] * 4
+    full = torch.empty(4)
+    dist.all_gather_into_tensor(full, torch.full((2,), float(rank)))
+    assert full.tolist() == [0, 0, 1, 1]
+    parts = [torch.empty(2), torch.empty(2)]
+    dist.all_gather(parts, torch.full((2,), float(rank)))
+    assert [p.tolist() for p in parts] == [[0, 0], [1, 1]]
+    half = torch.empty(2)
+    dist.reduce_scatter_tensor(half, torch.arange(4.0))
+    assert half.tolist() == ([0, 2] if rank == 0 else [4, 6])
+    y = torch.full((2,), float(rank))
+    dist.broadcast(y, src=1)
+    assert y.tolist() == [1, 1]
+    swapped = torch.empty(2)
+    dist.all_to_all_single(swapped, torch.tensor([10.0 * rank, 10.0 * rank + 1]))
+    assert swapped.tolist() == [rank, 10 + rank]
+    dist.barrier()
+    assert functional.all_reduce(torch.ones(2), "sum", group).tolist() == [2, 2]
+    gathered = functional.all_gather_tensor(torch.full((1,), float(rank)), 0, group)
+    assert gathered.tolist() == [0, 1]
+    assert comm.gather_objects({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
+    assert comm.broadcast_object(f"from {rank}") == "from 0"
+    kinds = [kind for kind, _ in modelled(comm, since)]
+    assert kinds[:7] == [
+        Kind.ALL_REDUCE,
+        Kind.ALL_GATHER,
+        Kind.ALL_GATHER,
+        Kind.REDUCE_SCATTER,
+        Kind.BROADCAST,
+        Kind.ALL_TO_ALL,
+        Kind.BARRIER,
+    ]
+    assert [c.nbytes for c in comm.carried[since : since + 7]] == [16, 16, 16, 16, 8, 8, 0]
+    assert [c.seq for c in comm.carried] == list(range(len(comm.carried)))
+
+
+@scenario()
+def torch_ddp_without_us(comm: Communicator) -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    since = len(comm.carried)
+    model(torch.full((2, 4), float(comm.rank + 1))).sum().backward()
+    assert model.module.weight.grad.tolist() == [[3.0] * 4] * 4
+    assert [kind for kind, _ in modelled(comm, since)] == [Kind.ALL_REDUCE]
+
+
+@scenario()
+def torch_fsdp2(comm: Communicator) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    alone = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    alone.load_state_dict(model.state_dict())
+    mesh = init_device_mesh("cpu", (comm.world_size,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    since = len(comm.carried)
+    inputs = [torch.full((2, 4), float(rank + 1)) for rank in range(comm.world_size)]
+    model(inputs[comm.rank]).square().sum().backward()
+    (sum(alone(x).square().sum() for x in inputs) / comm.world_size).backward()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+    assert {Kind.ALL_GATHER, Kind.REDUCE_SCATTER} <= {kind for kind, _ in modelled(comm, since)}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_ranks(__file__, 2, tmp_path_factory.mktemp("link") / "found.json", LINK=LINK)
+
+
+@pytest.mark.parametrize("name", scenario)
+def test_scenario(found: dict[str, list[str]], name: str) -> None:
+    assert found[name] == []
+
+
+if __name__ == "__main__":
+    scenario.main()

@@ -1,0 +1,251 @@
+"""The engine's parts that need no second process."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import labels
+from engine.buckets import InOrder, assign
+from engine.cli import main
+from engine.config import Config, Dtype, StrategyName
+from engine.data import Batches
+from engine.errors import EngineError
+from engine.labels import Word
+from engine.link import Kind, Link
+from engine.model import Transformer, units
+from engine.optimizer import AdamW
+from engine.record import clear, whole
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("word", "values", "text"),
+    [
+        (Word.FORWARD, {"microbatch": 2}, "engine::forward microbatch=2"),
+        (Word.BACKWARD, {"sync": 1, "microbatch": 0}, "engine::backward microbatch=0 sync=1"),
+        (Word.OPTIMIZER, {}, "engine::optimizer"),
+        (Word.GRADIENT_READY, {"parameter": "a b=c,d%"}, "engine::gradient_ready parameter=a%20b%3Dc%2Cd%25"),
+        (
+            Word.BUCKET_READY,
+            {"bucket": 1, "bytes": 12, "parameters": ["a.b", "c,d"]},
+            "engine::bucket_ready bucket=1 bytes=12 parameters=a.b,c%2Cd",
+        ),
+        (
+            Word.COMM,
+            {"seq": 3, "kind": Kind.ALL_REDUCE, "dtype": "float32", "bytes": 8, "group": "0"},
+            "engine::comm seq=3 kind=all_reduce dtype=float32 bytes=8 group=0",
+        ),
+    ],
+)
+def test_labels_are_written_as_the_grammar_says(word: Word, values: dict, text: str) -> None:
+    assert labels.label(word, **values) == text
+
+
+@given(st.lists(st.text(min_size=1), min_size=1), st.integers(0, 1 << 40))
+def test_a_label_says_what_was_put_in(names: list[str], nbytes: int) -> None:
+    text = labels.label(Word.BUCKET_READY, bucket=0, bytes=nbytes, parameters=names)
+    assert len(text.split(" ")) == 4
+    assert labels.parse(text) == (
+        Word.BUCKET_READY,
+        {"bucket": "0", "bytes": str(nbytes), "parameters": names},
+    )
+
+
+@pytest.mark.parametrize("values", [{}, {"bucket": 1, "more": 2}, {"parameter": "x"}])
+def test_a_label_with_other_keys_is_refused(values: dict) -> None:
+    with pytest.raises(ValueError, match="takes the keys"):
+        labels.label(Word.BUCKET_DONE, **values)
+
+
+def test_words_are_those_of_the_grammar() -> None:
+    table = (Path(__file__).parents[2] / "traces" / "README.md").read_text()
+    words = {line.split("`")[1].removeprefix("engine::") for line in table.splitlines() if line.startswith("| `engine")}
+    assert words == set(Word)
+
+
+# The link
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "nbytes", "world_size", "ns"),
+    [
+        ("1Gbps,200us", Kind.ALL_REDUCE, 0, 2, 400_000),
+        ("1Gbps,200us", Kind.ALL_REDUCE, 1_000_000, 2, 8_400_000),
+        ("1Gbps,200us", Kind.ALL_REDUCE, 1_000_000, 4, 1_200_000 + 12_000_000),
+        ("1Gbps,200us", Kind.ALL_GATHER, 1_000_000, 4, 600_000 + 6_000_000),
+        ("1Gbps,200us", Kind.REDUCE_SCATTER, 1_000_000, 4, 600_000 + 6_000_000),
+        ("1Gbps,200us", Kind.BROADCAST, 1_000_000, 4, 600_000 + 8_000_000),
+        ("1Gbps,200us", Kind.ALL_TO_ALL, 1_000_000, 2, 200_000 + 4_000_000),
+        ("1Gbps,200us", Kind.BARRIER, 0, 3, 800_000),
+        ("400Gbps,10us,8", Kind.ALL_REDUCE, 1_000_000, 2, 140_000 + 35_000),
+        ("1Gbps,200us", Kind.ALL_REDUCE, 1_000_000, 1, 0),
+        ("1Gbps,200us", Kind.BROADCAST, 1_000_000, 1, 0),
+        ("2.5Gbps,0us", Kind.ALL_REDUCE, 1_000_000, 2, 3_200_000),
+    ],
+)
+def test_the_link_takes_as_long_as_its_formula(spec: str, kind: Kind, nbytes: int, world_size: int, ns: int) -> None:
+    assert Link.parse(spec).modelled_ns(kind, nbytes, world_size) == ns
+
+
+@pytest.mark.parametrize("spec", ["1Gbps,200us", "400Gbps,10us,8", "2.5Gbps,0.5us"])
+def test_a_link_is_written_as_it_is_read(spec: str) -> None:
+    assert str(Link.parse(spec)) == spec
+
+
+@pytest.mark.parametrize("spec", ["", "1Gbps", "1,200", "1Gbps,200us,", "0Gbps,1us", "-1Gbps,1us", "1Gbps,1us,0"])
+def test_what_is_no_link_is_refused(spec: str) -> None:
+    with pytest.raises(EngineError, match="1Gbps,200us"):
+        Link.parse(spec)
+
+
+# Buckets
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.sampled_from([torch.float32, torch.float64])), min_size=1, max_size=40),
+    st.integers(1, 2000),
+    st.integers(1, 2000),
+    st.randoms(),
+)
+def test_buckets_are_cut_as_torch_cuts_them(sizes: list, first: int, cap: int, random) -> None:
+    tensors = [torch.empty(n, dtype=dtype) for n, dtype in sizes]
+    order = list(range(len(tensors)))
+    random.shuffle(order)
+    wanted, _ = dist._compute_bucket_assignment_by_size([tensors[i] for i in order], [first, cap], [], order)
+    got = assign(order, [t.nbytes for t in tensors], [t.dtype for t in tensors], [first, cap])
+    assert sorted(got) == sorted(wanted)
+    assert [b for b in got if tensors[b[0]].dtype == torch.float32] == [
+        b for b in wanted if tensors[b[0]].dtype == torch.float32
+    ]
+
+
+@given(st.permutations(range(7)))
+def test_launches_are_in_order_and_as_early_as_can_be(arrival: list[int]) -> None:
+    launched: list[int] = []
+    launcher = InOrder(7, lambda number: launched.append(number) or number)
+    for seen, number in enumerate(arrival, start=1):
+        launcher.ready(number)
+        ready = set(arrival[:seen])
+        assert launched == [n for n in range(7) if all(m in ready for m in range(n + 1))]
+    assert launcher.handles == list(range(7))
+    launcher.reset()
+    assert launcher.waiting == list(range(7))
+    assert launcher.handles == []
+
+
+# Data, model, optimizer
+
+
+def test_the_concatenated_batch_is_the_ranks_batches() -> None:
+    batches = Batches(seed=1, vocab=50, seq=4, batch=3)
+    tokens, targets = batches.of_all(5, 1, 2)
+    assert tokens.shape == targets.shape == (6, 4)
+    for rank in range(2):
+        mine, wanted = batches.of_rank(5, 1, rank)
+        assert torch.equal(tokens[3 * rank : 3 * rank + 3], mine)
+        assert torch.equal(targets[3 * rank : 3 * rank + 3, :-1], mine[:, 1:])
+        assert torch.equal(targets[3 * rank : 3 * rank + 3], wanted)
+    assert not torch.equal(tokens[:3], tokens[3:])
+    assert not torch.equal(tokens, batches.of_all(6, 1, 2)[0])
+    assert not torch.equal(tokens, batches.of_all(5, 0, 2)[0])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_units_hold_every_parameter_once(tied: bool) -> None:
+    model = Transformer(layers=2, width=8, heads=2, seq=4, vocab=10, tied=tied)
+    assert list(units(model)) == ["embedding", "layers.0", "layers.1", "head"]
+    assert [n for names in units(model).values() for n in names] == [n for n, _ in model.named_parameters()]
+    assert ("head.output.weight" in units(model)["head"]) is not tied
+
+
+def test_a_token_sees_only_those_before_it() -> None:
+    model = Transformer(layers=2, width=8, heads=2, seq=4, vocab=10).double()
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    x = model.embedding(tokens).detach().requires_grad_()
+    y = x
+    for layer in model.layers:
+        y = layer(y)
+    y[0, 1].sum().backward()
+    assert x.grad[0, 2:].abs().max() == 0
+    assert (x.grad[0, :2].abs().amax(1) > 0).all()
+
+
+def test_bfloat16_parameters_have_fp32_masters() -> None:
+    """A hundred updates, each too small for bfloat16 to see."""
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = AdamW([parameter], lr=1e-4)
+    for _ in range(100):
+        optimizer.zero_grad()
+        parameter.main_grad = torch.ones(4)
+        optimizer.step()
+    assert parameter.tolist() == pytest.approx([1 - 100 * 1e-4] * 4, abs=4e-3)
+    assert parameter.tolist() != [1.0] * 4
+
+
+# Files and the command line
+
+
+def test_a_file_that_exists_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with pytest.raises(ZeroDivisionError), whole(path) as temporary:
+        temporary.write_text("{") and 1 / 0
+    assert list(tmp_path.iterdir()) == []
+    with whole(path) as temporary:
+        temporary.write_text("{}")
+        assert not path.exists()
+    assert path.read_text() == "{}"
+
+
+def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("run.json", "rank0.pt.trace.json.gz", ".rank12.pt.trace.json.gz.tmp", "notes.md", "rank0.txt"):
+        (tmp_path / name).touch()
+    clear(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.md", "rank0.txt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layers", "0"], "--layers must be 1 or more"),
+        (["--warmup", "0"], "--warmup must be 1 or more"),
+        (["--width", "10", "--heads", "4"], "--heads 4 must divide --width 10"),
+        (["--bucket-cap-mb", "0"], "--bucket-cap-mb must be above 0"),
+        (["--main-grad"], "--main-grad is for --dtype bfloat16: others have it"),
+        (["--dtype", "int8"], "--dtype 'int8' is none of float32, bfloat16, float64"),
+        (["--device", "tpu"], "--device 'tpu' is none of auto, cpu, cuda"),
+        (["--nproc", "0"], "--nproc must be 1 or more"),
+        (
+            ["--nproc", "2", "--link", "1Gbps,1us,8"],
+            "--link 1Gbps,1us,8: recording emulates the 2 ranks that there are",
+        ),
+        (["--link", "fast"], "--link 'fast' is not BANDWIDTH,LATENCY[,WORLD]"),
+        (["--strategy", "zero9"], "--strategy 'zero9' is none of naive, per-param, bucketed, torch-ddp"),
+        (["--strategy", "torch-ddp", "--first-bucket-mb", "1"], "torch-ddp has no --first-bucket-mb"),
+        (["--steps", "x"], "Invalid value for '--steps'"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    options: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--strategy", "bucketed", "--device", "cpu", "--out", str(tmp_path / "run"), *options]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(f"overlaplab record: {message}")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EngineError, match="is a file; name a directory"):
+        Config(strategy=StrategyName.NAIVE, out=tmp_path / "file")
+    with pytest.raises(EngineError, match="torch-ddp has no fp32 main_grad"):
+        Config(strategy=StrategyName.TORCH_DDP, out=tmp_path, main_grad=True, dtype=Dtype.BFLOAT16)
+    assert json.dumps(Config(strategy=StrategyName.NAIVE, out=tmp_path).model())
