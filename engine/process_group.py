@@ -65,8 +65,8 @@ class Carried:
 
     @property
     def overran(self) -> bool:
-        """Whether it took 5 % longer than its model."""
-        return self.occupied_ns > TOLERANCE * self.modelled_ns
+        """Whether it took 5 % longer than its model; never with one rank, where there is no link to model."""
+        return self.modelled_ns > 0 and self.occupied_ns > TOLERANCE * self.modelled_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

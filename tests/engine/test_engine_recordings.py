@@ -1,0 +1,281 @@
+"""What recordings hold: the traces' labels, run.json, several machines."""
+
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.labels import Word, parse
+
+SMALL = [
+    *("--device", "cpu", "--layers", "2", "--width", "64", "--seq", "16", "--vocab", "100", "--batch", "2"),
+    *("--steps", "2", "--warmup", "2", "--bucket-cap-mb", "0.1"),
+]
+LINK = ["--link", "0.1Gbps,500us"]
+RECORDINGS = {
+    "naive": ["--strategy", "naive", *LINK],
+    "per-param": ["--strategy", "per-param", *LINK],
+    "bucketed": ["--strategy", "bucketed", *LINK, "--accumulate", "2"],
+    "torch-ddp": ["--strategy", "torch-ddp", *LINK],
+    "bucketed without a link": ["--strategy", "bucketed"],
+}
+PARAMETERS = 2 + 2 * 12 + 3
+
+
+def record(out: Path, *options: str, entry: tuple[str, ...] = ("-m", "engine", "--nproc", "2")) -> str:
+    done = subprocess.run(
+        [sys.executable, *entry, "--out", str(out), *SMALL, *options], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+class Recording:
+    """A run directory, read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest: dict[str, Any] = json.loads((path / "run.json").read_text())
+        self.traces = {
+            int(p.name[4 : p.name.index(".")]): json.loads(gzip.decompress(p.read_bytes()))["traceEvents"]
+            for p in path.glob("rank*.pt.trace.json.gz")
+        }
+
+    def steps(self, rank: int) -> list[list[dict[str, Any]]]:
+        """The labels of each recorded step, in order of time, parsed."""
+        events = sorted((e for e in self.traces[rank] if e.get("ph") == "X"), key=lambda e: e["ts"])
+        starts = [e["ts"] for e in events if e["name"].startswith("ProfilerStep#")] + [float("inf")]
+        found: list[list[dict[str, Any]]] = [[] for _ in starts[:-1]]
+        for e in events:
+            if e["name"].startswith("engine::"):
+                word, values = parse(e["name"])
+                step = sum(start <= e["ts"] for start in starts) - 1
+                found[step].append({"word": word, "ts": e["ts"], "end": e["ts"] + e["dur"], "tid": e["tid"], **values})
+        return found
+
+
+@pytest.fixture(scope="module", params=RECORDINGS)
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    out = tmp_path_factory.mktemp("recordings") / "run"
+    assert record(out, *RECORDINGS[request.param]).splitlines() == [
+        f"overlaplab record: {request.param.split()[0]}, 2 steps on 2 ranks → {out}"
+    ]
+    return Recording(out)
+
+
+def each_step(recording: Recording) -> list[dict[Word, list[dict[str, Any]]]]:
+    """The labels of every rank's every step, by word."""
+    return [
+        {word: [label for label in step if label["word"] is word] for word in Word}
+        for rank in (0, 1)
+        for step in recording.steps(rank)
+    ]
+
+
+def test_a_run_holds_a_trace_per_rank_and_a_manifest(recording: Recording) -> None:
+    assert sorted(p.name for p in recording.path.iterdir()) == [
+        "rank0.pt.trace.json.gz",
+        "rank1.pt.trace.json.gz",
+        "run.json",
+    ]
+    for rank in (0, 1):
+        names = [e["name"] for e in recording.traces[rank] if e["name"].startswith("ProfilerStep#")]
+        assert names == ["ProfilerStep#2", "ProfilerStep#3"]
+
+
+def test_each_microbatch_has_its_passes(recording: Recording) -> None:
+    accumulate = recording.manifest["accumulate"]
+    for labels in each_step(recording):
+        assert [x["microbatch"] for x in labels[Word.FORWARD]] == [str(m) for m in range(accumulate)]
+        assert [x["sync"] for x in labels[Word.BACKWARD]] == ["0"] * (accumulate - 1) + ["1"]
+        assert len(labels[Word.OPTIMIZER]) == 1
+        assert labels[Word.OPTIMIZER][0]["ts"] >= labels[Word.BACKWARD][-1]["end"]
+
+
+def test_every_gradient_is_labelled_once_in_each_backward_pass(recording: Recording) -> None:
+    names = {p["name"] for p in recording.manifest["parameters"]}
+    assert len(names) == PARAMETERS
+    for labels in each_step(recording):
+        for backward in labels[Word.BACKWARD]:
+            inside = [x for x in labels[Word.GRADIENT_READY] if backward["ts"] <= x["ts"] < backward["end"]]
+            assert Counter(x["parameter"] for x in inside) == dict.fromkeys(names, 1)
+
+
+def test_buckets_are_ready_launched_and_done_in_order(recording: Recording) -> None:
+    buckets = recording.manifest["buckets"]
+    sizes = {p["name"]: p["bytes"] for p in recording.manifest["parameters"]}
+    assert Counter(n for b in buckets for n in b["parameters"]) == dict.fromkeys(sizes, 1)
+    naive = recording.manifest["strategy"] == "naive"
+    for labels in each_step(recording):
+        ready = {x["bucket"]: x for x in labels[Word.BUCKET_READY]}
+        launch = [x["bucket"] for x in labels[Word.BUCKET_LAUNCH]]
+        assert launch == [x["bucket"] for x in labels[Word.BUCKET_DONE]] == [str(b["index"]) for b in buckets]
+        last = {x["parameter"]: x for x in labels[Word.GRADIENT_READY]}
+        backward = labels[Word.BACKWARD][-1]
+        for bucket, launched, done in zip(buckets, labels[Word.BUCKET_LAUNCH], labels[Word.BUCKET_DONE], strict=True):
+            mark = ready[str(bucket["index"])]
+            assert mark["parameters"] == bucket["parameters"]
+            assert int(mark["bytes"]) == bucket["bytes"] == sum(sizes[n] for n in bucket["parameters"])
+            assert max(last[n]["ts"] for n in bucket["parameters"]) <= mark["ts"] <= launched["ts"] < done["ts"]
+            assert (launched["ts"] >= backward["end"]) == naive
+        if not naive:
+            assert all(x["end"] <= backward["end"] for x in labels[Word.BUCKET_LAUNCH])
+
+
+def test_waiting_is_labelled(recording: Recording) -> None:
+    for labels in each_step(recording):
+        if recording.manifest["strategy"] == "torch-ddp":  # it waits inside its own backward pass
+            assert labels[Word.WAIT] == []
+            continue
+        assert labels[Word.WAIT][0]["ts"] >= labels[Word.BACKWARD][-1]["end"]
+        assert labels[Word.WAIT][-1]["end"] <= labels[Word.OPTIMIZER][0]["ts"]
+
+
+def test_every_collective_of_the_link_is_labelled_and_listed(recording: Recording) -> None:
+    table = recording.manifest["collectives"]
+    if recording.manifest["link"] is None:
+        assert table is None
+        assert recording.manifest["link_attained"] is None
+        assert all(not x[Word.COMM] and not x[Word.LAUNCH] for x in each_step(recording))
+        return
+    rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    for rank in (0, 1):
+        labels = [x for step in recording.steps(rank) for x in step]
+        launches = {x["seq"]: x for x in labels if x["word"] is Word.LAUNCH}
+        comms = [x for x in labels if x["word"] is Word.COMM]
+        mine = [row for row in rows if row["rank"] == rank]
+        assert [int(x["seq"]) for x in comms] == [row["seq"] for row in mine] == [int(s) for s in launches]
+        main = {x["tid"] for x in labels if x["word"] is Word.FORWARD}
+        assert len({x["tid"] for x in comms} | main) == 2
+        for x, row in zip(comms, mine, strict=True):
+            assert launches[x["seq"]]["ts"] <= x["ts"]
+            assert (x["kind"], int(x["bytes"]), int(x["modelled_ns"])) == (
+                row["kind"],
+                row["bytes"],
+                row["modelled_ns"],
+            )
+            assert (x["link"], x["group"]) == ("0.1Gbps,500us", "0")
+            assert row["modelled_ns"] == 1_000_000 + 80 * row["bytes"]  # two ranks: 2α + bytes ÷ bandwidth
+            assert row["modelled_ns"] <= row["occupied_ns"]
+            assert row["overran"] == (row["occupied_ns"] > 1.05 * row["modelled_ns"])
+            assert (x["end"] - x["ts"]) * 1e3 >= row["modelled_ns"] - 1000
+        for one, next_ in pairwise(comms):
+            assert one["end"] <= next_["ts"]
+    if recording.manifest["strategy"] == "bucketed":
+        assert recording.manifest["link_attained"] is True
+
+
+def test_the_manifest_says_what_was_recorded(recording: Recording) -> None:
+    m = recording.manifest
+    assert m["format_version"] == 1
+    assert (m["device"], m["backend"], m["world_size"], m["steps"], m["warmup"]) == ("cpu", "gloo", 2, 2, 2)
+    assert m["model"] == {
+        "layers": 2,
+        "width": 64,
+        "heads": 4,
+        "seq": 16,
+        "vocab": 100,
+        "tied": False,
+        "batch": 2,
+        "dtype": "float32",
+    }
+    if m["link"] is not None:
+        assert m["link"] == {"emulated": True, "bandwidth_gbps": 0.1, "latency_us": 500.0, "world_size": 2}
+    assert m["command"].startswith("overlaplab record ")
+    assert [u["name"] for u in m["units"]] == ["embedding", "layers.0", "layers.1", "head"]
+    assert sum(u["bytes"] for u in m["units"]) == sum(p["bytes"] for p in m["parameters"])
+    assert {"torch", "cuda", "overlaplab"} == set(m["versions"])
+    assert m["started_at"].endswith("+00:00")
+
+
+DDP_ORACLE = """
+import json, sys, engine.train
+told = sys.argv.pop(1)
+from engine.cli import main
+build = engine.train.build
+def noting(config, comm):
+    strategy, optimizer = build(config, comm)
+    noting.strategy = strategy
+    return strategy, optimizer
+engine.train.build = noting
+manifest = engine.train.manifest
+def asking(config, comm, strategy, *more, **named):
+    names = [n for n, p in strategy.model.named_parameters() if p.requires_grad]
+    indices = strategy.logging_data["rebuilt_per_bucket_param_indices"]
+    with open(told, "w") as file:
+        json.dump([[names[int(i)] for i in bucket.split()] for bucket in indices.split(",") if bucket.strip()], file)
+    return manifest(config, comm, strategy, *more, **named)
+engine.train.manifest = asking
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_torch_ddps_buckets_are_those_that_ddp_reports(tmp_path: Path) -> None:
+    """Names in the trace's labels, and our own `bucketed` with the same cap, against DDP's logging data."""
+    script = tmp_path / "oracle.py"
+    script.write_text(DDP_ORACLE)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    record(tmp_path / "ddp", "--strategy", "torch-ddp", entry=(*torchrun, str(script), str(tmp_path / "told.json")))
+    record(tmp_path / "ours", "--strategy", "bucketed")
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert len(told) > 2
+    for name in ("ddp", "ours"):
+        recording = Recording(tmp_path / name)
+        for labels in each_step(recording):
+            in_launch_order = sorted(labels[Word.BUCKET_READY], key=lambda x: int(x["bucket"]))
+            assert [sorted(x["parameters"]) for x in in_launch_order] == [sorted(names) for names in told], name
+
+
+def test_two_machines_record_one_run(tmp_path: Path) -> None:
+    """Two torchrun agents that meet by torchrun's own rendezvous."""
+    port = free_port()
+    agents = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
+                *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "two"),
+                *("-m", "engine", "--strategy", "bucketed", "--out", str(tmp_path / "run"), *SMALL),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        for agent in agents:
+            _, stderr = agent.communicate(timeout=100)
+            assert agent.returncode == 0, stderr
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.communicate()
+    recording = Recording(tmp_path / "run")
+    assert set(recording.traces) == {0, 1}
+    assert recording.manifest["world_size"] == 2
+
+
+def test_world_size_1_and_no_trace(tmp_path: Path) -> None:
+    one = ("-m", "engine", "--nproc", "1")
+    record(tmp_path / "one", "--strategy", "bucketed", *LINK, "--dtype", "bfloat16", "--main-grad", entry=one)
+    recording = Recording(tmp_path / "one")
+    assert set(recording.traces) == {0}
+    assert set(recording.manifest["collectives"]["modelled_ns"]) == {0}
+    assert recording.manifest["link_attained"] is True
+    record(tmp_path / "none", "--strategy", "naive", "--no-trace", entry=one)
+    assert not (tmp_path / "none").exists()
+    assert os.listdir(tmp_path) == ["one"]
