@@ -183,6 +183,7 @@ def test_a_foreign_page_may_not_connect(address: str) -> None:
         (f"127.0.0.1:{port}", f"http://127.0.0.1:{port}", True),
         (f"127.0.0.1:{port}", "http://evil.example", False),
         (f"evil.example:{port}", f"http://evil.example:{port}", False),
+        (f"evil.example:{port}", f"http://127.0.0.1:{port}", False),
     ):
         with socket.create_connection(("127.0.0.1", port or 0), timeout=20) as connection:
             connection.sendall(

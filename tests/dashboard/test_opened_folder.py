@@ -35,10 +35,12 @@ def opened(tmp_path: Path) -> Path:
         "run\0",
         "link",
         "link/inner",
+        "sibling",
     ],
 )
 def test_names_that_lead_out_are_refused(opened: Path, name: str) -> None:
     (opened / "link").symlink_to(opened.parent / "outside")
+    (opened / "sibling").symlink_to(opened.parent / "opened-too" / "run")
     with pytest.raises(OverlaplabError):
         confined(opened, name)
     assert isinstance(open_run(opened, name), OverlaplabError)
