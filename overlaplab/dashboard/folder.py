@@ -14,7 +14,7 @@ __all__ = ["HERE", "Entry", "confined", "find_runs", "stamp"]
 HERE = "."
 """The name of the opened folder itself."""
 
-_DEPTH = 2  # folders below the opened one: a sweep's runs stand in a folder of their own
+_DEPTH = 3  # folders below the opened one: a sweep's runs stand in a folder of their own, and that in `runs`
 _MOST = 500  # runs offered, and folders looked into
 
 

@@ -71,6 +71,8 @@ def test_the_bucket_that_held_others_names_its_last_gradient() -> None:
 def test_a_bucket_is_not_held_by_one_that_was_launched_before_it_was_ready() -> None:
     table = pd.DataFrame([bucket(0, [5], 5, 5, 6, 0), bucket(1, [7], 7, 7, 8, 0)])
     assert late_buckets(table).empty
+    out_of_order = pd.DataFrame([bucket(0, [9], 9, 9, 10, 0), bucket(1, [5], 5, 5, 6, 0)])
+    assert late_buckets(out_of_order).empty
 
 
 def test_unused_gradients_do_not_count() -> None:

@@ -53,18 +53,18 @@ def address(runs: Path) -> Iterator[str]:
         ],
         manifest={"strategy": HOSTILE, "device": HOSTILE},
     )
-    with served("-m", "overlaplab", "app", str(runs), "--port", "{port}") as found:
+    with served("-m", "overlaplab", "app", str(runs), "--port", "{port}", folder=runs) as found:
         yield found
 
 
 @contextmanager
-def served(*arguments: str) -> Iterator[str]:
-    """The address of an app started with these arguments to Python, until the block ends."""
+def served(*arguments: str, folder: Path) -> Iterator[str]:
+    """The address of an app started in a folder with these arguments to Python, until the block ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     line = [sys.executable, *(argument.format(port=port) for argument in arguments)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT)
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
     try:
         wait_until_healthy(process, port)
         yield f"http://127.0.0.1:{port}"
@@ -167,7 +167,7 @@ def test_every_page_draws_and_nothing_leaves_this_machine(browser: Browser, addr
 
 
 def test_streamlit_run_app_py_shows_the_same_in_the_dark(browser: Browser, runs: Path) -> None:
-    with served("-m", "streamlit", "run", "app.py", "--server.port={port}", "--", str(runs)) as address:
+    with served("-m", "streamlit", "run", "app.py", "--server.port={port}", "--", str(runs), folder=ROOT) as address:
         page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="dark")
         visit(page, address, "summary", "bucketed")
         assert page.get_by_text("30\u00a0% of communication time is hidden behind compute").is_visible()

@@ -58,16 +58,22 @@ def test_the_folder_may_itself_be_reached_by_a_link(opened: Path) -> None:
     assert [entry.name for entry in find_runs(opened.parent / "shortcut")] == ["run"]
 
 
-def test_runs_are_found_two_folders_deep(opened: Path) -> None:
-    for name in ("sweep/cap-1", "sweep/cap-25", "a/b/too-deep", ".hidden", "empty"):
+def test_runs_are_found_three_folders_deep(opened: Path) -> None:
+    for name in ("sweep/cap-1", "runs/sweep/cap-25", "a/b/c/too-deep", ".hidden", "empty"):
         (opened / name).mkdir(parents=True)
-    for name in ("sweep/cap-1/run.json", "sweep/cap-25/t.json.gz", "a/b/too-deep/t.json", ".hidden/t.json", "top.json"):
+    for name in (
+        "sweep/cap-1/run.json",
+        "runs/sweep/cap-25/t.json.gz",
+        "a/b/c/too-deep/t.json",
+        ".hidden/t.json",
+        "top.json",
+    ):
         (opened / name).write_text("{}")
     assert [(entry.name, entry.files) for entry in find_runs(opened)] == [
         (".", 1),
         ("run", 1),
+        ("runs/sweep/cap-25", 1),
         ("sweep/cap-1", 0),
-        ("sweep/cap-25", 1),
     ]
 
 

@@ -89,6 +89,7 @@ def test_timeline_counts_every_event(opened, runs: Path) -> None:
     # Two steps of each: 1 step, 3 phases, 3 operators, 2 collectives, 1 exposed stretch.
     assert words(app).splitlines()[-1].startswith("20 events, drawn as 20 marks.")
     assert app.dataframe[0].value["exposed ms"].tolist() == [0.7]
+    assert app.dataframe[0].value["hidden, % of comm."].tolist() == [30.0]
 
 
 def test_timeline_buttons_move_the_window(opened, runs: Path) -> None:

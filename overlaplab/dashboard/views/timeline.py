@@ -13,7 +13,7 @@ import streamlit as st
 from overlaplab import charts
 from overlaplab.analyses.timeline import Timeline, View, timeline_view
 from overlaplab.charts.lanes import WINDOW
-from overlaplab.charts.theme import MS, percent
+from overlaplab.charts.theme import MS
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.widgets import (
     dark,
@@ -147,9 +147,8 @@ def _figures(view: View) -> None:
     )
     shown = milliseconds(view.totals, _COLUMNS)
     shown["exposed, % of the window"] = 100 * view.totals["exposed_comm_ns"] / view.totals["span_ns"]
-    shown["hidden, of communication"] = [
-        percent(hidden, comm) for hidden, comm in zip(view.totals["overlapped_ns"], view.totals["comm_ns"], strict=True)
-    ]
+    comm = view.totals["comm_ns"].astype("Float64").replace(0, None)  # a share of nothing is null
+    shown["hidden, % of comm."] = 100 * view.totals["overlapped_ns"] / comm
     show_table(shown, "timeline_table")
 
 
