@@ -48,20 +48,17 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
             tooltip=tooltip,
         )
     )
-    white = {PARTS["compute_only_ns"], PARTS["exposed_comm_ns"]} | ({PARTS["idle_ns"]} if dark else set())
+    inks = {
+        PARTS["compute_only_ns"]: tones.on_dark,
+        PARTS["exposed_comm_ns"]: tones.on_dark,
+        PARTS["idle_ns"]: tones.ink,
+    }
     shown = long[long["share"] >= LABELLED].assign(
         label=lambda rows: rows["share"].map(lambda share: f"{share:.0f}"),
         middle=lambda rows: (rows["begin"] + rows["end"]) / 2,
-        bright=lambda rows: rows["part"].isin(white),
+        ink=lambda rows: rows["part"].map(lambda part: inks.get(part, tones.on_light)),
     )
-    layers: list[alt.Chart] = [bars]
-    for bright, tone in ((True, tones.on_dark), (False, tones.on_light)):
-        words = shown[shown["bright"] == bright]
-        if dark and bright:
-            words = words[words["part"] != PARTS["idle_ns"]]
-        layers.append(_labels(words, y, tone))
-    if dark:
-        layers.append(_labels(shown[shown["part"] == PARTS["idle_ns"]], y, tones.ink))
+    layers: list[alt.Chart] = [bars, *(_labels(words, y, str(ink)) for ink, words in shown.groupby("ink"))]
     title, lines = _finding(table)
     return finish(
         layers,
