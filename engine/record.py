@@ -34,8 +34,7 @@ class Recorder:
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
             on_trace_ready=self._export,
-            # The emulated link's thread is one that the profiler would not look at.
-            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
+            experimental_config=experimental_config(),
         )
 
     def __enter__(self) -> "Recorder":
@@ -64,6 +63,11 @@ class Recorder:
                         target.write(line.replace(str(plain).encode(), self._path.name.encode()))
             finally:
                 plain.unlink(missing_ok=True)
+
+
+def experimental_config() -> Any:
+    """Options of the profiler: look at all threads, of which the emulated link's is one."""
+    return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
 
 
 def label_gradients(model: nn.Module) -> None:
