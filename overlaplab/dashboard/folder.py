@@ -73,11 +73,13 @@ def confined(root: Path, name: str) -> Path:
 def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
     """What tells whether a run has changed: the name, mtime in ns and size of each of its files, and no content.
 
-    Raises OverlaplabError where a link among the traces leads out of the run's folder.
+    Raises OverlaplabError where a link among the traces leads out of the run's folder, or the manifest is no file.
     """
     files = []
     with os.scandir(path) as entries:
         for entry in entries:
+            if entry.name == "run.json" and not _is_file(entry):
+                raise OverlaplabError("is not a plain file", path=entry.name, remedy="Remove it, or record again.")
             if not (_is_trace(entry.name) or entry.name == "run.json") or not _is_file(entry):
                 continue
             if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(path):
