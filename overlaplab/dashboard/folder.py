@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlaplab.errors import OverlaplabError
+from overlaplab.load import MANIFEST_NAME, is_trace_name
 
 __all__ = ["HERE", "Entry", "confined", "find_runs", "stamp"]
 
@@ -46,8 +47,8 @@ def find_runs(root: Path) -> list[Entry]:
             continue
         seen.add(folder)
         files = [entry.name for entry in entries if _is_file(entry)]
-        traces = [file for file in files if _is_trace(file)]
-        if traces or "run.json" in files:
+        traces = [file for file in files if is_trace_name(file)]
+        if traces or MANIFEST_NAME in files:
             found.append(Entry(name=name, files=len(traces)))
         if depth < _DEPTH:
             below = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
@@ -73,14 +74,12 @@ def confined(root: Path, name: str) -> Path:
 def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
     """What tells whether a run has changed: the name, mtime in ns and size of each of its files, and no content.
 
-    Raises OverlaplabError where a link among the traces leads out of the run's folder, or the manifest is no file.
+    Raises OverlaplabError where a link among the traces leads out of the run's folder.
     """
     files = []
     with os.scandir(path) as entries:
         for entry in entries:
-            if entry.name == "run.json" and not _is_file(entry):
-                raise OverlaplabError("is not a plain file", path=entry.name, remedy="Remove it, or record again.")
-            if not (_is_trace(entry.name) or entry.name == "run.json") or not _is_file(entry):
+            if not (is_trace_name(entry.name) or entry.name == MANIFEST_NAME) or not _is_file(entry):
                 continue
             if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(path):
                 raise OverlaplabError(
@@ -89,10 +88,6 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
             status = entry.stat()
             files.append((entry.name, status.st_mtime_ns, status.st_size))
     return tuple(sorted(files))
-
-
-def _is_trace(name: str) -> bool:
-    return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != "run.json"
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

@@ -13,15 +13,16 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Manifest, Run, Trace
 from overlaplab.load.trace_file import read_trace
 
-__all__ = ["is_trace_name", "load_run"]
+__all__ = ["MANIFEST_NAME", "is_trace_name", "load_run"]
 
 FORMAT_VERSION = 1
+MANIFEST_NAME = "run.json"
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.I)
 
 
 def is_trace_name(name: str) -> bool:
     """Whether a file of this name is taken for a trace."""
-    return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != "run.json"
+    return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != MANIFEST_NAME
 
 
 def load_run(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Run:
@@ -38,7 +39,7 @@ def load_run(path: str | Path, *, progress: Callable[[int, int], None] | None = 
     manifest = None
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if is_trace_name(file.name) and file.is_file())
-        manifest = _read_manifest(path / "run.json")
+        manifest = _read_manifest(path / MANIFEST_NAME)
     if not files:
         raise OverlaplabError(
             "holds no trace", path=path, remedy="Traces are files named *.json or *.json.gz, one per rank."
@@ -109,6 +110,8 @@ def _missing_ranks(traces: list[Trace], manifest: Manifest | None) -> tuple[str,
 def _read_manifest(file: Path) -> Manifest | None:
     if not file.exists():
         return None
+    if not file.is_file():
+        raise OverlaplabError("not a file", path=file, remedy="Remove it to open the traces without it.")
     try:
         raw = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
         manifest = msgspec.convert({**raw, "raw": raw}, type=Manifest)

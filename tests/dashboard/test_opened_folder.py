@@ -97,7 +97,7 @@ def test_a_linked_trace_outside_is_refused(opened: Path) -> None:
 
 def test_a_manifest_that_would_block_is_refused(opened: Path) -> None:
     os.mkfifo(opened / "run" / "run.json")
-    assert "not a plain file" in str(open_run(opened, "run"))
+    assert "run.json: not a file" in str(open_run(opened, "run"))
 
 
 def test_the_stamp_changes_with_the_files_and_skips_fifos(opened: Path) -> None:

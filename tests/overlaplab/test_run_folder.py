@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def test_a_bad_manifest_is_one_line(tmp_path: Path, text: str) -> None:
     write(tmp_path / "rank0.json", [])
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(OverlaplabError, match=r"run\.json"):
+        load_run(tmp_path)
+
+
+def test_a_manifest_that_would_block_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [])
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(OverlaplabError, match=r"run\.json: not a file"):
         load_run(tmp_path)
 
 
