@@ -141,7 +141,7 @@ def recording(pairs: PAIRS = 15, layers: LAYERS = 6, width: WIDTH = 768, seq: SE
     per_event: list[float] = []
     for number in range(pairs + 2):
         off = seconds(step, number, comm)
-        with profile(activities=[ProfilerActivity.CPU], experimental_config=record.experimental_config()) as profiler:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
             on = seconds(step, number, comm)
         if number >= 2:
             events = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import torch
 from engine import labels
 from engine.labels import Span, Word
 
-__all__ = ["Bucket", "Gradients", "InOrder", "Marks", "after_accumulation", "assign"]
+__all__ = ["Bucket", "Gradients", "InOrder", "Marks", "assign"]
 
 Handle = TypeVar("Handle")
 
@@ -68,11 +68,6 @@ class Gradients:
         view.copy_(grad)
         self.set(parameter, view)
         return view
-
-
-def after_accumulation(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
-    """Call `hook` with the parameter whenever autograd has accumulated its gradient; in order of registration."""
-    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

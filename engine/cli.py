@@ -22,9 +22,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(argv: list[str]) -> int:
     """Run; the exit code: 0 done, 2 bad input or a fault, with one line on stderr."""
     try:
-        app(argv, standalone_mode=False, prog_name="overlaplab record")
+        app(argv, standalone_mode=False, prog_name="overlaplab record", obj=argv)
     except EngineError as error:
         return _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted")
     except Exception as error:
         if hasattr(error, "format_message"):  # the command line's own errors, typer's or click's by version
             return _complain(error.format_message())
@@ -44,6 +46,7 @@ def _option(help_: str, *names: str) -> Any:
 
 @app.command()
 def record(
+    context: typer.Context,
     strategy: Annotated[str, _option(", ".join(StrategyName))],
     out: Annotated[Path, _option("Directory of the run; an older run in it is replaced.")],
     nproc: Annotated[
@@ -104,14 +107,14 @@ def record(
     if "RANK" in os.environ:
         from engine.worker import work
 
-        work(config, sys.argv[1:])
+        work(config, context.obj)
         return
     from engine.launch import launch
 
     ranks = _ranks(nproc, where)
     if config.link is not None and config.link.world_size not in (None, ranks):
         raise EngineError(f"--link {config.link}: recording emulates the {ranks} ranks that there are; leave WORLD out")
-    launch(ranks, sys.argv[1:], config.out)
+    launch(ranks, context.obj, config.out)
     print(f"overlaplab record: {strategy}, {steps} steps on {ranks} ranks → {out}", file=sys.stderr)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from engine import labels
-from engine.buckets import after_accumulation
+from engine.hooks import after_accumulation
 from engine.labels import Span, Word
 
 __all__ = ["Recorder", "clear", "label_gradients", "whole", "write_json"]
@@ -27,14 +27,17 @@ MANIFEST = "run.json"
 class Recorder:
     """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context around the loop over steps."""
 
-    def __init__(self, out: Path, rank: int, *, warmup: int, steps: int, cuda: bool = False) -> None:
+    def __init__(
+        self, out: Path, rank: int, *, warmup: int, steps: int, cuda: bool = False, all_threads: bool = False
+    ) -> None:
         """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded."""
         self._path = out / TRACE.format(rank=rank)
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
             on_trace_ready=self._export,
-            experimental_config=experimental_config(),
+            # The emulated link's thread is one that the profiler does not look at by itself.
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads),
         )
 
     def __enter__(self) -> "Recorder":
@@ -63,11 +66,6 @@ class Recorder:
                         target.write(line.replace(str(plain).encode(), self._path.name.encode()))
             finally:
                 plain.unlink(missing_ok=True)
-
-
-def experimental_config() -> Any:
-    """Options of the profiler: look at all threads, of which the emulated link's is one."""
-    return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
 
 
 def label_gradients(model: nn.Module) -> None:

@@ -98,7 +98,14 @@ def _run(config: Config, comm: Communicator, strategy: Strategy, optimizer: Adam
     """The loop; returns which of the link's collectives belong to the recorded steps, as first and end."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = (
-        Recorder(config.out, comm.rank, warmup=config.warmup, steps=config.steps, cuda=comm.device.type == "cuda")
+        Recorder(
+            config.out,
+            comm.rank,
+            warmup=config.warmup,
+            steps=config.steps,
+            cuda=comm.device.type == "cuda",
+            all_threads=comm.link is not None,
+        )
         if config.trace
         else None
     )

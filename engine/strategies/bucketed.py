@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from engine import labels
-from engine.buckets import Bucket, InOrder, after_accumulation, assign
+from engine.buckets import Bucket, InOrder, assign
 from engine.comm import Communicator
+from engine.hooks import after_accumulation
 from engine.labels import Word
 from engine.strategies.base import Options, Strategy
 

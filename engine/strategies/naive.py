@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from engine import labels
-from engine.buckets import Marks, after_accumulation
+from engine.buckets import Marks
 from engine.comm import Communicator
+from engine.hooks import after_accumulation
 from engine.labels import Word
 from engine.strategies.base import Options, Strategy
 
