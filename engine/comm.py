@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from engine import labels, process_group
+from engine.carrier import Carried
 from engine.errors import EngineError
 from engine.labels import Word
 from engine.link import Kind, Link
@@ -40,7 +41,7 @@ class Communicator:
         return self.group.link if isinstance(self.group, process_group.EmulatedLinkGroup) else None
 
     @property
-    def carried(self) -> Sequence[process_group.Carried]:
+    def carried(self) -> Sequence[Carried]:
         """What an emulated link carried so far; empty without one."""
         return self.group.log if isinstance(self.group, process_group.EmulatedLinkGroup) else ()
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from engine.carrier import Carried
 from engine.comm import Communicator
 from engine.config import Config
 from engine.model import unit_of, units
-from engine.process_group import Carried
 from engine.strategies import Strategy
 
 __all__ = ["FORMAT_VERSION", "collectives", "manifest"]

@@ -78,20 +78,20 @@ class Strategy(ABC):
     def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
         """Run the backward pass and, unless in `no_sync`, leave every gradient as the mean over the ranks.
 
-        After an exception nothing is in flight, all gradients are None, and the next step is right, provided that the
-        other ranks went as far (raised too, or finished; their gradients are then NaN where this rank sent none).
+        After an exception in it nothing is in flight, all gradients are None, and the next step is right. Ranks on
+        which the same pass came through get NaN where this one had sent nothing.
         """
         try:
             with labels.span(Word.BACKWARD, microbatch=microbatch, sync=int(self._sync)):
                 loss.backward()  # type: ignore[no-untyped-call]
-            if self._sync:
-                self._finish()
         except BaseException:
             self._abandon()
             for parameter in self.parameters:
                 parameter.grad = None
                 self.gradients.set(parameter, None)
             raise
+        if self._sync:
+            self._finish()
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> torch.Tensor:

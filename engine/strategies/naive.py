@@ -3,6 +3,7 @@
 The baseline that Li et al. 2020 (arXiv 2006.15704, §2.2) start from: nothing overlaps.
 """
 
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -52,14 +53,15 @@ class Naive(Strategy):
         for i in sorted(self._missing):
             labels.instant(self._marks[i].ready)
         self._missing = set(range(len(self.parameters)))
-        used = torch.tensor(
-            [self.gradients.get(p) is not None for p in self.parameters], dtype=torch.int32, device=self.comm.device
-        )
+        for i in self._used_somewhere([self.gradients.get(p) is not None for p in self.parameters]):
+            self._average(i)
+
+    def _used_somewhere(self, used_here: list[bool]) -> list[int]:
+        """The parameters that some rank has a gradient for."""
+        used = torch.tensor(used_here, dtype=torch.int32, device=self.comm.device)
         with self._wait:
             self.comm.all_reduce_max(used).wait()
-        for i, used_somewhere in enumerate(used.tolist()):
-            if used_somewhere:
-                self._average(i)
+        return [i for i, somewhere in enumerate(used.tolist()) if somewhere]
 
     def _average(self, i: int) -> None:
         parameter, marks = self.parameters[i], self._marks[i]
@@ -75,5 +77,12 @@ class Naive(Strategy):
             work.wait()
         labels.instant(marks.done)
 
+    @torch.no_grad()
     def _abandon(self) -> None:
         self._missing = set(range(len(self.parameters)))
+        if self._sync:
+            with suppress(Exception):  # a lost peer: the exception on its way says more
+                for i in self._used_somewhere([False] * len(self.parameters)):  # keep the ranks' collectives matched
+                    p = self.parameters[i]
+                    nans = torch.full_like(p, torch.nan, dtype=self.gradients.dtype(p))
+                    self.comm.all_reduce_mean(nans).wait()

@@ -372,7 +372,7 @@ def exception_in_no_sync(comm: Communicator, name: StrategyName) -> None:
         trial.step(step)
 
 
-@scenario(StrategyName.PER_PARAM, StrategyName.BUCKETED)
+@scenario(*OURS)
 def failure_on_one_rank_shows_on_the_others(comm: Communicator, name: StrategyName) -> None:
     """Raised on one rank only: the others must not take its missing gradients for zeros, nor hang."""
     strategy = make(name, Trapped(), comm, Options(bucket_cap_mb=0.0004))
