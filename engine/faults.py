@@ -54,7 +54,7 @@ def tell(error: BaseException) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         with open(path, "w") as file:
-            json.dump({"message": _describe(error), "timestamp": int(time.time())}, file)
+            json.dump({"message": _describe(error), "timestamp": int(time.time()), "time_ns": time.time_ns()}, file)
     _print(_describe(error))
 
 

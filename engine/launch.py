@@ -70,7 +70,7 @@ def _first_cause(failures: dict[int, ProcessFailure]) -> str:
         _, failure = item
         if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
             return 0, 0
-        return (1, failure.timestamp) if _told(failure) else (2, failure.timestamp)
+        return (1, failure.error_file_data["time_ns"]) if _told(failure) else (2, failure.timestamp)
 
     rank, failure = min(failures.items(), key=order)
     if failure.exitcode < 0:

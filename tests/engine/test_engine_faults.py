@@ -109,7 +109,7 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
         (
             "1:0:mismatch",
             ("--strategy", "bucketed"),
-            "rank 0: the models differ: rank 0 has head.norm.weight [32] float32, "
+            "rank X: the models differ: rank 0 has head.norm.weight [32] float32, "
             "rank 1 has layers.2.attention_norm.weight [32] float32",
         ),
     ],
@@ -120,7 +120,11 @@ def test_a_rank_that_fails_ends_the_run(
     job = start(fault, *options, "--steps", "6")
     code, lines = job.end()
     assert time.monotonic() - job.started < LIMIT_S
-    assert (code, lines) == (2, [f"overlaplab record: {message}"])
+    assert code == 2
+    told = f"overlaplab record: {message}"
+    # All ranks find out that their models differ; whichever is first says so.
+    assert len(lines) == 1
+    assert lines[0] in (told, told.replace("X", "0"), told.replace("X", "1"))
     job.assert_clean()
 
 
