@@ -2,6 +2,7 @@
 
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.compare import compare
+from overlaplab.analyses.late import late_buckets
 from overlaplab.analyses.link import transfer_ns
 from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.replay import replay
@@ -12,6 +13,7 @@ __all__ = [
     "Condition",
     "buckets",
     "compare",
+    "late_buckets",
     "parse_condition",
     "replay",
     "summary",

@@ -6,12 +6,11 @@ from overlaplab.charts.breakdown import summary
 from overlaplab.charts.comparison import compare
 from overlaplab.charts.lanes import timeline, timeline_rows
 from overlaplab.charts.readiness import buckets
-from overlaplab.charts.words import late_buckets, late_sentences, note, verdict
+from overlaplab.charts.words import late_sentences, note, verdict
 
 __all__ = [
     "buckets",
     "compare",
-    "late_buckets",
     "late_sentences",
     "note",
     "summary",

@@ -14,6 +14,7 @@ import pandas as pd
 import streamlit as st
 
 import overlaplab
+from overlaplab.analyses import warnings_of
 from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.dashboard.folder import confined, stamp
 from overlaplab.errors import OverlaplabError
@@ -44,6 +45,11 @@ class Opened:
     def buckets(self) -> pd.DataFrame:
         """`overlaplab.buckets` of all ranks and steps."""
         return overlaplab.buckets(self.run)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader of the run's figures must know."""
+        return warnings_of(self.run)
 
     @cached_property
     def timeline(self) -> Timeline:

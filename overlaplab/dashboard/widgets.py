@@ -32,7 +32,7 @@ __all__ = [
     "run_or_stop",
     "show_chart",
     "show_table",
-    "warnings_of",
+    "show_warnings",
 ]
 
 _SAMPLES = Path(__file__).parents[2] / "traces"
@@ -70,9 +70,9 @@ def error_line(error: OverlaplabError, name: str | None = None) -> None:
     st.code(f"{shorten(name)}: {text}" if name else text, language=None, wrap_lines=True)
 
 
-def warnings_of(run: Run) -> None:
-    """What the loader had to leave out."""
-    for warning in run.warnings:
+def show_warnings(opened: Opened) -> None:
+    """What a reader of the run's figures must know, a line each."""
+    for warning in opened.warnings:
         st.text(f"Note: {shorten(warning, 300)}")
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from overlaplab.charts import late_buckets, late_sentences, note, verdict
+from overlaplab.analyses import late_buckets
+from overlaplab.charts import late_sentences, note, verdict
 from overlaplab.events import Link, Manifest
 
 MS = 1_000_000

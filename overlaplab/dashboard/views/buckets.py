@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import charts
+from overlaplab.analyses import late_buckets
 from overlaplab.charts.theme import count
 from overlaplab.dashboard.widgets import (
     dark,
@@ -14,7 +15,7 @@ from overlaplab.dashboard.widgets import (
     run_or_stop,
     show_chart,
     show_table,
-    warnings_of,
+    show_warnings,
 )
 
 _COLUMNS = {
@@ -42,10 +43,10 @@ def page() -> None:
             "This run has no buckets. They come from the engine's labels (`engine::bucket_ready` and its kin):"
             " traces of other programs do not have them."
         )
-        warnings_of(opened.run)
+        show_warnings(opened)
         return
     table = _one_window(table)
-    late = charts.late_buckets(table)
+    late = late_buckets(table)
     lead(_opening(table, late), charts.note(manifest))
     if len(late) and not _blocking(table):
         st.subheader("Which parameter held each late bucket", anchor=False)

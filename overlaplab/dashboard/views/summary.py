@@ -18,7 +18,7 @@ from overlaplab.dashboard.widgets import (
     run_or_stop,
     show_chart,
     show_table,
-    warnings_of,
+    show_warnings,
 )
 
 _COLUMNS = {
@@ -41,7 +41,7 @@ def page() -> None:
     table = chosen_rows(table, pick_ranks(opened.run), pick_step(table))
     manifest = opened.run.manifest
     lead(charts.verdict(table, manifest), charts.note(manifest))
-    warnings_of(opened.run)
+    show_warnings(opened)
     if table.empty:
         nothing_counts(opened.run)
         return

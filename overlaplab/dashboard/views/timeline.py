@@ -23,7 +23,7 @@ from overlaplab.dashboard.widgets import (
     pick_step,
     run_or_stop,
     show_table,
-    warnings_of,
+    show_warnings,
 )
 
 _RANKS = 8  # shown at first: more lanes do not fit a screen
@@ -48,7 +48,7 @@ def page() -> None:
     opened = run_or_stop()
     ranks = pick_ranks(opened.run)
     step = pick_step(opened.timeline.steps)
-    warnings_of(opened.run)
+    show_warnings(opened)
     if opened.timeline.events.empty:
         nothing_counts(opened.run)
         return

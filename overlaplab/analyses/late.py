@@ -1,0 +1,81 @@
+"""Late buckets: what each waited for, and what that cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+__all__ = ["late_buckets"]
+
+_COST_NS = 1_000  # below a microsecond a wait is the clock's grain
+
+
+def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
+    """What each bucket of one rank and step waited for and cost; one row per bucket that cost anything, dearest first.
+
+    Takes rows of `overlaplab.buckets(run)` for one rank and step. Columns: `index`, `parameter` (whose
+    gradient came last), `gap_ns` (how long after the bucket's gradient before it; null where it is the
+    only one), `held_ns` (the longest that a later bucket, ready, waited for this one), `held` (their
+    indices), `link_ns` (how long it was launched but the link was busy), `exposed_ns`, `cost_ns` = exposed
+    + held.
+    """
+    rows = []
+    ordered = table.sort_values("index", kind="stable").to_dict("records")
+    held = _held(ordered)
+    for bucket in ordered:
+        arrivals = sorted(time for time in bucket["gradient_ready_ns"] if time is not None and not pd.isna(time))
+        waiting = held.get(bucket["index"], {})
+        exposed = _whole(bucket["exposed_ns"])
+        cost = exposed + max(waiting.values(), default=0)
+        if cost < _COST_NS:
+            continue
+        rows.append(
+            {
+                "index": bucket["index"],
+                "parameter": bucket["last_parameter"],
+                "gap_ns": arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else pd.NA,
+                "held_ns": max(waiting.values(), default=0),
+                "held": tuple(waiting),
+                "link_ns": max(_whole(bucket["start_ns"]) - _ready_to_go(bucket), 0),
+                "exposed_ns": exposed,
+                "cost_ns": cost,
+            }
+        )
+    columns = ["index", "parameter", "gap_ns", "held_ns", "held", "link_ns", "exposed_ns", "cost_ns"]
+    found = pd.DataFrame(rows, columns=columns).astype({"gap_ns": "Int64"})
+    return found.sort_values("cost_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def _held(ordered: list[dict[Any, Any]]) -> dict[object, dict[object, int]]:
+    """By bucket: the later ones that were ready but had to wait for it, and how long, in ns.
+
+    Launches keep bucket order, so what a ready bucket waits for is the earlier one that became ready last.
+    """
+    held: dict[object, dict[object, int]] = {}
+    latest: dict[Any, Any] | None = None
+    for bucket in ordered:
+        if _missing(bucket["ready_ns"]):
+            continue
+        if latest is not None:
+            waits = _whole(latest["ready_ns"]) - _whole(bucket["ready_ns"])
+            waits = min(waits, _ready_to_go(bucket) - _whole(bucket["ready_ns"]))
+            if waits >= _COST_NS:
+                held.setdefault(latest["index"], {})[bucket["index"]] = waits
+        if latest is None or _whole(bucket["ready_ns"]) >= _whole(latest["ready_ns"]):
+            latest = bucket
+    return held
+
+
+def _ready_to_go(bucket: dict[Any, Any]) -> int:
+    """When a bucket was both ready and launched, in ns."""
+    times = [_whole(bucket[key]) for key in ("ready_ns", "launch_ns") if not _missing(bucket[key])]
+    return max(times, default=_whole(bucket["start_ns"]))
+
+
+def _missing(value: Any) -> bool:
+    return value is None or bool(pd.isna(value))
+
+
+def _whole(value: Any) -> int:
+    return 0 if _missing(value) else int(value)
