@@ -71,9 +71,7 @@ def _marks(
     part: NDArray[np.int64],
     group: NDArray[np.intp],
 ) -> pd.DataFrame:
-    """One row per mark: its extent, its count, the union of its events' time, its busiest part, its longest's
-    name.
-    """
+    """One row per mark: its extent, its count, the union of its events' time, its busiest part, its longest's name."""
     # Within a mark, the time that an event adds to those before it: their sum is the union's length.
     reach = pd.Series(ends).groupby(group).cummax().to_numpy() if len(group) else ends
     first = np.append(True, group[1:] != group[:-1])[: len(group)]

@@ -39,9 +39,7 @@ _PHASES = ("forward", "backward", "optimizer")
 
 
 class Mark(StrEnum):
-    """What a mark on the timeline stands for; where a mark's time is shared equally, the later word here
-    wins.
-    """
+    """What a mark on the timeline stands for; where a mark's time is shared equally, the later word here wins."""
 
     STEP = "step"
     FORWARD = "forward"
@@ -97,9 +95,7 @@ class View:
 
 
 def timeline_events(run: Run) -> Timeline:
-    """The lanes and marks of a run: per rank its steps, phases, streams or threads, and exposed
-    communication.
-    """
+    """The lanes and marks of a run: per rank its steps, phases, streams or threads, and exposed communication."""
     lane_rows: list[tuple[str, int | None]] = []
     tables: list[pd.DataFrame] = []
     steps: list[pd.DataFrame] = []
@@ -141,9 +137,7 @@ def timeline_view(
     ranks: frozenset[int] | None = None,
     marks: int = MARKS,
 ) -> View:
-    """The window [start_ns, end_ns) of the chosen ranks in at most `marks` marks (one per lane, if lanes are
-    more).
-    """
+    """The window [start_ns, end_ns) of the chosen ranks in at most `marks` marks (one per lane, if lanes are more)."""
     start, end = timeline.extent
     start, end = start if start_ns is None else start_ns, end if end_ns is None else end_ns
     end = max(end, start + 1)
@@ -198,9 +192,7 @@ def _phases(trace: Trace) -> pd.DataFrame:
 
 
 def _counted_lanes(trace: Trace) -> list[tuple[str, pd.DataFrame]]:
-    """What the rule counts, by stream on a GPU and by thread on the CPU; the busiest compute first, then the
-    rest.
-    """
+    """What the rule counts, by stream on a GPU and by thread on the CPU; the busiest compute first, then the rest."""
     if rule_of(trace) is Rule.UNRECORDED:
         return []
     kinds = classify(trace)
@@ -237,9 +229,7 @@ def _stream_label(row: pd.Series, rows: pd.DataFrame) -> str:
 
 
 def _outermost(table: pd.DataFrame) -> pd.DataFrame:
-    """Operators call operators: a thread's lane shows the outer ones of each kind, which cover the others'
-    time.
-    """
+    """Operators call operators: a thread's lane shows the outer ones of each kind, which cover the others' time."""
     table = table.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable")
     keep = np.ones(len(table), dtype=bool)
     ends, parts = table["end_ns"].to_numpy(), table["part"].to_numpy()

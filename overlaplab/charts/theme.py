@@ -37,9 +37,7 @@ LINE = 145  # characters of a subtitle's line: what fits the dashboard's column 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
-    """Colours by meaning; readable under the three common kinds of colour blindness on the theme's
-    background.
-    """
+    """Colours by meaning; readable under the three common kinds of colour blindness on the theme's background."""
 
     compute: str
     gather: str

@@ -13,9 +13,7 @@ __all__ = ["late_sentences", "note", "verdict"]
 
 
 def note(manifest: Manifest | None) -> str | None:
-    """The line about a run that stands under its charts: strategy, ranks, bucket cap, and the link if
-    emulated.
-    """
+    """The line about a run that stands under its charts: strategy, ranks, bucket cap, and the link if emulated."""
     if manifest is None:
         return None
     parts = [shorten(manifest.strategy), count(manifest.world_size, "rank"), shorten(manifest.device)]
