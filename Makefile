@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS ?= runs/demo
 PORT ?= 8501
 SERVE ?= 1
-DEMO := --link auto --steps 5 --bucket-cap-mb 4
+DEMO := --link auto --batch 16 --steps 5 --bucket-cap-mb 4
 
 .PHONY: help env demo test check format chromium clean
 .DELETE_ON_ERROR:

@@ -1,9 +1,10 @@
 """The emulated link's one thread: it carries collectives in order, each for as long as the model says.
 
 [Note: one thread is the link]
-A link carries one collective after another, so one thread per group takes them from a queue in order. It notes its
-arrival, lets gloo do the real work, and sleeps until T after the *last* rank's arrival; then the collective's future
-completes. Whatever gloo takes counts inside T, and a sleeping thread leaves the core to the computation. A network card
+A link carries one collective after another, so one thread per group takes them from a queue in order. A collective
+arrives when it was queued, or when the link got free of the one before; the microseconds that the thread takes to wake
+up are not the link's. Then gloo does the real work, and the thread sleeps until T after the *last* rank's arrival, when
+the collective's future completes. Whatever gloo takes counts inside T, and a sleeping thread leaves the core to the computation. A network card
 does not wait for a core, so where the system permits it these threads are scheduled before the computation's: else
 each of a collective's five or so changes of thread may take a time slice of 3 ms.
 
@@ -72,6 +73,7 @@ class _Order:
     work: Callable[[], Any]
     outputs: Any
     future: torch.futures.Future[Any]
+    queued_ns: int  # Unix time
 
 
 class Carrier:
@@ -89,6 +91,7 @@ class Carrier:
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._launched = 0
         self._failure: Exception | None = None
+        self._free_ns = 0  # when the link became free, in Unix ns
         self._late_ns = 0.0  # by how much sleeps end late, as a running mean
         self._thread = threading.Thread(target=self._carry_all, name="emulated-link", daemon=True)
         self._thread.start()
@@ -104,7 +107,17 @@ class Carrier:
         seq = self._launched
         self._launched += 1
         with labels.span(Word.LAUNCH, seq=seq):
-            self._orders.put(_Order(seq=seq, kind=kind, tensors=tensors, work=work, outputs=outputs, future=future))
+            self._orders.put(
+                _Order(
+                    seq=seq,
+                    kind=kind,
+                    tensors=tensors,
+                    work=work,
+                    outputs=outputs,
+                    future=future,
+                    queued_ns=time.time_ns(),
+                )
+            )
         return future
 
     def close(self) -> None:
@@ -138,25 +151,24 @@ class Carrier:
             with span:
                 last_arrival_ns = self._move(order, modelled_ns)
                 end_ns = time.time_ns()
-        except Exception as error:
-            self._failure = error  # the ranks are out of step: nothing that follows can be right
-            order.future.set_exception(error)
-            return
-        self.log.append(
-            Carried(
+            carried = Carried(
                 seq=order.seq,
                 kind=order.kind,
                 nbytes=nbytes,
                 modelled_ns=modelled_ns,
                 occupied_ns=end_ns - last_arrival_ns,
             )
-        )
+        except Exception as error:
+            self._failure = error  # the ranks are out of step: nothing that follows can be right
+            order.future.set_exception(error)
+            return
+        self.log.append(carried)
+        self._free_ns = end_ns if carried.overran else last_arrival_ns + modelled_ns
         order.future.set_result(order.outputs)
 
     def _move(self, order: _Order, modelled_ns: int) -> int:
         """Do the real collective, then sleep until the link is free; the last rank's arrival in Unix ns."""
-        arrival_ns = time.time_ns()
-        self._stamp[0] = arrival_ns
+        self._stamp[0] = max(order.queued_ns, self._free_ns)
         works = [order.work(), self._clock.allreduce([self._stamp], _maximum())]
         for work in works:
             work.wait()

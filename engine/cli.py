@@ -13,7 +13,7 @@ from engine.link import Link
 
 __all__ = ["main"]
 
-AUTO_LINK = Link(bandwidth_gbps=1, latency_us=200)
+AUTO_LINK = Link(bandwidth_gbps=1, latency_us=500)
 """What `--link auto` emulates on the CPU: a network that two cores attain."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

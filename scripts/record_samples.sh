@@ -4,6 +4,6 @@ set -e
 cd "$(dirname "$0")/.."
 for strategy in naive per-param bucketed torch-ddp; do
     .venv/bin/overlaplab record --strategy $strategy --out traces/$strategy --device cpu --nproc 2 \
-        --link 1Gbps,200us --bucket-cap-mb 4 --steps 3 "$@"
+        --link auto --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
     .venv/bin/overlaplab summary traces/$strategy
 done
