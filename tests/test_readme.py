@@ -1,0 +1,44 @@
+"""What the README tells a newcomer to type."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_notebook_snippet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (snippet,) = blocks("python")
+    names: dict[str, object] = {}
+    exec(compile(snippet, "README.md", "exec"), names)
+    assert len(names["table"]) == 6  # type: ignore[arg-type]
+
+
+def test_the_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", README + (ROOT / "CONTRIBUTING.md").read_text()):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_links_and_pictures_exist() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_without_chromium_one_line_says_how_to_install_it() -> None:
+    done = subprocess.run(
+        ["/bin/sh", str(ROOT / "scripts" / "chromium.sh")], env={"PATH": "/nowhere"}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "apt-get install chromium" in done.stderr
