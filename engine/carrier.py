@@ -4,9 +4,9 @@
 A link carries one collective after another, so one thread per group takes them from a queue in order. A collective
 arrives when it was queued, or when the link got free of the one before; the microseconds that the thread takes to wake
 up are not the link's. Then gloo does the real work, and the thread sleeps until T after the *last* rank's arrival, when
-the collective's future completes. Whatever gloo takes counts inside T, and a sleeping thread leaves the core to the computation. A network card
-does not wait for a core, so where the system permits it these threads are scheduled before the computation's: else
-each of a collective's five or so changes of thread may take a time slice of 3 ms.
+the collective's future completes. Whatever gloo takes counts inside T, and a sleeping thread leaves the core to the
+computation. A network card does not wait for a core, so where the system permits it these threads are scheduled before
+the computation's: else each of a collective's five or so changes of thread may take a time slice of 3 ms.
 
 [Note: the last arrival]
 Every rank's arrival time goes through a MAX all-reduce of one int64 on a second gloo group, beside the real collective.
