@@ -2,18 +2,20 @@
 
 import os
 import signal
+import sys
 import threading
 import time
+from typing import NoReturn
 
 from engine import faults
 from engine.config import Config
 from engine.train import record
 
-__all__ = ["work"]
+__all__ = ["finish", "work"]
 
 
 def work(config: Config, argv: list[str]) -> None:
-    """Record on this rank; ends the process with exit code 2 on any error.
+    """Record on this rank, and end the process: with exit code 2 on any error.
 
     SIGINT has its default action: a main thread that waits inside a collective would never run a Python handler.
     """
@@ -23,6 +25,18 @@ def work(config: Config, argv: list[str]) -> None:
         record(config, argv)
     except BaseException as error:
         faults.end(error)
+    finish()
+
+
+def finish() -> NoReturn:
+    """End a process whose work is done, and leave torch's threads alone.
+
+    One of gloo's that lets go of a Python object while the interpreter shuts down aborts the process ("terminate called
+    without an active exception"): seen in 1 of 14 runs.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _end_with_parent() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from engine.comm import Communicator, connect
 from engine.link import Link
+from engine.worker import finish
 
 TIMEOUT_S = 60
 """After so long a rank that waits for another gives up: a scenario that ranks leave apart fails, and does not hang."""
@@ -50,6 +51,7 @@ class Scenarios(dict[str, Callable[[Communicator], None]]):
             if comm.rank == 0:
                 Path(sys.argv[1]).write_text(json.dumps(found))
         comm.close()
+        finish()
 
 
 def run_ranks(script: str, world_size: int, out: Path, **environment: str) -> dict[str, list[str]]:
