@@ -2,7 +2,7 @@
 
 [Note: who began it]
 When a rank fails, the others fail too, for want of it. So a rank that only lost a peer tells nothing at first and waits
-a while to be ended by the agent, which by then has seen the first one's end.
+a while to be ended by the launcher, which by then has seen the first one's end.
 """
 
 import json

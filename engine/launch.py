@@ -63,7 +63,7 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
 def _first_cause(failures: dict[int, ProcessFailure]) -> str:
     """The rank that began it: killed from outside, else the first that told an error, else any.
 
-    Ranks that the agent ends by SIGTERM, or that only lost a peer, are consequences.
+    Ranks that the launcher ends by SIGTERM, or that only lost a peer, are consequences.
     """
 
     def order(item: tuple[int, ProcessFailure]) -> tuple[int, int]:

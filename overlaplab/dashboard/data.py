@@ -1,6 +1,6 @@
 """What the pages read, cached by path, mtime and size.
 
-Cached objects are shared by all sessions: pages only read them. `st.cache_data` would hash a sample of a big
+Cached objects are shared by all users: pages only read them. `st.cache_data` would hash a sample of a big
 DataFrame and return a stale result; here the key is the file's stamp and the run itself is never hashed.
 """
 

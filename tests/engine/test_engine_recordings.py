@@ -245,9 +245,9 @@ def test_torch_ddps_buckets_are_those_that_ddp_reports(tmp_path: Path) -> None:
 
 
 def test_two_machines_record_one_run(tmp_path: Path) -> None:
-    """Two torchrun agents that meet by torchrun's own rendezvous."""
+    """Two torchrun launchers that meet by torchrun's own rendezvous."""
     port = free_port()
-    agents = [
+    launchers = [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
@@ -260,13 +260,13 @@ def test_two_machines_record_one_run(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     try:
-        for agent in agents:
-            _, stderr = agent.communicate(timeout=100)
-            assert agent.returncode == 0, stderr
+        for launcher in launchers:
+            _, stderr = launcher.communicate(timeout=100)
+            assert launcher.returncode == 0, stderr
     finally:
-        for agent in agents:
-            agent.kill()
-            agent.communicate()
+        for launcher in launchers:
+            launcher.kill()
+            launcher.communicate()
     recording = Recording(tmp_path / "run")
     assert set(recording.traces) == {0, 1}
     assert recording.manifest["world_size"] == 2
