@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad input.
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -18,7 +19,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from overlaplab import analyses
 from overlaplab.dashboard.server import command as dashboard_command
@@ -84,7 +84,8 @@ def buckets(
         return _print_json(documents.buckets_document(loaded, **chosen))
     table = analyses.buckets(loaded, **chosen)
     console = Console()
-    console.print(Text(f"{_title(loaded)}\nms from each step's start; exposed: the collective's time without compute"))
+    console.print(tables.plain(_title(loaded)))
+    console.print("ms from each step's start; exposed: the collective's time without compute")
     for _, of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
         console.print(tables.buckets_table(of_step))
     notes = [] if len(table) else ["no buckets are labelled in this run"]
@@ -105,6 +106,8 @@ def compare(
     ] = None,
 ) -> None:
     """Runs side by side: step time, its parts, and which is fastest beyond the spread."""
+    if len(runs) < 2:
+        raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare.")
     condition = analyses.parse_condition(fail_if) if fail_if is not None else None
     loaded = _load(runs)
     chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
@@ -134,6 +137,8 @@ def dashboard(
 
 def main() -> None:
     """Run the command line; whatever the user did wrong is one line on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         result = app(standalone_mode=False)
     except OverlaplabError as error:
@@ -141,7 +146,11 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted")
     except typer.TyperException as error:  # a wrong option or argument
-        _fail(f"{getattr(error, 'format_message', error.__str__)()} See --help.")
+        _fail(f"{getattr(error, 'format_message', error.__str__)() or 'no command given.'} See --help.")
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        _fail(f"{error.filename}: {error.strerror}")
     else:
         sys.exit(result if isinstance(result, int) else 0)
 
@@ -185,7 +194,7 @@ def _print(table: Table, warnings: Iterable[str]) -> None:
 
 def _print_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
-        Console().print(Text(f"warning: {warning}", style="yellow"))
+        Console().print(tables.plain(f"warning: {warning}", style="yellow"))
 
 
 def _print_json(document: documents.Document) -> None:

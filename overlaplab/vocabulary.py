@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 __all__ = [
     "ANNOTATION_CATEGORIES",
+    "COLLECTIVE_OPERATORS",
     "COMMUNICATION_KERNELS",
     "DEVICE_COPY_CATEGORIES",
     "DEVICE_KERNEL_CATEGORIES",
@@ -45,15 +46,15 @@ DEVICE_NOTHING = re.compile(r"(Stream|Event) (Wait|Sync)|(Stream|Event|Context|D
 
 PEER_COPY = re.compile(r"Memcpy P(to|2)P", re.I)
 
-# One alternative per family of communication kernels; the test file names a real kernel for each.
 COMMUNICATION_KERNELS = re.compile(
     r"""
-      [nr]ccl                    # ncclDevKernel_*, ncclKernel_*, ncclSymk_*, rcclDevKernel_*
-    | msccl
+      [nr]ccl                    # ncclDevKernel_*, ncclKernel_*, ncclSymk*, rcclGenericKernel
+    | msccl                      # RCCL's mscclKernel_*
     | cross_device_reduce        # vLLM, SGLang and TensorRT-LLM custom all-reduce
-    | quick_?all_?reduce         # vLLM quick reduce (ROCm)
+    | quick_?reduce              # vLLM quick reduce (ROCm)
     | (one|two)_?shot_?all_?reduce
-    | all_?reduce_?(fusion|kernel|norm|lamport|one_?shot|two_?shot) | lamport\w*all_?reduce
+    | all_?reduce_?fusion
+    | lamport                    # TensorRT-LLM and FlashInfer all-reduce that signals by Lamport's flags
     | multimem_                  # torch symmetric memory
     | nvshmem
     | deep_ep | ::ep::           # DeepEP
@@ -61,22 +62,40 @@ COMMUNICATION_KERNELS = re.compile(
     """,
     re.I | re.X,
 )
+"""One alternative per family of communication kernels; the test file names a real kernel for each."""
 
-# Operators of other namespaces than aten count as compute where they are leaves, but these are no work of their own.
-OPERATOR_NOT_COMPUTE = re.compile(
-    r"c10d::|_c10d_functional|c10d_functional::|gloo:|nccl:|engine::|autograd::|torch::autograd::|profiler::"
-)
+COLLECTIVE_OPERATORS = ("c10d::", "_c10d_functional::", "c10d_functional::")
+"""Operators that launch or await communication."""
 
+OPERATOR_NOT_COMPUTE = (*COLLECTIVE_OPERATORS, "engine::", "autograd::", "torch::autograd::", "profiler::")
+"""Beside `aten::*`, operators of other namespaces count as compute where they are leaves, but these are no work."""
+
+_REQUIRED = {
+    "backward": {"sync"},
+    "bucket_launch": {"bucket"},
+    "bucket_ready": {"bucket", "bytes", "parameters"},
+    "comm": {"seq"},
+    "gradient_ready": {"parameter"},
+    "launch": {"seq"},
+}
+_INTEGERS = {"bucket", "bytes", "seq"}
+_LISTS = {"parameters"}
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
 
 
 def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
-    """Split `engine::WORD key=value …` into the word and its values (lists still percent-encoded), or None."""
+    """Split `engine::WORD key=value …` into the word and its values (names still percent-encoded).
+
+    None for what is no label, or lacks what analyses read of it.
+    """
     match = _LABEL.fullmatch(name)
     if match is None:
         return None
     pairs = (field.partition("=") for field in match[2].split())
-    return match[1], {key: value for key, _, value in pairs}
+    fields = {key: value for key, _, value in pairs}
+    complete = all(fields.get(key) or (key in fields and key in _LISTS) for key in _REQUIRED.get(match[1], ()))
+    numeric = all(fields[key].isdecimal() for key in _INTEGERS & fields.keys())
+    return (match[1], fields) if complete and numeric else None
 
 
 def label_list(value: str) -> tuple[str, ...]:

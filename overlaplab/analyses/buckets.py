@@ -12,7 +12,7 @@ from overlaplab.analyses.labels import Label, labels_of
 from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.events import Run, Trace, Window, activity
 from overlaplab.intervals import Intervals, subtract, total, union
-from overlaplab.vocabulary import label_list
+from overlaplab.vocabulary import Rule, label_list
 
 __all__ = ["buckets"]
 
@@ -31,7 +31,8 @@ def buckets(
     `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived), `last_parameter` (the one that
     arrived last; None where none did), `ready_ns`, `launch_ns` (host time: on a GPU it may precede the window),
     `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time during which this rank computed nothing). Times
-    are Int64, null where the trace does not tell. On a GPU readiness is device time. Empty where nothing is labelled.
+    are Int64, null where the trace does not tell. On a GPU readiness is device time. Empty where nothing is
+    labelled, or device activity was not recorded.
     Raises `OverlaplabError` for an unknown rank or step.
     """
     rows: list[dict[str, Any]] = []
@@ -44,13 +45,13 @@ def buckets(
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     labels = labels_of(trace)
-    if not any(label.word == "bucket_launch" for label in labels):
+    found = activity(trace)
+    if found.rule is Rule.UNRECORDED or not any(label.word == "bucket_launch" for label in labels):
         return
-    compute = activity(trace).compute
     ran = executions(trace, labels)
     for step in steps:
         of_step = [label for label in labels if step.host_start_ns <= label.start_ns < step.host_end_ns]
-        yield from _of_step(of_step, step, ran, compute)
+        yield from _of_step(of_step, step, ran, found.compute)
 
 
 def _of_step(labels: Sequence[Label], step: Window, ran: Executions, compute: Intervals) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from overlaplab.events import Trace, lanes, matching
-from overlaplab.vocabulary import label_fields
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
 
 __all__ = ["Label", "Span", "labels_of"]
 
@@ -30,9 +30,9 @@ class Label(Span):
 
 
 def labels_of(trace: Trace) -> tuple[Label, ...]:
-    """The trace's labels in order of start; a name that only begins like a label is left out."""
+    """The trace's labels in order of start; what only begins like one, or is its mirror image on a GPU, is left out."""
     events = trace.events
-    chosen = matching(events["name"], label_fields)
+    chosen = matching(events["name"], label_fields) & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
     rows = events[chosen]
     starts = rows["ts_ns"].tolist()
     ends = (rows["ts_ns"] + rows["dur_ns"]).tolist()

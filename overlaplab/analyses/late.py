@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["late_buckets"]
+__all__ = ["late_buckets", "launched_after_backward"]
 
 _COST_NS = 1_000  # below a microsecond a wait is the clock's grain
 
@@ -22,7 +22,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     ordered = table.sort_values("index", kind="stable").to_dict("records")
-    held = _held(ordered)
+    held = {} if launched_after_backward(table) else _held(ordered)
     for bucket in ordered:
         arrivals = sorted(time for time in bucket["gradient_ready_ns"] if time is not None and not pd.isna(time))
         waiting = held.get(bucket["index"], {})
@@ -45,6 +45,11 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     columns = ["index", "parameter", "gap_ns", "held_ns", "held", "link_ns", "exposed_ns", "cost_ns"]
     found = pd.DataFrame(rows, columns=columns).astype({"gap_ns": "Int64"})
     return found.sort_values("cost_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def launched_after_backward(table: pd.DataFrame) -> bool:
+    """Whether every launch waited for the whole backward pass, as `naive`'s do by design: no bucket held another."""
+    return len(table) > 1 and bool((table["launch_ns"] >= table["backward_end_ns"]).all())
 
 
 def _held(ordered: list[dict[Any, Any]]) -> dict[object, dict[object, int]]:

@@ -17,7 +17,7 @@ _CONDITION = re.compile(r"\s*(\w+)\s*(>|<)\s*([-+]?\d+(?:\.\d+)?)\s*%\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """`column` of `summary`, its mean per step, changed by more (`>`) or less (`<`) than `percent`."""
+    """`column` of `summary` changed by more (`>`) or less (`<`) than `percent`; its mean, or the ratio of sums."""
 
     column: str
     sign: str
@@ -28,7 +28,7 @@ class Condition:
 
     def change(self, first: pd.DataFrame, last: pd.DataFrame) -> float | None:
         """By how many percent the mean moved from the one `summary` table to the other; None where it is unknown."""
-        before, after = first[self.column].mean(), last[self.column].mean()
+        before, after = _figure(first, self.column), _figure(last, self.column)
         if pd.isna(before) or pd.isna(after):
             return None
         if before == 0:
@@ -38,6 +38,14 @@ class Condition:
     def met_by(self, change: float) -> bool:
         """Whether such a change meets the condition."""
         return change > self.percent if self.sign == ">" else change < self.percent
+
+
+def _figure(table: pd.DataFrame, column: str) -> float:
+    """The column's mean; of the ratio, the ratio of the sums."""
+    if column == "overlap_ratio":
+        comm = table["comm_ns"].sum()
+        return float(table["overlapped_ns"].sum() / comm) if comm else float("nan")
+    return float(table[column].astype("Float64").mean()) if table[column].notna().any() else float("nan")
 
 
 def parse_condition(text: str) -> Condition:

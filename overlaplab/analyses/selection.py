@@ -23,7 +23,15 @@ def selected_traces(run: Run, ranks: Collection[int] | None) -> list[Trace]:
 
 def selected_windows(trace: Trace, steps: Collection[int] | None, skip_steps: int) -> list[Window]:
     """The trace's windows less the first `skip_steps`, and only those of these steps; raises as `selected_traces`."""
-    found = step_windows(trace)[skip_steps:]
+    every = step_windows(trace)
+    found = every[skip_steps:]
+    if every and not found:
+        raise OverlaplabError(
+            f"no step is left after skipping {skip_steps}",
+            path=trace.path,
+            rank=trace.rank,
+            remedy=f"It holds {len(every)}.",
+        )
     if steps is None:
         return list(found)
     present = {window.step for window in found}

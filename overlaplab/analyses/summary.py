@@ -81,14 +81,17 @@ def totals(
     """One row per rank: `summary`'s columns without `step` and `start_ns`, summed, and `outside_ns`.
 
     A ratio of totals is the ratio of the sums. `outside_ns` is recorded time outside all steps' windows, whichever
-    steps are selected; it is in no sum.
+    steps are selected; it is in no sum. A rank whose device activity was not recorded has no row.
     """
-    table = summary(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
-    sums = table.groupby("rank", dropna=False, sort=False)[list(_SUMMED)].sum().reset_index()
-    result = _finished(sums)
-    outside = {trace.rank: _outside(trace) for trace in run.traces}
-    result.insert(1, "outside_ns", [outside[None if pd.isna(rank) else rank] for rank in result["rank"]])
-    return result
+    rows = []
+    for trace in selected_traces(run, ranks):
+        if rule_of(trace) is Rule.UNRECORDED:
+            continue
+        windows_ = selected_windows(trace, steps, skip_steps)
+        parts = [_breakdown(activity(trace), window.start_ns, window.end_ns) for window in windows_]
+        sums = {column: sum(part[column] for part in parts) for column in _SUMMED}
+        rows.append({"rank": trace.rank, "outside_ns": _outside(trace), **sums})
+    return _finished(pd.DataFrame(rows, columns=["rank", "outside_ns", *_SUMMED]))
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
@@ -129,11 +132,11 @@ def _breakdown(found: Activity, start: int, end: int) -> dict[str, int]:
 
 def _finished(table: pd.DataFrame) -> pd.DataFrame:
     """The documented columns and dtypes, in order."""
-    identity = [column for column in ("rank", "step", "start_ns") if column in table]
+    identity = [column for column in ("rank", "step", "start_ns", "outside_ns") if column in table]
     for column in ("rank", "step"):
         if column in table:
             table[column] = table[column].astype("Int64")
-    table = table.astype({column: "int64" for column in ("start_ns", *_SUMMED) if column in table})
+    table = table.astype({column: "int64" for column in ("start_ns", "outside_ns", *_SUMMED) if column in table})
     for column in _UNMATCHED:
         table[column] = pd.array([None] * len(table), dtype="Int64")
     comm = table["comm_ns"].astype("Float64")

@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events.run import Trace
+from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, subtract, union
 from overlaplab.vocabulary import (
     ANNOTATION_CATEGORIES,
+    COLLECTIVE_OPERATORS,
     COMMUNICATION_KERNELS,
     DEVICE_COPY_CATEGORIES,
     DEVICE_KERNEL_CATEGORIES,
@@ -67,11 +68,15 @@ def rule_of(trace: Trace) -> Rule:
     return Rule.CPU
 
 
+@once_per_trace
 def classify(trace: Trace) -> NDArray[np.object_]:
-    """The `Kind` of every event of the trace, in the table's order."""
-    return _gpu_kinds(trace) if rule_of(trace) is Rule.GPU else _cpu_kinds(trace)
+    """The `Kind` of every event of the trace, in the table's order; read-only."""
+    kinds = _gpu_kinds(trace) if rule_of(trace) is Rule.GPU else _cpu_kinds(trace)
+    kinds.flags.writeable = False
+    return kinds
 
 
+@once_per_trace
 def activity(trace: Trace) -> Activity:
     """When the rank computed, communicated and copied. All sets are empty where device activity was not recorded."""
     rule = rule_of(trace)
@@ -141,7 +146,8 @@ def _launched_inside_comm(events: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _comm_labels(events: pd.DataFrame) -> NDArray[np.bool_]:
-    return matching(events["name"], lambda text: text.startswith("engine::comm"))
+    host = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    return host & matching(events["name"], lambda text: text.startswith("engine::comm"))
 
 
 def _cpu_kinds(trace: Trace) -> NDArray[np.object_]:
@@ -155,7 +161,7 @@ def _cpu_kinds(trace: Trace) -> NDArray[np.object_]:
     elsewhere = ~np.isin(lane, np.unique(lane[communication]))
     operator = events["category"].isin(OPERATOR_CATEGORIES).to_numpy() & elsewhere
     aten = operator & matching(names, lambda text: text.startswith("aten::"))
-    counted = operator & matching(names, lambda text: "::" in text and not OPERATOR_NOT_COMPUTE.match(text))
+    counted = operator & matching(names, lambda text: "::" in text and not text.startswith(OPERATOR_NOT_COMPUTE))
     kinds = np.full(len(events), Kind.NOTHING, dtype=object)
     kinds[aten | (counted & _leaves(events, lane, counted))] = Kind.COMPUTE
     kinds[communication] = Kind.COMMUNICATION
@@ -178,7 +184,7 @@ def _leaves(events: pd.DataFrame, lane: NDArray[np.int64], among: NDArray[np.boo
 
 def _cpu_compute(events: pd.DataFrame, kinds: NDArray[np.object_]) -> Intervals:
     """Operators' time, thread by thread, less what waits or launches communication inside them."""
-    not_compute = matching(events["name"], lambda text: text.startswith(("c10d::", "_c10d_functional", "engine::wait")))
+    not_compute = matching(events["name"], lambda text: text.startswith((*COLLECTIVE_OPERATORS, "engine::wait")))
     starts = events["ts_ns"].to_numpy()
     ends = starts + events["dur_ns"].to_numpy()
     lane = lanes(events)

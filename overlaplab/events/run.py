@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import pandas as pd
 
-__all__ = ["EVENT_COLUMNS", "Bucket", "Link", "Manifest", "Parameter", "Run", "Trace", "Unit"]
+__all__ = ["EVENT_COLUMNS", "Bucket", "Link", "Manifest", "Parameter", "Run", "Trace", "Unit", "once_per_trace"]
+
+Found = TypeVar("Found")
 
 EVENT_COLUMNS = {
     "name": "category",
@@ -91,9 +96,9 @@ class Manifest:
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Trace:
-    """One rank's events."""
+    """One rank's events; equal only to itself, so that what follows from it can be kept beside it."""
 
     path: str
     rank: int | None
@@ -116,3 +121,16 @@ class Run:
     manifest: Manifest | None
     traces: tuple[Trace, ...]
     warnings: tuple[str, ...] = ()
+
+
+def once_per_trace(function: Callable[[Trace], Found]) -> Callable[[Trace], Found]:
+    """Compute a trace's value at the first call and keep it as long as the trace lives; callers must not change it."""
+    known: WeakKeyDictionary[Trace, Found] = WeakKeyDictionary()
+
+    @wraps(function)
+    def kept(trace: Trace) -> Found:
+        if trace not in known:
+            known[trace] = function(trace)
+        return known[trace]
+
+    return kept

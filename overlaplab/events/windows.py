@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events.activity import Activity, Kind, activity, classify, matching
-from overlaplab.events.run import Trace
+from overlaplab.events.run import Trace, once_per_trace
+from overlaplab.intervals import total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, RUNTIME_CATEGORIES, Rule
 
 __all__ = ["Window", "main_stream", "step_windows", "window_warnings", "windows"]
@@ -50,10 +51,13 @@ def window_warnings(trace: Trace) -> tuple[str, ...]:
 
 def main_stream(kernels: pd.DataFrame) -> int:
     """The stream on which these compute kernels take most time, or -1 where there are none."""
-    busy = kernels.groupby("stream")["dur_ns"].sum()
-    return int(busy.index[int(busy.argmax())]) if len(busy) else -1
+    streams, starts = kernels["stream"].to_numpy(), kernels["ts_ns"].to_numpy()
+    ends = starts + kernels["dur_ns"].to_numpy()
+    busy = {int(s): total(union(starts[streams == s], ends[streams == s])) for s in np.unique(streams)}
+    return max(busy, key=lambda stream: busy[stream], default=-1)
 
 
+@once_per_trace
 def _windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     found = activity(trace)
     steps = _host_steps(trace.events)

@@ -17,7 +17,8 @@ __all__ = ["MANIFEST_NAME", "is_trace_name", "load_run"]
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "run.json"
-_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.I)
+_RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d+)|worker(\d+)_", re.I)
+"""torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
 
 
 def is_trace_name(name: str) -> bool:
@@ -33,17 +34,11 @@ def load_run(path: str | Path, *, progress: Callable[[int, int], None] | None = 
     Raises `OverlaplabError` naming the file, the rank and the remedy for anything that cannot be read.
     """
     path = Path(path)
-    if not path.exists():
-        raise OverlaplabError("no such file or directory", path=path)
-    files = [path]
-    manifest = None
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if is_trace_name(file.name) and file.is_file())
-        manifest = _read_manifest(path / MANIFEST_NAME)
-    if not files:
-        raise OverlaplabError(
-            "holds no trace", path=path, remedy="Traces are files named *.json or *.json.gz, one per rank."
-        )
+    try:
+        files = _trace_files(path)
+        manifest = _read_manifest(path / MANIFEST_NAME) if path.is_dir() else None
+    except OSError as error:
+        raise OverlaplabError(error.strerror or str(error), path=path) from None
     read = []
     for done, file in enumerate(files):
         if progress:
@@ -62,11 +57,24 @@ def load_run(path: str | Path, *, progress: Callable[[int, int], None] | None = 
     )
 
 
+def _trace_files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise OverlaplabError("no such file or directory", path=path)
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if is_trace_name(file.name) and file.is_file())
+    if not files:
+        raise OverlaplabError(
+            "holds no trace", path=path, remedy="Traces are files named *.json or *.json.gz, one per rank."
+        )
+    return files
+
+
 def _read(file: Path) -> Trace:
     content = read_trace(file)
     rank = content.rank
-    if rank is None and (match := _RANK_IN_NAME.search(file.name)):
-        rank = int(match[1])
+    if rank is None and (match := _RANK_IN_NAME.match(file.name)):
+        rank = int(match[match.lastindex or 0])
     return Trace(
         path=str(file),
         rank=rank,
@@ -115,7 +123,7 @@ def _read_manifest(file: Path) -> Manifest | None:
     try:
         raw = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
         manifest = msgspec.convert({**raw, "raw": raw}, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OverlaplabError(
             f"not a readable manifest ({error})", path=file, remedy="Remove it to open the traces without it."
         ) from None

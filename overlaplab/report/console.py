@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["buckets_table", "compare_table", "summary_table"]
+__all__ = ["buckets_table", "compare_table", "plain", "summary_table"]
 
 NS_PER_MS = 1_000_000
 
@@ -68,7 +68,7 @@ def compare_table(table: pd.DataFrame) -> Table:
 
 def _table(title: str, *columns: str, first: str | None = None) -> Table:
     shown = Table(
-        title=Text(title),
+        title=plain(title),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -83,11 +83,13 @@ def _table(title: str, *columns: str, first: str | None = None) -> Table:
     return shown
 
 
+def plain(text: str, style: str = "") -> Text:
+    """Text as it is: what comes out of a trace is neither markup nor an order to the terminal."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text), style=style)
+
+
 def _add(shown: Table, cells: Iterable[str]) -> None:
-    """A row; as `Text`, since a trace's strings must not be read as markup."""
-    shown.add_row(
-        *(Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cell)) for cell in cells)
-    )
+    shown.add_row(*map(plain, cells))
 
 
 def _known(value: Any) -> str:

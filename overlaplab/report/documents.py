@@ -37,7 +37,7 @@ def summary_document(
         ranks_out.append(
             {
                 "rank": trace.rank,
-                "outside_ns": total.pop("outside_ns") if total else 0,
+                "outside_ns": total.pop("outside_ns") if total else None,
                 "steps": by_rank.get(trace.rank, []),
                 "total": {"step": None, "start_ns": None} | total if total else None,
             }
@@ -66,7 +66,11 @@ def buckets_document(
         step = {key: first[key] for key in shared[1:]}
         step["buckets"] = [{key: value for key, value in row.items() if key not in shared} for row in rows]
         of_rank.setdefault(first["rank"], []).append(step)
-    return {"ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()]}
+    return {
+        "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
+        "emulated": bool(run.manifest and run.manifest.link and run.manifest.link.emulated),
+        "warnings": list(warnings_of(run)),
+    }
 
 
 def compare_document(
@@ -83,7 +87,8 @@ def compare_document(
         del row["fastest"]
         for figure in MEASURES:
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
-    return {"runs": rows, "fastest": fastest}
+    warnings = [f"{run.path}: {warning}" for run in runs for warning in warnings_of(run)]
+    return {"runs": rows, "fastest": fastest, "warnings": warnings}
 
 
 def _by_rank(table: pd.DataFrame) -> dict[int | None, list[Document]]:

@@ -20,6 +20,7 @@ def bucket(index: int, ready: list[float | None], launch: float, start: float, e
     known = [(time, name) for time, name in zip(ready, names, strict=True) if time is not None]
     return {
         "index": index,
+        "backward_end_ns": 20 * MS,
         "parameters": names,
         "gradient_ready_ns": tuple(None if time is None else int(time * MS) for time in ready),
         "last_parameter": max(known)[1] if known else None,
@@ -67,6 +68,11 @@ def test_the_bucket_that_held_others_names_its_last_gradient() -> None:
         "Bucket 3 waited 1.5 ms for the busy link; its last gradient was p3.1, 1.0 ms after the one before it."
         " Exposed: 0.25 ms.",
     ]
+
+
+def test_where_all_waited_for_backward_by_design_no_bucket_held_another() -> None:
+    table = pd.DataFrame([bucket(0, [9], 21, 21, 22, 1), bucket(1, [3], 22, 22, 23, 1)])
+    assert late_buckets(table)["held_ns"].tolist() == [0, 0]
 
 
 def test_a_bucket_is_not_held_by_one_that_was_launched_before_it_was_ready() -> None:

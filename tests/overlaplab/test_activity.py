@@ -33,6 +33,10 @@ COMMUNICATION = [
     "void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 2>(tensorrt_llm::kernels::AllReduceParams)",
     "void tensorrt_llm::kernels::ar_fusion::moe::moereduce_allreduce_fusion_kernel_oneshot_lamport<>()",
     "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<>()",
+    "void tensorrt_llm::kernels::lamport_style_one_shot_all_reduce_norm_kernel<__half, 4>()",
+    "void flashinfer::trtllm_mnnvl_allreduce::rmsNormLamport<__nv_bfloat16>()",
+    "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<__half>>()",  # vLLM, ROCm
+    "mscclKernel_Sum_half_LL_false(ncclDevComm*, mscclAlgo*)",  # RCCL
     "multimem_all_reduce_kernel_bf16",  # torch symmetric memory
     "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<__nv_bfloat16, 16, 2>()",
     "nvshmemi_transfer_rma_nbi(void*)",
@@ -97,6 +101,11 @@ def test_what_an_engine_comm_range_launches_is_communication(tmp_path: Path) -> 
     assert counted(tmp_path, [label, *inside, *after]) == {"communication": [[40, 50]], "compute": [[50, 60]]}
 
 
+def test_a_label_mirrored_on_the_gpu_says_nothing(tmp_path: Path) -> None:
+    mirror = event("engine::comm seq=0", 10, 30, cat="gpu_user_annotation", tid=7, stream=7)
+    assert counted(tmp_path, [mirror, *launched("gemm", 21, 50, 60, correlation=2)]) == {"compute": [[50, 60]]}
+
+
 def test_the_stream_decides_nothing(tmp_path: Path) -> None:
     events = [
         *launched("ncclDevKernel_X", 0, 5, 9, stream=7, correlation=1),
@@ -134,7 +143,9 @@ def test_wrappers_do_not_compute_and_launches_do_not_communicate(tmp_path: Path)
     assert counted(tmp_path, events) == {"communication": [[12, 88]]}
 
 
-@pytest.mark.parametrize("name", ["c10d::allreduce_", "_c10d_functional::wait_tensor", "engine::wait"])
+@pytest.mark.parametrize(
+    "name", ["c10d::allreduce_", "_c10d_functional::wait_tensor", "c10d_functional::wait_tensor", "engine::wait"]
+)
 def test_waiting_inside_an_operator_is_cut_out(tmp_path: Path, name: str) -> None:
     events = [op("outer", 0, 100), event(name, 10, 90), op("elsewhere", 20, 30, tid=2)]
     assert counted(tmp_path, events) == {"compute": [[0, 10], [20, 30], [90, 100]]}

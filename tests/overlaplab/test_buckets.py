@@ -125,6 +125,25 @@ def test_on_a_gpu_readiness_is_device_time(tmp_path: Path) -> None:
     assert (row["backward_start_ns"], row["backward_end_ns"]) == (100_000, 250_000)
 
 
+def test_labels_mirrored_on_the_gpu_are_ignored(tmp_path: Path) -> None:
+    events = [step(3, 5, 100), BACKWARD, *bucket(0, "w", 31, 0, 35, 55)]
+    mirrored = [e | {"cat": "gpu_user_annotation", "ts": e["ts"] + 20} for e in events]
+    assert len(overlaplab.buckets(run_of(tmp_path, [*events, *mirrored]))) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["bucket_ready", "bucket_ready bucket=x bytes=8 parameters=w", "gradient_ready parameter="]
+)
+def test_a_broken_label_is_ignored(tmp_path: Path, name: str) -> None:
+    events = [step(3, 5, 100), BACKWARD, label(name, 30), *bucket(0, "w", 31, 0, 35, 55)]
+    assert len(overlaplab.buckets(run_of(tmp_path, events))) == 1
+
+
+def test_nothing_is_told_where_the_device_was_not_recorded(tmp_path: Path) -> None:
+    events = [step(3, 5, 100), BACKWARD, *bucket(0, "w", 31, 0, 35, 55)]
+    assert len(overlaplab.buckets(run_of(tmp_path, events, backend="nccl"))) == 0
+
+
 def test_a_run_without_labels_has_no_buckets(tmp_path: Path) -> None:
     table = overlaplab.buckets(run_of(tmp_path, [step(3, 0, 9), op("mm", 1, 2)]))
     assert len(table) == 0

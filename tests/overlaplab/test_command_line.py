@@ -136,9 +136,10 @@ def test_a_run_without_steps_or_device_activity(command: Any, tmp_path: Path) ->
     run_of(tmp_path, [event("cudaLaunchKernel", 0, 1, cat="cuda_runtime")])
     _, out, _ = command("summary", tmp_path, "--json")
     document = json.loads(out)
-    assert document["ranks"] == [{"rank": 0, "outside_ns": 0, "steps": [], "total": None}]
+    assert document["ranks"] == [{"rank": 0, "outside_ns": None, "steps": [], "total": None}]
     assert "device activity was not recorded" in document["warnings"][0]
-    assert command("summary", tmp_path)[0] == command("buckets", tmp_path)[0] == command("compare", tmp_path)[0] == 0
+    assert command("summary", tmp_path)[0] == command("buckets", tmp_path)[0] == 0
+    assert command("compare", tmp_path, tmp_path)[0] == 0
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -166,6 +167,12 @@ def test_markup_and_escapes_in_a_trace_stay_text(command: Any, tmp_path: Path) -
     _, out, _ = command("buckets", tmp_path)
     assert "[red]" in out
     assert "\x1b" not in out
+    hostile = [op("m\x1b[31mRED\x1b]0;owned\x07", 0, 9)]
+    run_of(tmp_path / "silent", hostile, [gloo(0, 3)], manifest={"strategy": "x\x1b[31m[red]y"})
+    _, out, _ = command("summary", tmp_path / "silent")
+    assert "[red]y" in out
+    assert "RED" in out
+    assert "\x1b" not in out
 
 
 @pytest.mark.parametrize(
@@ -177,8 +184,11 @@ def test_markup_and_escapes_in_a_trace_stay_text(command: Any, tmp_path: Path) -
         (["summary", "RUN", "--skip-steps", "-1"], "--skip-steps"),
         (["summary"], "RUN"),
         (["nothing"], "nothing"),
-        (["compare", "RUN", "--fail-if", "x"], "--fail-if"),
+        (["compare", "RUN", "RUN", "--fail-if", "x"], "--fail-if"),
         (["app", "absent"], "absent: not a directory"),
+        (["app", "a" * 300], "File name too long"),
+        (["summary", "a" * 300], "File name too long"),
+        (["compare", "RUN"], "only one run"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(command: Any, folder: Path, arguments: list[str], says: str) -> None:

@@ -89,6 +89,24 @@ def test_conditions(tmp_path: Path, text: str, before: float, after: float, met:
     assert condition.met_by(change) is met
 
 
+def test_a_ratio_is_that_of_the_sums(tmp_path: Path) -> None:
+    """The mean of the two steps' ratios rises, from 0.5 to 0.95; the ratio of the sums falls, from 0.99 to 0.90."""
+    first = [step(0, 0, 1000), op("mm", 0, 1000), gloo(0, 1000), step(1, 1000, 1010), gloo(1000, 1010)]
+    last = [
+        step(0, 0, 1000),
+        op("mm", 0, 900),
+        gloo(0, 1000),
+        step(1, 1000, 1010),
+        op("mm", 1000, 1010),
+        gloo(1000, 1010),
+    ]
+    condition = parse_condition("overlap_ratio < -5%")
+    change = condition.change(*(overlaplab.summary(run_of(tmp_path / n, e)) for n, e in (("a", first), ("b", last))))
+    assert change is not None
+    assert change == pytest.approx(100 * ((910 / 1010) / (1000 / 1010) - 1))
+    assert condition.met_by(change)
+
+
 def test_a_figure_that_was_zero_grows_without_bound(tmp_path: Path) -> None:
     first = overlaplab.summary(run_of(tmp_path / "a", [op("mm", 0, 5)]))
     last = overlaplab.summary(run_of(tmp_path / "b", [op("mm", 0, 5), gloo(5, 6)]))

@@ -28,7 +28,12 @@ def test_ranks_come_in_order_and_share_one_zero(tmp_path: Path) -> None:
 def test_the_name_tells_the_rank_where_the_file_does_not(tmp_path: Path) -> None:
     write(tmp_path / "rank-1.json", [])
     write(tmp_path / "worker0_step_12.169.pt.trace.json.gz", [])
-    assert [trace.rank for trace in load_run(tmp_path).traces] == [0, 1]
+    write(tmp_path / "worker9_rank2.json", [])
+    assert [trace.rank for trace in load_run(tmp_path).traces] == [0, 1, 2]
+
+
+def test_a_machine_called_worker_is_no_rank(tmp_path: Path) -> None:
+    assert load_run(write(tmp_path / "gpu-worker3_1234.json", [])).traces[0].rank is None
 
 
 def test_one_file_without_a_rank_has_none(tmp_path: Path) -> None:
@@ -72,7 +77,7 @@ def test_the_manifest_is_read(tmp_path: Path) -> None:
     assert run.manifest.raw["seed"] == 7
 
 
-@pytest.mark.parametrize("text", ["{", '{"strategy": 3}', '{"format_version": 2}', "[]"])
+@pytest.mark.parametrize("text", ["{", '{"strategy": 3}', '{"format_version": 2}', "[]", '{"a":' + "[" * 100_000])
 def test_a_bad_manifest_is_one_line(tmp_path: Path, text: str) -> None:
     write(tmp_path / "rank0.json", [])
     (tmp_path / "run.json").write_text(text)

@@ -54,6 +54,17 @@ def test_time_is_cut_at_the_borders_of_steps(tmp_path: Path) -> None:
     assert total["outside_ns"] == 20_000
 
 
+def test_what_no_step_holds_is_outside(tmp_path: Path) -> None:
+    """The only step launched no compute on the main stream."""
+    events = [
+        step(1, 0, 10),
+        *launched("gemm", 20, 30, 60, correlation=1),
+        *launched("ncclX", 21, 60, 90, correlation=2),
+    ]
+    (total,) = overlaplab.totals(run_of(tmp_path, events)).to_dict("records")
+    assert (total["outside_ns"], total["span_ns"], total["overlap_ratio"]) == (60_000, 0, None)
+
+
 def test_no_communication_has_no_ratio(tmp_path: Path) -> None:
     assert overlaplab.summary(run_of(tmp_path, [op("mm", 0, 5)]))["overlap_ratio"].tolist() == [pd.NA]
 
@@ -70,6 +81,8 @@ def test_ranks_and_steps_are_selected(tmp_path: Path) -> None:
         overlaplab.summary(run, ranks=[7])
     with pytest.raises(OverlaplabError, match=r"rank 0: no step 9. It holds 1, 2"):
         overlaplab.summary(run, steps=[9])
+    with pytest.raises(OverlaplabError, match=r"rank 0: no step is left after skipping 2. It holds 2"):
+        overlaplab.summary(run, skip_steps=2)
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +129,14 @@ def test_bad_input_is_one_line_that_names_the_file(tmp_path: Path, case: str) ->
 
 
 def test_permission_denied_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "t.json", [])
+    path = write(tmp_path / "rank0.json", [])
 
     def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(trace_file, "_opened", refuse)
-    assert stat.S_ISREG(path.stat().st_mode)
-    with pytest.raises(OverlaplabError, match="Permission denied"):
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(OverlaplabError, match=r"rank0\.json: Permission denied"):
         load_run(path)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(OverlaplabError, match="Permission denied"):
+        load_run(tmp_path)

@@ -50,6 +50,17 @@ def test_a_step_that_launches_no_compute_is_left_out_and_said(tmp_path: Path) ->
     assert window_warnings(trace) == ("step 1 launched no compute kernel on the main stream and was left out",)
 
 
+def test_the_main_stream_is_the_one_that_is_longest_busy(tmp_path: Path) -> None:
+    """Stream 7 overlaps itself: 199 µs in sum, 100 µs in truth."""
+    events = [
+        step(1, 0, 10),
+        *launched("a", 1, 20, 120, correlation=1),
+        *launched("a", 2, 21, 120, correlation=2),
+        *launched("b", 3, 5, 155, stream=9, correlation=3),
+    ]
+    assert found(tmp_path, events) == [(1, 5, 155)]
+
+
 def test_steps_annotated_on_the_gpu_are_ignored(tmp_path: Path) -> None:
     annotated = step(1, 0, 100) | {"cat": "gpu_user_annotation"}
     assert found(tmp_path, [annotated, *launched("gemm", 0, 5, 9, correlation=1)]) == [(None, 5, 9)]

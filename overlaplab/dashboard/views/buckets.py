@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import charts
-from overlaplab.analyses import late_buckets
+from overlaplab.analyses import late_buckets, launched_after_backward
 from overlaplab.charts.theme import count
 from overlaplab.dashboard.widgets import (
     dark,
@@ -48,7 +48,7 @@ def page() -> None:
     table = _one_window(table)
     late = late_buckets(table)
     lead(_opening(table, late), charts.note(manifest))
-    if len(late) and not _blocking(table):
+    if len(late) and not launched_after_backward(table):
         st.subheader("Which parameter held each late bucket", anchor=False)
         with st.container(key="late", gap=None):
             for line in charts.late_sentences(late):
@@ -84,15 +84,10 @@ def _opening(table: pd.DataFrame, late: pd.DataFrame) -> str:
         return f"{number}: their communication was not found in the trace, only when they were ready."
     if late.empty:
         return f"{number}: none was late, all of their communication is hidden behind compute."
-    if _blocking(table):
+    if launched_after_backward(table):
         return f"{number}: nothing was launched before backward ended, so that no parameter held a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
     return f"{number}: {exposed} with exposed communication, {held} that made a ready bucket wait."
-
-
-def _blocking(table: pd.DataFrame) -> bool:
-    """Whether every launch waited for the whole backward pass, as `naive` does by design."""
-    return len(table) > 1 and bool((table["launch_ns"] >= table["backward_end_ns"]).all())
 
 
 def _gap(times: tuple[int | None, ...]) -> int | None:
