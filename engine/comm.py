@@ -135,7 +135,8 @@ def connect(device: torch.device, link: Link | None = None, timeout_s: float = 3
         else:
             dist.init_process_group("gloo", timeout=timeout)
     except (dist.DistError, RuntimeError) as error:
-        raise EngineError(f"the ranks cannot be reached: {str(error).splitlines()[0]}") from error
+        text = " ".join(str(error).partition("Exception raised from")[0].split())  # less the C++ stack
+        raise EngineError(f"the ranks cannot be reached: {text}") from error
     group = dist.group.WORLD
     assert group is not None
     return Communicator(group, device)
@@ -143,5 +144,9 @@ def connect(device: torch.device, link: Link | None = None, timeout_s: float = 3
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an error only says that another rank has gone, so that the other rank's error is the one to read."""
-    text = str(error)
-    return isinstance(error, dist.DistError) or "gloo/transport" in text or "Connection closed by peer" in text
+    text = str(error).lower()
+    if isinstance(error, dist.DistError) and not isinstance(error, dist.DistBackendError):
+        return True
+    # Of NCCL's errors, which may be this rank's own, those that speak of the other end.
+    lost = ("gloo/transport", "connection closed by", "connection reset by peer", "remote process exit")
+    return any(words in text for words in lost)

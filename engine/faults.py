@@ -2,7 +2,8 @@
 
 [Note: who began it]
 When a rank fails, the others fail too, for want of it. So a rank that only lost a peer tells nothing at first and waits
-a while to be ended by the launcher, which by then has seen the first one's end.
+a while to be ended by the launcher, which by then has seen the first one's end. If nobody ends it, the other rank is
+stuck and says nothing: then the loss is what there is to tell, marked so that any real error comes before it.
 """
 
 import json
@@ -43,7 +44,7 @@ def tell(error: BaseException) -> None:
     if _told:
         return
     _told.append(error)
-    watchdog = threading.Timer(CLOSING_S, os._exit, (FAULT,))
+    watchdog = threading.Timer(CLOSING_S, _leave, (error,))
     watchdog.daemon = True
     watchdog.start()
     signal.signal(signal.SIGTERM, _note_request)  # the recording is closed first
@@ -51,11 +52,7 @@ def tell(error: BaseException) -> None:
         traceback.print_exception(error)
     if is_lost_peer(error):
         return
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        with open(path, "w") as file:
-            json.dump({"message": _describe(error), "timestamp": int(time.time()), "time_ns": time.time_ns()}, file)
-    _print(_describe(error))
+    _write(_describe(error))
 
 
 def end(error: BaseException) -> NoReturn:
@@ -65,8 +62,12 @@ def end(error: BaseException) -> NoReturn:
         deadline = time.monotonic() + GRACE_S
         while not _asked_to_end.is_set() and time.monotonic() < deadline:
             time.sleep(0.05)
-        if not _asked_to_end.is_set():
-            _print(f"lost another rank ({_describe(error)})")
+    _leave(_told[0])
+
+
+def _leave(error: BaseException) -> NoReturn:
+    if is_lost_peer(error) and not _asked_to_end.is_set():
+        _write(f"lost another rank ({_describe(error)})", lost_peer=True)
     os._exit(FAULT)
 
 
@@ -79,6 +80,12 @@ def _describe(error: BaseException) -> str:
     return text if isinstance(error, EngineError) else f"{type(error).__name__}: {text}"
 
 
-def _print(message: str) -> None:
+def _write(message: str, lost_peer: bool = False) -> None:
+    """Leave the message where the launcher reads it, and say it unless the launcher will."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        data = {"message": message, "timestamp": int(time.time()), "time_ns": time.time_ns(), "lost_peer": lost_peer}
+        with open(path, "w") as file:
+            json.dump(data, file)
     if MANAGED not in os.environ:
         print(f"overlaplab record: rank {os.environ.get('RANK', '0')}: {message}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from engine.errors import EngineError
-from engine.faults import MANAGED
+from engine.faults import FAULT, MANAGED
 from engine.record import sweep
 
 __all__ = ["launch"]
@@ -61,16 +61,19 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
 
 
 def _first_cause(failures: dict[int, ProcessFailure]) -> str:
-    """The rank that began it: killed from outside, else the first that told an error, else any.
+    """The rank that began it: killed from outside, else the first that told an error, else one that ended untold, else
+    the first that told of a lost peer, else any.
 
-    Ranks that the launcher ends by SIGTERM, or that only lost a peer, are consequences.
+    Ranks that the launcher ends by SIGTERM, or that lose a peer and say nothing, are consequences.
     """
 
     def order(item: tuple[int, ProcessFailure]) -> tuple[int, int]:
         _, failure = item
         if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
             return 0, 0
-        return (1, failure.error_file_data["time_ns"]) if _told(failure) else (2, failure.timestamp)
+        if _told(failure):
+            return (3 if failure.error_file_data["lost_peer"] else 1), failure.error_file_data["time_ns"]
+        return (4 if failure.exitcode in (FAULT, -signal.SIGTERM) else 2), failure.timestamp
 
     rank, failure = min(failures.items(), key=order)
     if failure.exitcode < 0:

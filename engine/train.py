@@ -110,6 +110,7 @@ def _run(config: Config, comm: Communicator, strategy: Strategy, optimizer: Adam
         else None
     )
     first = 0
+    strategy.on_error = faults.tell  # here nobody catches it
     with recorder or nullcontext(), _progress(config, comm) as advance:
         try:
             for step in range(config.warmup + config.steps):

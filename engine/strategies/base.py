@@ -1,7 +1,7 @@
 """What strategies share: one model on all ranks, `no_sync`, and a backward pass that ends well or leaves no trace."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -54,6 +54,8 @@ class Strategy(ABC):
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in trained]
         self.parameters = [p for _, p in trained]
+        self.on_error: Callable[[BaseException], None] | None = None
+        """Called with an exception in `backward` before the draining, which a stuck rank may hold up for long."""
         self._sync = True
         with torch.no_grad():
             comm.broadcast([*model.parameters(), *model.buffers()])
@@ -84,7 +86,9 @@ class Strategy(ABC):
         try:
             with labels.span(Word.BACKWARD, microbatch=microbatch, sync=int(self._sync)):
                 loss.backward()  # type: ignore[no-untyped-call]
-        except BaseException:
+        except BaseException as error:
+            if self.on_error is not None:
+                self.on_error(error)
             self._abandon()
             for parameter in self.parameters:
                 parameter.grad = None

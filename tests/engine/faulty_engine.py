@@ -25,8 +25,14 @@ else:
                 os.kill(os.getpid(), signal.SIGKILL)
             if kind == "exit":
                 os._exit(7)
+            if kind == "lose-peer":
+                raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out")
+            if kind == "raise-in-backward":
+                strategy.parameters[0].register_hook(raise_in_tensor_hook)
             if kind == "raise-in-hook":
                 Communicator.all_reduce_mean = raise_in_hook
+        if kind in ("lose-peer", "raise-in-backward") and at == int(step) and not mine:
+            time.sleep(600)
         if kind == "stall" and at == int(step):
             with open(os.environ["STALLED"] + os.environ["RANK"], "w"):
                 pass
@@ -36,6 +42,9 @@ else:
 
     def raise_in_hook(self, tensor):
         raise ZeroDivisionError("in a hook")
+
+    def raise_in_tensor_hook(grad):
+        raise ZeroDivisionError("in a tensor's hook")
 
     def faulty_build(config, comm):
         import dataclasses

@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from engine.comm import is_lost_peer
+from engine.launch import _first_cause
 
 FAULTY = Path(__file__).with_name("faulty_engine.py")
 SMALL = ["--layers", "2", "--width", "32", "--seq", "16", "--vocab", "50", "--batch", "2", "--warmup", "1"]
@@ -103,6 +108,13 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
         ("1:2:raise", ("--strategy", "naive", "--link", "1Gbps,200us"), "rank 1: ZeroDivisionError: the boom"),
         ("0:3:raise-in-hook", ("--strategy", "torch-ddp"), "rank 0: ZeroDivisionError: in a hook"),
         ("0:3:raise-in-hook", ("--strategy", "per-param"), "rank 0: ZeroDivisionError: in a hook"),
+        # The other rank is stuck, and says nothing.
+        ("0:2:raise-in-backward", ("--strategy", "bucketed"), "rank 0: ZeroDivisionError: in a tensor's hook"),
+        (
+            "0:2:lose-peer",
+            ("--strategy", "bucketed"),
+            "rank 0: lost another rank (RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out)",
+        ),
         ("1:2:kill", ("--strategy", "bucketed"), "rank 1: killed by SIGKILL"),
         ("0:2:kill", ("--strategy", "torch-ddp", "--link", "1Gbps,200us"), "rank 0: killed by SIGKILL"),
         ("1:2:exit", ("--strategy", "per-param"), "rank 1: ended with exit code 7"),
@@ -126,6 +138,46 @@ def test_a_rank_that_fails_ends_the_run(
     assert len(lines) == 1
     assert lines[0] in (told, told.replace("X", "0"), told.replace("X", "1"))
     job.assert_clean()
+
+
+def failure(folder: Path, rank: int, exitcode: int, **told: Any) -> ProcessFailure:
+    path = folder / f"error{rank}.json"
+    if told:
+        path.write_text(json.dumps({"timestamp": 0, "lost_peer": False, **told}))
+    return ProcessFailure(local_rank=rank, pid=rank, exitcode=exitcode, error_file=str(path))
+
+
+def test_consequences_come_after_causes(tmp_path: Path) -> None:
+    """Each rank's end is a likelier cause than those before it."""
+    failures = {}
+    for rank, (exitcode, told, message) in enumerate(
+        [
+            (2, {}, "ended with exit code 2"),
+            (2, {"message": "lost late", "lost_peer": True, "time_ns": 9}, "lost late"),
+            (2, {"message": "lost", "lost_peer": True, "time_ns": 1}, "lost"),
+            (7, {}, "ended with exit code 7"),
+            (2, {"message": "late", "time_ns": 6}, "late"),
+            (2, {"message": "boom", "time_ns": 5}, "boom"),
+            (-signal.SIGKILL, {}, "killed by SIGKILL"),
+        ]
+    ):
+        failures[rank] = failure(tmp_path, rank, exitcode, **told)
+        assert _first_cause(failures) == f"rank {rank}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1"), True),
+        (dist.DistNetworkError("recv: Broken pipe"), True),
+        (dist.DistBackendError("ncclRemoteError: ... a remote process exiting prematurely."), True),
+        (dist.DistBackendError("ncclSystemError\nLast error:\nConnection closed by remote peer"), True),
+        (dist.DistBackendError("ncclUnhandledCudaError: Call to CUDA function failed."), False),
+        (ZeroDivisionError("boom"), False),
+    ],
+)
+def test_whose_error_it_is(error: BaseException, lost: bool) -> None:
+    assert is_lost_peer(error) is lost
 
 
 def test_what_the_failing_rank_recorded_is_kept(start: Callable[..., Job], out: Path) -> None:
