@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from engine.config import Config, Device, Dtype, StrategyName
+from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
 from engine.link import Link
 
@@ -52,7 +53,7 @@ def record(
     nproc: Annotated[
         int | None, _option("Ranks to start here; default 2, on GPUs one for each. torchrun starts its own.")
     ] = None,
-    device: Annotated[str, _option("auto, cpu or cuda; auto: GPUs if there are two or more.")] = "auto",
+    device: Annotated[str, _option("auto, cpu or cuda; auto: GPUs if there are two or more, one per rank.")] = "auto",
     layers: Annotated[int, _option("Layers of the transformer.")] = 8,
     width: Annotated[int, _option("Features.")] = 256,
     heads: Annotated[int, _option("Attention heads.")] = 4,
@@ -80,6 +81,9 @@ def record(
     Starts the ranks itself; under torchrun, on one machine or several, this process is one rank.
     """
     where = _member(Device, device, "--device")
+    under_torchrun = "RANK" in os.environ
+    ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun else _ranks(nproc, where)
+    ranks_here = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else ranks
     config = Config(
         strategy=_member(StrategyName, strategy, "--strategy"),
         out=out,
@@ -100,18 +104,17 @@ def record(
         first_bucket_mb=first_bucket_mb,
         clip_norm=clip_norm,
         lr=lr,
-        link=_link(link, where),
+        link=_link(link, where, ranks_here, ranks),
         seed=seed,
         trace=trace,
     )
-    if "RANK" in os.environ:
+    if under_torchrun:
         from engine.worker import work
 
         work(config, context.obj)
         return
     from engine.launch import launch
 
-    ranks = _ranks(nproc, where)
     if config.link is not None and config.link.world_size not in (None, ranks):
         raise EngineError(f"--link {config.link}: recording emulates the {ranks} ranks that there are; leave WORLD out")
     launch(ranks, context.obj, config.out)
@@ -125,8 +128,8 @@ def _member(kind: Any, value: str, option: str) -> Any:
         raise EngineError(f"{option} {value!r} is none of {', '.join(kind)}") from None
 
 
-def _link(text: str, device: Device) -> Link | None:
-    if text == "none" or (text == "auto" and _on_gpus(device)):
+def _link(text: str, device: Device, ranks_here: int, ranks: int) -> Link | None:
+    if text == "none" or (text == "auto" and on_gpus(device, ranks_here, ranks)):
         return None
     return AUTO_LINK if text == "auto" else Link.parse(text)
 
@@ -134,16 +137,5 @@ def _link(text: str, device: Device) -> Link | None:
 def _ranks(nproc: int | None, device: Device) -> int:
     if nproc is not None and nproc < 1:
         raise EngineError("--nproc must be 1 or more")
-    if nproc is not None or not _on_gpus(device):
-        return nproc or 2
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _on_gpus(device: Device) -> bool:
-    if device is Device.CPU:
-        return False
-    import torch
-
-    return device is Device.CUDA or torch.cuda.device_count() >= 2
+    count = 0 if device is Device.CPU else gpus(device)  # asked with --nproc too: it may say that there are none
+    return nproc or (count if device is Device.CUDA or count >= 2 else 2)

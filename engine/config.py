@@ -44,7 +44,7 @@ class Config:
     out: Path
     """The run's directory; it is made, and an older run in it is replaced."""
     device: Device = Device.AUTO
-    """auto: GPUs if there are two or more, else the CPU."""
+    """auto: GPUs if two or more ranks have one each on this machine, else the CPU."""
     layers: int = 8
     """Layers of the transformer."""
     width: int = 256
@@ -62,7 +62,7 @@ class Config:
     steps: int = 3
     """Recorded steps."""
     warmup: int = 2
-    """Steps before the recorded ones; at least 1, in which buckets are rebuilt."""
+    """Steps before the recorded ones; at least 1, after which buckets are rebuilt; torch-ddp needs 2."""
     accumulate: int = 1
     """Microbatches per step; gradients are sent with the last one."""
     bucket_cap_mb: float = 25.0
@@ -99,6 +99,7 @@ class Config:
         if self.strategy is StrategyName.TORCH_DDP:
             _require(not self.main_grad, "torch-ddp has no fp32 main_grad; leave --main-grad out")
             _require(self.first_bucket_mb is None, "torch-ddp has no --first-bucket-mb; leave it out")
+            _require(self.warmup >= 2, "torch-ddp rebuilds its buckets in the second step: --warmup must be 2 or more")
         _require(not self.out.exists() or self.out.is_dir(), f"--out {self.out} is a file; name a directory")
 
     def model(self) -> dict[str, object]:

@@ -56,6 +56,9 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
             raise EngineError(_first_cause(error.failures)) from None
         except SignalException as error:
             raise EngineError(f"interrupted by {signal.Signals(error.sigval).name}; all ranks have ended") from None
+        except Exception as error:  # of the agent or its rendezvous
+            text = " ".join(str(error).split())
+            raise EngineError(f"the ranks cannot be started: {type(error).__name__}: {text}") from error
         finally:
             sweep(out)
 

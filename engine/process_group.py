@@ -1,6 +1,7 @@
 """The emulated link as a process group, so that whatever speaks torch.distributed can run behind it."""
 
 import atexit
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -191,7 +192,10 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._threads = 1  # in order, one at a time
-    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    # As init_process_group does for gloo; options of one's own would otherwise ignore the variable.
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    make = dist.ProcessGroupGloo.create_device if interface else dist.ProcessGroupGloo.create_default_device
+    options._devices = [make(interface=interface) if interface else make()]
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 

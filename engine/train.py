@@ -12,8 +12,9 @@ import torch
 
 from engine import faults, labels
 from engine.comm import Communicator, connect
-from engine.config import Config, Device, Dtype
+from engine.config import Config, Dtype
 from engine.data import Batches
+from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
 from engine.labels import Word
 from engine.manifest import manifest
@@ -162,13 +163,13 @@ def _connected(device: torch.device, config: Config) -> Iterator[Communicator]:
 
 def _device(config: Config) -> torch.device:
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    count = torch.cuda.device_count()
-    if config.device is Device.CPU or (config.device is Device.AUTO and count < max(2, local_size)):
+    if not on_gpus(config.device, local_size, int(os.environ["WORLD_SIZE"])):
         # Ranks share the cores; more threads than cores would only get in each other's way.
         torch.set_num_threads(max(1, math.floor(_cores() / local_size)))
         return torch.device("cpu")
     if config.link is not None:
         raise EngineError("--link is emulated on the CPU so far; use --device cpu or --link none")
+    count = gpus(config.device)
     if local_rank >= count:
         raise EngineError(
             f"rank {local_rank} of this machine has no GPU of its own ({count} GPUs); use --nproc {count}"

@@ -3,8 +3,7 @@
 A comm hook labels its buckets, which DDP itself does not name in traces, and launches them through the communicator.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class TorchDDP(Strategy):
         super().__init__(model, comm, options)
         self._find_unused = find_unused
         self._name_of: dict[torch.Tensor, str] = dict(zip(self.parameters, self.names, strict=True))
-        self._marks: dict[tuple[int, int], tuple[list[str], Marks]] = {}
+        self._marks: dict[tuple[int, ...], tuple[list[str], Marks]] = {}
         self._launched: list[Marks] = []
         self._flying: list[torch.futures.Future[torch.Tensor]] = []
         self._seen: dict[int, tuple[int, list[str]]] = {}
@@ -71,18 +70,10 @@ class TorchDDP(Strategy):
         """DDP's forward pass."""
         if self._broken:  # only now: if this rank is to end, it must not call collectives that nobody joins
             self._wrap()
+        if self._ddp is not None:  # what DDP's own no_sync does, which would not outlive a new wrapping inside it
+            self._ddp.require_backward_grad_sync = self._sync
         loss: torch.Tensor = (self._ddp or self.model)(*inputs)
         return loss
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """DDP's own `no_sync`."""
-        with super().no_sync():
-            if self._ddp is None:
-                yield
-            else:
-                with self._ddp.no_sync():
-                    yield
 
     def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket; DDP calls this in bucket order, as soon as the bucket is full."""
@@ -102,9 +93,9 @@ class TorchDDP(Strategy):
 
     def _marks_of(self, bucket: GradBucket) -> tuple[list[str], Marks]:
         parameters = bucket.parameters()
-        key = (bucket.index(), parameters[0].data_ptr())
+        key = (bucket.index(), *map(id, parameters))
         names, marks = self._marks.get(key, (None, None))
-        if names is None or marks is None or len(names) != len(parameters):
+        if names is None or marks is None:
             names = [self._name_of[p] for p in parameters]
             marks = Marks.of(bucket.index(), bucket.buffer().nbytes, names)
             self._marks[key] = names, marks

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from engine.comm import is_lost_peer
-from engine.launch import _first_cause
+from engine.errors import EngineError
+from engine.faults import MANAGED
+from engine.launch import _first_cause, launch
 
 FAULTY = Path(__file__).with_name("faulty_engine.py")
 SMALL = ["--layers", "2", "--width", "32", "--seq", "16", "--vocab", "50", "--batch", "2", "--warmup", "1"]
@@ -106,7 +108,7 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
     [
         ("1:3:raise", ("--strategy", "bucketed"), "rank 1: ZeroDivisionError: the boom"),
         ("1:2:raise", ("--strategy", "naive", "--link", "1Gbps,200us"), "rank 1: ZeroDivisionError: the boom"),
-        ("0:3:raise-in-hook", ("--strategy", "torch-ddp"), "rank 0: ZeroDivisionError: in a hook"),
+        ("0:3:raise-in-hook", ("--strategy", "torch-ddp", "--warmup", "2"), "rank 0: ZeroDivisionError: in a hook"),
         ("0:3:raise-in-hook", ("--strategy", "per-param"), "rank 0: ZeroDivisionError: in a hook"),
         # The other rank is stuck, and says nothing.
         ("0:2:raise-in-backward", ("--strategy", "bucketed"), "rank 0: ZeroDivisionError: in a tensor's hook"),
@@ -116,7 +118,11 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
             "rank 0: lost another rank (RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out)",
         ),
         ("1:2:kill", ("--strategy", "bucketed"), "rank 1: killed by SIGKILL"),
-        ("0:2:kill", ("--strategy", "torch-ddp", "--link", "1Gbps,200us"), "rank 0: killed by SIGKILL"),
+        (
+            "0:2:kill",
+            ("--strategy", "torch-ddp", "--warmup", "2", "--link", "1Gbps,200us"),
+            "rank 0: killed by SIGKILL",
+        ),
         ("1:2:exit", ("--strategy", "per-param"), "rank 1: ended with exit code 7"),
         (
             "1:0:mismatch",
@@ -138,6 +144,17 @@ def test_a_rank_that_fails_ends_the_run(
     assert len(lines) == 1
     assert lines[0] in (told, told.replace("X", "0"), told.replace("X", "1"))
     job.assert_clean()
+
+
+def test_a_rendezvous_that_fails_is_an_error_on_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launcher(*_: Any) -> Any:
+        raise dist.DistNetworkError("no port\nis free")
+
+    for name in (MANAGED, "KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")  # launch sets them for its ranks
+    monkeypatch.setattr("engine.launch.elastic_launch", launcher)
+    with pytest.raises(EngineError, match=r"^the ranks cannot be started: DistNetworkError: no port is free$"):
+        launch(2, [], tmp_path)
 
 
 def failure(folder: Path, rank: int, exitcode: int, **told: Any) -> ProcessFailure:

@@ -1,6 +1,7 @@
 """The engine's parts that need no second process."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,18 @@ from hypothesis import strategies as st
 
 from engine import labels
 from engine.buckets import InOrder, assign
-from engine.cli import main
-from engine.config import Config, Dtype, StrategyName
+from engine.cli import AUTO_LINK, _link, main
+from engine.config import Config, Device, Dtype, StrategyName
 from engine.data import Batches
+from engine.devices import on_gpus
 from engine.errors import EngineError
 from engine.labels import Word
 from engine.link import Kind, Link
 from engine.model import Transformer, units
 from engine.optimizer import AdamW
+from engine.process_group import _gloo
 from engine.record import clear, whole
+from engine.train import _device
 
 # Labels
 
@@ -226,6 +230,10 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
         ),
         (["--link", "fast"], "--link 'fast' is not BANDWIDTH,LATENCY[,WORLD]"),
         (["--strategy", "zero9"], "--strategy 'zero9' is none of naive, per-param, bucketed, torch-ddp"),
+        (
+            ["--strategy", "torch-ddp", "--warmup", "1"],
+            "torch-ddp rebuilds its buckets in the second step: --warmup must",
+        ),
         (["--strategy", "torch-ddp", "--first-bucket-mb", "1"], "torch-ddp has no --first-bucket-mb"),
         (["--steps", "x"], "Invalid value for '--steps'"),
         (["--nonsense"], "No such option"),
@@ -240,6 +248,49 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.startswith(f"overlaplab record: {message}")
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--nproc", "2"], ["--link", "auto"]])
+def test_cuda_without_gpus_is_one_line(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    message = "--device cuda: this machine has no GPU; use --device cpu"
+    assert main(["--strategy", "naive", "--device", "cuda", "--out", str(tmp_path), *options]) == 2
+    assert capfd.readouterr().err == f"overlaplab record: {message}\n"
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(EngineError, match=f"^{message}$"):
+        _device(Config(strategy=StrategyName.NAIVE, out=tmp_path, device=Device.CUDA))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "ranks_here", "ranks", "wanted"),
+    [
+        (Device.AUTO, 0, 2, 2, False),
+        (Device.AUTO, 1, 1, 1, False),  # nothing to communicate
+        (Device.AUTO, 1, 1, 2, True),  # two machines with a GPU each
+        (Device.AUTO, 1, 2, 2, False),
+        (Device.AUTO, 2, 2, 2, True),
+        (Device.AUTO, 2, 1, 1, False),
+        (Device.AUTO, 8, 2, 2, True),
+        (Device.CUDA, 1, 1, 1, True),
+        (Device.CPU, 8, 2, 2, False),
+    ],
+)
+def test_where_ranks_compute(
+    device: Device, gpus: int, ranks_here: int, ranks: int, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert on_gpus(device, ranks_here, ranks) is wanted
+    assert _link("auto", device, ranks_here, ranks) == (None if wanted else AUTO_LINK)
+
+
+def test_the_links_gloo_heeds_the_interface_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0,lo")
+    with pytest.raises(RuntimeError, match="nosuch0"):
+        _gloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
 
 
 def test_a_directory_is_needed(tmp_path: Path) -> None:
