@@ -38,23 +38,27 @@ class Gradients:
     def take(self, parameter: torch.Tensor, view: torch.Tensor | None, scale: float) -> torch.Tensor:
         """Right after autograd has accumulated: bring the gradient to rest in `view`, times `scale`, and return it.
 
-        Without a view it stays where it is (a main_grad gets a tensor of its own). A gradient that autograd put
-        elsewhere (after `zero_grad(set_to_none=True)`) is copied and scaled in one pass.
+        Without a view it gets a tensor of its own: autograd may have given several parameters one storage, which must
+        not be scaled, sent or added to twice. A gradient that autograd put elsewhere (after
+        `zero_grad(set_to_none=True)`) is copied and scaled in one pass.
         """
         if self.main:
             fresh, parameter.grad = parameter.grad, None
             assert fresh is not None
             kept = self.get(parameter)
             if kept is None:
-                kept = fresh.float() if view is None else view.copy_(fresh)
+                kept = fresh.to(torch.float32, copy=True) if view is None else view.copy_(fresh)
             else:
                 kept = self.rest(parameter, view).add_(fresh)
             self.set(parameter, kept)
             return kept if scale == 1 else kept.mul_(scale)
         grad = parameter.grad
         assert grad is not None
-        if view is None or grad is view:
+        if grad is view:
             return grad if scale == 1 else grad.mul_(scale)
+        if view is None:
+            parameter.grad = torch.mul(grad, scale)
+            return parameter.grad
         torch.mul(grad, scale, out=view) if scale != 1 else view.copy_(grad)
         parameter.grad = view
         return view

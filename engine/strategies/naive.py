@@ -43,7 +43,8 @@ class Naive(Strategy):
         ]
 
     def _arrived(self, i: int, parameter: torch.Tensor) -> None:
-        self.gradients.take(parameter, None, 1.0)
+        if self.gradients.main:
+            self.gradients.take(parameter, None, 1.0)
         if self._sync:
             self._missing.discard(i)
             labels.instant(self._marks[i].ready)
@@ -68,10 +69,9 @@ class Naive(Strategy):
         grad = self.gradients.get(parameter)
         if grad is None:  # used by another rank only
             grad = torch.zeros_like(parameter, dtype=self.gradients.dtype(parameter))
-            self.gradients.set(parameter, grad)
         with marks.launch:
-            if self.comm.prescale != 1:
-                grad.mul_(self.comm.prescale)
+            grad = grad * self.comm.prescale  # its own tensor: autograd may have given several parameters one storage
+            self.gradients.set(parameter, grad)
             work = self.comm.all_reduce_mean(grad)
         with self._wait:
             work.wait()

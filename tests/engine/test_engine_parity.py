@@ -76,6 +76,8 @@ class Trial:
             else:
                 sum(self.alone(*self.inputs(step, m, r)) / n / self.accumulate for r in range(n)).backward()
         if self.clip is not None:
+            for p in self.alone.parameters():  # what torch clips twice if two gradients share storage
+                p.grad = p.grad.clone()
             torch.nn.utils.clip_grad_norm_(self.alone.parameters(), self.clip)
 
     def step(self, step: int, set_to_none: bool = True) -> None:
@@ -248,6 +250,39 @@ def module_used_twice(comm: Communicator, name: StrategyName) -> None:
         trial.step(step)
 
 
+class Sum(nn.Module):
+    """Autograd gives both parameters the same storage for their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
+        self.b = nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((self.a.flatten() + self.b.flatten()) * x).sum()
+
+
+def sum_trial(comm: Communicator, name: StrategyName, **more: Any) -> Trial:
+    return Trial(comm, name, Sum(), lambda step, m, rank: (torch.arange(24.0).double() + step + rank,), **more)
+
+
+@scenario(*STRATEGIES)
+def gradients_share_storage(comm: Communicator, name: StrategyName) -> None:
+    trial = sum_trial(comm, name)
+    for step in range(5):
+        trial.step(step)
+    plain = Sum()
+    plain(trial.inputs(0, 0, 0)[0]).backward()
+    assert plain.a.grad.data_ptr() == plain.b.grad.data_ptr(), "autograd no longer does what this scenario is about"
+
+
+@scenario(*STRATEGIES)
+def gradients_share_storage_clipped(comm: Communicator, name: StrategyName) -> None:
+    trial = sum_trial(comm, name, clip=0.01)
+    for step in range(3):
+        trial.step(step)
+
+
 @scenario(*STRATEGIES)
 def zero_grad_both_ways(comm: Communicator, name: StrategyName) -> None:
     trial = transformer_trial(comm, name, accumulate=2)
@@ -370,6 +405,28 @@ def exception_in_no_sync(comm: Communicator, name: StrategyName) -> None:
             with pytest.raises(RuntimeError, match="second time"), trial.strategy.no_sync():
                 trial.strategy.backward(loss), loss.backward()
         trial.step(step)
+
+
+@scenario(*STRATEGIES)
+def exception_caught_inside_no_sync(comm: Communicator, name: StrategyName) -> None:
+    """What follows inside is not synchronised either, and what follows outside is."""
+    trial = transformer_trial(comm, name, accumulate=2)
+    trial.step(0)
+    trial.step(1)
+    trial.optimizer.zero_grad()
+    trial.alone_optimizer.zero_grad()
+    with trial.strategy.no_sync():
+        loss = trial.strategy(*BATCHES.of_rank(2, 0, comm.rank))
+        trial.strategy.backward(loss)
+        with pytest.raises(RuntimeError, match="second time"):
+            trial.strategy.backward(loss)
+        trial.strategy.backward(trial.strategy(*BATCHES.of_rank(2, 0, comm.rank)) / 2)
+        (trial.alone(*BATCHES.of_rank(2, 0, comm.rank)) / 2).backward()
+        compare64(trial.model, trial.alone)
+    trial.strategy.backward(trial.strategy(*BATCHES.of_rank(2, 1, comm.rank)) / 2, 1)
+    trial.alone_optimizer.zero_grad()
+    trial.backward_alone(2)
+    compare64(trial.model, trial.alone)
 
 
 @scenario(*OURS)
