@@ -10,7 +10,8 @@ the computation's: else each of a collective's five or so changes of thread may 
 
 [Note: the last arrival]
 Every rank's arrival time goes through a MAX all-reduce of one int64 on a second gloo group, beside the real collective.
-Ranks of one machine share a clock; should clocks differ, a rank sleeps at most T after the end of the real work.
+Ranks of one machine share a clock. Those of several may not, so each tells time by rank 0's, whose offset it measures
+once as NTP does (Mills 1991: the exchange with the shortest round trip counts, and its error is at most half of that).
 """
 
 import contextlib
@@ -43,6 +44,11 @@ MARGIN_NS = 20_000
 MOST_LATE_NS = 200_000
 """A sleep that ends later than this met a busy core, which says nothing about the next."""
 
+EXCHANGES = 8
+"""How often a rank asks rank 0 for the time."""
+LEAST_OFFSET_NS = 200_000
+"""Clocks that differ by no more are taken for one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
@@ -73,7 +79,7 @@ class _Order:
     work: Callable[[], Any]
     outputs: Any
     future: torch.futures.Future[Any]
-    queued_ns: int  # Unix time
+    queued_ns: int  # by rank 0's clock
 
 
 class Carrier:
@@ -88,10 +94,11 @@ class Carrier:
         self._world_size = world_size
         self._clock = clock
         self._stamp = torch.zeros(1, dtype=torch.int64)
+        self._offset_ns = clock_offset_ns(_exchange(clock, world_size))
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._launched = 0
         self._failure: Exception | None = None
-        self._free_ns = 0  # when the link became free, in Unix ns
+        self._free_ns = 0  # when the link became free, by rank 0's clock
         self._late_ns = 0.0  # by how much sleeps end late, as a running mean
         self._thread = threading.Thread(target=self._carry_all, name="emulated-link", daemon=True)
         self._thread.start()
@@ -115,7 +122,7 @@ class Carrier:
                     work=work,
                     outputs=outputs,
                     future=future,
-                    queued_ns=time.time_ns(),
+                    queued_ns=self._now_ns(),
                 )
             )
         return future
@@ -125,6 +132,10 @@ class Carrier:
         if self._thread.is_alive():
             self._orders.put(None)
             self._thread.join()
+
+    def _now_ns(self) -> int:
+        """Unix time by rank 0's clock."""
+        return local_ns() + self._offset_ns
 
     def _carry_all(self) -> None:
         _wake_on_time()
@@ -150,7 +161,7 @@ class Carrier:
                 raise self._failure
             with span:
                 last_arrival_ns = self._move(order, modelled_ns)
-                end_ns = time.time_ns()
+                end_ns = self._now_ns()
             carried = Carried(
                 seq=order.seq,
                 kind=order.kind,
@@ -167,24 +178,56 @@ class Carrier:
         order.future.set_result(order.outputs)
 
     def _move(self, order: _Order, modelled_ns: int) -> int:
-        """Do the real collective, then sleep until the link is free; the last rank's arrival in Unix ns."""
+        """Do the real collective, then sleep until the link is free; the last rank's arrival by rank 0's clock."""
         self._stamp[0] = max(order.queued_ns, self._free_ns)
         works = [order.work(), self._clock.allreduce([self._stamp], _maximum())]
         for work in works:
             work.wait()
         last_arrival_ns = int(self._stamp[0])
-        self._sleep_until(min(last_arrival_ns, time.time_ns()) + modelled_ns)
+        self._sleep_until(min(last_arrival_ns, self._now_ns()) + modelled_ns)
         return last_arrival_ns
 
     def _sleep_until(self, end_ns: int) -> None:
         """Sleep, asking to be woken early by what it lately took to wake up; the microseconds left are waited out."""
         wake_ns = end_ns - int(self._late_ns) - MARGIN_NS
-        if (left_ns := wake_ns - time.time_ns()) > 0:
+        if (left_ns := wake_ns - self._now_ns()) > 0:
             time.sleep(left_ns / 1e9)
-            late_ns = min(time.time_ns() - wake_ns, MOST_LATE_NS)
+            late_ns = min(self._now_ns() - wake_ns, MOST_LATE_NS)
             self._late_ns += (late_ns - self._late_ns) / 8
-        while time.time_ns() < end_ns:
+        while self._now_ns() < end_ns:
             pass  # 20 µs or so; a further sleep would take longer
+
+
+def local_ns() -> int:
+    """Unix time by this rank's clock."""
+    return time.time_ns()
+
+
+def clock_offset_ns(exchanges: Sequence[tuple[int, int, int]]) -> int:
+    """Rank 0's clock less this rank's, from exchanges (asked, rank 0's answer, got it); 0 where it cannot be told."""
+    if not exchanges:
+        return 0
+    asked, answer, got = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
+    offset = answer - (asked + got) // 2
+    return offset if abs(offset) > max(LEAST_OFFSET_NS, (got - asked) // 2) else 0
+
+
+def _exchange(clock: Any, world_size: int) -> list[tuple[int, int, int]]:
+    """Ask rank 0 for the time; rank 0 answers every other rank in turn."""
+    exchanges = []
+    time_ = torch.zeros(1, dtype=torch.int64)
+    for asker in range(1, world_size):
+        for _ in range(EXCHANGES if clock.rank() in (0, asker) else 0):
+            asked = local_ns()
+            if clock.rank() == asker:
+                clock.send([time_], 0, 0).wait()
+                clock.recv([time_], 0, 0).wait()
+                exchanges.append((asked, int(time_), local_ns()))
+            else:
+                clock.recv([time_], asker, 0).wait()
+                time_[0] = local_ns()
+                clock.send([time_], asker, 0).wait()
+    return exchanges
 
 
 def _maximum() -> Any:
@@ -196,7 +239,7 @@ def _maximum() -> Any:
 @contextlib.contextmanager
 def urgent_threads() -> Iterator[None]:
     """Threads started within get real-time priority, if this process may; they inherit their starter's."""
-    if not hasattr(os, "SCHED_RR"):
+    if not hasattr(os, "sched_setscheduler"):  # macOS has none
         yield
         return
     before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from engine import carrier
 from engine.comm import Communicator
 from engine.link import Kind
 
@@ -54,6 +55,19 @@ def the_link_counts_from_the_last_arrival(comm: Communicator) -> None:
     took = time.perf_counter() - start
     assert T_NS <= comm.carried[since].occupied_ns < 3 * T_NS  # not 0.3 s more
     assert took >= (0.36 if comm.rank == 0 else 0.08)
+
+
+@scenario()
+def clocks_may_differ(comm: Communicator) -> None:
+    """Rank 1's is 10 s late: taken as it is, one rank would find a collective's end 10 s before its last arrival."""
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(carrier, "local_ns", lambda: time.time_ns() - 10_000_000_000)
+        group = dist.new_group(backend="emulated")
+        dist.all_reduce(MEGABYTE.clone(), group=group)
+        (carried,) = [c for c in group.log if c.nbytes == 1_000_000]
+        assert T_NS <= carried.occupied_ns < T_NS + 5_000_000_000
+        group.close()
 
 
 @scenario()

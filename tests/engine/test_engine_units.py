@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine import labels
 from engine.buckets import InOrder, assign
+from engine.carrier import clock_offset_ns
 from engine.cli import AUTO_LINK, _link, main
 from engine.config import Config, Device, Dtype, StrategyName
 from engine.data import Batches
@@ -106,6 +107,22 @@ def test_a_link_is_written_as_it_is_read(spec: str) -> None:
 def test_what_is_no_link_is_refused(spec: str) -> None:
     with pytest.raises(EngineError, match="1Gbps,200us"):
         Link.parse(spec)
+
+
+# Asked at, rank 0's answer, got it at.
+@pytest.mark.parametrize(
+    ("exchanges", "offset"),
+    [
+        ([], 0),  # rank 0 itself
+        ([(1_000_000, 1_250_000, 1_100_000)], 0),  # 200 µs: taken for one clock
+        ([(1_000_000, 1_251_000, 1_100_000)], 201_000),
+        ([(1_000_000, 549_000, 1_100_000)], -501_000),
+        ([(0, 900_000, 1_000_000)], 0),  # 400 µs, but the answer may have been under way for 1 ms
+        ([(0, 9_000_000, 1_000_000), (2_000_000, 10_050_000, 2_100_000), (3_000_000, 9_000_000, 4_000_000)], 8_000_000),
+    ],
+)
+def test_a_clocks_offset(exchanges: list[tuple[int, int, int]], offset: int) -> None:
+    assert clock_offset_ns(exchanges) == offset
 
 
 # Buckets
