@@ -140,9 +140,12 @@ def recording(pairs: PAIRS = 15, layers: LAYERS = 6, width: WIDTH = 768, seq: SE
     times: list[list[float]] = [[], []]
     per_event: list[float] = []
     for number in range(pairs + 2):
-        off = seconds(step, number, comm)
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            on = seconds(step, number, comm)
+        for recorded in (False, True) if number % 2 else (True, False):
+            if recorded:
+                with profile(activities=[ProfilerActivity.CPU]) as profiler:
+                    on = seconds(step, number, comm)
+            else:
+                off = seconds(step, number, comm)
         if number >= 2:
             events = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
             per_event.append((on - off) * 1e6 / events)
@@ -191,9 +194,12 @@ def labels_(pairs: PAIRS = 30, layers: LAYERS = 8, width: WIDTH = 256, seq: SEQ 
         bare = stepper(config, comm)
     times: list[list[float]] = [[], []]
     for number in range(pairs + 3):
-        with_labels = seconds(labelled, number, comm)
-        with _without_labels():
-            without = seconds(bare, number, comm)
+        for with_them in (False, True) if number % 2 else (True, False):
+            if with_them:
+                with_labels = seconds(labelled, number, comm)
+            else:
+                with _without_labels():
+                    without = seconds(bare, number, comm)
         if number >= 3:
             times[0].append(with_labels)
             times[1].append(without)
