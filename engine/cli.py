@@ -82,8 +82,8 @@ def record(
     """
     where = _member(Device, device, "--device")
     under_torchrun = "RANK" in os.environ
-    ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun else _ranks(nproc, where)
-    ranks_here = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else ranks
+    ranks = int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else _ranks(nproc, where)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if under_torchrun else ranks
     config = Config(
         strategy=_member(StrategyName, strategy, "--strategy"),
         out=out,

@@ -14,6 +14,7 @@ from engine import labels
 from engine.buckets import InOrder, assign
 from engine.carrier import clock_offset_ns
 from engine.cli import AUTO_LINK, _link, main
+from engine.comm import connect
 from engine.config import Config, Device, Dtype, StrategyName
 from engine.data import Batches
 from engine.devices import on_gpus
@@ -308,6 +309,19 @@ def test_the_links_gloo_heeds_the_interface_that_is_asked_for(monkeypatch: pytes
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0,lo")
     with pytest.raises(RuntimeError, match="nosuch0"):
         _gloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
+
+
+def test_what_nccl_says_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "NCCL error in: x.cpp:9\nLast error:\nDuplicate GPU detected\nException raised from f at x.cpp:9\nframe #0"
+
+    def fail(*_: object, **__: object) -> None:
+        raise dist.DistBackendError(text)
+
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    with pytest.raises(EngineError) as raised:
+        connect(torch.device("cpu"))
+    wanted = "the ranks cannot be reached: NCCL error in: x.cpp:9 Last error: Duplicate GPU detected"
+    assert str(raised.value) == wanted
 
 
 def test_a_directory_is_needed(tmp_path: Path) -> None:
