@@ -26,6 +26,10 @@ class Gradients:
         """The type in which a parameter's gradient is kept and sent."""
         return torch.float32 if self.main else parameter.dtype
 
+    def nbytes(self, parameter: torch.Tensor) -> int:
+        """Bytes of a parameter's gradient as it is sent."""
+        return parameter.numel() * self.dtype(parameter).itemsize
+
     def get(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The gradient, None where there is none."""
         value: torch.Tensor | None = getattr(parameter, self._name, None)

@@ -3,7 +3,7 @@
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from engine import labels
 from engine.hooks import after_accumulation
 from engine.labels import Span, Word
 
-__all__ = ["Recorder", "clear", "label_gradients", "whole", "write_json"]
+__all__ = ["Recorder", "clear", "label_gradients", "sweep", "whole", "write_json"]
 
 TRACE = "rank{rank}.pt.trace.json.gz"
 MANIFEST = "run.json"
@@ -100,10 +100,9 @@ def write_json(path: Path, value: object) -> None:
 def clear(out: Path) -> None:
     """Make the run's directory, and take away an older run and what a killed one left."""
     out.mkdir(parents=True, exist_ok=True)
-    remove: Callable[[Path], None] = partial(Path.unlink, missing_ok=True)
-    for pattern in (MANIFEST, TRACE.format(rank="[0-9]*")):
-        for path in [*out.glob(pattern), *out.glob(f".{pattern}.tmp*")]:
-            remove(path)
+    sweep(out)
+    for path in [*out.glob(MANIFEST), *out.glob(TRACE.format(rank="[0-9]*"))]:
+        path.unlink(missing_ok=True)
 
 
 def sweep(out: Path) -> None:

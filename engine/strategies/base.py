@@ -112,6 +112,12 @@ class Strategy(ABC):
             grad.mul_(scale)
         return norm
 
+    def _agreed_order(self, arrivals: list[int]) -> list[int]:
+        """Rank 0's order of arrival, then what did not arrive, in reverse order; the same on all ranks."""
+        arrived = set(arrivals)
+        rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
+        return self.comm.broadcast_ints(arrivals + rest)
+
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Bytes and parameter names of each bucket as it is launched now; none for strategies without buckets."""

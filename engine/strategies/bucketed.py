@@ -46,7 +46,7 @@ class Bucketed(Strategy):
 
     def _build(self, order: list[int]) -> None:
         dtypes = [self.gradients.dtype(p) for p in self.parameters]
-        nbytes = [p.numel() * d.itemsize for p, d in zip(self.parameters, dtypes, strict=True)]
+        nbytes = [self.gradients.nbytes(p) for p in self.parameters]
         keys = [(p.device, d) for p, d in zip(self.parameters, dtypes, strict=True)]
         self._buckets = [
             Bucket.make(index, members, self.parameters, self.names, dtypes[members[0]])
@@ -63,9 +63,7 @@ class Bucketed(Strategy):
         """Once: buckets anew in rank 0's order of arrival, what did not arrive last; gradients move along."""
         if self._arrivals is None:
             return
-        arrived = set(self._arrivals)
-        rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
-        self._build(self.comm.broadcast_ints(self._arrivals + rest))
+        self._build(self._agreed_order(self._arrivals))
         self._arrivals = None
         for i, parameter in enumerate(self.parameters):
             if self.gradients.get(parameter) is not None:

@@ -25,10 +25,7 @@ class Naive(Strategy):
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`."""
         super().__init__(model, comm, options)
-        self._marks = [
-            Marks.of(i, p.numel() * self.gradients.dtype(p).itemsize, [name])
-            for i, (p, name) in enumerate(zip(self.parameters, self.names, strict=True))
-        ]
+        self._marks = [Marks.of(i, nbytes, names) for i, (nbytes, names) in enumerate(self.buckets)]
         self._missing = set(range(len(self.parameters)))
         self._wait = labels.span(Word.WAIT)
         for i, parameter in enumerate(self.parameters):
@@ -37,10 +34,7 @@ class Naive(Strategy):
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Each parameter for itself."""
-        return [
-            (p.numel() * self.gradients.dtype(p).itemsize, [name])
-            for p, name in zip(self.parameters, self.names, strict=True)
-        ]
+        return [(self.gradients.nbytes(p), [name]) for p, name in zip(self.parameters, self.names, strict=True)]
 
     def _arrived(self, i: int, parameter: torch.Tensor) -> None:
         if self.gradients.main:

@@ -41,15 +41,12 @@ class PerParam(Strategy):
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Each parameter for itself, in launch order."""
-        return [(self._nbytes(i), [self.names[i]]) for i in self._order]
-
-    def _nbytes(self, i: int) -> int:
-        return self.parameters[i].numel() * self.gradients.dtype(self.parameters[i]).itemsize
+        return [(self.gradients.nbytes(self.parameters[i]), [self.names[i]]) for i in self._order]
 
     def _arrange(self, order: list[int]) -> None:
         self._order = order
         self._number = {i: number for number, i in enumerate(order)}
-        self._marks = [Marks.of(n, self._nbytes(i), [self.names[i]]) for n, i in enumerate(order)]
+        self._marks = [Marks.of(number, nbytes, names) for number, (nbytes, names) in enumerate(self.buckets)]
         self._launcher: InOrder[dist.Work] = InOrder(len(order), self._launch)
 
     def _arrived(self, i: int, parameter: torch.Tensor) -> None:
@@ -92,9 +89,7 @@ class PerParam(Strategy):
         """Once: launch in rank 0's order of arrival, what did not arrive last."""
         if self._arrivals is None:
             return
-        arrived = set(self._arrivals)
-        rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
-        self._arrange(self.comm.broadcast_ints(self._arrivals + rest))
+        self._arrange(self._agreed_order(self._arrivals))
         self._arrivals = None
 
     def _count_missing_ready(self) -> None:

@@ -2,7 +2,7 @@
 
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.compare import compare
-from overlaplab.analyses.late import late_buckets, launched_after_backward
+from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.link import transfer_ns
 from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.replay import replay
@@ -13,6 +13,7 @@ __all__ = [
     "Condition",
     "buckets",
     "compare",
+    "last_gap_ns",
     "late_buckets",
     "launched_after_backward",
     "parse_condition",

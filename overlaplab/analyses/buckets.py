@@ -59,18 +59,15 @@ def _of_step(labels: Sequence[Label], step: Window, ran: Executions, compute: In
     if backward is None:
         return
     begins, ends = ran.backward(backward)
-    for launch in (label for label in labels if label.word == "bucket_launch"):
-        ready = _last_of(
-            label
-            for label in labels
-            if label.word == "bucket_ready"
-            and label.fields["bucket"] == launch.fields["bucket"]
-            and label.start_ns < launch.end_ns
-        )
-        if ready is None:
+    arrived = _arrivals(labels, ran)
+    latest_ready: dict[str, Label] = {}
+    for label in labels:
+        if label.word == "bucket_ready":
+            latest_ready[label.fields["bucket"]] = label
+        if label.word != "bucket_launch" or label.fields["bucket"] not in latest_ready:
             continue
-        # Hooks of one gradient run in no promised order, so its arrival may be labelled just after its bucket.
-        arrivals = _arrivals(labels, ready, by_ns=max(ready.start_ns, backward.end_ns), ran=ran)
+        launch, ready = label, latest_ready[label.fields["bucket"]]
+        arrivals = {name: arrived.get(name) for name in label_list(ready.fields["parameters"])}
         bounds = ran.of_launch(launch)
         yield {
             "step": step.step,
@@ -93,15 +90,14 @@ def _last_of(labels: Iterator[Label]) -> Label | None:
     return max(labels, key=lambda label: label.start_ns, default=None)
 
 
-def _arrivals(labels: Sequence[Label], ready: Label, *, by_ns: int, ran: Executions) -> dict[str, int | None]:
-    """When each of the bucket's gradients was last accumulated, None for one that never was; in bucket order."""
-    latest: dict[str, int | None] = dict.fromkeys(label_list(ready.fields["parameters"]))
-    for label in labels:
-        if label.word == "gradient_ready" and label.start_ns <= by_ns:
-            (name,) = label_list(label.fields["parameter"])
-            if name in latest:
-                latest[name] = ran.reached(label.start_ns)
-    return latest
+def _arrivals(labels: Sequence[Label], ran: Executions) -> dict[str, int]:
+    """When each parameter's gradient was last accumulated; nothing for one that never was."""
+    return {
+        name: ran.reached(label.start_ns)
+        for label in labels
+        if label.word == "gradient_ready"
+        for name in label_list(label.fields["parameter"])
+    }
 
 
 def _latest(arrivals: dict[str, int | None]) -> str | None:

@@ -14,8 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.analyses.labels import Label, Span
-from overlaplab.events import Kind, Trace, classify, lanes, main_stream, matching, rule_of
-from overlaplab.vocabulary import RUNTIME_CATEGORIES, Rule
+from overlaplab.events import Kind, Trace, classify, lanes, main_stream, matching, rule_of, runtime_calls
+from overlaplab.vocabulary import Rule
 
 __all__ = ["Executions", "executions"]
 
@@ -81,9 +81,8 @@ class _OnDevice:
         events = trace.events
         kinds = classify(trace)
         spans = _spans(trace).assign(correlation=events["correlation"])
-        calls = events["category"].isin(RUNTIME_CATEGORIES) & (events["correlation"] >= 0)
-        hosts = spans.loc[calls, ["correlation", "start_ns"]].drop_duplicates("correlation")
-        hosts = hosts.rename(columns={"start_ns": "host_ns"})
+        hosts = runtime_calls(events)[["correlation", "ts_ns"]].drop_duplicates("correlation")
+        hosts = hosts.rename(columns={"ts_ns": "host_ns"})
         main = main_stream(events[kinds == Kind.COMPUTE])
         on_main = (kinds == Kind.COMPUTE) & (events["stream"] == main).to_numpy()
         stream = spans[on_main].merge(hosts, on="correlation").sort_values("host_ns")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
-__all__ = ["late_buckets", "launched_after_backward"]
+__all__ = ["last_gap_ns", "late_buckets", "launched_after_backward"]
 
 _COST_NS = 1_000  # below a microsecond a wait is the clock's grain
 
@@ -24,7 +25,6 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     ordered = table.sort_values("index", kind="stable").to_dict("records")
     held = {} if launched_after_backward(table) else _held(ordered)
     for bucket in ordered:
-        arrivals = sorted(time for time in bucket["gradient_ready_ns"] if time is not None and not pd.isna(time))
         waiting = held.get(bucket["index"], {})
         exposed = _whole(bucket["exposed_ns"])
         cost = exposed + max(waiting.values(), default=0)
@@ -34,7 +34,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
             {
                 "index": bucket["index"],
                 "parameter": bucket["last_parameter"],
-                "gap_ns": arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else pd.NA,
+                "gap_ns": last_gap_ns(bucket["gradient_ready_ns"]),
                 "held_ns": max(waiting.values(), default=0),
                 "held": tuple(waiting),
                 "link_ns": max(_whole(bucket["start_ns"]) - _ready_to_go(bucket), 0),
@@ -45,6 +45,12 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     columns = ["index", "parameter", "gap_ns", "held_ns", "held", "link_ns", "exposed_ns", "cost_ns"]
     found = pd.DataFrame(rows, columns=columns).astype({"gap_ns": "Int64"})
     return found.sort_values("cost_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def last_gap_ns(gradient_ready_ns: Iterable[int | None]) -> int | None:
+    """How long after the gradient before it a bucket's last one came; None where fewer than two arrived."""
+    arrivals = sorted(time for time in gradient_ready_ns if time is not None and not pd.isna(time))
+    return arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else None
 
 
 def launched_after_backward(table: pd.DataFrame) -> bool:
@@ -79,7 +85,7 @@ def _ready_to_go(bucket: dict[Any, Any]) -> int:
 
 
 def _missing(value: Any) -> bool:
-    return value is None or bool(pd.isna(value))
+    return bool(pd.isna(value))
 
 
 def _whole(value: Any) -> int:

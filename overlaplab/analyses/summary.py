@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.selection import selected_traces, selected_windows
@@ -16,8 +15,8 @@ from overlaplab.events import (
     activity,
     classify,
     rule_of,
+    step_windows,
     window_warnings,
-    windows,
 )
 from overlaplab.intervals import clip, intersect, subtract, total, union
 from overlaplab.vocabulary import Rule
@@ -146,8 +145,8 @@ def _finished(table: pd.DataFrame) -> pd.DataFrame:
 
 def _outside(trace: Trace) -> int:
     start, end = activity(trace).extent
-    table = windows(trace)
-    inside = clip(union(table["start_ns"], table["end_ns"]), start, end)
+    steps = step_windows(trace)
+    inside = clip(union([step.start_ns for step in steps], [step.end_ns for step in steps]), start, end)
     return end - start - total(inside)
 
 
@@ -156,4 +155,4 @@ def _top(trace: Trace) -> str:
     counted = trace.events[classify(trace) != Kind.NOTHING]
     longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(3)
     names = [str(name) if len(str(name)) <= 60 else f"{str(name)[:59]}…" for name in longest.index]
-    return "most time is in " + ", ".join(names) if len(np.asarray(names)) else "nothing that counts was recorded"
+    return "most time is in " + ", ".join(names) if names else "nothing that counts was recorded"

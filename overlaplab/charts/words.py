@@ -77,7 +77,7 @@ def _late_sentence(row: dict[Any, Any]) -> str:
 
 
 def _missing(value: Any) -> bool:
-    return value is None or bool(pd.isna(value))
+    return bool(pd.isna(value))
 
 
 def _these(indices: tuple[int, ...]) -> str:

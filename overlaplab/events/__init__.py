@@ -1,6 +1,6 @@
 """The event table: what a run holds, what each event counts as, and where steps begin and end."""
 
-from overlaplab.events.activity import Activity, Kind, activity, classify, lanes, matching, rule_of
+from overlaplab.events.activity import Activity, Kind, activity, classify, lanes, matching, rule_of, runtime_calls
 from overlaplab.events.run import EVENT_COLUMNS, Bucket, Link, Manifest, Parameter, Run, Trace, Unit
 from overlaplab.events.windows import Window, main_stream, step_windows, window_warnings, windows
 
@@ -22,6 +22,7 @@ __all__ = [
     "main_stream",
     "matching",
     "rule_of",
+    "runtime_calls",
     "step_windows",
     "window_warnings",
     "windows",

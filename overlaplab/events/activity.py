@@ -5,6 +5,7 @@ One table, `classify`, decides for every event; all figures come from it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,7 +29,7 @@ from overlaplab.vocabulary import (
     Rule,
 )
 
-__all__ = ["Activity", "Kind", "activity", "classify", "lanes", "matching", "rule_of"]
+__all__ = ["Activity", "Kind", "activity", "classify", "lanes", "matching", "rule_of", "runtime_calls"]
 
 
 class Kind(StrEnum):
@@ -97,9 +98,8 @@ def activity(trace: Trace) -> Activity:
     )
 
 
-def matching(column: pd.Series, predicate: object) -> NDArray[np.bool_]:
+def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[np.bool_]:
     """Which rows of a categorical column hold a text that the predicate accepts; each text is asked once."""
-    assert callable(predicate)
     accepted = np.array([bool(predicate(text)) for text in column.cat.categories], dtype=bool)
     codes = column.cat.codes.to_numpy()
     return np.append(accepted, False)[codes]
@@ -111,6 +111,11 @@ def lanes(events: pd.DataFrame) -> NDArray[np.int64]:
     process = np.asarray(events["process"].cat.codes, dtype=np.int64)
     thread = np.asarray(events["thread"].cat.codes, dtype=np.int64)
     return process * threads + thread
+
+
+def runtime_calls(events: pd.DataFrame) -> pd.DataFrame:
+    """The host's calls that launched something on a device, to be told by `correlation`."""
+    return events[events["category"].isin(RUNTIME_CATEGORIES) & (events["correlation"] >= 0)]
 
 
 def _gpu_kinds(trace: Trace) -> NDArray[np.object_]:
@@ -134,8 +139,8 @@ def _gpu_kinds(trace: Trace) -> NDArray[np.object_]:
 
 def _launched_inside_comm(events: pd.DataFrame) -> NDArray[np.int64]:
     """Correlations of the runtime calls made inside an `engine::comm` range, on the range's own thread or another."""
-    ranges = events[_comm_labels(events)]
-    calls = events[events["category"].isin(RUNTIME_CATEGORIES) & (events["correlation"] >= 0)]
+    ranges = events[_host_ranges(events, "engine::comm")]
+    calls = runtime_calls(events)
     if ranges.empty or calls.empty:
         return np.empty(0, dtype=np.int64)
     inside = union(ranges["ts_ns"], ranges["ts_ns"] + ranges["dur_ns"])
@@ -145,18 +150,15 @@ def _launched_inside_comm(events: pd.DataFrame) -> NDArray[np.int64]:
     return launched
 
 
-def _comm_labels(events: pd.DataFrame) -> NDArray[np.bool_]:
+def _host_ranges(events: pd.DataFrame, *prefixes: str) -> NDArray[np.bool_]:
     host = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
-    return host & matching(events["name"], lambda text: text.startswith("engine::comm"))
+    return host & matching(events["name"], lambda text: text.startswith(prefixes))
 
 
 def _cpu_kinds(trace: Trace) -> NDArray[np.object_]:
     events = trace.events
     names = events["name"]
-    communication = _comm_labels(events) | (
-        matching(names, lambda text: text.startswith("gloo:"))
-        & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
-    )
+    communication = _host_ranges(events, "engine::comm", "gloo:")
     lane = lanes(events)
     elsewhere = ~np.isin(lane, np.unique(lane[communication]))
     operator = events["category"].isin(OPERATOR_CATEGORIES).to_numpy() & elsewhere

@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from overlaplab.events.activity import Activity, Kind, activity, classify, matching
+from overlaplab.events.activity import Activity, Kind, activity, classify, matching, runtime_calls
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import total, union
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, RUNTIME_CATEGORIES, Rule
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
 
 __all__ = ["Window", "main_stream", "step_windows", "window_warnings", "windows"]
 
@@ -94,7 +94,7 @@ def _on_device(trace: Trace, found: Activity, steps: list[Window]) -> tuple[tupl
     device = trace.events[counted]
     compute = kinds[counted] == Kind.COMPUTE
     main = compute & (device["stream"] == main_stream(device[compute])).to_numpy()
-    calls = trace.events[trace.events["category"].isin(RUNTIME_CATEGORIES) & (trace.events["correlation"] >= 0)]
+    calls = runtime_calls(trace.events)
     begun: list[Window] = []
     warnings: list[str] = []
     for step in steps:

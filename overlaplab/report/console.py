@@ -93,13 +93,13 @@ def _add(shown: Table, cells: Iterable[str]) -> None:
 
 
 def _known(value: Any) -> str:
-    if value is None or pd.isna(value):
+    if pd.isna(value):
         return "–"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _ms(value: Any) -> str:
-    return "–" if value is None or pd.isna(value) else f"{value / NS_PER_MS:.1f}"
+    return "–" if pd.isna(value) else f"{value / NS_PER_MS:.1f}"
 
 
 def _number(value: Any) -> str:

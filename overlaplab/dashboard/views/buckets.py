@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import charts
-from overlaplab.analyses import late_buckets, launched_after_backward
+from overlaplab.analyses import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.charts.theme import count
 from overlaplab.dashboard.widgets import (
     dark,
@@ -55,9 +55,9 @@ def page() -> None:
                 st.text(line)
     show_chart(charts.buckets(table, dark=dark(), note=charts.note(manifest)), "buckets_chart")
     st.subheader("Per bucket, times from the step's start", anchor=False)
-    shown = table.merge(late[["index", "gap_ns", "held_ns"]], on="index", how="left")
+    shown = table.merge(late[["index", "held_ns"]], on="index", how="left")
     shown["held_ns"] = shown["held_ns"].fillna(0)
-    shown["gap_ns"] = [_gap(times) for times in shown["gradient_ready_ns"]]
+    shown["gap_ns"] = [last_gap_ns(times) for times in shown["gradient_ready_ns"]]
     rows = milliseconds(shown, _COLUMNS)
     rows["size MB"] = shown["bytes"] / 1e6
     show_table(rows, "buckets_table")
@@ -88,12 +88,6 @@ def _opening(table: pd.DataFrame, late: pd.DataFrame) -> str:
         return f"{number}: nothing was launched before backward ended, so that no parameter held a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
     return f"{number}: {exposed} with exposed communication, {held} that made a ready bucket wait."
-
-
-def _gap(times: tuple[int | None, ...]) -> int | None:
-    """How long after the gradient before it the last one came, in ns."""
-    arrived = sorted(time for time in times if time is not None and not pd.isna(time))
-    return arrived[-1] - arrived[-2] if len(arrived) > 1 else None
 
 
 page()
