@@ -68,6 +68,18 @@ def record(
     accumulate: Annotated[int, _option("Microbatches per step; gradients are sent with the last.")] = 1,
     bucket_cap_mb: Annotated[float, _option("A bucket closes once it holds so many MiB.")] = 25.0,
     first_bucket_mb: Annotated[float | None, _option("Another cap for the first bucket, in MiB.")] = None,
+    prefetch: Annotated[int, _option("zero3, torch-fsdp2: units gathered ahead; 0: none.")] = 1,
+    overlap_param_gather: Annotated[
+        bool,
+        _option(
+            "zero1, zero2: gather updated parameters during the next forward.",
+            "--overlap-param-gather/--no-overlap-param-gather",
+        ),
+    ] = True,
+    keep_last: Annotated[
+        bool, _option("torch-fsdp2: keep the last layer from forward into backward, as zero3 does.", "--keep-last")
+    ] = False,
+    checkpointing: Annotated[bool, _option("Activation checkpointing of each layer.", "--checkpointing")] = False,
     clip_norm: Annotated[float | None, _option("Clip gradients to this global norm.")] = None,
     lr: Annotated[float, _option("AdamW's learning rate.")] = 1e-3,
     link: Annotated[
@@ -102,6 +114,10 @@ def record(
         accumulate=accumulate,
         bucket_cap_mb=bucket_cap_mb,
         first_bucket_mb=first_bucket_mb,
+        prefetch=prefetch,
+        overlap_param_gather=overlap_param_gather,
+        keep_last=keep_last,
+        checkpointing=checkpointing,
         clip_norm=clip_norm,
         lr=lr,
         link=_link(link, where, ranks_here, ranks),

@@ -16,7 +16,11 @@ class StrategyName(StrEnum):
     NAIVE = "naive"
     PER_PARAM = "per-param"
     BUCKETED = "bucketed"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
     TORCH_DDP = "torch-ddp"
+    TORCH_FSDP2 = "torch-fsdp2"
 
 
 class Device(StrEnum):
@@ -73,6 +77,14 @@ class Config:
     """Type of parameters and activations."""
     main_grad: bool = False
     """Accumulate and send gradients in fp32; with bfloat16."""
+    prefetch: int = 1
+    """zero3 and torch-fsdp2: units gathered ahead of the one in use; 0: none, gathers and computation take turns."""
+    overlap_param_gather: bool = True
+    """zero1 and zero2: gather updated parameters during the next forward pass, or else before it."""
+    keep_last: bool = False
+    """torch-fsdp2: keep the last layer gathered from its forward into its backward, as zero3 always does."""
+    checkpointing: bool = False
+    """Activation checkpointing: each layer's forward pass runs again in the backward pass."""
     clip_norm: float | None = None
     """Clip gradients to this global norm; None: not at all."""
     lr: float = 1e-3
@@ -96,6 +108,14 @@ class Config:
         _require(
             not self.main_grad or self.dtype is Dtype.BFLOAT16, "--main-grad is for --dtype bfloat16: others have it"
         )
+        _require(self.prefetch >= 0, "--prefetch must be 0 or more")
+        _require(
+            not self.keep_last or self.strategy is StrategyName.TORCH_FSDP2,
+            "--keep-last is for torch-fsdp2; zero3 always keeps the last layer",
+        )
+        if self.strategy is StrategyName.TORCH_FSDP2:
+            _require(not self.main_grad, "torch-fsdp2 has no fp32 main_grad; leave --main-grad out")
+            _require(not self.tied, "torch-fsdp2 is wrapped layer by layer: --tied is not for it")
         if self.strategy is StrategyName.TORCH_DDP:
             _require(not self.main_grad, "torch-ddp has no fp32 main_grad; leave --main-grad out")
             _require(self.first_bucket_mb is None, "torch-ddp has no --first-bucket-mb; leave it out")

@@ -25,7 +25,17 @@ class Word(StrEnum):
     BUCKET_READY = "bucket_ready"
     BUCKET_LAUNCH = "bucket_launch"
     BUCKET_DONE = "bucket_done"
+    PARAM_GATHER_LAUNCH = "param_gather_launch"
+    PARAM_GATHER_WAIT = "param_gather_wait"
+    GATHER_LAUNCH = "gather_launch"
+    GATHER_WAIT = "gather_wait"
+    FIRST_USE = "first_use"
+    LAST_USE = "last_use"
+    FREE = "free"
+    SCATTER_LAUNCH = "scatter_launch"
+    SCATTER_DONE = "scatter_done"
     WAIT = "wait"
+    COLLECTIVE = "collective"
     LAUNCH = "launch"
     COMM = "comm"
 
@@ -38,7 +48,17 @@ KEYS: dict[Word, tuple[str, ...]] = {
     Word.BUCKET_READY: ("bucket", "bytes", "parameters"),
     Word.BUCKET_LAUNCH: ("bucket",),
     Word.BUCKET_DONE: ("bucket",),
+    Word.PARAM_GATHER_LAUNCH: ("bucket", "bytes"),
+    Word.PARAM_GATHER_WAIT: ("bucket",),
+    Word.GATHER_LAUNCH: ("unit", "phase", "microbatch", "bytes"),
+    Word.GATHER_WAIT: ("unit", "phase", "microbatch"),
+    Word.FIRST_USE: ("unit", "phase", "microbatch"),
+    Word.LAST_USE: ("unit", "phase", "microbatch"),
+    Word.FREE: ("unit", "phase", "microbatch", "bytes"),
+    Word.SCATTER_LAUNCH: ("unit", "microbatch", "bytes"),
+    Word.SCATTER_DONE: ("unit", "microbatch"),
     Word.WAIT: (),
+    Word.COLLECTIVE: ("seq", "kind", "dtype", "bytes", "group"),
     Word.LAUNCH: ("seq",),
     Word.COMM: ("seq", "kind", "dtype", "bytes", "group", "link", "modelled_ns"),
 }

@@ -20,6 +20,7 @@ __all__ = [
     "OPERATOR_NOT_COMPUTE",
     "PEER_COPY",
     "RUNTIME_CATEGORIES",
+    "WAIT_LABELS",
     "Rule",
     "label_fields",
     "label_list",
@@ -70,15 +71,28 @@ COLLECTIVE_OPERATORS = ("c10d::", "_c10d_functional::", "c10d_functional::")
 OPERATOR_NOT_COMPUTE = (*COLLECTIVE_OPERATORS, "engine::", "autograd::", "torch::autograd::", "profiler::")
 """Beside `aten::*`, operators of other namespaces count as compute where they are leaves, but these are no work."""
 
+WAIT_LABELS = ("engine::wait", "engine::gather_wait", "engine::param_gather_wait")
+"""Ranges in which the engine's main thread is blocked by communication."""
+
 _REQUIRED = {
     "backward": {"sync"},
     "bucket_launch": {"bucket"},
     "bucket_ready": {"bucket", "bytes", "parameters"},
+    "collective": {"kind", "bytes"},
     "comm": {"seq"},
+    "first_use": {"unit", "phase", "microbatch"},
+    "free": {"unit", "phase", "microbatch", "bytes"},
+    "gather_launch": {"unit", "phase", "microbatch", "bytes"},
+    "gather_wait": {"unit", "phase", "microbatch"},
     "gradient_ready": {"parameter"},
+    "last_use": {"unit", "phase", "microbatch"},
     "launch": {"seq"},
+    "param_gather_launch": {"bucket", "bytes"},
+    "param_gather_wait": {"bucket"},
+    "scatter_done": {"unit", "microbatch"},
+    "scatter_launch": {"unit", "microbatch", "bytes"},
 }
-_INTEGERS = {"bucket", "bytes", "seq"}
+_INTEGERS = {"bucket", "bytes", "microbatch", "seq"}
 _LISTS = {"parameters"}
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
 

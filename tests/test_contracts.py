@@ -25,7 +25,15 @@ names = st.text(min_size=1, max_size=12)
 
 @pytest.mark.parametrize("word", labels.KEYS)
 def test_the_analyser_reads_every_label_that_the_engine_writes(word: labels.Word) -> None:
-    texts = {"parameters": ["a.b", "c,d e"], "parameter": "a,b=c", "link": "1Gbps,200us", "kind": "x", "dtype": "y"}
+    texts = {
+        "parameters": ["a.b", "c,d e"],
+        "parameter": "a,b=c",
+        "link": "1Gbps,200us",
+        "kind": "x",
+        "dtype": "y",
+        "unit": "a b.1",
+        "phase": "forward",
+    }
     values = {key: {**PLAIN, **texts}[key] for key in labels.KEYS[word]}
     found = label_fields(labels.label(word, **values))
     assert found is not None

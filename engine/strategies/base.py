@@ -30,6 +30,12 @@ class Options:
     """Another cap for the first bucket, in MiB; None: the same."""
     main_grad: bool = False
     """Accumulate and send gradients in fp32 beside bf16 parameters."""
+    prefetch: int = 1
+    """Units gathered ahead of the one in use."""
+    overlap_param_gather: bool = True
+    """Gather updated parameters during the next forward pass, or else before it."""
+    keep_last: bool = False
+    """torch-fsdp2: keep the last layer gathered from its forward into its backward."""
 
     @property
     def caps(self) -> list[int]:

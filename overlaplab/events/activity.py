@@ -26,6 +26,7 @@ from overlaplab.vocabulary import (
     OPERATOR_NOT_COMPUTE,
     PEER_COPY,
     RUNTIME_CATEGORIES,
+    WAIT_LABELS,
     Rule,
 )
 
@@ -186,7 +187,7 @@ def _leaves(events: pd.DataFrame, lane: NDArray[np.int64], among: NDArray[np.boo
 
 def _cpu_compute(events: pd.DataFrame, kinds: NDArray[np.object_]) -> Intervals:
     """Operators' time, thread by thread, less what waits or launches communication inside them."""
-    not_compute = matching(events["name"], lambda text: text.startswith((*COLLECTIVE_OPERATORS, "engine::wait")))
+    not_compute = matching(events["name"], lambda text: text.startswith((*COLLECTIVE_OPERATORS, *WAIT_LABELS)))
     starts = events["ts_ns"].to_numpy()
     ends = starts + events["dur_ns"].to_numpy()
     lane = lanes(events)
