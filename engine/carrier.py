@@ -110,6 +110,7 @@ class Carrier:
 
         `tensors` are those of the full size, `work` launches the real collective and returns what to wait for.
         """
+        self.check()
         future: torch.futures.Future[Any] = torch.futures.Future()
         seq = self._launched
         self._launched += 1
@@ -126,6 +127,11 @@ class Carrier:
                 )
             )
         return future
+
+    def check(self) -> None:
+        """Raise what made a collective fail, if one did: waiting for a work made of a future does not."""
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Carry what is queued, then end the thread. (A thread alive at exit aborts the process now and then.)"""
@@ -157,9 +163,8 @@ class Carrier:
             modelled_ns=modelled_ns,
         )
         try:
-            if self._failure is not None:
-                raise self._failure
-            with span:
+            self.check()
+            with _perhaps_recorded(span):
                 last_arrival_ns = self._move(order, modelled_ns)
                 end_ns = self._now_ns()
             carried = Carried(
@@ -196,6 +201,17 @@ class Carrier:
             self._late_ns += (late_ns - self._late_ns) / 8
         while self._now_ns() < end_ns:
             pass  # 20 µs or so; a further sleep would take longer
+
+
+@contextlib.contextmanager
+def _perhaps_recorded(span: labels.Span) -> Iterator[None]:
+    """The range, also where the recording begins or ends inside it, which makes leaving it an error."""
+    span.__enter__()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):
+            span.__exit__(None, None, None)
 
 
 def local_ns() -> int:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,35 @@ from engine.errors import EngineError
 from engine.labels import Word
 from engine.link import Kind, Link
 
-__all__ = ["Communicator", "connect", "is_lost_peer"]
+__all__ = ["Communicator", "Work", "connect", "is_lost_peer"]
+
+
+# Before torch 2.13 they have other names.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Work:
+    """A collective under way."""
+
+    def __init__(self, work: Any, check: Callable[[], None]) -> None:
+        """`work` is torch.distributed's; `check` raises what went wrong without its knowing."""
+        self._work = work
+        self._check = check
+
+    def wait(self) -> None:
+        """Block until it is done; on CUDA, make the current stream wait."""
+        self._work.wait()
+        self._check()
+
+    def is_completed(self) -> bool:
+        """Whether it is done."""
+        return bool(self._work.is_completed())
+
+    def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
+        """Its result to come."""
+        future: torch.futures.Future[list[torch.Tensor]] = self._work.get_future()
+        return future
 
 
 class Communicator:
@@ -34,6 +63,8 @@ class Communicator:
         self.prescale = 1.0 if self.backend == "nccl" else 1.0 / self.world_size
         """What a gradient must be multiplied by before `all_reduce_mean`."""
         self._seq = 0
+        self.counts: Counter[Kind] = Counter()
+        """How many collectives of each kind were launched here."""
 
     @property
     def link(self) -> Link | None:
@@ -45,20 +76,37 @@ class Communicator:
         """What an emulated link carried so far; empty without one."""
         return self.group.log if isinstance(self.group, process_group.EmulatedLinkGroup) else ()
 
-    def all_reduce_mean(self, tensor: torch.Tensor) -> dist.Work:
+    def all_reduce_mean(self, tensor: torch.Tensor) -> Work:
         """Average prescaled tensors over the ranks, in place; returns at once, `.wait()` for the result."""
-        return self._all_reduce(tensor, self._mean)
+        return self._launch(Kind.ALL_REDUCE, tensor, dist.all_reduce, tensor, op=self._mean)
 
-    def all_reduce_max(self, tensor: torch.Tensor) -> dist.Work:
+    def all_reduce_max(self, tensor: torch.Tensor) -> Work:
         """The elementwise largest over the ranks, in place; returns at once."""
-        return self._all_reduce(tensor, dist.ReduceOp.MAX)
+        return self._launch(Kind.ALL_REDUCE, tensor, dist.all_reduce, tensor, op=dist.ReduceOp.MAX)
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """The elementwise sum over the ranks, in place; returns at once."""
+        return self._launch(Kind.ALL_REDUCE, tensor, dist.all_reduce, tensor, op=dist.ReduceOp.SUM)
+
+    def all_gather(self, full: torch.Tensor, shard: torch.Tensor) -> Work:
+        """Fill `full` (world size × elements,) with every rank's `shard` (elements,), in rank order; returns at once.
+
+        `shard` may be this rank's part of `full`.
+        """
+        return self._launch(Kind.ALL_GATHER, full, _all_gather, full, shard)
+
+    def reduce_scatter_mean(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
+        """Average prescaled tensors over the ranks; this rank's part of the mean lands in `shard`. Returns at once.
+
+        `shard` may be this rank's part of `full`.
+        """
+        return self._launch(Kind.REDUCE_SCATTER, full, _reduce_scatter, shard, full, op=self._mean)
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
         """Give every rank rank 0's values, in place."""
         works = []
         for tensor in tensors:
-            with self._span(Kind.BROADCAST, tensor):
-                works.append(dist.broadcast(tensor, group=self.group, group_src=0, async_op=True))
+            works.append(self._launch(Kind.BROADCAST, tensor, dist.broadcast, tensor, group_src=0))
         for work in works:
             work.wait()
 
@@ -72,17 +120,20 @@ class Communicator:
         """Every rank's value, in rank order."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
+        self._check()
         return values
 
     def broadcast_object(self, value: Any) -> Any:
         """Rank 0's value."""
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=0, device=self.device)
+        self._check()
         return values[0]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         dist.barrier(group=self.group)
+        self._check()
 
     def close(self) -> None:
         """Carry what is queued and leave the group."""
@@ -90,30 +141,29 @@ class Communicator:
             self.group.close()
         dist.destroy_process_group(self.group)
 
-    def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> dist.Work:
-        with self._span(Kind.ALL_REDUCE, tensor):
-            work: dist.Work | None = dist.all_reduce(tensor, op=operation, group=self.group, async_op=True)
-        assert work is not None
-        return work
+    def _launch(self, kind: Kind, tensor: torch.Tensor, call: Callable[..., Any], *args: Any, **more: Any) -> Work:
+        with self._span(kind, tensor):
+            return Work(call(*args, group=self.group, async_op=True, **more), self._check)
+
+    def _check(self) -> None:
+        if isinstance(self.group, process_group.EmulatedLinkGroup):
+            self.group.check()
 
     @contextmanager
     def _span(self, kind: Kind, tensor: torch.Tensor) -> Iterator[None]:
-        """On CUDA, `engine::comm` around the launch tells by correlation which device events communicate.
+        """Around a launch, on CUDA: `engine::comm`, which tells by correlation which device events communicate.
 
-        On CPU the collective runs elsewhere: gloo's threads, or the emulated link's, say so themselves.
+        On CPU the collective runs elsewhere: the emulated link's thread says so itself, and for gloo's, which say
+        nothing of the size, an `engine::collective` does.
         """
-        if self.device.type != "cuda":
+        seq, self._seq = self._seq, self._seq + 1
+        self.counts[kind] += 1
+        if self.link is not None:
             yield
             return
-        seq, self._seq = self._seq, self._seq + 1
-        with labels.span(
-            Word.COMM,
-            seq=seq,
-            kind=kind,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            bytes=tensor.nbytes,
-            group=self.group.group_name,
-        ):
+        word = Word.COMM if self.device.type == "cuda" else Word.COLLECTIVE
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        with labels.span(word, seq=seq, kind=kind, dtype=dtype, bytes=tensor.nbytes, group=self.group.group_name):
             yield
 
 

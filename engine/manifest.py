@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,14 +12,25 @@ import torch
 from engine.carrier import Carried
 from engine.comm import Communicator
 from engine.config import Config
-from engine.model import unit_of, units
 from engine.strategies import Strategy
 
-__all__ = ["FORMAT_VERSION", "collectives", "manifest"]
+__all__ = ["FORMAT_VERSION", "Outcome", "collectives", "manifest"]
 
 FORMAT_VERSION = 1
 ATTAINED = 0.95
 """A link is attained if so many of the collectives kept within 5 % of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank's training came to."""
+
+    losses: list[float]
+    """Of each recorded step."""
+    held: dict[str, int]
+    """Bytes of parameters, gradients and optimizer states, see `engine.memory`."""
+    peak_allocated: int | None
+    """The CUDA allocator's highest mark in bytes."""
 
 
 def manifest(
@@ -26,11 +38,13 @@ def manifest(
     comm: Communicator,
     strategy: Strategy,
     carried: Sequence[Sequence[Carried]],
+    outcomes: Sequence[Outcome],
     *,
     command: str,
     started_at: str,
 ) -> dict[str, Any]:
-    """The manifest of a run; `carried` holds each rank's collectives of the recorded steps."""
+    """The manifest of a run; `carried`: each rank's collectives of the recorded steps; `outcomes`: each rank's."""
+    name = config.strategy
     table = collectives(carried) if comm.link is not None else None
     return {
         "format_version": FORMAT_VERSION,
@@ -38,9 +52,13 @@ def manifest(
         "device": comm.device.type,
         "backend": "nccl" if comm.device.type == "cuda" else "gloo",
         "world_size": comm.world_size,
-        "model": config.model(),
-        "bucket_cap_mb": config.bucket_cap_mb if config.strategy in ("bucketed", "torch-ddp") else None,
+        "model": config.model() | {"parameters": sum(p.numel() for p in strategy.model.parameters())},
+        "bucket_cap_mb": config.bucket_cap_mb if name in ("bucketed", "zero1", "zero2", "torch-ddp") else None,
         "first_bucket_mb": config.first_bucket_mb,
+        "prefetch": config.prefetch if name in ("zero3", "torch-fsdp2") else None,
+        "overlap_param_gather": config.overlap_param_gather if name in ("zero1", "zero2") else None,
+        "keep_last": {"zero3": True, "torch-fsdp2": config.keep_last}.get(name),
+        "checkpointing": config.checkpointing,
         "main_grad": config.main_grad,
         "accumulate": config.accumulate,
         "seed": config.seed,
@@ -58,6 +76,8 @@ def manifest(
             for index, (nbytes, names) in enumerate(strategy.buckets)
         ],
         "units": _units(strategy),
+        "losses": [sum(losses) / comm.world_size for losses in zip(*(o.losses for o in outcomes), strict=True)],
+        "memory": [{"rank": rank, **o.held, "peak_allocated": o.peak_allocated} for rank, o in enumerate(outcomes)],
         "collectives": table,
     }
 
@@ -95,23 +115,27 @@ def _link(comm: Communicator) -> dict[str, Any] | None:
 
 
 def _parameters(strategy: Strategy) -> list[dict[str, Any]]:
+    unit_of = {name: unit.name for unit in strategy.units() for name in unit.parameters}
     return [
         {
             "name": name,
             "shape": list(p.shape),
             "dtype": str(p.dtype).removeprefix("torch."),
             "bytes": p.nbytes,
-            "unit": unit_of(name),
+            "unit": unit_of[name],
         }
         for name, p in strategy.model.named_parameters()
     ]
 
 
 def _units(strategy: Strategy) -> list[dict[str, Any]]:
-    nbytes = {name: p.nbytes for name, p in strategy.model.named_parameters()}
     return [
-        {"name": unit, "bytes": sum(nbytes[n] for n in names), "parameters": names}
-        for unit, names in units(strategy.model).items()
+        {
+            "name": unit.name,
+            "bytes": sum(p.nbytes for p in unit.parameters.values()),
+            "parameters": list(unit.parameters),
+        }
+        for unit in strategy.units()
     ]
 
 

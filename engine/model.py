@@ -1,12 +1,13 @@
 """A small decoder-only transformer (GPT-2's layout, pre-norm, biases, learned positions)."""
 
-from collections import OrderedDict
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Transformer", "unit_of", "units"]
+__all__ = ["Transformer", "Unit", "reads_parameters_in_backward", "units"]
 
 
 class Attention(nn.Module):
@@ -84,10 +85,24 @@ class Transformer(nn.Module):
     """Next-token prediction; called with tokens and targets it returns the mean loss."""
 
     def __init__(
-        self, *, layers: int, width: int, heads: int, seq: int, vocab: int, tied: bool = False, seed: int = 0
+        self,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        seq: int,
+        vocab: int,
+        tied: bool = False,
+        checkpointing: bool = False,
+        seed: int = 0,
     ) -> None:
-        """Weights are drawn from `seed` alone, in float32; `.to(dtype)` afterwards."""
+        """Weights are drawn from `seed` alone, in float32; `.to(dtype)` afterwards.
+
+        `checkpointing` keeps of each layer only its input, and runs its forward pass again in the backward pass (Chen
+        et al. 2016, arXiv 1604.06174).
+        """
         super().__init__()
+        self.checkpointing = checkpointing
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.embedding = Embedding(vocab, seq, width)
@@ -103,22 +118,64 @@ class Transformer(nn.Module):
         """(batch, seq) and (batch, seq) integers → the mean cross-entropy over all tokens, in at least float32."""
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing else layer(x)
         logits = self.head(x).flatten(0, 1)
         if logits.dtype == torch.bfloat16:
             logits = logits.float()
         return functional.cross_entropy(logits, targets.flatten())
 
 
-def unit_of(name: str) -> str:
-    """The unit that a parameter belongs to: `embedding`, `layers.3` or `head`."""
-    parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+@dataclass(slots=True)
+class Unit:
+    """Modules whose parameters are gathered and freed together."""
+
+    name: str
+    modules: list[nn.Module]
+    parameters: dict[str, nn.Parameter]
+    """By their names in the model, those that are trained first."""
+    kept: bool = False
+    """Whether its parameters stay gathered from the forward pass into the backward pass."""
 
 
-def units(model: nn.Module) -> "OrderedDict[str, list[str]]":
-    """Parameter names of each unit, in the model's order; a tied weight belongs to the embedding."""
-    found: OrderedDict[str, list[str]] = OrderedDict()
-    for name, _ in model.named_parameters():
-        found.setdefault(unit_of(name), []).append(name)
-    return found
+def reads_parameters_in_backward(module: nn.Module) -> bool:
+    """Whether a module's backward pass reads its parameters; that of a table lookup does not."""
+    owners = [m for m in module.modules() if list(m.parameters(recurse=False))]
+    return not all(isinstance(m, nn.Embedding) for m in owners)
+
+
+def units(model: nn.Module) -> list[Unit]:
+    """The model's children, each member of a list of layers for itself, and what its own parameters are: `root`.
+
+    Children that share a parameter are one unit. The last member of the last list of layers is kept from the forward
+    into the backward pass, and so is what follows it: they are used again at once (without a list, the last unit).
+    """
+    found: list[tuple[str, nn.Module]] = []
+    last: int | None = None
+    for name, child in model.named_children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            found += ((f"{name}.{key}", member) for key, member in child.named_children())
+            last = len(found) - 1
+        else:
+            found.append((name, child))
+    if last is None:
+        last = len(found) - 1
+    names = {id(p): name for name, p in model.named_parameters()}
+    made = [
+        Unit(name, [module], {names[id(p)]: p for p in module.parameters()}, kept=i >= last)
+        for i, (name, module) in enumerate(found)
+    ]
+    if list(model.parameters(recurse=False)):
+        root = Unit("root", [model], {names[id(p)]: p for p in model.parameters(recurse=False)}, kept=True)
+        made.insert(0, root)
+    merged: list[Unit] = []
+    for unit in made:
+        home = next((m for m in merged if m.parameters.keys() & unit.parameters.keys()), None)
+        if home is None:
+            merged.append(unit)
+        else:
+            home.modules += unit.modules
+            home.parameters |= unit.parameters
+            home.kept |= unit.kept
+    for unit in merged:  # trained first, so that gradients lie at the front
+        unit.parameters = dict(sorted(unit.parameters.items(), key=lambda item: not item[1].requires_grad))
+    return [unit for unit in merged if unit.parameters]

@@ -16,7 +16,7 @@ def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 class AdamW:
     """torch's AdamW over the parameters, or over fp32 copies of those in bfloat16 (Micikevicius et al. 2018)."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], lr: float) -> None:
         """Parameters that need no gradient are skipped."""
         self._parameters = [p for p in parameters if p.requires_grad]
         self._masters = [
@@ -31,6 +31,12 @@ class AdamW:
                 old = getattr(parameter, name, None)
                 if old is not None:
                     setattr(parameter, name, None if set_to_none else old.zero_())
+
+    def states(self) -> list[torch.Tensor]:
+        """fp32 masters and moments, as far as there are any."""
+        masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
+        moments = [t for state in (self._adamw.state if self._adamw else {}).values() for t in state.values()]
+        return masters + [t for t in moments if t.dim()]
 
     @torch.no_grad()
     def step(self) -> None:

@@ -45,6 +45,10 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         """What was carried so far, in order."""
         return self._carrier.log
 
+    def check(self) -> None:
+        """Raise what made a collective fail, if one did."""
+        self._carrier.check()
+
     def close(self) -> None:
         """Carry what is queued, then stop."""
         self._carrier.close()

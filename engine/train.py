@@ -17,7 +17,8 @@ from engine.data import Batches
 from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
 from engine.labels import Word
-from engine.manifest import manifest
+from engine.manifest import Outcome, manifest
+from engine.memory import held_bytes
 from engine.model import Transformer
 from engine.optimizer import AdamW
 from engine.record import MANIFEST, Recorder, clear, label_gradients, write_json
@@ -30,20 +31,25 @@ _DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.F
 
 def train_step(
     strategy: Strategy, optimizer: AdamW, batches: Batches, step: int, *, accumulate: int, clip_norm: float | None
-) -> None:
-    """One update: forward and backward of each microbatch, gradients sent with the last, then the optimizer."""
+) -> torch.Tensor:
+    """One update: forward and backward of each microbatch, then the optimizer; returns this rank's loss, a scalar."""
     optimizer.zero_grad()
+    losses = []
     for microbatch in range(accumulate):
-        last = microbatch == accumulate - 1
+        strategy.microbatch = microbatch
+        send = strategy.sends_every_microbatch or microbatch == accumulate - 1
         tokens, targets = (t.to(strategy.comm.device) for t in batches.of_rank(step, microbatch, strategy.comm.rank))
-        with nullcontext() if last else strategy.no_sync():
+        with nullcontext() if send else strategy.no_sync():
             with labels.span(Word.FORWARD, microbatch=microbatch):
                 loss = strategy(tokens, targets) / accumulate
             strategy.backward(loss, microbatch)
+        losses.append(loss.detach())
     if clip_norm is not None:
         strategy.clip(clip_norm)
     with labels.span(Word.OPTIMIZER):
         optimizer.step()
+    strategy.updated()
+    return torch.stack(losses).sum()
 
 
 def record(config: Config, argv: list[str]) -> None:
@@ -59,17 +65,18 @@ def record(config: Config, argv: list[str]) -> None:
                 clear(config.out)
             comm.barrier()
         strategy, optimizer = build(config, comm)
-        carried = _run(config, comm, strategy, optimizer)
+        first, end, losses = _run(config, comm, strategy, optimizer)
         if not config.trace:
             return
-        first, end = carried
         everyones = comm.gather_objects(list(comm.carried[first:end]))
+        outcomes = comm.gather_objects(Outcome(losses, held_bytes(strategy, optimizer), _peak_allocated(comm.device)))
         if comm.rank == 0:
             document = manifest(
                 config,
                 comm,
                 strategy,
                 everyones,
+                outcomes,
                 command=shlex.join(["overlaplab", "record", *argv]),
                 started_at=started_at,
             )
@@ -86,17 +93,24 @@ def build(config: Config, comm: Communicator) -> tuple[Strategy, AdamW]:
         seq=config.seq,
         vocab=config.vocab,
         tied=config.tied,
+        checkpointing=config.checkpointing,
         seed=config.seed,
     ).to(device=comm.device, dtype=_DTYPES[config.dtype])
     label_gradients(model)  # before the strategy's hooks: ready comes before launch
     options = Options(
-        bucket_cap_mb=config.bucket_cap_mb, first_bucket_mb=config.first_bucket_mb, main_grad=config.main_grad
+        bucket_cap_mb=config.bucket_cap_mb,
+        first_bucket_mb=config.first_bucket_mb,
+        main_grad=config.main_grad,
+        prefetch=config.prefetch,
+        overlap_param_gather=config.overlap_param_gather,
+        keep_last=config.keep_last,
     )
-    return make(config.strategy, model, comm, options), AdamW(model.parameters(), lr=config.lr)
+    strategy = make(config.strategy, model, comm, options)
+    return strategy, AdamW(strategy.optimized(), lr=config.lr)
 
 
-def _run(config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW) -> tuple[int, int]:
-    """The loop; returns which of the link's collectives belong to the recorded steps, as first and end."""
+def _run(config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW) -> tuple[int, int, list[float]]:
+    """The loop; returns the first and the end of the link's collectives in the recorded steps, and the losses."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = (
         Recorder(
@@ -111,20 +125,31 @@ def _run(config: Config, comm: Communicator, strategy: Strategy, optimizer: Adam
         else None
     )
     first = 0
+    losses: list[torch.Tensor] = []
     strategy.on_error = faults.tell  # here nobody catches it
     with recorder or nullcontext(), _progress(config, comm) as advance:
         try:
             for step in range(config.warmup + config.steps):
                 if step == config.warmup:
                     first = len(comm.carried)
-                train_step(strategy, optimizer, batches, step, accumulate=config.accumulate, clip_norm=config.clip_norm)
+                loss = train_step(
+                    strategy, optimizer, batches, step, accumulate=config.accumulate, clip_norm=config.clip_norm
+                )
+                losses.append(loss)
+                if step in (config.warmup - 1, config.warmup + config.steps - 1):
+                    strategy.settle()  # what a step began belongs into the recording as a whole, or not at all
                 advance()
                 if recorder is not None:
                     recorder.step()
         except BaseException as error:
             faults.tell(error)  # before the recording is closed, which takes a while
             raise
-    return first, len(comm.carried)
+    return first, len(comm.carried), [float(loss) for loss in losses[config.warmup :]]
+
+
+def _peak_allocated(device: torch.device) -> int | None:
+    """The allocator's highest mark; the CPU's allocator keeps none."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 @contextmanager

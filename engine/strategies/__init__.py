@@ -9,6 +9,9 @@ from engine.strategies.bucketed import Bucketed
 from engine.strategies.naive import Naive
 from engine.strategies.per_param import PerParam
 from engine.strategies.torch_ddp import TorchDDP
+from engine.strategies.zero1 import Zero1
+from engine.strategies.zero2 import Zero2
+from engine.strategies.zero3 import Zero3
 
 __all__ = ["Options", "Strategy", "make"]
 
@@ -17,6 +20,9 @@ _CLASSES: dict[StrategyName, type[Strategy]] = {
     StrategyName.NAIVE: Naive,
     StrategyName.PER_PARAM: PerParam,
     StrategyName.BUCKETED: Bucketed,
+    StrategyName.ZERO1: Zero1,
+    StrategyName.ZERO2: Zero2,
+    StrategyName.ZERO3: Zero3,
     StrategyName.TORCH_DDP: TorchDDP,
 }
 

@@ -14,6 +14,7 @@ from engine.buckets import Gradients
 from engine.comm import Communicator
 from engine.errors import EngineError
 from engine.labels import Word
+from engine.model import Unit, units
 
 __all__ = ["Options", "Strategy"]
 
@@ -47,6 +48,9 @@ class Options:
 class Strategy(ABC):
     """Data parallelism over a replicated model: gradients are the mean over the ranks after `backward`."""
 
+    sends_every_microbatch = False
+    """Whether each microbatch's gradients are sent, and only their sum kept, or all with the last (`no_sync`)."""
+
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """Take over `model`, which must be the same on all ranks; rank 0's values go to all.
 
@@ -62,6 +66,8 @@ class Strategy(ABC):
         self.parameters = [p for _, p in trained]
         self.on_error: Callable[[BaseException], None] | None = None
         """Called with an exception in `backward` before the draining, which a stuck rank may hold up for long."""
+        self.microbatch = 0
+        """Number of the microbatch, for labels."""
         self._sync = True
         with torch.no_grad():
             comm.broadcast([*model.parameters(), *model.buffers()])
@@ -89,6 +95,7 @@ class Strategy(ABC):
         After an exception in it nothing is in flight, all gradients are None, and the next step is right. Ranks on
         which the same pass came through get NaN where this one had sent nothing.
         """
+        self.microbatch = microbatch
         try:
             with labels.span(Word.BACKWARD, microbatch=microbatch, sync=int(self._sync)):
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -117,6 +124,24 @@ class Strategy(ABC):
         for grad in grads:
             grad.mul_(scale)
         return norm
+
+    def optimized(self) -> list[torch.Tensor]:
+        """What the optimizer updates, each with its averaged gradient after `backward`: here all parameters."""
+        return list(self.parameters)
+
+    def updated(self) -> None:  # noqa: B027  # most have nothing to do
+        """After the optimizer's update: bring the parameters to where the next forward pass needs them."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for what `updated` left in flight, so that the parameters may be read."""
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """All parameters by name, up to date; every rank must call it."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def units(self) -> list[Unit]:
+        """What the model consists of; for zero3 the units of gathering."""
+        return units(self.model)
 
     def _agreed_order(self, arrivals: list[int]) -> list[int]:
         """Rank 0's order of arrival, then what did not arrive, in reverse order; the same on all ranks."""

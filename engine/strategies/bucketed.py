@@ -8,12 +8,11 @@ from contextlib import suppress
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from engine import labels
 from engine.buckets import Bucket, InOrder, assign
-from engine.comm import Communicator
+from engine.comm import Communicator, Work
 from engine.hooks import after_accumulation
 from engine.labels import Word
 from engine.strategies.base import Options, Strategy
@@ -57,7 +56,7 @@ class Bucketed(Strategy):
             for index, bucket in enumerate(self._buckets)
             for i, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self._launcher: InOrder[dist.Work] = InOrder(len(self._buckets), self._launch)
+        self._launcher: InOrder[Work] = InOrder(len(self._buckets), self._launch)
 
     def _rebuild(self) -> None:
         """Once: buckets anew in rank 0's order of arrival, what did not arrive last; gradients move along."""
@@ -88,7 +87,7 @@ class Bucketed(Strategy):
             labels.instant(bucket.marks.ready)
             self._launcher.ready(index)
 
-    def _launch(self, index: int) -> dist.Work:
+    def _launch(self, index: int) -> Work:
         bucket = self._buckets[index]
         with bucket.marks.launch:
             return self.comm.all_reduce_mean(bucket.flat)

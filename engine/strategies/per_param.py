@@ -8,12 +8,11 @@ from contextlib import suppress
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from engine import labels
 from engine.buckets import InOrder, Marks
-from engine.comm import Communicator
+from engine.comm import Communicator, Work
 from engine.hooks import after_accumulation
 from engine.labels import Word
 from engine.strategies.base import Options, Strategy
@@ -47,7 +46,7 @@ class PerParam(Strategy):
         self._order = order
         self._number = {i: number for number, i in enumerate(order)}
         self._marks = [Marks.of(number, nbytes, names) for number, (nbytes, names) in enumerate(self.buckets)]
-        self._launcher: InOrder[dist.Work] = InOrder(len(order), self._launch)
+        self._launcher: InOrder[Work] = InOrder(len(order), self._launch)
 
     def _arrived(self, i: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of parameter `i`."""
@@ -62,7 +61,7 @@ class PerParam(Strategy):
         labels.instant(self._marks[number].ready)
         self._launcher.ready(number)
 
-    def _launch(self, number: int) -> dist.Work:
+    def _launch(self, number: int) -> Work:
         i = self._order[number]
         grad = self.gradients.get(self.parameters[i])
         with self._marks[number].launch:

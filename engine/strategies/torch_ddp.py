@@ -37,7 +37,7 @@ class TorchDDP(Strategy):
         self._name_of: dict[torch.Tensor, str] = dict(zip(self.parameters, self.names, strict=True))
         self._marks: dict[tuple[int, ...], tuple[list[str], Marks]] = {}
         self._launched: list[Marks] = []
-        self._flying: list[torch.futures.Future[torch.Tensor]] = []
+        self._flying: list[torch.futures.Future[list[torch.Tensor]]] = []
         self._seen: dict[int, tuple[int, list[str]]] = {}
         self._ddp: DistributedDataParallel | None = None
         self._wrap()

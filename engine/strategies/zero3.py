@@ -1,0 +1,387 @@
+"""zero3: parameters are sharded too. A unit's are gathered before it computes, and freed after.
+
+Rajbhandari et al. 2020 (arXiv 1910.02054, §5.3), P_os+g+p; with the units, the prefetching and the storage that is
+resized of FSDP (Zhao et al. 2023, arXiv 2304.11277, §3.2, §3.3.2 and §4.2; torch/distributed/fsdp/_flat_param.py).
+
+[Note: the window]
+Units are used one after the other: forward in the model's order, backward in reverse. When one is about to be used, the
+gathers of it and of the `prefetch` next ones are launched, if they are not held; by then the one before is freed. So no
+more than `prefetch` + 1 are held, beside those kept at the turn. What comes next is foretold by the last forward pass,
+and a wrong guess only costs a wait.
+
+[Note: the same storage]
+A parameter's memory is a view of its unit's flat buffer, whose storage is resized to nothing when the unit is freed and
+back before it is gathered. So whatever autograd saved, views too, sees the values again. Nobody may read a parameter
+while its unit is free.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from engine import labels
+from engine.buckets import Gradients
+from engine.comm import Communicator, Work
+from engine.errors import EngineError
+from engine.hooks import after_accumulation
+from engine.labels import Span, Word
+from engine.model import Unit, reads_parameters_in_backward
+from engine.shards import Flat, Layout
+from engine.strategies.base import Options
+from engine.strategies.sharded import Sharded
+
+__all__ = ["ShardedUnit", "Zero3"]
+
+IN_FLIGHT = 2
+"""Units whose full gradients may wait for the network, before the backward pass waits for them."""
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+class ShardedUnit:
+    """One unit's parameters: this rank's part always, all of them while it is held."""
+
+    def __init__(self, unit: Unit, comm: Communicator, kept_in: Gradients) -> None:
+        """Take over the parameters, and free what other ranks own. EngineError if they have several dtypes."""
+        parameters = list(unit.parameters.values())
+        dtypes = {p.dtype for p in parameters}
+        if len(dtypes) > 1:
+            raise EngineError(
+                f"unit {unit.name} has parameters of several dtypes ({', '.join(sorted(map(str, dtypes)))}); "
+                "zero3 gathers a unit in one piece"
+            )
+        self.name = unit.name
+        self.modules = unit.modules
+        self.kept = unit.kept
+        self.parameters = parameters
+        self.trained = [p.requires_grad for p in parameters]
+        self.layout = Layout([p.shape for p in parameters], comm.rank, comm.world_size)
+        self.full = torch.zeros(self.layout.padded, dtype=parameters[0].dtype, device=parameters[0].device)
+        for parameter, view in zip(parameters, self.layout.views(self.full), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        shard = self.layout.own(self.full).clone()
+        self.flat = Flat(unit.name, list(unit.parameters), self.layout, shard, self.trained)
+        self.work: Work | None = None
+        """The gather under way."""
+        self.held = True
+        """Whether the full parameters have memory; they may still be on their way."""
+        self.free()
+        self.active = 0
+        """Its modules whose forward has begun and not ended."""
+        self.uses = 0
+        """Forward passes through it whose backward has not ended."""
+        self.ran = False
+        """Whether it was used since gradients were last sent."""
+        self._gradient_dtype = kept_in.dtype(parameters[0])
+        self.gradients: torch.Tensor | None = None
+        """(padded,), the full gradients, from the first one's arrival until they are sent."""
+        self.views: list[torch.Tensor] = []
+        """Each parameter's gradient in it."""
+        self.arrived: set[int] = set()
+        """Parameters whose gradient is there."""
+        self.sent = False
+        self.label = cache(self._label)
+
+    def gather(self, comm: Communicator) -> None:
+        """Launch the all-gather of the full parameters."""
+        self.full.untyped_storage().resize_(self.full.nbytes)
+        self.held = True
+        self.work = comm.all_gather(self.full, self.flat.shard)
+
+    def wait(self) -> None:
+        """Wait for the gather under way, if there is one; on CUDA, make the stream wait."""
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+
+    def free(self) -> None:
+        """Give the full parameters' memory back."""
+        self.full.untyped_storage().resize_(0)
+        self.held = False
+
+    def room(self) -> list[torch.Tensor]:
+        """Each parameter's part of the buffer of full gradients, which is made if there is none."""
+        if self.gradients is None:
+            self.gradients = torch.empty_like(self.full, dtype=self._gradient_dtype)
+            trained = sum(size for size, t in zip(self.layout.sizes, self.trained, strict=True) if t)
+            self.gradients[trained:].zero_()  # frozen parameters and padding
+            self.views = self.layout.views(self.gradients)
+        return self.views
+
+    def take_room(self) -> torch.Tensor:
+        """Hand over the buffer of full gradients, to be sent."""
+        full, self.gradients, self.views = self.gradients, None, []
+        assert full is not None
+        self.sent = True
+        return full
+
+    def restart(self) -> None:
+        """Expect gradients anew."""
+        self.gradients, self.views = None, []
+        self.arrived = set()
+        self.sent = self.ran = False
+
+    def _label(self, word: Word, microbatch: int, phase: str = "") -> Span:
+        values: dict[str, str | int] = {"unit": self.name, "microbatch": microbatch}
+        if phase:
+            values["phase"] = phase
+        if word in (Word.GATHER_LAUNCH, Word.FREE):
+            values["bytes"] = self.full.nbytes
+        if word is Word.SCATTER_LAUNCH:
+            values["bytes"] = self.layout.padded * self._gradient_dtype.itemsize
+        return labels.span(word, **values)
+
+
+class _AfterBackward(torch.autograd.Function):
+    """The identity on a module's inputs; its backward runs once the module's backward is over.
+
+    As RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, then: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.then = then
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        ctx.then()
+        return None, *grads
+
+
+_after_backward: Callable[..., tuple[torch.Tensor, ...]] = _AfterBackward.apply
+
+
+@dataclass(slots=True, eq=False)
+class _Use:
+    """One forward pass through a unit, whose backward may have begun."""
+
+    unit: ShardedUnit
+    begun: bool = False
+
+
+class Zero3(Sharded):
+    """Hooks around each unit's forward and backward gather, free, and reduce-scatter.
+
+    The ranks must run the same units in the same order. EngineError on all ranks in the first pass in which they do
+    not, and later when the pass is over. A rank that fails alone cannot keep the others' collectives matched.
+    """
+
+    sends_every_microbatch = True
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`. Raises EngineError for a unit with parameters of several dtypes."""
+        super().__init__(model, comm, options)
+        self.sharded_units = [ShardedUnit(unit, comm, self.gradients) for unit in self.units()]
+        self.flats = [unit.flat for unit in self.sharded_units]
+        self._foretold = list(self.sharded_units)  # the order of use, as far as one can tell
+        self._seen: list[ShardedUnit] = []  # what this forward pass has used
+        self._returning: list[_Use] = []  # what the backward pass will use, last first
+        self._in_backward = False
+        self._used: set[str] = set()  # parameters that this rank sends a gradient of
+        self._order: list[str] = []  # of this pass's collectives
+        self._verified = comm.world_size == 1
+        for unit in self.sharded_units:
+            for module in unit.modules:
+                module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
+                module.register_forward_hook(partial(self._after_forward, unit))
+            for number, parameter in enumerate(unit.parameters):
+                if parameter.requires_grad:
+                    after_accumulation(parameter, partial(self._arrived, unit, number))
+
+    # Forward
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """See `Strategy`; after an exception no unit is held."""
+        try:
+            return super().__call__(*inputs)
+        except BaseException:
+            self._free_all()
+            raise
+
+    def _before_forward(
+        self, unit: ShardedUnit, module: nn.Module, args: Any, kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._in_backward:  # activation checkpointing runs it again: the backward pass has gathered it
+            return None
+        position = len(self._seen)
+        self._seen.append(unit)
+        if self._foretold[position : position + 1] != [unit]:
+            self._foretold = []
+        ahead = self._foretold[position + 1 : position + 1 + self.options.prefetch]
+        self._hold([unit, *ahead], FORWARD)
+        unit.active += 1
+        if not torch.is_grad_enabled():
+            return None
+        flat, spec = tree_flatten((args, kwargs))
+        places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if places:
+            marked = _after_backward(partial(self._after_backward, unit), *(flat[i] for i in places))
+            for i, x in zip(places, marked, strict=True):
+                flat[i] = x
+        return tree_unflatten(flat, spec)  # type: ignore[no-any-return]
+
+    def _after_forward(self, unit: ShardedUnit, module: nn.Module, args: Any, output: Any) -> None:
+        if self._in_backward:
+            return
+        self._mark(Word.LAST_USE, unit, FORWARD)
+        unit.active -= 1
+        outputs = [x for x in tree_flatten(output)[0] if isinstance(x, torch.Tensor) and x.requires_grad]
+        if outputs:
+            unit.uses += 1
+            unit.ran = True
+            if reads_parameters_in_backward(module):
+                use = _Use(unit)
+                self._returning.insert(0, use)
+                for x in outputs:
+                    x.register_hook(partial(self._before_backward, use))  # type: ignore[no-untyped-call]
+        if not unit.active and not (unit.kept and outputs):
+            self._free(unit, FORWARD)
+
+    # Backward
+
+    def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
+        """See `Strategy`."""
+        self._in_backward = True
+        self._foretold, self._seen = self._seen, []
+        try:
+            super().backward(loss, microbatch)
+        finally:
+            self._in_backward = False
+            self._returning = []
+            self._free_all()
+
+    def _before_backward(self, use: _Use, grad: torch.Tensor) -> None:
+        if use.begun:
+            return
+        use.begun = True
+        position = self._returning.index(use)
+        ahead = [u.unit for u in self._returning[position + 1 : position + 1 + self.options.prefetch]]
+        self._hold([use.unit, *ahead], BACKWARD)
+
+    def _after_backward(self, unit: ShardedUnit) -> None:
+        self._mark(Word.LAST_USE, unit, BACKWARD)
+        self._free(unit, BACKWARD)
+        unit.uses -= 1
+        if not unit.uses and self._sync:
+            self._send(unit)
+
+    def _arrived(self, unit: ShardedUnit, number: int, parameter: torch.Tensor) -> None:
+        """Autograd has accumulated the gradient of the unit's parameter `number`."""
+        if not self._sync:
+            self.gradients.take(parameter, None, 1.0)
+            return
+        if unit.sent:
+            name = unit.flat.names[number]
+            raise EngineError(f"zero3: {name} got a gradient after unit {unit.name}'s were sent; is it used elsewhere?")
+        self._place(unit, number)
+
+    def _place(self, unit: ShardedUnit, number: int) -> None:
+        self._collect(unit.parameters[number], unit.room()[number])
+        unit.arrived.add(number)
+        self._used.add(unit.flat.names[number])
+
+    @torch.no_grad()
+    def _send(self, unit: ShardedUnit) -> None:
+        """Reduce-scatter the unit's gradients, zeros where there are none."""
+        if not any(unit.trained):
+            return
+        self._note(f"the gradients of {unit.name}")
+        views = unit.room()
+        for number, trained in enumerate(unit.trained):
+            if trained and number not in unit.arrived:
+                if self.gradients.get(unit.parameters[number]) is None:
+                    views[number].zero_()
+                else:  # from an earlier microbatch
+                    self._place(unit, number)
+        full = unit.take_room()
+        self._scatter(
+            unit.flat,
+            full,
+            full.new_empty(unit.layout.chunk),
+            unit.label(Word.SCATTER_LAUNCH, self.microbatch),
+            unit.label(Word.SCATTER_DONE, self.microbatch),
+        )
+        self._land(leave=IN_FLIGHT)
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        self._free_all()
+        for unit in reversed(self.sharded_units):
+            pending = any(self.gradients.get(p) is not None for p in unit.parameters)
+            if not unit.sent and (unit.ran or pending):
+                self._send(unit)
+        self._note("the end of the step")
+        self._verified = True
+        self._settle_usage([name in self._used for name in self.names], self._order)
+        self._restart()
+
+    def _abandon(self) -> None:
+        self._free_all()
+        self._drop_gradients()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._used, self._order = set(), []
+        for unit in self.sharded_units:
+            unit.restart()
+
+    # Holding and freeing
+
+    def _hold(self, wanted: Sequence[ShardedUnit], phase: str) -> None:
+        """Launch what is wanted and not held; wait for the first. [Note: the window]"""
+        for unit in wanted:
+            if not unit.held:
+                self._note(unit.name)
+                with unit.label(Word.GATHER_LAUNCH, self.microbatch, phase):
+                    unit.gather(self.comm)
+        unit = wanted[0]
+        if unit.work is not None:
+            with unit.label(Word.GATHER_WAIT, self.microbatch, phase):
+                unit.wait()
+        self._mark(Word.FIRST_USE, unit, phase)
+
+    def _free(self, unit: ShardedUnit, phase: str) -> None:
+        if unit.held:
+            unit.free()
+            self._mark(Word.FREE, unit, phase)
+
+    def _free_all(self) -> None:
+        """No unit is in use: free what is held, used or not."""
+        for unit in self.sharded_units:
+            unit.active = 0
+            unit.uses = 0
+            with suppress(Exception):  # a lost peer: the exception on its way says more
+                unit.wait()
+            self._free(unit, BACKWARD)
+
+    def updated(self) -> None:
+        """Shards are updated: what a forward pass without a backward pass has left is stale."""
+        self._free_all()
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """See `Strategy`."""
+        return {name: tensor for flat in self.flats for name, tensor in self.assemble(flat, flat.shard).items()}
+
+    def _mark(self, word: Word, unit: ShardedUnit, phase: str) -> None:
+        labels.instant(unit.label(word, self.microbatch, phase))
+
+    def _note(self, what: str) -> None:
+        """A collective is next. In the first pass, make sure that it is the same on all ranks."""
+        self._order.append(what)
+        if self._verified:
+            return
+        everyones = self.comm.gather_objects(what)
+        for rank, theirs in enumerate(everyones):
+            if theirs != everyones[0]:
+                raise EngineError(
+                    "zero3 needs all ranks to run the same units in the same order: "
+                    f"rank 0 has come to {everyones[0]}, rank {rank} to {theirs}"
+                )
