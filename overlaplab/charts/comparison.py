@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, shorten
 
-__all__ = ["compare"]
+__all__ = ["compare", "run_labels"]
 
 COMPUTE = "compute only"
 HIDDEN = "communication hidden by compute"
@@ -25,7 +25,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     parts need not add up to the median of the whole: the rest takes up the difference.
     """
     tones = palette(dark)
-    axis, labels = _labels(table)
+    axis, labels = run_labels(table)
     rows, ends = _rows(table, labels)
     y = alt.Y("run:N", sort=labels, title=axis, axis=alt.Axis(domain=False, ticks=False, labelOverlap=False))
     longest = max(ends["end"], default=1.0)
@@ -74,7 +74,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     )
 
 
-def _labels(table: pd.DataFrame) -> tuple[str, list[str]]:
+def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
     """The axis' title and a distinct word per run."""
     caps = table["bucket_cap_mb"]
     same = all(table[column].nunique(dropna=False) <= 1 for column in ("strategy", "ranks", "emulated"))
@@ -123,7 +123,7 @@ def _finding(table: pd.DataFrame, labels: list[str]) -> str:
     if len(labels) < 2:
         return "Step time of one run: choose another to compare"
     if len(fastest) == 1:
-        cap = "bucket_cap_mb " if _labels(table)[0] == "bucket_cap_mb" else ""
+        cap = "bucket_cap_mb " if run_labels(table)[0] == "bucket_cap_mb" else ""
         median = table.loc[table["fastest"].astype(bool), "step_ms_median"].iloc[0]
         return f"Fastest: {cap}{fastest[0]}, {ms(median * MS)} per step"
     return "Step time: no difference beyond the spread between the fastest runs"

@@ -15,6 +15,7 @@ import numpy as np
 __all__ = [
     "DARK",
     "LIGHT",
+    "LINE",
     "MS",
     "Palette",
     "colours",
@@ -26,6 +27,8 @@ __all__ = [
     "rank_word",
     "shorten",
     "size",
+    "size_exact",
+    "unit_of",
 ]
 
 MS = 1e6
@@ -115,11 +118,16 @@ def finish(
     dark: bool,
     width: int | Literal["container"] = "container",
     height: alt.Step | int,
+    line: int = LINE,
 ) -> alt.LayerChart:
-    """Put layers upon each other with a title, a description for screen readers, a size and the theme."""
+    """Put layers upon each other with a title, a description for screen readers, a size and the theme.
+
+    `line` is how many characters of a subtitle fit on a line; a title, which is larger, gets three quarters of it.
+    """
     tones = palette(dark)
-    lines = [part for line in subtitle if line for part in textwrap.wrap(line, LINE)]
-    head = alt.TitleParams(text=title, subtitle=lines)
+    lines = [part for words in subtitle if words for part in textwrap.wrap(words, line)]
+    wrapped = textwrap.wrap(title, line * 3 // 4)
+    head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=lines)
     chart = cast(alt.LayerChart, alt.layer(*layers))
     chart = chart.properties(title=head, description=description, width=width, height=height)
     finished: alt.LayerChart = (
@@ -164,12 +172,26 @@ def shorten(text: str, limit: int = 60) -> str:
     return f"{flat[:head]}…{flat[len(flat) - (limit - 1 - head) :]}"
 
 
+UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
 def size(count: int) -> str:
     """Bytes in decimal units, as links are sold."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
+    unit, scale = unit_of(count)
+    return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count} B"
+
+
+def size_exact(count: int) -> str:
+    """Bytes with three figures, where they are compared: `1.21 MB`, `12.1 MB`, `121 MB`."""
+    unit, scale = unit_of(count)
+    value = count / scale
+    digits = 0 if scale == 1 or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+def unit_of(count: float) -> tuple[str, float]:
+    """The unit that suits so many bytes, and how many bytes it has."""
+    return next((pair for pair in UNITS if count >= pair[1]), UNITS[-1])
 
 
 def percent(part: float, whole: float) -> str:

@@ -9,21 +9,32 @@ import pandas as pd
 from overlaplab.charts.theme import count, ms, percent, rank_word, shorten
 from overlaplab.events import Manifest
 
-__all__ = ["late_sentences", "note", "verdict"]
+__all__ = ["late_sentences", "note", "prefetch_of", "verdict"]
 
 
 def note(manifest: Manifest | None) -> str | None:
-    """The line about a run that stands under its charts: strategy, ranks, bucket cap, and the link if emulated."""
+    """The line about a run that stands under its charts: strategy, ranks, prefetch depth or bucket cap where it has
+    one, and the link if emulated.
+    """
     if manifest is None:
         return None
     parts = [shorten(manifest.strategy), count(manifest.world_size, "rank"), shorten(manifest.device)]
-    if manifest.bucket_cap_mb is not None:
+    depth = prefetch_of(manifest)
+    if depth is not None:
+        parts.append(f"prefetch {depth}")
+    elif manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
     if manifest.link is not None and manifest.link.emulated:
         parts.append(f"emulated link {manifest.link}")
         if manifest.link_attained is False:
             parts.append("link not attained")
     return ", ".join(parts)
+
+
+def prefetch_of(manifest: Manifest | None) -> int | None:
+    """How many units ahead the run gathers; None where its strategy gathers none, or nothing tells."""
+    depth = manifest.raw.get("prefetch") if manifest is not None else None
+    return depth if isinstance(depth, int) else None
 
 
 def verdict(table: pd.DataFrame, manifest: Manifest | None) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from overlaplab.analyses import late_buckets
-from overlaplab.charts import late_sentences, note, verdict
+from overlaplab.charts import late_sentences, note, prefetch_of, verdict
 from overlaplab.events import Link, Manifest
 
 MS = 1_000_000
@@ -113,6 +113,18 @@ def test_the_note_names_the_emulated_link_and_what_it_missed() -> None:
     assert note(Manifest(**fields, link=link)) == f"{said}, emulated link 1Gbps,200us"
     missed = note(Manifest(**fields, link=link, link_attained=False))
     assert missed == f"{said}, emulated link 1Gbps,200us, link not attained"
+
+
+def test_the_note_tells_the_prefetch_depth_of_a_run_that_gathers() -> None:
+    fields: dict[str, Any] = {"format_version": 1, "device": "cpu", "backend": "gloo", "world_size": 4}
+    gathers = Manifest(**fields, strategy="zero3", raw={"prefetch": 0})
+    assert note(gathers) == "zero3, 4 ranks, cpu, prefetch 0"
+    assert note(Manifest(**fields, strategy="zero2", bucket_cap_mb=1.5, raw={"prefetch": None})) == (
+        "zero2, 4 ranks, cpu, bucket_cap_mb 1.5"
+    )
+    assert [prefetch_of(run) for run in (gathers, None, Manifest(**fields, strategy="x", raw={"prefetch": "1"}))] == [
+        *(0, None, None)
+    ]
 
 
 @pytest.mark.parametrize("comm", [0, 30])

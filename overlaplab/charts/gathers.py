@@ -1,0 +1,268 @@
+"""The schedule chart: when each unit's parameters are gathered, waited for, used, freed, and its gradients sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.held import LABELS_WIDTH, time_axis
+from overlaplab.charts.theme import LINE, MS, colours, count, finish, ms, palette, size_exact
+from overlaplab.charts.units import shown_rows, unit_name, unit_rows
+
+__all__ = ["schedule", "schedule_window"]
+
+LIVE = "parameters live"
+GATHER = "all-gather"
+WAIT = "compute waits for gather"
+FORWARD = "forward compute"
+BACKWARD = "backward compute"
+SCATTER = "reduce-scatter"
+
+_BAR_COLUMNS = ["row", "unit", "part", "phase", "microbatch", "begin", "end", "ms", "size"]
+_MOST_TURNS = 8
+
+
+def schedule(
+    table: pd.DataFrame,
+    scatters: pd.DataFrame | None = None,
+    *,
+    prefetch: int | None = None,
+    window_ns: tuple[int, int] | None = None,
+    dark: bool = False,
+    note: str | None = None,
+    line: int = LINE,
+) -> alt.LayerChart:
+    """One row per unit out of `overlaplab.schedule(run)` for one rank and step; time from the step's start.
+
+    `scatters` is `overlaplab.analyses.scatters` of the same rank and step, `prefetch` the depth that the manifest
+    tells, `window_ns` the time axis (by default `schedule_window`), `line` how many characters of a subtitle fit on
+    a line. What is null is not drawn, and the subtitle says that it is unknown.
+    """
+    tones = palette(dark)
+    scatters = pd.DataFrame() if scatters is None else scatters
+    names = unit_rows(table, scatters)
+    step = 16 if len(names) <= 40 else 11 if len(names) <= 72 else 7
+    labels = list(names.values())
+    y = alt.Y(
+        "row:N",
+        sort=labels,
+        title="layer" if table["layer"].notna().any() else "unit",
+        scale=alt.Scale(domain=labels, padding=0),
+        axis=alt.Axis(
+            domain=False,
+            ticks=False,
+            grid=False,
+            labelOverlap=False,
+            values=shown_rows(table, names, step),
+            minExtent=LABELS_WIDTH,
+            maxExtent=LABELS_WIDTH,
+            labelPadding=4,
+        ),
+    )
+    x = time_axis(window_ns or schedule_window(table, scatters), line)
+    bars = _bars(table, scatters, names)
+    colour = {
+        LIVE: tones.idle,
+        GATHER: tones.gather,
+        WAIT: tones.exposed,
+        FORWARD: tones.queued,
+        BACKWARD: tones.compute,
+        SCATTER: tones.reduce,
+    }
+    fills = [(part, tone) for part, tone in colour.items() if part in set(bars["part"])]
+    title, lines = _finding(table, prefetch, dark)
+    layers = [
+        _layer(bars[bars["part"] == LIVE], x, y, fills, 0.86, line),
+        _layer(bars[bars["part"] != LIVE], x, y, fills, 0.6, line),
+        _frees(table, names, x, y, tones.ink, step),
+        *_turns(table, tones.ink, named=line > LINE / 2),
+    ]
+    return finish(
+        layers,
+        title=title,
+        subtitle=[*lines, note],
+        description=f"{len(names)} units on a time axis: {', '.join(part for part, _ in fills)}, freed. {title}.",
+        dark=dark,
+        height=alt.Step(step),
+        line=line,
+    )
+
+
+def schedule_window(table: pd.DataFrame, scatters: pd.DataFrame | None = None) -> tuple[int, int]:
+    """The time axis of one rank's step, in ns: from the step's start to the last end of anything that is drawn."""
+    columns = [
+        (table, ("gather_end_ns", "last_use_ns", "backward_last_use_ns", "free_ns")),
+        (pd.DataFrame() if scatters is None else scatters, ("end_ns",)),
+    ]
+    ends = [int(of[name].max()) for of, names in columns for name in names if name in of and of[name].notna().any()]
+    end = max(ends, default=1)
+    return 0, end + max(end // 100, 1)
+
+
+def _bars(table: pd.DataFrame, scatters: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """One row per bar, times in ms, in the order of drawing."""
+    bars = []
+
+    def add(of: dict[Any, Any], part: str, phase: object, begin: object, end: object) -> None:
+        start, stop = _ms(begin), _ms(end)
+        if start is None or stop is None or stop <= start:
+            return
+        microbatch = _word(of.get("microbatch"))
+        weight = _word(of.get("bytes"), lambda value: size_exact(int(value)))
+        unit = unit_name(of["unit"])
+        bars.append((names[of["unit"]], unit, part, str(phase), microbatch, start, stop, stop - start, weight))
+
+    for row in table.to_dict("records"):
+        phase = row["phase"]
+        add(row, LIVE, phase, row["held_ns"], row["free_ns"])
+        add(row, GATHER, phase, row["gather_start_ns"], row["gather_end_ns"])
+        until = row["first_use_ns"] if pd.isna(row["gather_end_ns"]) else row["gather_end_ns"]
+        if not pd.isna(until) and not pd.isna(row["wait_ns"]):
+            add(row, WAIT, phase, until - row["wait_ns"], until)
+        add(row, FORWARD if phase == "forward" else BACKWARD, phase, row["first_use_ns"], row["last_use_ns"])
+        add(row, BACKWARD, "backward", row["backward_first_use_ns"], row["backward_last_use_ns"])
+    for row in scatters.to_dict("records"):
+        add(row, SCATTER, "backward", row["start_ns"], row["end_ns"])
+    return pd.DataFrame(bars, columns=_BAR_COLUMNS)
+
+
+def _layer(bars: pd.DataFrame, x: alt.X, y: alt.Y, fills: list[tuple[str, str]], band: float, line: int) -> alt.Chart:
+    """Bars of one thickness."""
+    tooltip = [
+        alt.Tooltip("unit:N"),
+        alt.Tooltip("part:N", title="what"),
+        alt.Tooltip("phase:N"),
+        alt.Tooltip("microbatch:N"),
+        alt.Tooltip("ms:Q", title="took ms", format=",.3f"),
+        alt.Tooltip("begin:Q", title="from ms", format=",.3f"),
+        alt.Tooltip("end:Q", title="to ms", format=",.3f"),
+        alt.Tooltip("size:N"),
+    ]
+    chart: alt.Chart = (
+        alt.Chart(bars)
+        .mark_bar(height={"band": band}, opacity=1, clip=True)
+        .encode(
+            x=x,
+            x2="end:Q",
+            y=y,
+            color=colours(fills, columns=6 if line > LINE / 2 else 2),
+            tooltip=tooltip,
+        )
+    )
+    return chart
+
+
+def _frees(table: pd.DataFrame, names: dict[str, str], x: alt.X, y: alt.Y, tone: str, step: int) -> alt.Chart:
+    """A tick where a unit's memory is given back."""
+    seen = table[table["free_ns"].notna()]
+    ticks = pd.DataFrame(
+        {
+            "row": [names[unit] for unit in seen["unit"]],
+            "unit": [unit_name(unit) for unit in seen["unit"]],
+            "phase": [_word(phase) for phase in seen["free_phase"]],
+            "microbatch": [_word(microbatch) for microbatch in seen["microbatch"]],
+            "begin": (seen["free_ns"] / MS).astype("float64"),
+        }
+    )
+    tooltip = [
+        alt.Tooltip("unit:N"),
+        alt.Tooltip("begin:Q", title="freed at ms", format=",.3f"),
+        alt.Tooltip("phase:N"),
+        alt.Tooltip("microbatch:N"),
+    ]
+    chart: alt.Chart = (
+        alt.Chart(ticks)
+        .mark_tick(color=tone, thickness=1.5, size=step * 0.9, orient="vertical", opacity=1, clip=True)
+        .encode(x=x, y=y, tooltip=tooltip)
+    )
+    return chart
+
+
+def _turns(table: pd.DataFrame, tone: str, named: bool) -> list[alt.Chart]:
+    """A dashed line where forward ends in each microbatch, and what stays gathered over the first of them if there is
+    room for it.
+    """
+    forward = table[table["phase"] == "forward"]
+    ends = forward.groupby("microbatch", dropna=False)["last_use_ns"].max().dropna().sort_values()
+    if ends.empty or len(ends) > _MOST_TURNS or not _has_backward(table):
+        return []
+    turns = pd.DataFrame({"begin": (ends / MS).astype("float64")})
+    kept = forward[(forward["free_phase"] == "backward").fillna(False) | forward["backward_first_use_ns"].notna()]
+    units = [
+        f"layer {layer}" if not pd.isna(layer) else unit_name(unit, 20)
+        for unit, layer in kept.drop_duplicates("unit")[["unit", "layer"]].itertuples(index=False)
+    ]
+    word = "turn"
+    if units and named:
+        stay = "stays" if len(units) == 1 else "stay"
+        word = f"turn: {_listed(units)} {stay} gathered"
+    rule: alt.Chart = alt.Chart(turns).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.2).encode(x="begin:Q")
+    text: alt.Chart = (
+        alt.Chart(turns.head(1))
+        .mark_text(color=tone, align="left", dx=6, fontSize=12)
+        .encode(x="begin:Q", y=alt.value(9), text=alt.value(word))
+    )
+    return [rule, text]
+
+
+def _has_backward(table: pd.DataFrame) -> bool:
+    return bool((table["phase"] == "backward").any() or table["backward_first_use_ns"].notna().any())
+
+
+def _finding(table: pd.DataFrame, prefetch: int | None, dark: bool) -> tuple[str, list[str]]:
+    """The title, which counts what was seen, and how to read the rows."""
+    layered = table[table["layer"].notna()]
+    counted, what = (layered, "layer") if len(layered) else (table, "unit")
+    forward = int((counted["phase"] == "forward").sum())
+    microbatches = table["microbatch"].nunique()
+    among = f" in {microbatches} microbatches" if microbatches > 1 else ""
+    title = (
+        f"Gather and free schedule: {count(len(counted), 'gather')} for {count(counted['unit'].nunique(), what)}{among}"
+        f" ({forward} forward + {len(counted) - forward} backward)"
+    )
+    told = [] if prefetch is None else [f"Prefetch depth {prefetch}."]
+    if table["wait_ns"].notna().any():
+        told.append(f"Compute waited {ms(table['wait_ns'].sum())} for gathers.")
+    if table["free_ns"].notna().any():
+        told.append(f"{'White' if dark else 'Black'} tick: {what} freed.")
+    if len(layered) < len(table):
+        others = [unit_name(unit, 24) for unit in table.loc[table["layer"].isna(), "unit"].unique()]
+        if len(layered):
+            told.append(f"With {_listed(others)}: {len(table)} gathers.")
+    if (table["source"] == "fsdp2").any():
+        told.append("Read from FSDP2's ranges: a unit counts as freed where it is gathered again.")
+    return title, [" ".join(told), _unknown(table)]
+
+
+def _unknown(table: pd.DataFrame) -> str:
+    """What the trace does not tell, in one line; empty where it tells everything."""
+    lacks = {
+        "gather_end_ns": "when gathers ran",
+        "first_use_ns": "when units were used",
+        "wait_ns": "how long compute waited",
+        "free_ns": "when units were freed",
+        "bytes": "how large units are",
+    }
+    nothing = [word for column, word in lacks.items() if table[column].isna().all()]
+    some = [
+        f"{word} ({table[column].isna().sum()} of {len(table)} gathers)"
+        for column, word in lacks.items()
+        if table[column].isna().any() and not table[column].isna().all()
+    ]
+    return f"Unknown from this trace: {', '.join([*nothing, *some])}." if nothing or some else ""
+
+
+def _listed(words: list[str]) -> str:
+    if len(words) > 4:
+        return f"{len(words)} units"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _ms(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value) / MS
+
+
+def _word(value: Any, as_text: Any = str) -> str:
+    return "unknown" if value is None or pd.isna(value) else str(as_text(value))

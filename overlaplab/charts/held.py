@@ -1,0 +1,102 @@
+"""The curve of gathered bytes: how much of the parameters a rank holds in full, and when it holds most."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.theme import LINE, MS, count, finish, palette, size_exact, unit_of
+
+__all__ = ["LABELS_WIDTH", "gathered", "time_axis"]
+
+LABELS_WIDTH = 72
+"""Pixels left of the plot, the same for the curve and the schedule below it, so that their time axes stand in line."""
+
+_HEADROOM = 1.45  # of the highest point: the peak's name stands above it
+
+
+def gathered(
+    curve: pd.DataFrame,
+    *,
+    window_ns: tuple[int, int] | None = None,
+    top_bytes: int = 0,
+    dark: bool = False,
+    note: str | None = None,
+    line: int = LINE,
+) -> alt.LayerChart:
+    """What is held gathered over the step, with the peak named, out of `overlaplab.analyses.gathered_bytes` for one
+    rank and step: bytes, or layers where bytes are unknown.
+
+    `window_ns` is the time axis (`schedule_window` makes it that of the schedule's chart), `top_bytes` a height that
+    the other axis has room for at least, `line` how many characters of a subtitle fit on a line.
+    """
+    tones = palette(dark)
+    curve = curve.sort_values("time_ns", kind="stable")
+    window = window_ns or (min(0, int(curve["time_ns"].min())), int(curve["time_ns"].max()))
+    in_bytes = bool(curve["bytes"].notna().all())
+    held = curve["bytes" if in_bytes else "layers"].astype("int64")
+    unit, scale = unit_of(max(int(held.max()), top_bytes)) if in_bytes else ("layers", 1.0)
+    rows = pd.DataFrame({"begin": curve["time_ns"].astype("float64") / MS, "held": held / scale})
+    rows = pd.concat([rows, rows.tail(1).assign(begin=window[1] / MS)]).sort_values("begin", kind="stable")
+    top = max(int(held.max()), top_bytes if in_bytes else 0, 1) / scale * _HEADROOM
+    x = time_axis(window, line, title=None)
+    y = alt.Y(
+        "held:Q",
+        title=f"gathered ({unit})",
+        scale=alt.Scale(domain=[0, top], nice=False),
+        axis=alt.Axis(
+            tickCount=4, minExtent=LABELS_WIDTH, maxExtent=LABELS_WIDTH, domain=False, ticks=False, labelPadding=4
+        ),
+    )
+    steps = alt.Chart(rows).encode(x=x, y=y)
+    area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.compute, opacity=0.25, clip=True)
+    edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.compute, strokeWidth=1.5, clip=True)
+    most, layers = _most(curve, held, in_bytes)
+    title = f"At most {most}{' of parameters' if in_bytes else ''} held in full at a time"
+    return finish(
+        [area, edge, *_peak(curve, held / scale, f"peak {most}{layers}", window, dark)],
+        title=title,
+        subtitle=["Held from the launch of a gather until the unit is freed.", note],
+        description=f"A step curve of what is gathered over time. {title}.",
+        dark=dark,
+        height=118,
+        line=line,
+    )
+
+
+def _most(curve: pd.DataFrame, held: pd.Series[int], in_bytes: bool) -> tuple[str, str]:
+    """The highest value in words, and how many layers that was where it is bytes."""
+    place = int(held.argmax())
+    if not in_bytes:
+        return count(int(held.iloc[place]), "layer"), ""
+    layers = curve["layers"].iloc[place]
+    return size_exact(int(held.iloc[place])), "" if pd.isna(layers) else f" ({count(int(layers), 'layer')} gathered)"
+
+
+def _peak(
+    curve: pd.DataFrame, held: pd.Series[float], name: str, window: tuple[int, int], dark: bool
+) -> list[alt.Chart]:
+    """A dot upon the first of the highest moments, and its name."""
+    tones = palette(dark)
+    place = int(held.argmax())
+    at = int(curve["time_ns"].iloc[place])
+    row = pd.DataFrame({"begin": [max(at, window[0]) / MS], "held": [held.iloc[place]], "word": [name]})
+    left = at > window[0] + 0.6 * (window[1] - window[0])  # where there is no room to the right
+    at_peak = alt.Chart(row).encode(x="begin:Q", y="held:Q")
+    dot: alt.Chart = at_peak.mark_point(size=70, filled=True, opacity=1, color=tones.exposed)
+    word: alt.Chart = at_peak.mark_text(
+        align="right" if left else "left",
+        dx=-8 if left else 8,
+        dy=-13,
+        color=tones.ink,
+        fontSize=13,
+        fontWeight="bold",
+    ).encode(text="word:N")
+    return [dot, word]
+
+
+def time_axis(window_ns: tuple[int, int], line: int, title: str | None = "time in step (ms)") -> alt.X:
+    """The time axis in ms of a chart whose rows start at `begin`."""
+    scale = alt.Scale(zero=False, nice=False, domain=[window_ns[0] / MS, window_ns[1] / MS])
+    axis = alt.Axis(tickCount=16 * line // LINE, labelOverlap="greedy", labelFlush=False)
+    return alt.X("begin:Q", title=title, scale=scale, axis=axis)
