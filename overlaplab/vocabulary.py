@@ -22,8 +22,11 @@ __all__ = [
     "RUNTIME_CATEGORIES",
     "WAIT_LABELS",
     "Rule",
+    "collective_kind",
+    "fsdp2_range",
     "label_fields",
     "label_list",
+    "layer_of",
 ]
 
 
@@ -115,3 +118,62 @@ def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
 def label_list(value: str) -> tuple[str, ...]:
     """The decoded members of a label's comma-separated list."""
     return tuple(unquote(part) for part in value.split(",") if part)
+
+
+_KINDS = {
+    "reduce_scatter": re.compile(r"reduce_?scatter", re.I),
+    "all_reduce": re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce", re.I),
+    "all_gather": re.compile(r"all_?gather", re.I),
+    "all_to_all": re.compile(r"all_?to_?all", re.I),
+    "broadcast": re.compile(r"broadcast", re.I),
+    "barrier": re.compile(r"barrier", re.I),
+    "send_recv": re.compile(r"send|recv", re.I),
+    "reduce": re.compile(r"reduce", re.I),
+    "gather": re.compile(r"gather", re.I),
+    "scatter": re.compile(r"scatter", re.I),
+}
+
+
+def collective_kind(name: str) -> str | None:
+    """What collective an operator (`c10d::_allgather_base_`) or a kernel (`ncclDevKernel_AllGather_…`) is, by name."""
+    return next((kind for kind, pattern in _KINDS.items() if pattern.search(name)), None)
+
+
+# torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_state.py write `FSDP::WORD (unit)`. A unit that has
+# several groups of parameters names the size of each one's mesh, too.
+_FSDP2 = re.compile(r"FSDP::(?P<word>\w+)(?: \((?P<unit>.*?)\))?(?P<mesh> \[pg=\d+\])?")
+_FSDP2_WORDS = frozenset(
+    {
+        "all_gather",  # the copy into the gathered buffer, and the call that launches the collective
+        "all_gather_copy_out",  # after waiting for it: the copy into the parameters
+        "pre_forward",  # gather if that was not done ahead, wait, copy
+        "post_forward",  # free, if the unit is told to
+        "pre_backward",  # as pre_forward; by default it also launches the next unit's gather
+        "post_backward_accumulate",
+        "post_backward_reshard",  # free, unless the unit is told not to
+        "post_backward_reduce",  # launch the reduce-scatter of the unit's gradients
+        "root_post_backward_callback",  # the end of a backward pass
+    }
+)
+_FSDP2_ROOT = "root"
+_WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
+_LAYER = re.compile(r"(?:.*\.)?(\d+)(?: \[pg=\d+\])?")
+
+
+def fsdp2_range(name: str) -> tuple[str, dict[str, str]] | None:
+    """Split FSDP2's `FSDP::WORD (unit)` into the word and `{"unit": …}`; None for what tells nothing of a schedule.
+
+    The root, which has no suffix, is the unit `root`; the names that checkpointing and compiling put between are left
+    out.
+    """
+    match = _FSDP2.fullmatch(name)
+    if match is None or match["word"] not in _FSDP2_WORDS:
+        return None
+    unit = _WRAPPERS.sub("", match["unit"] or "").removeprefix(".") or _FSDP2_ROOT
+    return match["word"], {"unit": unit + (match["mesh"] or "")}
+
+
+def layer_of(unit: str) -> int | None:
+    """The number of the layer that a unit is: N if the last part of its dotted name is the number N, else None."""
+    match = _LAYER.fullmatch(unit)
+    return int(match[1]) if match else None

@@ -2,24 +2,38 @@
 
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.compare import compare
+from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.link import transfer_ns
+from overlaplab.analyses.memory import memory
 from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.replay import replay
+from overlaplab.analyses.scatters import scatters
+from overlaplab.analyses.schedule import schedule, schedule_notes
 from overlaplab.analyses.summary import PARTS, summary, totals, warnings_of
+from overlaplab.analyses.volume import Theory, volume, volume_theory
 
 __all__ = [
     "PARTS",
     "Condition",
+    "Theory",
     "buckets",
     "compare",
+    "gathered_bytes",
     "last_gap_ns",
     "late_buckets",
     "launched_after_backward",
+    "memory",
     "parse_condition",
     "replay",
+    "scatters",
+    "schedule",
+    "schedule_notes",
+    "schedule_steps",
     "summary",
     "totals",
     "transfer_ns",
+    "volume",
+    "volume_theory",
     "warnings_of",
 ]

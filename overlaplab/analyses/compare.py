@@ -7,7 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from overlaplab.analyses.memory import memory
 from overlaplab.analyses.summary import summary
+from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run
 
 __all__ = ["MEASURES", "compare"]
@@ -19,6 +21,8 @@ MEASURES = {
     "compute_ms": "compute_ns",
 }
 """The compared figures and the column of `summary` that each shows, in ms."""
+
+_SIZES = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes")
 
 
 def compare(
@@ -32,16 +36,21 @@ def compare(
 
     Columns: `path`, `strategy`, `bucket_cap_mb` (both null without a manifest), `ranks`, `steps` (counts of what was
     measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over every rank's every step,
-    `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an emulated link).
+    `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an emulated link),
+    `sent_bytes` (median over every rank's every step, see `volume`), `theory_sent_bytes` (see `volume_theory`),
+    `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most), `theory_memory_bytes`
+    (see `memory`): all four Float64, null where unknown.
 
     A run is fastest if its median step is shorter than every other's by more than the larger of the two
     interquartile ranges: within that spread none is.
     """
-    rows = [_row(run, summary(run, ranks=ranks, steps=steps, skip_steps=skip_steps)) for run in runs]
+    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
+    rows = [_row(run, summary(run, **chosen)) | _sizes(run, volume(run, **chosen)) for run in runs]
     table = pd.DataFrame(rows)
     table["fastest"] = _fastest(table)
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
-    table = table.astype({"bucket_cap_mb": "Float64", "overlap_ratio": "Float64"} | dict.fromkeys(figures, "Float64"))
+    numbers = ("bucket_cap_mb", "overlap_ratio", *figures, *_SIZES)
+    table = table.astype(dict.fromkeys(numbers, "Float64"))
     return table[
         [
             "path",
@@ -53,6 +62,7 @@ def compare(
             "overlap_ratio",
             "fastest",
             "emulated",
+            *_SIZES,
         ]
     ]
 
@@ -74,6 +84,21 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         row[f"{figure}_median"] = quartiles[0.5]
         row[f"{figure}_iqr"] = quartiles[0.75] - quartiles[0.25]
     return row
+
+
+def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
+    """What was sent and held, and what theory says of both."""
+    by_step = table.groupby(["rank", "step"], dropna=False)["sent_bytes"]
+    sent = by_step.apply(lambda kinds: kinds.sum(skipna=False)) if len(table) else table["sent_bytes"]
+    theory = volume_theory(run)
+    held = memory(run).groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
+    largest = held.max()
+    return {
+        "sent_bytes": sent.median() if len(sent) and sent.notna().all() else None,
+        "theory_sent_bytes": theory.sent_bytes if theory else None,
+        "memory_bytes": largest["bytes"],
+        "theory_memory_bytes": largest["formula_bytes"],
+    }
 
 
 def _fastest(table: pd.DataFrame) -> pd.Series:

@@ -6,28 +6,46 @@ event on the compute stream that had been launched by then (DESIGN.md, "On a GPU
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.analyses.labels import Label, Span
-from overlaplab.events import Kind, Trace, classify, lanes, main_stream, matching, rule_of, runtime_calls
+from overlaplab.analyses.launches import Launch, launches, spans_of
+from overlaplab.events import Kind, Trace, classify, main_stream, matching, rule_of, runtime_calls
 from overlaplab.vocabulary import Rule
 
-__all__ = ["Executions", "executions"]
+__all__ = ["Executions", "bounds_of", "executions"]
 
 
 class Executions(Protocol):
     """Answers for one trace, in absolute ns."""
+
+    @property
+    def launches(self) -> Sequence[Launch]:
+        """All of the trace's collectives, in order of launch."""
+
+    def inside(self, span: Span) -> Sequence[Launch]:
+        """The collectives launched inside a host range."""
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:
         """Start and end of the communication launched inside a host range; None where the trace does not tell."""
 
     def reached(self, host_ns: int) -> int:
         """When the work that the host had issued by then was done."""
+
+    def begun(self, host_ns: int) -> int | None:
+        """When the first work that the host issued from then on began; None where none followed."""
+
+    def waited(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
+        """How long this rank waited for communication that ended at `end_ns` (None: unknown).
+
+        `blocked` are the host's ranges that wait for it, in order; on a GPU the last one makes the stream wait. On CPU:
+        the time in them until the end. On a GPU: from when the host asked for the result and all computation
+        issued before was done, to the end.
+        """
 
     def backward(self, span: Span) -> tuple[int, int]:
         """When the backward pass labelled by the range began, and when autograd's last operation ended."""
@@ -36,39 +54,60 @@ class Executions(Protocol):
 def executions(trace: Trace, labels: Sequence[Label]) -> Executions:
     """For a trace and its engine labels (see `labels_of`)."""
     if rule_of(trace) is Rule.GPU:
-        return _OnDevice(trace)
+        return _OnDevice(trace, labels)
     return _OnHost(trace, labels)
+
+
+def bounds_of(found: Sequence[Launch]) -> tuple[int, int] | None:
+    """The first start and the last end of these collectives; None where no trace tells either."""
+    ran = [launch.ran for launch in found if launch.ran]
+    return (min(start for start, _ in ran), max(end for _, end in ran)) if ran else None
+
+
+class _Launches:
+    """The collectives by the thread that launched them, each thread's in order of time."""
+
+    def __init__(self, found: Sequence[Launch], *, any_lane: bool) -> None:
+        self._any_lane = any_lane
+        self._found: dict[int, list[Launch]] = {}
+        for launch in found:
+            self._found.setdefault(self._lane(launch), []).append(launch)
+        self._starts = {lane: [launch.start_ns for launch in own] for lane, own in self._found.items()}
+
+    def inside(self, span: Span) -> Sequence[Launch]:
+        lane = self._lane(span)
+        starts = self._starts.get(lane, [])
+        return self._found.get(lane, [])[bisect_left(starts, span.start_ns) : bisect_right(starts, span.end_ns)]
+
+    def _lane(self, span: Span) -> int:
+        return -1 if self._any_lane else span.lane
 
 
 class _OnHost:
     def __init__(self, trace: Trace, labels: Sequence[Label]) -> None:
-        def named(prefix: str) -> pd.DataFrame:
-            return spans[matching(trace.events["name"], lambda text: text.startswith(prefix))]
+        autograd = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
+        self._autograd = spans_of(trace)[autograd]
+        self.launches: Sequence[Launch] = launches(trace, labels)
+        self._by_lane = _Launches(self.launches, any_lane=False)
 
-        spans = _spans(trace)
-        self._autograd = named("autograd::engine::evaluate_function")
-        self._launches = [label for label in labels if label.word == "launch"]
-        self._by_seq = {
-            label.fields.get("seq"): (label.start_ns, label.end_ns) for label in labels if label.word == "comm"
-        }
-        # Plain gloo tells no more than this: collectives start in the order of their launches.
-        self._calls, ran = named("c10d::"), named("gloo:")
-        self._ran = ran[["start_ns", "end_ns"]].to_numpy() if len(self._calls) == len(ran) else None
+    def inside(self, span: Span) -> Sequence[Launch]:
+        return self._by_lane.inside(span)
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:
-        bounds = [
-            self._by_seq[label.fields.get("seq")]
-            for label in self._launches
-            if label.lane == span.lane
-            and span.start_ns <= label.start_ns <= span.end_ns
-            and label.fields.get("seq") in self._by_seq
-        ]
-        if self._ran is not None:
-            bounds += [(int(start), int(end)) for start, end in self._ran[_starts_inside(self._calls, span)]]
-        return (min(start for start, _ in bounds), max(end for _, end in bounds)) if bounds else None
+        return bounds_of(self.inside(span))
 
     def reached(self, host_ns: int) -> int:
         return host_ns
+
+    def begun(self, host_ns: int) -> int | None:
+        return host_ns
+
+    def waited(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
+        if not blocked:
+            return None
+        return sum(
+            max(0, (span.end_ns if end_ns is None else min(span.end_ns, end_ns)) - span.start_ns) for span in blocked
+        )
 
     def backward(self, span: Span) -> tuple[int, int]:
         inside = self._autograd["start_ns"].between(span.start_ns, span.end_ns)
@@ -77,35 +116,40 @@ class _OnHost:
 
 
 class _OnDevice:
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, labels: Sequence[Label]) -> None:
         events = trace.events
         kinds = classify(trace)
-        spans = _spans(trace).assign(correlation=events["correlation"])
         hosts = runtime_calls(events)[["correlation", "ts_ns"]].drop_duplicates("correlation")
-        hosts = hosts.rename(columns={"ts_ns": "host_ns"})
         main = main_stream(events[kinds == Kind.COMPUTE])
         on_main = (kinds == Kind.COMPUTE) & (events["stream"] == main).to_numpy()
-        stream = spans[on_main].merge(hosts, on="correlation").sort_values("host_ns")
-        self._communication = spans[kinds == Kind.COMMUNICATION].merge(hosts, on="correlation")
+        spans = spans_of(trace).assign(correlation=events["correlation"])
+        stream = spans[on_main].merge(hosts.rename(columns={"ts_ns": "host_ns"}), on="correlation")
+        stream = stream.sort_values("host_ns")
         self._hosts = stream["host_ns"].to_numpy()
         self._done = np.maximum.accumulate(stream["end_ns"].to_numpy())
+        self._starts = stream["start_ns"].to_numpy()
+        self.launches: Sequence[Launch] = launches(trace, labels)
+        self._all = _Launches(self.launches, any_lane=True)
+
+    def inside(self, span: Span) -> Sequence[Launch]:
+        return self._all.inside(span)
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:
-        ran = self._communication[self._communication["host_ns"].between(span.start_ns, span.end_ns)]
-        return (int(ran["start_ns"].min()), int(ran["end_ns"].max())) if len(ran) else None
+        return bounds_of(self.inside(span))
 
     def reached(self, host_ns: int) -> int:
         before = int(np.searchsorted(self._hosts, host_ns)) - 1
         return int(self._done[before]) if before >= 0 else host_ns
 
+    def begun(self, host_ns: int) -> int | None:
+        after = int(np.searchsorted(self._hosts, host_ns))
+        return int(self._starts[after]) if after < len(self._starts) else None
+
+    def waited(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
+        if not blocked or end_ns is None:
+            return None
+        asked = blocked[-1].start_ns
+        return max(0, end_ns - max(asked, self.reached(asked)))
+
     def backward(self, span: Span) -> tuple[int, int]:
         return self.reached(span.start_ns), self.reached(span.end_ns)
-
-
-def _spans(trace: Trace) -> pd.DataFrame:
-    starts = trace.events["ts_ns"]
-    return pd.DataFrame({"start_ns": starts, "end_ns": starts + trace.events["dur_ns"], "lane": lanes(trace.events)})
-
-
-def _starts_inside(table: pd.DataFrame, span: Span) -> NDArray[np.bool_]:
-    return (table["start_ns"].between(span.start_ns, span.end_ns) & (table["lane"] == span.lane)).to_numpy()

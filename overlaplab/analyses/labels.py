@@ -1,13 +1,14 @@
-"""The engine's labels of a trace, as records."""
+"""The engine's labels of a trace, and FSDP2's ranges, as records."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from overlaplab.events import Trace, lanes, matching
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, fsdp2_range, label_fields
 
-__all__ = ["Label", "Span", "labels_of"]
+__all__ = ["Label", "Span", "fsdp2_ranges_of", "labels_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label(Span):
-    """One `engine::WORD key=value …` range."""
+    """One `engine::WORD key=value …` range, or one of FSDP2's."""
 
     word: str
     fields: dict[str, str]
@@ -31,14 +32,23 @@ class Label(Span):
 
 def labels_of(trace: Trace) -> tuple[Label, ...]:
     """The trace's labels in order of start; what only begins like one, or is its mirror image on a GPU, is left out."""
+    return _ranges(trace, label_fields)
+
+
+def fsdp2_ranges_of(trace: Trace) -> tuple[Label, ...]:
+    """FSDP2's own ranges in order of start, as labels with the key `unit` (see `vocabulary.fsdp2_range`)."""
+    return _ranges(trace, fsdp2_range)
+
+
+def _ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | None]) -> tuple[Label, ...]:
     events = trace.events
-    chosen = matching(events["name"], label_fields) & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    chosen = matching(events["name"], parse) & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
     rows = events[chosen]
     starts = rows["ts_ns"].tolist()
     ends = (rows["ts_ns"] + rows["dur_ns"]).tolist()
     found = []
     for name, start, end, lane in zip(rows["name"], starts, ends, lanes(events)[chosen].tolist(), strict=True):
-        parsed = label_fields(str(name))
+        parsed = parse(str(name))
         assert parsed is not None
         found.append(Label(word=parsed[0], fields=parsed[1], start_ns=start, end_ns=end, lane=lane))
     return tuple(found)

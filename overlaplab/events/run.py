@@ -10,7 +10,19 @@ from weakref import WeakKeyDictionary
 
 import pandas as pd
 
-__all__ = ["EVENT_COLUMNS", "Bucket", "Link", "Manifest", "Parameter", "Run", "Trace", "Unit", "once_per_trace"]
+__all__ = [
+    "EVENT_COLUMNS",
+    "Bucket",
+    "Held",
+    "Link",
+    "Manifest",
+    "Model",
+    "Parameter",
+    "Run",
+    "Trace",
+    "Unit",
+    "once_per_trace",
+]
 
 Found = TypeVar("Found")
 
@@ -78,6 +90,30 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The model that was trained; None for what run.json does not tell."""
+
+    layers: int | None = None
+    dtype: str | None = None
+    tied: bool | None = None
+    parameters: int | None = None
+    """Number of elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes of tensors' storages that a rank held after the last step's update."""
+
+    rank: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    """Moments, and masters of higher precision."""
+    peak_allocated: int | None = None
+    """The CUDA allocator's highest mark; None on CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The part of run.json (format_version 1) that analyses read; `raw` is the whole of it."""
 
@@ -93,6 +129,22 @@ class Manifest:
     parameters: tuple[Parameter, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     units: tuple[Unit, ...] = ()
+    model: Model | None = None
+    main_grad: bool | None = None
+    """Whether gradients are kept and sent in fp32 beside parameters of lower precision."""
+    accumulate: int | None = None
+    """Microbatches per step."""
+    prefetch: int | None = None
+    """Units gathered ahead of the one in use."""
+    keep_last: bool | None = None
+    """Whether the last layer stays gathered from its forward into its backward."""
+    overlap_param_gather: bool | None = None
+    """Whether updated parameters are gathered during the next forward pass."""
+    checkpointing: bool | None = None
+    """Activation checkpointing."""
+    losses: tuple[float | None, ...] = ()
+    """One per recorded step, the mean over the ranks."""
+    memory: tuple[Held, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
 

@@ -1,0 +1,89 @@
+"""From the table of gathers: counts per step, and the bytes held gathered over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+__all__ = ["gathered_bytes", "schedule_steps"]
+
+_COUNTS = (
+    *("microbatches", "gathers", "frees", "layer_gathers", "layer_frees"),
+    *("forward_layer_gathers", "backward_layer_gathers"),
+)
+_STEP_COLUMNS = ("rank", "step", *_COUNTS, "peak_gathered_bytes", "peak_ns", "peak_layers", "wait_ns")
+_CURVE_COLUMNS = ("rank", "step", "time_ns", "bytes", "layers")
+
+
+def schedule_steps(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per rank and step of `schedule`'s table, in Int64.
+
+    Columns: `rank`, `step`, `microbatches` (that gathered), `gathers`, `frees` (seen), `layer_gathers`, `layer_frees`
+    (of units with a layer's number), `forward_layer_gathers`, `backward_layer_gathers` (by the phase gathered for),
+    `peak_gathered_bytes` (null where a gather's bytes are unknown), `peak_ns` (when it was first reached),
+    `peak_layers` (gathered then), `wait_ns` (the sum of the known ones, null where none is).
+    """
+    rows = []
+    for identity, of_step in _steps(table):
+        layers = of_step[of_step["layer"].notna()]
+        rows.append(
+            {
+                **identity,
+                "microbatches": of_step["microbatch"].nunique(),
+                "gathers": len(of_step),
+                "frees": of_step["free_ns"].count(),
+                "layer_gathers": len(layers),
+                "layer_frees": layers["free_ns"].count(),
+                "forward_layer_gathers": (layers["phase"] == "forward").sum(),
+                "backward_layer_gathers": (layers["phase"] == "backward").sum(),
+                **_peak(_curve(of_step)),
+                "wait_ns": of_step["wait_ns"].sum(min_count=1),
+            }
+        )
+    return pd.DataFrame(rows, columns=list(_STEP_COLUMNS)).astype("Int64")
+
+
+def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
+    """The bytes of full parameters that each rank's step of `schedule`'s table held, as steps over time.
+
+    Columns, in Int64: `rank`, `step`, `time_ns` (from the window's start), `bytes` (held from this moment on; null
+    where a gather's bytes are unknown), `layers` (gathers of layers held from then on). Every step begins with a row
+    of 0. Bytes are held from `held_ns` to `free_ns`; what left no free is held to the end.
+    """
+    curves = [_curve(of_step).assign(**identity) for identity, of_step in _steps(table)]
+    if not curves:
+        return pd.DataFrame(columns=list(_CURVE_COLUMNS)).astype("Int64")
+    return pd.concat(curves, ignore_index=True)[list(_CURVE_COLUMNS)].astype("Int64")
+
+
+def _steps(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    for (rank, step), of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
+        yield {"rank": rank, "step": step}, of_step
+
+
+def _curve(of_step: pd.DataFrame) -> pd.DataFrame:
+    """`time_ns`, `bytes`, `layers`: one row per moment at which something changes, after the first."""
+    freed = of_step[of_step["free_ns"].notna()]
+    known = bool(of_step["bytes"].notna().all())
+    size, layer = of_step["bytes"].fillna(0), of_step["layer"].notna()
+    changes = pd.DataFrame(
+        {
+            "time_ns": np.concatenate((of_step["held_ns"], freed["free_ns"])).astype(np.int64),
+            "bytes": np.concatenate((size, -size[freed.index])).astype(np.int64),
+            "layers": np.concatenate((layer.astype(np.int64), -layer[freed.index].astype(np.int64))),
+        }
+    )
+    held = changes.groupby("time_ns").sum().cumsum()
+    start = pd.DataFrame({"bytes": 0, "layers": 0}, index=[min(0, int(changes["time_ns"].min()))])
+    curve = pd.concat((start, held)).rename_axis("time_ns").reset_index().astype("Int64")
+    return curve if known else curve.assign(bytes=pd.array([pd.NA] * len(curve), dtype="Int64"))
+
+
+def _peak(curve: pd.DataFrame) -> dict[str, Any]:
+    """The curve's first highest point, by bytes, or by layers where bytes are unknown."""
+    by_bytes = bool(curve["bytes"].notna().all())
+    top = curve.iloc[int(curve["bytes" if by_bytes else "layers"].to_numpy(dtype=np.int64).argmax())]
+    return {"peak_gathered_bytes": top["bytes"], "peak_ns": top["time_ns"], "peak_layers": top["layers"]}

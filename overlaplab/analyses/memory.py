@@ -1,0 +1,60 @@
+"""What each rank holds: parameters, gradients, optimizer states, beside ZeRO's formulas (arXiv 1910.02054, §3.1)."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pandas as pd
+
+from overlaplab.analyses.elements import elements, gradient_bytes, parameter_bytes
+from overlaplab.events import Manifest, Run
+
+__all__ = ["memory"]
+
+_COLUMNS = ("rank", "part", "bytes", "formula_bytes", "formula")
+
+_OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
+"""Of AdamW per parameter: two moments of the parameter's type; for 16 bits a master and two moments of 32."""
+
+_SHARDED = {
+    "zero1": {"optimizer"},
+    "zero2": {"optimizer", "gradients"},
+    "zero3": {"optimizer", "gradients", "parameters"},
+    "torch-fsdp2": {"optimizer", "gradients", "parameters"},
+}
+"""The parts of which each rank holds 1/N."""
+
+
+def memory(run: Run) -> pd.DataFrame:
+    """Three rows per rank: what it held after the last step's update, as measured from its tensors' storages.
+
+    Columns: `rank` (Int64), `part` (`parameters`, `gradients`, `optimizer`), `bytes`, `formula_bytes` (Int64; what the
+    strategy should hold), `formula` (its text, with Ψ the number of parameters and N that of ranks, such as `12Ψ/N`).
+    The formulas know no padding. Mixed precision sums up to 16Ψ with bfloat16 gradients and to 18Ψ with fp32
+    `main_grad` alone. Empty without a manifest that tells it; the formulas are null where it does not name parameters.
+    """
+    manifest = run.manifest
+    rows = []
+    for held in manifest.memory if manifest else ():
+        assert manifest is not None
+        measured = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer}
+        for part, size in measured.items():
+            formula_bytes, formula = _formula(manifest, part)
+            rows.append((held.rank, part, size, formula_bytes, formula))
+    table = pd.DataFrame(rows, columns=list(_COLUMNS))
+    return table.astype(dict.fromkeys(("rank", "bytes", "formula_bytes"), "Int64"))
+
+
+def _formula(manifest: Manifest, part: str) -> tuple[int | None, str | None]:
+    count = elements(manifest)
+    if not count or any(parameter.dtype not in _OPTIMIZER_BYTES for parameter in manifest.parameters):
+        return None, None
+    full = {
+        "parameters": parameter_bytes(manifest),
+        "gradients": gradient_bytes(manifest),
+        "optimizer": sum(prod(p.shape) * _OPTIMIZER_BYTES[p.dtype] for p in manifest.parameters),
+    }[part]
+    text = f"{full / count:.3g}Ψ"
+    if part in _SHARDED.get(manifest.strategy, ()):
+        return round(full / manifest.world_size), f"{text}/N"
+    return full, text

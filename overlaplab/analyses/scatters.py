@@ -1,0 +1,71 @@
+"""Reduce-scatters of sharded units' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import pandas as pd
+
+from overlaplab.analyses.executions import Executions, executions
+from overlaplab.analyses.fsdp2 import Passes, fsdp2_scatters
+from overlaplab.analyses.labels import Label, fsdp2_ranges_of, labels_of
+from overlaplab.analyses.launches import bytes_of
+from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.events import Run, Trace, Window, rule_of
+from overlaplab.vocabulary import Rule, layer_of
+
+__all__ = ["scatters"]
+
+_COLUMNS = ("rank", "step", "unit", "layer", "microbatch", "launch_ns", "start_ns", "end_ns", "bytes")
+
+
+def scatters(
+    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
+) -> pd.DataFrame:
+    """One row per reduce-scatter of a unit's gradients, in launch order; times in ns from the step window's start.
+
+    Columns, numbers in Int64: `rank`, `step`, `unit`, `layer` (null for a unit without a number), `microbatch`,
+    `launch_ns` (host time), `start_ns`, `end_ns` (of the collective), `bytes` (of the full gradients); null where the
+    trace does not tell. Read from the engine's labels, without them from FSDP2's ranges. Raises `OverlaplabError` for
+    an unknown rank or step.
+    """
+    rows: list[dict[str, Any]] = []
+    for trace in selected_traces(run, ranks):
+        chosen = selected_windows(trace, steps, skip_steps)
+        rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen))
+    table = pd.DataFrame(rows, columns=list(_COLUMNS))
+    return table.astype({column: "Int64" for column in _COLUMNS if column != "unit"})
+
+
+def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+    if rule_of(trace) is Rule.UNRECORDED:
+        return
+    labels = labels_of(trace)
+    launched = [label for label in labels if label.word == "scatter_launch"]
+    if launched:
+        ran = executions(trace, labels)
+        for label, step in _in_steps(launched, steps):
+            fields = label.fields
+            row = _row(label, unquote(fields["unit"]), step, ran)
+            yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
+    elif ranges := fsdp2_ranges_of(trace):
+        ran = executions(trace, labels)
+        passes = Passes(ranges)
+        for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
+            microbatch = passes.before(label.start_ns) - passes.before(step.host_start_ns)
+            row = _row(label, label.fields["unit"], step, ran)
+            yield row | {"microbatch": microbatch, "bytes": bytes_of(ran.inside(label))}
+
+
+def _in_steps(labels: Sequence[Label], steps: Sequence[Window]) -> Iterator[tuple[Label, Window]]:
+    for step in steps:
+        yield from ((label, step) for label in labels if step.host_start_ns <= label.start_ns < step.host_end_ns)
+
+
+def _row(label: Label, unit: str, step: Window, ran: Executions) -> dict[str, Any]:
+    start, end = ran.of_launch(label) or (None, None)
+    times = {"launch_ns": label.start_ns, "start_ns": start, "end_ns": end}
+    shown = {name: None if at is None else at - step.start_ns for name, at in times.items()}
+    return {"step": step.step, "unit": unit, "layer": layer_of(unit), **shown}

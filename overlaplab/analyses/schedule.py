@@ -1,0 +1,133 @@
+"""The schedule of sharded parameters: when each unit was gathered, used and freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.analyses.executions import Executions, executions
+from overlaplab.analyses.fsdp2 import Passes, fsdp2_gathers
+from overlaplab.analyses.gathers import Gather, engine_gathers
+from overlaplab.analyses.labels import Label, fsdp2_ranges_of, labels_of
+from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.events import Manifest, Run, Trace, Window, rule_of
+from overlaplab.vocabulary import Rule, layer_of
+
+__all__ = ["schedule", "schedule_notes"]
+
+_TIMES = (
+    *("gather_launch_ns", "gather_start_ns", "gather_end_ns", "first_use_ns", "last_use_ns"),
+    *("backward_first_use_ns", "backward_last_use_ns", "free_ns"),
+)
+_COLUMNS = (
+    *("rank", "step", "unit", "layer", "microbatch", "phase"),
+    *(*_TIMES, "free_phase", "wait_ns", "bytes", "held_ns", "source"),
+)
+_NUMBERS = ("rank", "step", "layer", "microbatch", *_TIMES, "wait_ns", "bytes", "held_ns")
+
+
+def schedule(
+    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
+) -> pd.DataFrame:
+    """One row per gather of a unit's parameters, in launch order; times in ns from the step window's start.
+
+    Columns: `rank`, `step`, `unit`, `layer` (the number at the end of the unit's name), `microbatch`, `phase`
+    (`forward` or `backward`: what it was gathered for), `gather_launch_ns` (host time: on a GPU it may precede the
+    window), `gather_start_ns`, `gather_end_ns` (of the collective), `first_use_ns`, `last_use_ns` (of its phase),
+    `backward_first_use_ns`, `backward_last_use_ns` (of a forward gather that is kept into the backward pass),
+    `free_ns`, `free_phase`, `wait_ns` (how long the rank was ready to use the unit before the gather ended), `bytes`
+    (as gathered), `held_ns` (from when on the bytes count as held: on CPU the launch, on a GPU when the compute stream
+    had come to it), `source` (`engine`, or `fsdp2`: read from FSDP2's own ranges). Numbers are Int64, null where the
+    trace does not tell.
+
+    The engine's labels are read, and without them FSDP2's ranges, so that anybody's trace will do: there, bytes
+    come from the collective or the manifest. Empty where nothing is gathered, or device activity was not recorded.
+    Raises `OverlaplabError` for an unknown rank or step.
+    """
+    rows: list[dict[str, Any]] = []
+    for trace in selected_traces(run, ranks):
+        chosen = selected_windows(trace, steps, skip_steps)
+        rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen, run.manifest))
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "Int64"))
+
+
+def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
+    """What a reader of `schedule`'s table must know, a line each."""
+    if table.empty:
+        return ("nothing is gathered in this run: no rank's trace holds labels of gathers, or FSDP2's ranges",)
+    notes = []
+    if (table["source"] == "fsdp2").any():
+        notes.append("read from FSDP2's ranges: a unit counts as freed where it is gathered again")
+    for column, what in (("free_ns", "when they were freed"), ("bytes", "their bytes"), ("gather_end_ns", "their end")):
+        if unknown := int(table[column].isna().sum()):
+            notes.append(f"{unknown} of {len(table)} gathers left no event that tells {what}: unknown")
+    return tuple(notes)
+
+
+def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[dict[str, Any]]:
+    if rule_of(trace) is Rule.UNRECORDED:
+        return
+    labels = labels_of(trace)
+    if any(label.word == "gather_launch" for label in labels):
+        ran = executions(trace, labels)
+        for step in steps:
+            for gather in engine_gathers(_in_step(labels, step)):
+                yield _row(gather, step, ran) | {"source": "engine"}
+    elif ranges := fsdp2_ranges_of(trace):
+        ran = executions(trace, labels)
+        gathers = fsdp2_gathers(ranges, ran)
+        passes = Passes(ranges)
+        bytes_of = _manifest_bytes(manifest, {gather.unit for gather in gathers})
+        for step in steps:
+            earlier = passes.before(step.host_start_ns)
+            for gather in gathers:
+                if step.host_start_ns <= gather.launch.start_ns < step.host_end_ns:
+                    row = _row(gather, step, ran)
+                    row["microbatch"] -= earlier
+                    row["bytes"] = bytes_of(gather.unit) if gather.bytes is None else gather.bytes
+                    yield row | {"source": "fsdp2"}
+
+
+def _in_step(labels: Sequence[Label], step: Window) -> list[Label]:
+    return [label for label in labels if step.host_start_ns <= label.start_ns < step.host_end_ns]
+
+
+def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
+    start, end = ran.of_launch(gather.launch) or (None, None)
+    times = {
+        "gather_launch_ns": gather.launch.start_ns,
+        "gather_start_ns": start,
+        "gather_end_ns": end,
+        "first_use_ns": _known(gather.first_use_ns, ran.begun),
+        "last_use_ns": _known(gather.last_use_ns, ran.reached),
+        "backward_first_use_ns": _known(gather.backward_first_use_ns, ran.begun),
+        "backward_last_use_ns": _known(gather.backward_last_use_ns, ran.reached),
+        "free_ns": _known(gather.free_ns, ran.reached),
+        "held_ns": ran.reached(gather.launch.start_ns),
+    }
+    return {
+        "step": step.step,
+        "unit": gather.unit,
+        "layer": layer_of(gather.unit),
+        "microbatch": gather.microbatch,
+        "phase": gather.phase,
+        **{name: None if at is None else at - step.start_ns for name, at in times.items()},
+        "free_phase": gather.free_phase,
+        "wait_ns": ran.waited(gather.blocked, end),
+        "bytes": gather.bytes,
+    }
+
+
+def _known(host_ns: int | None, moment: Callable[[int], int | None]) -> int | None:
+    return None if host_ns is None else moment(host_ns)
+
+
+def _manifest_bytes(manifest: Manifest | None, gathered: Collection[str]) -> Callable[[str], int | None]:
+    """A unit's bytes by its name. The root's group holds what no other unit does, if all others have a name there."""
+    named = {unit.name: unit.bytes for unit in manifest.units} if manifest else {}
+    others = set(gathered) - {"root"}
+    if "root" not in named and named and others <= named.keys():
+        named["root"] = sum(named.values()) - sum(named[unit] for unit in others)
+    return named.get
