@@ -3,9 +3,20 @@
 Load a run with `load_run`; every analysis takes it and returns a pandas table; `overlaplab.charts` draws the tables.
 """
 
-from overlaplab.analyses import buckets, compare, summary, totals
+from overlaplab.analyses import buckets, compare, memory, schedule, summary, totals, volume
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.load import load_run
 
-__all__ = ["OverlaplabError", "Run", "buckets", "compare", "load_run", "summary", "totals"]
+__all__ = [
+    "OverlaplabError",
+    "Run",
+    "buckets",
+    "compare",
+    "load_run",
+    "memory",
+    "schedule",
+    "summary",
+    "totals",
+    "volume",
+]

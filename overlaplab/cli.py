@@ -93,6 +93,30 @@ def buckets(
     return None
 
 
+@app.command(epilog="Example: overlaplab schedule runs/zero3 --rank 0 --step 4")
+def schedule(
+    run: RunPath, as_json: Json = False, rank: Ranks = None, step: Steps = None, skip_steps: SkipSteps = 0
+) -> None:
+    """When each layer's parameters were gathered, used and freed; of one rank and step, every gather."""
+    loaded = _load([run])[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return _print_json(documents.schedule_document(loaded, **chosen))
+    table = analyses.schedule(loaded, **chosen)
+    per_step = analyses.schedule_steps(table)
+    console = Console()
+    if len(per_step) == 1:
+        console.print(tables.plain(_title(loaded)))
+        console.print(tables.plain(tables.schedule_line(per_step.iloc[0], table["layer"].nunique())))
+        console.print(tables.gathers_table(table))
+    elif len(per_step):
+        console.print(tables.schedule_table(per_step, _title(loaded)))
+    else:
+        console.print(tables.plain(_title(loaded)))
+    _print_warnings((*analyses.warnings_of(loaded), *analyses.schedule_notes(table)))
+    return None
+
+
 @app.command(epilog="Example: overlaplab compare runs/naive runs/bucketed --fail-if 'exposed_comm_ns > 5%'")
 def compare(
     runs: RunPaths,
@@ -115,7 +139,12 @@ def compare(
         _print_json(documents.compare_document(loaded, **chosen))
     else:
         warnings = [f"{one.path}: {warning}" for one in loaded for warning in analyses.warnings_of(one)]
-        _print(tables.compare_table(analyses.compare(loaded, **chosen)), warnings)
+        table = analyses.compare(loaded, **chosen)
+        sizes = tables.sizes_table(table)
+        Console().print(tables.compare_table(table))
+        if sizes is not None:
+            Console().print(sizes)
+        _print_warnings(warnings)
     if condition is not None:
         _check(condition, loaded[0], loaded[-1], chosen)
 

@@ -10,7 +10,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["buckets_table", "compare_table", "plain", "summary_table"]
+__all__ = [
+    "buckets_table",
+    "compare_table",
+    "gathers_table",
+    "plain",
+    "schedule_line",
+    "schedule_table",
+    "sizes_table",
+    "summary_table",
+]
 
 NS_PER_MS = 1_000_000
 
@@ -66,6 +75,59 @@ def compare_table(table: pd.DataFrame) -> Table:
     return shown
 
 
+def sizes_table(table: pd.DataFrame) -> Table | None:
+    """What `compare`'s runs sent and held, beside the theory; None where nothing is known of either."""
+    columns = ["sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes"]
+    if table[columns].isna().all(axis=None):
+        return None
+    shown = _table("Sent per rank and step, held per rank", first="run")
+    for column in ("sent MB", "theory", "held MB", "theory"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    shown.caption = "sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
+    for _, row in table.iterrows():
+        _add(shown, [str(row["path"]), *(_mb(row[column]) for column in columns)])
+    return shown
+
+
+def schedule_table(steps: pd.DataFrame, title: str) -> Table:
+    """`schedule_steps`' rows: gathers of layers by pass, frees, all gathers, the peak, and the wait."""
+    shown = _table(title, "rank", "step", "of layers", "freed", "in all", "peak MB", "layers", "at ms", "waited")
+    shown.caption = "of layers: gathers = for forward + for backward; waited: ms that gathers kept the rank waiting"
+    for _, row in steps.iterrows():
+        by_pass = f"{row['layer_gathers']} = {row['forward_layer_gathers']} + {row['backward_layer_gathers']}"
+        peak = [_mb(row["peak_gathered_bytes"]), _known(row["peak_layers"]), _ms(row["peak_ns"])]
+        counts = [_known(row["rank"]), _known(row["step"]), by_pass, str(row["layer_frees"]), str(row["gathers"])]
+        _add(shown, [*counts, *peak, _ms(row["wait_ns"])])
+    return shown
+
+
+def schedule_line(step: pd.Series, layers: int) -> str:
+    """One row of `schedule_steps` as a sentence; `layers` is the number of different ones."""
+    return (
+        f"rank {_known(step['rank'])}, step {_known(step['step'])}: {step['layer_gathers']} gathers of {layers} layers "
+        f"= {step['forward_layer_gathers']} forward + {step['backward_layer_gathers']} backward, "
+        f"{step['layer_frees']} freed; {step['gathers']} gathers in all; "
+        f"peak {_mb(step['peak_gathered_bytes'])} MB ({step['peak_layers']} layers) at {_ms(step['peak_ns'])} ms; "
+        f"waited {_ms(step['wait_ns'])} ms"
+    )
+
+
+def gathers_table(table: pd.DataFrame) -> Table:
+    """`schedule`'s rows of one rank and step."""
+    shown = _table("")
+    shown.title = None
+    shown.add_column("unit", overflow="ellipsis", no_wrap=True)
+    for column in ("for", "launch", "start", "end", "wait", "use", "free", "kB"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    shown.caption = "ms from the step's start; for: the pass, and the microbatch; wait: ms until the gather ended"
+    for _, row in table.iterrows():
+        which = f"{'fwd' if row['phase'] == 'forward' else 'bwd'} {row['microbatch']}"
+        columns = ("gather_launch_ns", "gather_start_ns", "gather_end_ns", "wait_ns", "first_use_ns", "free_ns")
+        size = "–" if pd.isna(row["bytes"]) else f"{row['bytes'] / 1e3:.0f}"
+        _add(shown, [row["unit"], which, *(_ms(row[column]) for column in columns), size])
+    return shown
+
+
 def _table(title: str, *columns: str, first: str | None = None) -> Table:
     shown = Table(
         title=plain(title),
@@ -100,6 +162,10 @@ def _known(value: Any) -> str:
 
 def _ms(value: Any) -> str:
     return "–" if pd.isna(value) else f"{value / NS_PER_MS:.1f}"
+
+
+def _mb(value: Any) -> str:
+    return "–" if pd.isna(value) else f"{value / 1e6:.2f}"
 
 
 def _number(value: Any) -> str:

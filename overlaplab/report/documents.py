@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import pandas as pd
 
-from overlaplab.analyses import buckets, compare, summary, totals, warnings_of
+from overlaplab.analyses import (
+    buckets,
+    compare,
+    memory,
+    scatters,
+    schedule,
+    schedule_notes,
+    schedule_steps,
+    summary,
+    totals,
+    volume,
+    volume_theory,
+    warnings_of,
+)
 from overlaplab.analyses.compare import MEASURES
 from overlaplab.events import Run
 
-__all__ = ["buckets_document", "compare_document", "summary_document"]
+__all__ = ["buckets_document", "compare_document", "schedule_document", "summary_document"]
 
 Document: TypeAlias = dict[str, Any]
 
@@ -68,8 +82,39 @@ def buckets_document(
         of_rank.setdefault(first["rank"], []).append(step)
     return {
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
-        "emulated": bool(run.manifest and run.manifest.link and run.manifest.link.emulated),
+        "emulated": _is_emulated(run),
         "warnings": list(warnings_of(run)),
+    }
+
+
+def schedule_document(
+    run: Run,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> Document:
+    """Per rank and step the counts, every gather and reduce-scatter, and what was sent; beside it theory and memory."""
+    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
+    table = schedule(run, **chosen)
+    details = {
+        "events": _by_step(table),
+        "scatters": _by_step(scatters(run, **chosen)),
+        "volume": _by_step(volume(run, **chosen)),
+    }
+    of_rank: dict[int | None, list[Document]] = {}
+    for step in _records(schedule_steps(table)):
+        identity = step.pop("rank"), step["step"]
+        of_rank.setdefault(identity[0], []).append(
+            step | {name: found.get(identity, []) for name, found in details.items()}
+        )
+    theory = volume_theory(run)
+    return {
+        "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
+        "volume_theory": asdict(theory) if theory else None,
+        "memory": _records(memory(run)),
+        "emulated": _is_emulated(run),
+        "warnings": [*warnings_of(run), *schedule_notes(table)],
     }
 
 
@@ -89,6 +134,17 @@ def compare_document(
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
     warnings = [f"{run.path}: {warning}" for run in runs for warning in warnings_of(run)]
     return {"runs": rows, "fastest": fastest, "warnings": warnings}
+
+
+def _is_emulated(run: Run) -> bool:
+    return bool(run.manifest and run.manifest.link and run.manifest.link.emulated)
+
+
+def _by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None], list[Document]]:
+    found: dict[tuple[int | None, int | None], list[Document]] = {}
+    for record in _records(table):
+        found.setdefault((record.pop("rank"), record.pop("step")), []).append(record)
+    return found
 
 
 def _by_rank(table: pd.DataFrame) -> dict[int | None, list[Document]]:
