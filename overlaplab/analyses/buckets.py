@@ -27,7 +27,8 @@ def buckets(
     """One row per rank, step and bucket, in launch order; times in ns from the step window's start.
 
     Columns: `rank`, `step` (Int64), `backward_start_ns`, `backward_end_ns` (of the backward that synchronises; it ends
-    with autograd's last operation, before waiting), `index`, `bytes`, `parameters` (tuple of names),
+    with autograd's last operation, before waiting; where several do, as with zero2's microbatches, the step's last one
+    is shown), `index`, `bytes`, `parameters` (tuple of names),
     `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived), `last_parameter` (the one that
     arrived last; None where none did), `ready_ns`, `launch_ns` (host time: on a GPU it may precede the window),
     `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time during which this rank computed nothing). Times
@@ -59,6 +60,7 @@ def _of_step(labels: Sequence[Label], step: Window, ran: Executions, compute: In
     if backward is None:
         return
     begins, ends = ran.backward(backward)
+    labels = [label for label in labels if label.start_ns >= backward.start_ns]
     arrived = _arrivals(labels, ran)
     latest_ready: dict[str, Label] = {}
     for label in labels:

@@ -51,7 +51,8 @@ def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns, in Int64: `rank`, `step`, `time_ns` (from the window's start), `bytes` (held from this moment on; null
     where a gather's bytes are unknown), `layers` (gathers of layers held from then on). Every step begins with a row
-    of 0. Bytes are held from `held_ns` to `free_ns`; what left no free is held to the end.
+    of 0, at 0 or where its first gather begins, whichever is earlier. Bytes are held from `held_ns` to `free_ns`;
+    what left no free is held to the end.
     """
     curves = [_curve(of_step).assign(**identity) for identity, of_step in _steps(table)]
     if not curves:

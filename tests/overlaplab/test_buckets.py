@@ -192,3 +192,17 @@ def test_columns_and_dtypes(tmp_path: Path) -> None:
         **dict.fromkeys(("parameters", "gradient_ready_ns", "last_parameter"), "object"),
         **dict.fromkeys(("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns"), "Int64"),
     }
+
+
+def test_of_several_backwards_that_synchronise_the_last_is_shown(tmp_path: Path) -> None:
+    """zero2 sends with every microbatch."""
+    events = [
+        step(3, 0, 100),
+        event("engine::backward microbatch=0 sync=1", 1, 8),
+        *bucket(0, "w", 3, 0, 5, 9),
+        event("engine::backward microbatch=1 sync=1", 10, 60),
+        gradient("w", 30),
+        *bucket(0, "w", 31, 1, 35, 55),
+    ]
+    (row,) = overlaplab.buckets(run_of(tmp_path, events)).to_dict("records")
+    assert (row["backward_start_ns"], row["ready_ns"], row["start_ns"]) == (10_000, 31_000, 35_000)
