@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import overlaplab
-from overlaplab.analyses import PARTS, replay
+from overlaplab.analyses import PARTS, replay, scatters, schedule_steps, volume, volume_theory
 
 SUPPORT = Path(__file__).parent / "support"
 SAMPLES = Path(__file__).parents[1] / "traces"
@@ -118,3 +118,87 @@ def test_the_sample_runs_attained_their_link() -> None:
         overran = manifest.raw["collectives"]["overran"]
         assert len(overran) >= 2 * 3 * 7
         assert sum(overran) <= 0.05 * len(overran)
+
+
+@pytest.fixture(scope="module", params=["stock", "keep-last"])
+def fsdp2_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fsdp2") / str(request.param)
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*line, str(SUPPORT / "fsdp2_ranks.py"), str(out), request.param], check=True, timeout=120)
+    return out
+
+
+def test_fsdp2_gathers_eight_blocks_as_often_as_it_does(fsdp2_run: Path) -> None:
+    """torch gathers every block twice, 16 in all; the last only once where it is told to keep it."""
+    run = overlaplab.load_run(fsdp2_run)
+    table = overlaplab.schedule(run)
+    backward = 8 if fsdp2_run.name == "stock" else 7
+    for row in schedule_steps(table).to_dict("records"):
+        assert (row["microbatches"], row["gathers"], row["frees"]) == (2, 2 * (9 + backward), 2 * (9 + backward))
+        assert (row["forward_layer_gathers"], row["backward_layer_gathers"]) == (16, 2 * backward)
+        assert row["peak_layers"] == 2  # prefetched one ahead
+    assert len(schedule_steps(table)) == 4
+    calls = volume(run).set_index(["rank", "step", "kind"])["count"]
+    assert calls.xs("all_gather", level="kind").tolist() == [2 * (9 + backward)] * 4
+    assert calls.xs("reduce_scatter", level="kind").tolist() == [18] * 4
+    assert len(scatters(run)) == 4 * 18
+    assert (table["gather_launch_ns"] < table["gather_start_ns"]).all()
+    assert (table["gather_end_ns"] < table["first_use_ns"]).all()
+    assert (table["first_use_ns"] < table["last_use_ns"]).all()
+    assert (table["last_use_ns"] < table["free_ns"]).all()
+    assert (table["wait_ns"] < table["first_use_ns"] - table["gather_launch_ns"]).all()
+    kept = table[(table["phase"] == "forward") & (table["free_phase"] == "backward")]
+    assert set(kept["unit"]) == {"root"} | ({"layers.7"} if fsdp2_run.name == "keep-last" else set())
+
+
+SHARDED = ["--nproc", "2", "--layers", "4", "--width", "64", "--steps", "2"]
+
+
+def sharded_run(out: Path, *options: str) -> Path:
+    line = [sys.executable, "-m", "overlaplab", "record", "--out", str(out), *SHARDED, *options]
+    subprocess.run(line, check=True, timeout=120)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("options", "layers", "in_all", "scattered", "microbatches"),
+    [
+        ([], 7, 9, 6, 1),
+        (["--link", "1Gbps,200us", "--prefetch", "0"], 7, 9, 6, 1),
+        (["--tied", "--prefetch", "2"], 7, 8, 5, 1),
+        (["--accumulate", "2", "--checkpointing", "--link", "1Gbps,200us"], 14, 18, 12, 2),
+    ],
+)
+def test_zero3_gathers_and_frees_what_it_says(
+    tmp_path: Path, options: list[str], layers: int, in_all: int, scattered: int, microbatches: int
+) -> None:
+    """2L - 1 of layers, 2L + 1 in all (2L tied), in each microbatch: from a real recording's events alone."""
+    run = sharded_run(tmp_path / "run", "--strategy", "zero3", *options)
+    document = overlaplab_json("schedule", run)
+    assert [len(rank["steps"]) for rank in document["ranks"]] == [2, 2]
+    for step in (step for rank in document["ranks"] for step in rank["steps"]):
+        assert (step["layer_gathers"], step["layer_frees"]) == (layers, layers)
+        assert (step["gathers"], step["frees"], step["microbatches"]) == (in_all, in_all, microbatches)
+        assert len(step["scatters"]) == scattered
+        for gather in step["events"]:
+            assert gather["gather_launch_ns"] < gather["gather_start_ns"] < gather["gather_end_ns"]
+            assert gather["gather_end_ns"] < gather["first_use_ns"] < gather["last_use_ns"] < gather["free_ns"]
+            assert 0 <= gather["wait_ns"] < gather["first_use_ns"] - gather["gather_launch_ns"]
+        sent = sum(kind["sent_bytes"] for kind in step["volume"])
+        assert document["volume_theory"]["sent_bytes"] <= sent <= 1.001 * document["volume_theory"]["sent_bytes"]
+    for part in document["memory"]:
+        assert part["bytes"] == pytest.approx(part["formula_bytes"], rel=0.001)
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
+def test_zero1_and_zero2_send_what_theory_says(tmp_path: Path, strategy: str) -> None:
+    options = ["--strategy", strategy, "--bucket-cap-mb", "0.3", "--accumulate", "3"]
+    run = overlaplab.load_run(sharded_run(tmp_path / "run", *options))
+    theory = volume_theory(run)
+    assert theory is not None
+    sent = volume(run).groupby(["rank", "step"])["sent_bytes"].sum()
+    assert len(sent) == 4
+    assert ((theory.sent_bytes <= sent) & (sent <= 1.002 * theory.sent_bytes)).all()
+    table = overlaplab.buckets(run)
+    assert table["start_ns"].notna().all()
+    assert (table["launch_ns"] < table["start_ns"]).all()

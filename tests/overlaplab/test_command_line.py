@@ -53,6 +53,20 @@ COMPARE_KEYS = [
     "overlap_ratio",
 ]
 
+SCHEDULE_KEYS = [
+    "unit",
+    "layer",
+    "microbatch",
+    "phase",
+    "gather_launch_ns",
+    "gather_start_ns",
+    "gather_end_ns",
+    "first_use_ns",
+    "free_ns",
+    "wait_ns",
+    "bytes",
+]
+
 EVENTS = [
     step(3, 0, 100),
     op("mm", 0, 60),
@@ -63,6 +77,36 @@ EVENTS = [
     event("engine::launch seq=0", 31, 32),
     event("engine::comm seq=0 kind=all_reduce", 40, 80, tid=7),
 ]
+
+
+def unit_events(unit: str, phase: str, seq: int, at: float) -> list[dict[str, Any]]:
+    """A gather of 2 MB in 9 µs."""
+    where = f"unit={unit} phase={phase} microbatch=0"
+    return [
+        event(f"engine::gather_launch {where} bytes=2000000", at, at + 2),
+        event(f"engine::launch seq={seq}", at + 1, at + 2),
+        event(f"engine::comm seq={seq} kind=all_gather bytes=2000000", at + 2, at + 5, tid=7),
+        event(f"engine::gather_wait {where}", at + 3, at + 6),
+        event(f"engine::first_use {where}", at + 6, at + 6),
+        event(f"engine::last_use {where}", at + 8, at + 8),
+        event(f"engine::free {where} bytes=2000000", at + 9, at + 9),
+    ]
+
+
+SHARDED = [
+    step(3, 0, 50),
+    step(4, 50, 100),
+    *(e for shift in (0, 50) for e in unit_events("layers.0", "forward", shift, shift + 1)),
+    *(e for shift in (0, 50) for e in unit_events("layers.0", "backward", shift + 1, shift + 11)),
+    *unit_events("embedding", "forward", 9, 21),
+    event("engine::scatter_launch unit=layers.0 microbatch=0 bytes=8", 40, 41),
+]
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    run_of(tmp_path / "sharded", SHARDED, SHARDED, manifest={"strategy": "zero3"})
+    return tmp_path / "sharded"
 
 
 @pytest.fixture
@@ -112,6 +156,64 @@ def test_buckets_json(command: Any, folder: Path) -> None:
     assert (bucket["parameters"], bucket["last_parameter"], bucket["exposed_ns"]) == (["w", "v"], "w", 20_000)
 
 
+def test_schedule_json(command: Any, sharded: Path) -> None:
+    _, out, _ = command("schedule", sharded, "--json", "--rank", 1)
+    document = json.loads(out)
+    (rank,) = document["ranks"]
+    first, second = rank["steps"]
+    assert (rank["rank"], first["step"], second["step"]) == (1, 3, 4)
+    contract = ("microbatches", "gathers", "frees", "layer_gathers", "layer_frees", "peak_gathered_bytes")
+    assert [first[key] for key in contract] == [1, 3, 3, 2, 2, 2_000_000]
+    more = ("forward_layer_gathers", "backward_layer_gathers", "peak_ns", "peak_layers", "wait_ns")
+    assert [first[key] for key in more] == [1, 1, 1_000, 1, 6_000]
+    assert [event["unit"] for event in first["events"]] == ["layers.0", "layers.0", "embedding"]
+    assert [key for key in first["events"][0] if key in SCHEDULE_KEYS] == SCHEDULE_KEYS
+    assert first["events"][2]["layer"] is None
+    assert [scatter["launch_ns"] for scatter in first["scatters"]] == [40_000]
+    assert [(kind["kind"], kind["count"]) for kind in first["volume"]] == [("all_gather", 3)]
+    assert (second["gathers"], second["scatters"]) == (2, [])
+    assert (document["volume_theory"], document["memory"], document["emulated"]) == (None, [], False)
+
+
+def test_schedule_in_words(command: Any, sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = command("schedule", sharded)
+    assert [line.split() for line in out.splitlines() if " = " in line and line.startswith(" ")] == [
+        [rank, step, "2", "=", "1", "+", "1", "2", in_all, "2.00", "1", "0.0", "0.0"]
+        for rank in "01"
+        for step, in_all in (("3", "3"), ("4", "2"))
+    ]
+    _, out, _ = command("schedule", sharded, "--rank", 0, "--step", 3)
+    assert "rank 0, step 3: 2 gathers of 1 layers = 1 forward + 1 backward, 2 freed; 3" in out
+    assert [line.split()[:3] for line in out.splitlines() if " fwd " in line or " bwd " in line] == [
+        ["layers.0", "fwd", "0"],
+        ["layers.0", "bwd", "0"],
+        ["embedding", "fwd", "0"],
+    ]
+
+
+def test_a_run_that_gathers_nothing_says_so(command: Any, folder: Path) -> None:
+    code, out, _ = command("schedule", folder)
+    assert code == 0
+    assert "nothing is gathered in this run" in out
+    _, out, _ = command("schedule", folder, "--json")
+    document = json.loads(out)
+    assert document["ranks"] == []
+    assert "nothing is gathered in this run" in document["warnings"][-1]
+
+
+def test_compare_shows_what_was_sent_and_held(
+    command: Any, sharded: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    _, out, _ = command("compare", sharded, folder)
+    (row,) = [line.split() for line in out[out.index("sent MB") :].splitlines() if "sharded" in line]
+    assert row[-4:] == ["2.50", "–", "–", "–"]
+    _, out, _ = command("compare", sharded, folder, "--json")
+    keys = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes")
+    assert [[run[key] for key in keys] for run in json.loads(out)["runs"]] == [[2_500_000, *[None] * 3], [None] * 4]
+
+
 def test_compare_json(command: Any, folder: Path, tmp_path: Path) -> None:
     run_of(tmp_path / "slow", [step(3, 0, 300), op("mm", 0, 60)])
     _, out, _ = command("compare", folder, tmp_path / "slow", "--json")
@@ -143,10 +245,13 @@ def test_a_run_without_steps_or_device_activity(command: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_tables_fit_the_terminal(command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_tables_fit_the_terminal(
+    command: Any, folder: Path, sharded: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    for name in ("summary", "buckets"):
-        code, out, _ = command(name, folder)
+    one = ("--rank", 0, "--step", 3)
+    for line in [("summary", folder), ("buckets", folder), ("schedule", sharded), ("schedule", sharded, *one)]:
+        code, out, _ = command(*line)
         assert code == 0
         assert max(map(len, out.splitlines())) <= width
         assert "…" not in "".join(line for line in out.splitlines() if "0.1" in line)

@@ -1,9 +1,7 @@
-"""The schedule of a trace of torch's FSDP2, which writes its own ranges: one literal trace per rule, and real ones."""
+"""The schedule of a trace of torch's FSDP2, which writes its own ranges: one literal trace per rule."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,9 @@ import pytest
 from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import scatters, schedule_notes, schedule_steps, volume
+from overlaplab.analyses import scatters, schedule_notes
 from overlaplab.vocabulary import fsdp2_range, layer_of
 
-SUPPORT = Path(__file__).parents[1] / "support"
 Event = dict[str, Any]
 
 
@@ -227,34 +224,3 @@ def test_what_tells_nothing_of_a_schedule(name: str) -> None:
 )
 def test_a_layer_is_what_ends_in_a_number(unit: str, layer: int | None) -> None:
     assert layer_of(unit) == layer
-
-
-@pytest.fixture(scope="module", params=["stock", "keep-last"])
-def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("fsdp2") / str(request.param)
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*line, str(SUPPORT / "fsdp2_ranks.py"), str(out), request.param], check=True, timeout=120)
-    return out
-
-
-def test_a_real_trace_of_eight_blocks(recorded: Path) -> None:
-    """torch gathers every block twice, 16 in all; the last only once where it is told to keep it."""
-    run = overlaplab.load_run(recorded)
-    table = overlaplab.schedule(run)
-    backward = 8 if recorded.name == "stock" else 7
-    for row in schedule_steps(table).to_dict("records"):
-        assert (row["microbatches"], row["gathers"], row["frees"]) == (2, 2 * (9 + backward), 2 * (9 + backward))
-        assert (row["forward_layer_gathers"], row["backward_layer_gathers"]) == (16, 2 * backward)
-        assert row["peak_layers"] == 2  # prefetched one ahead
-    assert len(schedule_steps(table)) == 4
-    calls = volume(run).set_index(["rank", "step", "kind"])["count"]
-    assert calls.xs("all_gather", level="kind").tolist() == [2 * (9 + backward)] * 4
-    assert calls.xs("reduce_scatter", level="kind").tolist() == [18] * 4
-    assert len(scatters(run)) == 4 * 18
-    assert (table["gather_launch_ns"] < table["gather_start_ns"]).all()
-    assert (table["gather_end_ns"] < table["first_use_ns"]).all()
-    assert (table["first_use_ns"] < table["last_use_ns"]).all()
-    assert (table["last_use_ns"] < table["free_ns"]).all()
-    assert (table["wait_ns"] < table["first_use_ns"] - table["gather_launch_ns"]).all()
-    kept = table[(table["phase"] == "forward") & (table["free_phase"] == "backward")]
-    assert set(kept["unit"]) == {"root"} | ({"layers.7"} if recorded.name == "keep-last" else set())
