@@ -16,6 +16,7 @@ __all__ = [
     "DEVICE_COPY_CATEGORIES",
     "DEVICE_KERNEL_CATEGORIES",
     "DEVICE_NOTHING",
+    "FSDP2_ROOT",
     "OPERATOR_CATEGORIES",
     "OPERATOR_NOT_COMPUTE",
     "PEER_COPY",
@@ -155,7 +156,8 @@ _FSDP2_WORDS = frozenset(
         "root_post_backward_callback",  # the end of a backward pass
     }
 )
-_FSDP2_ROOT = "root"
+FSDP2_ROOT = "root"
+"""What the unit is called that FSDP2 writes without a name."""
 _WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
 _LAYER = re.compile(r"(?:.*\.)?(\d+)(?: \[pg=\d+\])?")
 
@@ -169,7 +171,7 @@ def fsdp2_range(name: str) -> tuple[str, dict[str, str]] | None:
     match = _FSDP2.fullmatch(name)
     if match is None or match["word"] not in _FSDP2_WORDS:
         return None
-    unit = _WRAPPERS.sub("", match["unit"] or "").removeprefix(".") or _FSDP2_ROOT
+    unit = _WRAPPERS.sub("", match["unit"] or "").removeprefix(".") or FSDP2_ROOT
     return match["word"], {"unit": unit + (match["mesh"] or "")}
 
 

@@ -7,15 +7,18 @@ they free. That a unit was freed is known from its being gathered again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 
 from overlaplab.analyses.executions import Executions, bounds_of
 from overlaplab.analyses.gathers import Gather
 from overlaplab.analyses.labels import Label, Span
-from overlaplab.analyses.launches import Launch, bytes_of
+from overlaplab.analyses.launches import Enclosing, Launch, bytes_of
+from overlaplab.events import Manifest
+from overlaplab.vocabulary import FSDP2_ROOT
 
-__all__ = ["Passes", "fsdp2_gathers", "fsdp2_scatters"]
+__all__ = ["Passes", "fsdp2_gathers", "fsdp2_scatters", "sized", "unit_sizes"]
 
 
 class Passes:
@@ -46,7 +49,10 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
     gathered = [label for label in ranges if label.word == "all_gather"]
     launching = [label for label in gathered if ran.inside(label)]
     passes = Passes(ranges)
-    units = {unit: _Words([r for r in ranges if r.fields["unit"] == unit]) for unit in {_unit(g) for g in gathered}}
+    of_unit: dict[str, list[Label]] = {}
+    for label in ranges:
+        of_unit.setdefault(_unit(label), []).append(label)
+    units = {unit: _Words(own) for unit, own in of_unit.items()}
     found: list[Gather] = []
     next_ns: dict[str, float] = {}
     for label in reversed(launching or gathered):
@@ -60,6 +66,29 @@ def fsdp2_scatters(ranges: Sequence[Label], ran: Executions) -> list[Label]:
     """The ranges that reduce a unit's gradients: all of them, where no launch is recorded."""
     reducing = [label for label in ranges if label.word == "post_backward_reduce"]
     return [label for label in reducing if ran.inside(label)] or reducing
+
+
+def unit_sizes(manifest: Manifest | None, ranges: Sequence[Label]) -> Callable[[str], int | None]:
+    """A unit's bytes, as the manifest tells them by its name; None for one that it does not name.
+
+    The root's group holds what no other unit does, so that its bytes are known, too, if those of all others are.
+    """
+    named = {unit.name: unit.bytes for unit in manifest.units} if manifest else {}
+    others = {_unit(label) for label in ranges} - {FSDP2_ROOT}
+    if named and FSDP2_ROOT not in named and others <= named.keys():
+        named[FSDP2_ROOT] = sum(named.values()) - sum(named[unit] for unit in others)
+    return named.get
+
+
+def sized(found: Sequence[Launch], ranges: Sequence[Label], size_of: Callable[[str], int | None]) -> list[Launch]:
+    """The collectives, with their units' bytes (see `unit_sizes`) for those that FSDP2 launched and nothing labels."""
+    around = Enclosing([label for label in ranges if label.word in ("all_gather", "post_backward_reduce")])
+    return [
+        replace(launch, bytes=size_of(_unit(label)))
+        if launch.bytes is None and (label := around.of(launch.lane, launch.start_ns))
+        else launch
+        for launch in found
+    ]
 
 
 def _unit(label: Label) -> str:

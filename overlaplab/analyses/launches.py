@@ -18,7 +18,7 @@ from overlaplab.analyses.labels import Label, Span
 from overlaplab.events import Kind, Trace, classify, lanes, matching, rule_of, runtime_calls
 from overlaplab.vocabulary import Rule, collective_kind
 
-__all__ = ["Launch", "bytes_of", "launches", "spans_of"]
+__all__ = ["Enclosing", "Launch", "bytes_of", "launches", "spans_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Iterator[Launch]:
     calls = spans[called].assign(name=names[called].astype(str))
     ran = spans.loc[matching(names, lambda text: text.startswith("gloo:")), ["start_ns", "end_ns"]].to_numpy()
     pairs = _in_order(calls["start_ns"].to_numpy(), ran)
-    labelled = _Enclosing([label for label in labels if label.word == "collective"])
+    labelled = Enclosing([label for label in labels if label.word == "collective"])
     told: set[int] = set()
     columns = (calls[column].tolist() for column in ("start_ns", "end_ns", "lane", "name"))
     for (start, end, lane, name), bounds in zip(zip(*columns, strict=True), pairs, strict=True):
@@ -123,7 +123,7 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> Iterator[Launch]:
     calls = runtime_calls(events)
     hosts = pd.DataFrame({"correlation": calls["correlation"], "at_ns": calls["ts_ns"], "host": lanes(calls)})
     found = spans[kinds == Kind.COMMUNICATION].merge(hosts.drop_duplicates("correlation"), on="correlation")
-    labelled = _Enclosing([label for label in labels if label.word == "comm"], any_lane=True)
+    labelled = Enclosing([label for label in labels if label.word == "comm"], any_lane=True)
     bounds: dict[int, tuple[int, int]] = {}
     columns = (found[column].tolist() for column in ("at_ns", "host", "start_ns", "end_ns", "name"))
     for at, lane, start, end, name in zip(*columns, strict=True):
@@ -152,7 +152,7 @@ def _told_bytes(label: Label | None) -> int | None:
     return int(label.fields["bytes"]) if label and "bytes" in label.fields else None
 
 
-class _Enclosing:
+class Enclosing:
     """Which of some labels, not nested in each other, encloses a moment of a thread."""
 
     def __init__(self, labels: Sequence[Label], *, any_lane: bool = False) -> None:
@@ -164,6 +164,7 @@ class _Enclosing:
         self._starts = {lane: [label.start_ns for label in found] for lane, found in self._by_lane.items()}
 
     def of(self, lane: int, at_ns: int) -> Label | None:
+        """The label around this moment of the thread, if there is one."""
         lane = self._lane(lane)
         place = bisect_right(self._starts.get(lane, []), at_ns) - 1
         label = self._by_lane[lane][place] if place >= 0 else None

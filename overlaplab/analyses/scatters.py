@@ -9,11 +9,11 @@ from urllib.parse import unquote
 import pandas as pd
 
 from overlaplab.analyses.executions import Executions, executions
-from overlaplab.analyses.fsdp2 import Passes, fsdp2_scatters
+from overlaplab.analyses.fsdp2 import Passes, fsdp2_scatters, unit_sizes
 from overlaplab.analyses.labels import Label, fsdp2_ranges_of, labels_of
 from overlaplab.analyses.launches import bytes_of
 from overlaplab.analyses.selection import selected_traces, selected_windows
-from overlaplab.events import Run, Trace, Window, rule_of
+from overlaplab.events import Manifest, Run, Trace, Window, rule_of
 from overlaplab.vocabulary import Rule, layer_of
 
 __all__ = ["scatters"]
@@ -34,12 +34,12 @@ def scatters(
     rows: list[dict[str, Any]] = []
     for trace in selected_traces(run, ranks):
         chosen = selected_windows(trace, steps, skip_steps)
-        rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen))
+        rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen, run.manifest))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.astype({column: "Int64" for column in _COLUMNS if column != "unit"})
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[dict[str, Any]]:
     if rule_of(trace) is Rule.UNRECORDED:
         return
     labels = labels_of(trace)
@@ -52,11 +52,12 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
             yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
     elif ranges := fsdp2_ranges_of(trace):
         ran = executions(trace, labels)
-        passes = Passes(ranges)
+        passes, size_of = Passes(ranges), unit_sizes(manifest, ranges)
         for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
             microbatch = passes.before(label.start_ns) - passes.before(step.host_start_ns)
-            row = _row(label, label.fields["unit"], step, ran)
-            yield row | {"microbatch": microbatch, "bytes": bytes_of(ran.inside(label))}
+            unit, size = label.fields["unit"], bytes_of(ran.inside(label))
+            size = size_of(unit) if size is None else size
+            yield _row(label, unit, step, ran) | {"microbatch": microbatch, "bytes": size}
 
 
 def _in_steps(labels: Sequence[Label], steps: Sequence[Window]) -> Iterator[tuple[Label, Window]]:

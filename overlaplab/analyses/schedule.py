@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.executions import Executions, executions
-from overlaplab.analyses.fsdp2 import Passes, fsdp2_gathers
+from overlaplab.analyses.fsdp2 import Passes, fsdp2_gathers, unit_sizes
 from overlaplab.analyses.gathers import Gather, engine_gathers
 from overlaplab.analyses.labels import Label, fsdp2_ranges_of, labels_of
 from overlaplab.analyses.selection import selected_traces, selected_windows
@@ -79,14 +79,14 @@ def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) 
         ran = executions(trace, labels)
         gathers = fsdp2_gathers(ranges, ran)
         passes = Passes(ranges)
-        bytes_of = _manifest_bytes(manifest, {gather.unit for gather in gathers})
+        size_of = unit_sizes(manifest, ranges)
         for step in steps:
             earlier = passes.before(step.host_start_ns)
             for gather in gathers:
                 if step.host_start_ns <= gather.launch.start_ns < step.host_end_ns:
                     row = _row(gather, step, ran)
                     row["microbatch"] -= earlier
-                    row["bytes"] = bytes_of(gather.unit) if gather.bytes is None else gather.bytes
+                    row["bytes"] = size_of(gather.unit) if gather.bytes is None else gather.bytes
                     yield row | {"source": "fsdp2"}
 
 
@@ -122,12 +122,3 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
 
 def _known(host_ns: int | None, moment: Callable[[int], int | None]) -> int | None:
     return None if host_ns is None else moment(host_ns)
-
-
-def _manifest_bytes(manifest: Manifest | None, gathered: Collection[str]) -> Callable[[str], int | None]:
-    """A unit's bytes by its name. The root's group holds what no other unit does, if all others have a name there."""
-    named = {unit.name: unit.bytes for unit in manifest.units} if manifest else {}
-    others = set(gathered) - {"root"}
-    if "root" not in named and named and others <= named.keys():
-        named["root"] = sum(named.values()) - sum(named[unit] for unit in others)
-    return named.get

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.elements import gradient_bytes, parameter_bytes
-from overlaplab.analyses.labels import labels_of
+from overlaplab.analyses.fsdp2 import sized, unit_sizes
+from overlaplab.analyses.labels import fsdp2_ranges_of, labels_of
 from overlaplab.analyses.launches import Launch, bytes_of, launches
 from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.events import Manifest, Run, Trace, Window, rule_of
@@ -48,13 +49,14 @@ def volume(
 
     Columns, numbers in Int64: `rank`, `step`, `kind` (`unknown` where nothing tells), `count`, `bytes` (of the full
     tensors), `sent_bytes` (as a ring sends them: all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all
-    (n-1)/n, others 1); both null where one of them is unknown, as without the engine's labels. Empty where nothing
+    (n-1)/n, others 1); both null where one of them is unknown: bytes are told by the engine's labels, and for
+    FSDP2's by the manifest. Empty where nothing
     is launched, or device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows: list[dict[str, Any]] = []
     for trace in selected_traces(run, ranks):
         chosen = selected_windows(trace, steps, skip_steps)
-        rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen, _world_size(run, trace)))
+        rows += (row | {"rank": trace.rank} for row in _of_trace(run, trace, chosen))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({c: "Int64" for c in _COLUMNS if c != "kind"})
 
 
@@ -74,10 +76,12 @@ def volume_theory(run: Run) -> Theory | None:
     )
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window], world_size: int) -> Iterator[dict[str, Any]]:
+def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     if rule_of(trace) is Rule.UNRECORDED:
         return
-    found = launches(trace, labels_of(trace))
+    world_size = _world_size(run, trace)
+    ranges = fsdp2_ranges_of(trace)
+    found = sized(launches(trace, labels_of(trace)), ranges, unit_sizes(run.manifest, ranges))
     for step in steps:
         by_kind: dict[str, list[Launch]] = {}
         for launch in found:

@@ -10,7 +10,7 @@ import pytest
 from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import scatters, schedule_notes
+from overlaplab.analyses import scatters, schedule_notes, volume
 from overlaplab.vocabulary import fsdp2_range, layer_of
 
 Event = dict[str, Any]
@@ -156,6 +156,24 @@ def test_bytes_come_from_the_link_else_from_the_manifest(tmp_path: Path) -> None
     ]
     (row,) = rows(tmp_path / "c", linked, manifest=told)
     assert (row["bytes"], row["gather_end_ns"]) == (512, 20_000)
+
+
+def test_volume_of_what_only_the_manifest_tells(tmp_path: Path) -> None:
+    units = [{"name": "layers.0", "bytes": 400, "parameters": []}, {"name": "root", "bytes": 100, "parameters": []}]
+    reduced = [fsdp("post_backward_reduce", "", 80, 84), event("c10d::_reduce_scatter_base_", 81, 82), gloo(83, 84)]
+    other = [event("c10d::allreduce_", 90, 91), gloo(92, 93)]
+    run = run_of(
+        tmp_path, [step(3, 0, 100), *BLOCK, *gathered("", 60), *reduced, *other], [], manifest={"units": units}
+    )
+    found = volume(run).to_dict("records")
+    assert [(row["kind"], row["count"]) for row in found] == [
+        ("all_gather", 2),
+        ("reduce_scatter", 1),
+        ("all_reduce", 1),
+    ]
+    assert [(row["bytes"], row["sent_bytes"]) for row in found[:2]] == [(500, 250), (100, 50)]
+    assert pd.isna(found[2]["bytes"])
+    assert scatters(run)["bytes"].tolist() == [100]
 
 
 def test_on_a_gpu_the_stream_waits_where_it_copies_out(tmp_path: Path) -> None:
