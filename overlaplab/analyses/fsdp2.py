@@ -126,7 +126,7 @@ def _uses(gather: Gather, copied: Label, next_ns: float, unit: _Words) -> None:
         ends = unit.first("post_forward", after=after, before=next_ns)
         begins = unit.first("pre_backward", after=after, before=next_ns)
         gather.last_use_ns = ends.start_ns if ends else None
-        if begins is None:
+        if begins is None or begins.end_ns > next_ns:  # it gathers again, within the range
             return
         gather.backward_first_use_ns = begins.end_ns
         after = begins.start_ns

@@ -82,6 +82,19 @@ def test_a_unit_gathered_again_was_freed_after_its_forward(tmp_path: Path) -> No
     assert (backward["free_ns"], backward["free_phase"]) == (55_900, "backward")
 
 
+def test_a_gather_within_pre_backward_is_one_again(tmp_path: Path) -> None:
+    """Where nothing is prefetched, the backward's gather stands in its own unit's range."""
+    events = [e for e in AGAIN if "pre_backward" not in e["name"]]
+    around = fsdp("pre_backward", "layers.0", 39, 53)
+    forward, backward = rows(tmp_path, [step(3, 0, 100), *BLOCK, around, *events, callback(60)])
+    assert (forward["free_phase"], forward["backward_first_use_ns"], forward["backward_last_use_ns"]) == (
+        "forward",
+        None,
+        None,
+    )
+    assert (backward["phase"], backward["free_ns"]) == ("backward", 55_900)
+
+
 def test_a_unit_not_gathered_again_was_kept_to_its_reshard(tmp_path: Path) -> None:
     events = [step(3, 0, 100), *BLOCK, *used("layers.0", 50, backward=True), callback(60)]
     (row,) = rows(tmp_path, [e for e in events if e["ts"] != 51])  # nothing to copy then
