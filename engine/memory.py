@@ -22,5 +22,6 @@ def held_bytes(strategy: Strategy, optimizer: AdamW) -> dict[str, int]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+    here = (getattr(t, "_local_tensor", t) for t in tensors)  # of a DTensor, this rank's part
+    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in here)}
     return sum(storages.values())

@@ -24,14 +24,6 @@ class AdamW:
         ]
         self._adamw = torch.optim.AdamW(self._masters, lr=lr, fused=True) if self._masters else None
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, or with `set_to_none=False` fill them with zeros."""
-        for parameter in self._parameters:
-            for name in ("grad", "main_grad"):
-                old = getattr(parameter, name, None)
-                if old is not None:
-                    setattr(parameter, name, None if set_to_none else old.zero_())
-
     def states(self) -> list[torch.Tensor]:
         """fp32 masters and moments, as far as there are any."""
         masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]

@@ -33,7 +33,7 @@ def train_step(
     strategy: Strategy, optimizer: AdamW, batches: Batches, step: int, *, accumulate: int, clip_norm: float | None
 ) -> torch.Tensor:
     """One update: forward and backward of each microbatch, then the optimizer; returns this rank's loss, a scalar."""
-    optimizer.zero_grad()
+    strategy.zero_grad()
     losses = []
     for microbatch in range(accumulate):
         strategy.microbatch = microbatch

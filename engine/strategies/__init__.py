@@ -9,6 +9,7 @@ from engine.strategies.bucketed import Bucketed
 from engine.strategies.naive import Naive
 from engine.strategies.per_param import PerParam
 from engine.strategies.torch_ddp import TorchDDP
+from engine.strategies.torch_fsdp2 import TorchFSDP2
 from engine.strategies.zero1 import Zero1
 from engine.strategies.zero2 import Zero2
 from engine.strategies.zero3 import Zero3
@@ -24,6 +25,7 @@ _CLASSES: dict[StrategyName, type[Strategy]] = {
     StrategyName.ZERO2: Zero2,
     StrategyName.ZERO3: Zero3,
     StrategyName.TORCH_DDP: TorchDDP,
+    StrategyName.TORCH_FSDP2: TorchFSDP2,
 }
 
 

@@ -129,6 +129,14 @@ class Strategy(ABC):
         """What the optimizer updates, each with its averaged gradient after `backward`: here all parameters."""
         return list(self.parameters)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or fill them with zeros; call it before the passes of each update."""
+        for tensor in {id(t): t for t in (*self.parameters, *self.optimized())}.values():
+            for name in ("grad", "main_grad"):
+                old = getattr(tensor, name, None)
+                if old is not None:
+                    setattr(tensor, name, None if set_to_none else old.zero_())
+
     def updated(self) -> None:  # noqa: B027  # most have nothing to do
         """After the optimizer's update: bring the parameters to where the next forward pass needs them."""
 

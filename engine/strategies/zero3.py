@@ -11,8 +11,8 @@ and a wrong guess only costs a wait.
 
 [Note: the same storage]
 A parameter's memory is a view of its unit's flat buffer, whose storage is resized to nothing when the unit is freed and
-back before it is gathered. So whatever autograd saved, views too, sees the values again. Nobody may read a parameter
-while its unit is free.
+back before it is gathered. So whatever autograd saved, views too, sees the values again. While its unit is free, a
+parameter reads NaN everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,9 +63,11 @@ class ShardedUnit:
         self.trained = [p.requires_grad for p in parameters]
         self.layout = Layout([p.shape for p in parameters], comm.rank, comm.world_size)
         self.full = torch.zeros(self.layout.padded, dtype=parameters[0].dtype, device=parameters[0].device)
-        for parameter, view in zip(parameters, self.layout.views(self.full), strict=True):
+        self._views = self.layout.views(self.full)
+        nan = torch.full((), torch.nan, dtype=self.full.dtype, device=self.full.device)
+        self._nothing = [nan.expand(p.shape) for p in parameters]
+        for parameter, view in zip(parameters, self._views, strict=True):
             view.copy_(parameter.detach())
-            parameter.data = view
         shard = self.layout.own(self.full).clone()
         self.flat = Flat(unit.name, list(unit.parameters), self.layout, shard, self.trained)
         self.work: Work | None = None
@@ -93,6 +95,7 @@ class ShardedUnit:
         """Launch the all-gather of the full parameters."""
         self.full.untyped_storage().resize_(self.full.nbytes)
         self.held = True
+        self._show(self._views)
         self.work = comm.all_gather(self.full, self.flat.shard)
 
     def wait(self) -> None:
@@ -103,8 +106,13 @@ class ShardedUnit:
 
     def free(self) -> None:
         """Give the full parameters' memory back."""
+        self._show(self._nothing)
         self.full.untyped_storage().resize_(0)
         self.held = False
+
+    def _show(self, values: Sequence[torch.Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.data = value
 
     def room(self) -> list[torch.Tensor]:
         """Each parameter's part of the buffer of full gradients, which is made if there is none."""

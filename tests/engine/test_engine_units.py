@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from engine import labels
 from engine.buckets import InOrder, assign
@@ -21,10 +22,11 @@ from engine.devices import on_gpus
 from engine.errors import EngineError
 from engine.labels import Word
 from engine.link import Kind, Link
-from engine.model import Transformer, units
+from engine.model import Transformer, reads_parameters_in_backward, units
 from engine.optimizer import AdamW
 from engine.process_group import _gloo
 from engine.record import clear, whole
+from engine.shards import Layout
 from engine.train import _device
 
 # Labels
@@ -180,10 +182,51 @@ def test_the_concatenated_batch_is_the_ranks_batches() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_units_hold_every_parameter_once(tied: bool) -> None:
-    model = Transformer(layers=2, width=8, heads=2, seq=4, vocab=10, tied=tied)
-    assert list(units(model)) == ["embedding", "layers.0", "layers.1", "head"]
-    assert [n for names in units(model).values() for n in names] == [n for n, _ in model.named_parameters()]
-    assert ("head.output.weight" in units(model)["head"]) is not tied
+    model = Transformer(layers=3, width=8, heads=2, seq=4, vocab=10, tied=tied)
+    found = units(model)
+    assert [u.name for u in found] == ["embedding", "layers.0", "layers.1", "layers.2", *([] if tied else ["head"])]
+    assert sorted(n for u in found for n in u.parameters) == sorted(n for n, _ in model.named_parameters())
+    assert [u.name for u in found if u.kept] == (["embedding", "layers.2"] if tied else ["layers.2", "head"])
+    if tied:
+        assert set(found[0].modules) == {model.embedding, model.head}
+        assert {"embedding.tokens.weight", "head.norm.bias"} < set(found[0].parameters)
+
+
+def test_units_of_any_model() -> None:
+    model = nn.Module()
+    model.scale = nn.Parameter(torch.ones(2))
+    model.first = nn.Linear(2, 2)
+    model.towers = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    model.first.bias.requires_grad_(False)
+    found = units(model)
+    assert [(u.name, list(u.parameters), u.kept) for u in found] == [
+        ("root", ["scale"], True),
+        ("first", ["first.weight", "first.bias"], False),  # what is trained first
+        ("towers.0", ["towers.0.weight", "towers.0.bias"], False),
+        ("towers.2", ["towers.2.weight", "towers.2.bias"], True),
+    ]
+    assert [u.kept for u in units(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}))] == [False, True]
+
+
+def test_only_a_table_can_be_freed_for_backward() -> None:
+    assert not reads_parameters_in_backward(Transformer(layers=1, width=8, heads=2, seq=4, vocab=10).embedding)
+    assert reads_parameters_in_backward(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_flat_shards_hold_everything_once(world_size: int) -> None:
+    shapes = [torch.Size(s) for s in [(2, 3), (), (0,), (4,), (1, 1)]]  # 12 elements
+    full = torch.arange(-(-12 // world_size) * world_size).float()
+    layouts = [Layout(shapes, rank, world_size) for rank in range(world_size)]
+    views = layouts[0].views(full)
+    assert [v.shape for v in views] == shapes
+    assert torch.equal(torch.cat([v.flatten() for v in views]), full[:12])
+    assert torch.equal(torch.cat([layout.own(full) for layout in layouts]), full)
+    pieces: dict[int, list[float]] = {}
+    for layout in layouts:
+        for number, part in layout.pieces(layout.own(full)):
+            pieces.setdefault(number, []).extend(part.tolist())
+    assert pieces == {i: v.flatten().tolist() for i, v in enumerate(views) if v.numel()}
 
 
 def test_a_token_sees_only_those_before_it() -> None:
@@ -203,7 +246,6 @@ def test_bfloat16_parameters_have_fp32_masters() -> None:
     parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     optimizer = AdamW([parameter], lr=1e-4)
     for _ in range(100):
-        optimizer.zero_grad()
         parameter.main_grad = torch.ones(4)
         optimizer.step()
     assert parameter.tolist() == pytest.approx([1 - 100 * 1e-4] * 4, abs=4e-3)
@@ -247,7 +289,10 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
             "--link 1Gbps,1us,8: recording emulates the 2 ranks that there are",
         ),
         (["--link", "fast"], "--link 'fast' is not BANDWIDTH,LATENCY[,WORLD]"),
-        (["--strategy", "zero9"], "--strategy 'zero9' is none of naive, per-param, bucketed, torch-ddp"),
+        (
+            ["--strategy", "zero9"],
+            "--strategy 'zero9' is none of naive, per-param, bucketed, zero1, zero2, zero3, torch-ddp, torch-fsdp2",
+        ),
         (
             ["--strategy", "torch-ddp", "--warmup", "1"],
             "torch-ddp rebuilds its buckets in the second step: --warmup must",

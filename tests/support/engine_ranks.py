@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from engine.comm import Communicator, connect
@@ -20,7 +22,26 @@ TIMEOUT_S = 60
 
 
 class Scenarios(dict[str, Callable[[Communicator], None]]):
-    """Functions that every rank runs, by name."""
+    """Functions that every rank runs, by name; one start of the ranks runs many."""
+
+    def __init__(self, script: str = "") -> None:
+        """`script` is the file whose scenarios these are, if `found` is to start it."""
+        super().__init__()
+        self.script = script
+
+        known: dict[Ranks, dict[str, list[str]]] = {}
+
+        @pytest.fixture
+        def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+            ranks: Ranks = request.param
+            if ranks not in known:
+                out = tmp_path_factory.mktemp("ranks") / "found.json"
+                more = {"LINK": "100Gbps,1us"} if ranks.link else {}
+                known[ranks] = run_ranks(script, ranks.count, out, ONLY=ranks.only, **more)
+            return known[ranks]
+
+        self.found = found
+        """The complaints of each scenario, of those that `on` names."""
 
     def __call__(self, *names: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """Register a function of (comm) or, given names, of (comm, name), once for each."""
@@ -34,13 +55,20 @@ class Scenarios(dict[str, Callable[[Communicator], None]]):
 
         return register
 
+    def on(self, count: int, only: str = "", link: bool = False) -> list[Any]:
+        """Test parameters (`found`, `name`): the scenarios with `only` in their name, on so many ranks."""
+        ranks = Ranks(count, only, link)
+        return [pytest.param(ranks, name, id=f"{ranks}-{name}") for name in self if only in name]
+
     def main(self) -> None:
-        """One rank: run all, and let rank 0 write what each found."""
+        """One rank: run them, and let rank 0 write what each found."""
         torch.set_num_threads(1)
         link = Link.parse(os.environ["LINK"]) if "LINK" in os.environ else None
         comm = connect(torch.device("cpu"), link, timeout_s=TIMEOUT_S)
         found = {}
         for name, run in self.items():
+            if os.environ.get("ONLY", "") not in name:
+                continue
             verdict = ""
             try:
                 run(comm)
@@ -52,6 +80,18 @@ class Scenarios(dict[str, Callable[[Communicator], None]]):
                 Path(sys.argv[1]).write_text(json.dumps(found))
         comm.close()
         finish()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How to start ranks."""
+
+    count: int
+    only: str
+    link: bool
+
+    def __str__(self) -> str:
+        return f"{self.count} behind a link" if self.link else str(self.count)
 
 
 def run_ranks(script: str, world_size: int, out: Path, **environment: str) -> dict[str, list[str]]:

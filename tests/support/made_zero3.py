@@ -51,7 +51,7 @@ class Step:
 
     def wait(self, row: dict[str, Any]) -> None:
         begin, self.now = self.now, max(self.now + 2, row["gather_end"])
-        row["wait"] = self.now - begin
+        row["wait"] = max(0, row["gather_end"] - begin)
         text = f"gather_wait unit={row['unit']} phase={row['phase']} microbatch={row['microbatch']}"
         self.label(text, begin, self.now)
 
@@ -83,9 +83,9 @@ def sizes(unit: str) -> int:
     return {"embedding": EMBEDDING, "head": HEAD}.get(unit, LAYER)
 
 
-def made_step(layers: int, prefetch: int, microbatches: int = 1) -> Step:
-    """What a rank does in one step: `layers` layers between an embedding and a head."""
-    made = Step()
+def made_step(layers: int, prefetch: int, microbatches: int = 1, *, seq: int = 0) -> Step:
+    """What a rank does in one step: `layers` layers between an embedding and a head; `seq` numbers its collectives."""
+    made = Step(seq=seq)
     for microbatch in range(microbatches):
         kept = {f"layers.{layers - 1}", "head"}
         forward = ["embedding", *(f"layers.{layer}" for layer in range(layers)), "head"]
@@ -176,9 +176,10 @@ def layer_of(unit: str) -> int | None:
 def zero3_events(layers: int, prefetch: int, *, microbatches: int = 1, steps: int = 2) -> list[dict[str, Any]]:
     """The trace of a rank that takes so many steps."""
     events, at = [], 0
-    made = made_step(layers, prefetch, microbatches)
+    seq = 0
     for number in range(steps):
+        made = made_step(layers, prefetch, microbatches, seq=seq)
         events.append(step(number + 3, at, at + made.now))
         events += [one | {"ts": one["ts"] + at} for one in made.events]
-        at += made.now
+        at, seq = at + made.now, made.seq
     return events
