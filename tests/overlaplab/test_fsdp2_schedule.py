@@ -228,6 +228,14 @@ def test_scatters_are_told_by_their_range(tmp_path: Path) -> None:
     assert table["bytes"].isna().all()
 
 
+def test_scatters_count_microbatches_anew_with_each_step(tmp_path: Path) -> None:
+    once = [fsdp("post_backward_reduce", "a", 10, 11), callback(20)]
+    events = [step(3, 0, 200), step(4, 200, 300), op("mm", 0, 1), *once]
+    events += [{**e, "ts": e["ts"] + shift} for e in once for shift in (100, 200)]
+    table = scatters(run_of(tmp_path, events))
+    assert table[["step", "microbatch"]].to_numpy().tolist() == [[3, 0], [3, 1], [4, 0]]
+
+
 @pytest.mark.parametrize(
     ("name", "word", "unit"),
     [

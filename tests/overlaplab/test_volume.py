@@ -161,6 +161,14 @@ def test_a_strategy_sends_what_theory_says(tmp_path: Path) -> None:
     assert pd.isna(row["memory_bytes"])
 
 
+def test_what_is_known_of_some_steps_alone_is_not_compared(tmp_path: Path) -> None:
+    known = comm(0, "all_gather", 64, 5)
+    events = [step(0, 0, 100), step(1, 100, 200), op("mm", 0, 900), *known, event("engine::launch seq=7", 150, 151)]
+    run = run_of(tmp_path, events)
+    assert [(r["kind"], r["bytes"]) for r in volume(run).head(1).to_dict("records")] == [("all_gather", 64)]
+    assert pd.isna(overlaplab.compare([run])["sent_bytes"].iloc[0])
+
+
 HELD = [{"rank": rank, "parameters": 10 + rank, "gradients": 20, "optimizer": 30} for rank in range(2)]
 
 
