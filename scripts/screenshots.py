@@ -1,7 +1,8 @@
-"""Take PNGs of every page of the real dashboard, light and dark, at 1280 pixels.
+"""Take PNGs of every page of the real dashboard, light and dark.
 
 python scripts/screenshots.py runs out/            # all pages of the first run
-python scripts/screenshots.py runs out/ --run bucketed
+python scripts/screenshots.py runs out/ --run bucketed --width 1600
+python scripts/screenshots.py runs out/ --run zero3 --pages zero3 --themes light --against zero3-serial
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from playwright.sync_api import Page, sync_playwright
 
 from overlaplab.dashboard.server import command
 
-PAGES = ("summary", "timeline", "buckets", "compare")
-WIDTH = 1280
+PAGES = ("summary", "timeline", "buckets", "zero3", "compare")
+THEMES = ("light", "dark")
 CHROMIUM = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
@@ -33,7 +34,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="where the PNGs go")
     parser.add_argument("--run", help="the run to choose, by its name in the side bar")
     parser.add_argument("--pages", nargs="*", default=PAGES, choices=PAGES)
-    parser.add_argument("--themes", nargs="*", default=("light", "dark"), choices=("light", "dark"))
+    parser.add_argument("--themes", nargs="*", default=THEMES, choices=THEMES)
+    parser.add_argument("--width", type=int, default=1280, help="of the window, in pixels")
+    parser.add_argument("--against", metavar="RUN", help="the run to show beside it on the page zero3")
     arguments = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -42,15 +45,17 @@ def main() -> None:
     with served(arguments.folder) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
         for theme in arguments.themes:
-            context = browser.new_context(color_scheme=theme, viewport={"width": WIDTH, "height": 900})
+            context = browser.new_context(color_scheme=theme, viewport={"width": arguments.width, "height": 900})
             page = context.new_page()
             for name in arguments.pages:
                 page.goto(f"{address}/{'' if name == 'summary' else name}")
                 settle(page)
                 if arguments.run is not None:
-                    choose(page, arguments.run)
+                    choose(page, arguments.run, "run_picker")
+                if arguments.against is not None and name == "zero3":
+                    choose(page, arguments.against, "against")
                 file = arguments.out / f"{name}-{theme}.png"
-                fit(page)
+                fit(page, arguments.width)
                 page.screenshot(path=file)
                 print(file)
             context.close()
@@ -87,20 +92,24 @@ def settle(page: Page) -> None:
     page.wait_for_timeout(1500)
 
 
-def choose(page: Page, run: str) -> None:
-    """Choose a run in the side bar."""
-    box = page.locator(".st-key-run_picker input")
+def choose(page: Page, run: str, key: str) -> None:
+    """Choose a run in the select box of this key."""
+    box = page.locator(f".st-key-{key} input")
     box.click()
     box.fill(run)
     page.get_by_role("option", name=run, exact=True).first.click()
     settle(page)
 
 
-def fit(page: Page) -> None:
+def fit(page: Page, width: int) -> None:
     """Make the window as tall as the page, so that nothing needs to be scrolled."""
-    page.set_viewport_size({"width": WIDTH, "height": 900})
-    height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
-    page.set_viewport_size({"width": WIDTH, "height": max(600, min(int(height), 4000))})
+    page.set_viewport_size({"width": width, "height": 900})
+    heights = [0]
+    while len(heights) < 20 and (len(heights) < 3 or heights[-1] != heights[-2]):
+        page.wait_for_timeout(500)  # charts draw one after the other
+        found = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
+        heights.append(int(found))
+    page.set_viewport_size({"width": width, "height": max(600, min(heights[-1], 4000))})
     page.wait_for_timeout(800)
 
 

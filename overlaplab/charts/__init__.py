@@ -5,20 +5,24 @@ title.
 from overlaplab.charts.breakdown import summary
 from overlaplab.charts.comparison import compare
 from overlaplab.charts.costs import memory_compared, sent_compared
+from overlaplab.charts.gather_words import GatherCost, gathers_seen, prefetch_gain
 from overlaplab.charts.gathers import schedule, schedule_window
 from overlaplab.charts.held import gathered
 from overlaplab.charts.lanes import timeline, timeline_rows
 from overlaplab.charts.readiness import buckets
-from overlaplab.charts.words import late_sentences, note, prefetch_of, verdict
+from overlaplab.charts.words import late_sentences, link_note, note, verdict
 
 __all__ = [
+    "GatherCost",
     "buckets",
     "compare",
     "gathered",
+    "gathers_seen",
     "late_sentences",
+    "link_note",
     "memory_compared",
     "note",
-    "prefetch_of",
+    "prefetch_gain",
     "schedule",
     "schedule_window",
     "sent_compared",

@@ -53,7 +53,12 @@ def _against(
     order = list(drawn["run"])
     y = alt.Y("run:N", sort=order, title=axis, axis=alt.Axis(domain=False, ticks=False, labelOverlap=False))
     top = max(drawn["end"], default=1.0) * 1.4  # room for the words
-    x = alt.X("found:Q", title=f"{unit}", scale=alt.Scale(domain=[0, top], nice=False), axis=alt.Axis(tickCount=10))
+    x = alt.X(
+        "found:Q",
+        title=f"{verb.lower()} ({unit})",
+        scale=alt.Scale(domain=[0, top], nice=False),
+        axis=alt.Axis(tickCount=10),
+    )
     tooltip = [alt.Tooltip("run:N"), alt.Tooltip("word:N", title=verb.lower())]
     fills = [(MEASURED, tone), (THEORY, tones.ink)]
     bars: alt.Chart = (

@@ -76,7 +76,7 @@ def schedule(
     layers = [
         _layer(bars[bars["part"] == LIVE], x, y, fills, 0.86, line),
         _layer(bars[bars["part"] != LIVE], x, y, fills, 0.6, line),
-        _frees(table, names, x, y, tones.ink, step),
+        _frees(table, names, x, y, tones.ink, (step, 1.5 if line > LINE / 2 else 1.0)),
         *_turns(table, tones.ink, named=line > LINE / 2),
     ]
     return finish(
@@ -147,15 +147,17 @@ def _layer(bars: pd.DataFrame, x: alt.X, y: alt.Y, fills: list[tuple[str, str]],
             x=x,
             x2="end:Q",
             y=y,
-            color=colours(fills, columns=6 if line > LINE / 2 else 2),
+            color=colours(fills, columns=6 if line > LINE / 2 else 2, offset=22),
             tooltip=tooltip,
         )
     )
     return chart
 
 
-def _frees(table: pd.DataFrame, names: dict[str, str], x: alt.X, y: alt.Y, tone: str, step: int) -> alt.Chart:
-    """A tick where a unit's memory is given back."""
+def _frees(
+    table: pd.DataFrame, names: dict[str, str], x: alt.X, y: alt.Y, tone: str, size: tuple[int, float]
+) -> alt.Chart:
+    """A tick where a unit's memory is given back; `size` is the height of a row and the tick's width, in pixels."""
     seen = table[table["free_ns"].notna()]
     ticks = pd.DataFrame(
         {
@@ -174,7 +176,7 @@ def _frees(table: pd.DataFrame, names: dict[str, str], x: alt.X, y: alt.Y, tone:
     ]
     chart: alt.Chart = (
         alt.Chart(ticks)
-        .mark_tick(color=tone, thickness=1.5, size=step * 0.9, orient="vertical", opacity=1, clip=True)
+        .mark_tick(color=tone, thickness=size[1], size=size[0] * 0.9, orient="vertical", opacity=1, clip=True)
         .encode(x=x, y=y, tooltip=tooltip)
     )
     return chart
@@ -201,8 +203,8 @@ def _turns(table: pd.DataFrame, tone: str, named: bool) -> list[alt.Chart]:
     rule: alt.Chart = alt.Chart(turns).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.2).encode(x="begin:Q")
     text: alt.Chart = (
         alt.Chart(turns.head(1))
-        .mark_text(color=tone, align="left", dx=6, fontSize=12)
-        .encode(x="begin:Q", y=alt.value(9), text=alt.value(word))
+        .mark_text(color=tone, align="left", dx=-4, dy=-7, fontSize=12)
+        .encode(x="begin:Q", y=alt.value(0), text=alt.value(word))
     )
     return [rule, text]
 

@@ -52,7 +52,7 @@ def gathered(
     area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.compute, opacity=0.25, clip=True)
     edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.compute, strokeWidth=1.5, clip=True)
     most, layers = _most(curve, held, in_bytes)
-    title = f"At most {most}{' of parameters' if in_bytes else ''} held in full at a time"
+    title = f"At most {most}{' of parameters' if in_bytes else ''} held in full"
     return finish(
         [area, edge, *_peak(curve, held / scale, f"peak {most}{layers}", window, dark)],
         title=title,

@@ -1,4 +1,4 @@
-"""The buckets chart: when each bucket's gradients arrived, what it waited for, and what of its all-reduce
+"""The buckets chart: when each bucket's gradients arrived, what it waited for, and what of its communication
 shows.
 """
 
@@ -16,15 +16,15 @@ __all__ = ["buckets"]
 ARRIVING = "gradients arriving"
 WAITING = "ready, waits for an earlier bucket"
 QUEUED = "launched, link busy"
-HIDDEN = "all-reduce hidden by compute"
-EXPOSED = "all-reduce exposed"
+HIDDEN = "communication hidden by compute"
+EXPOSED = "communication exposed"
 SHORT = 0.05  # ms: a shorter wait for the launch is the hook's own time
 
 
 def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """One row per bucket out of `overlaplab.buckets(run)` for one rank and step; time from the step's start.
 
-    A bucket's exposed time is known as a sum: it is drawn at the end of its all-reduce.
+    A bucket's exposed time is known as a sum: it is drawn at the end of its communication.
     """
     tones = palette(dark)
     rows = [_row(bucket) for bucket in table.sort_values("index", kind="stable").to_dict("records")]
@@ -44,7 +44,7 @@ def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         title=title,
         subtitle=[*lines, note],
         description=f"{len(rows)} buckets in launch order on a time axis: gradients arriving, ready, waiting,"
-        f" launched, all-reduce hidden and exposed. {title}.",
+        f" launched, communication hidden and exposed. {title}.",
         dark=dark,
         height=alt.Step(step),
     )
@@ -200,7 +200,7 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
     ]
     missing = int(table["end_ns"].isna().sum())
     if missing:
-        lines.append(f"The all-reduce of {count(missing, 'bucket')} was not found in the trace.")
+        lines.append(f"The communication of {count(missing, 'bucket')} was not found in the trace.")
     if waited:
         lines.append(f"{waited} were ready, but waited more than {SHORT:g} ms for their launch (launches keep order).")
     return title, lines

@@ -4,6 +4,7 @@ earlier.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ def finish(
     """
     tones = palette(dark)
     lines = [part for words in subtitle if words for part in textwrap.wrap(words, line)]
-    wrapped = textwrap.wrap(title, line * 3 // 4)
+    wrapped = _wrap_title(title, line * 3 // 4)
     head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=lines)
     chart = cast(alt.LayerChart, alt.layer(*layers))
     chart = chart.properties(title=head, description=description, width=width, height=height)
@@ -159,6 +160,12 @@ def finish(
         .configure_legend(labelColor=tones.ink, labelFontSize=12, columnPadding=14, offset=10)
     )
     return finished
+
+
+def _wrap_title(title: str, line: int) -> list[str]:
+    """The lines of a title; what stands in parentheses stays on one."""
+    glued = re.sub(r"\([^)]*\)", lambda group: group[0].replace(" ", "\u00a0"), title)
+    return [part.replace("\u00a0", " ") for part in textwrap.wrap(glued, line)]
 
 
 def shorten(text: str, limit: int = 60) -> str:

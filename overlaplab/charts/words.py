@@ -9,7 +9,7 @@ import pandas as pd
 from overlaplab.charts.theme import count, ms, percent, rank_word, shorten
 from overlaplab.events import Manifest
 
-__all__ = ["late_sentences", "note", "prefetch_of", "verdict"]
+__all__ = ["late_sentences", "link_note", "note", "verdict"]
 
 
 def note(manifest: Manifest | None) -> str | None:
@@ -19,22 +19,19 @@ def note(manifest: Manifest | None) -> str | None:
     if manifest is None:
         return None
     parts = [shorten(manifest.strategy), count(manifest.world_size, "rank"), shorten(manifest.device)]
-    depth = prefetch_of(manifest)
-    if depth is not None:
-        parts.append(f"prefetch {depth}")
+    if manifest.prefetch is not None:
+        parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
-    if manifest.link is not None and manifest.link.emulated:
-        parts.append(f"emulated link {manifest.link}")
-        if manifest.link_attained is False:
-            parts.append("link not attained")
-    return ", ".join(parts)
+    link = link_note(manifest)
+    return ", ".join(parts if link is None else [*parts, link])
 
 
-def prefetch_of(manifest: Manifest | None) -> int | None:
-    """How many units ahead the run gathers; None where its strategy gathers none, or nothing tells."""
-    depth = manifest.raw.get("prefetch") if manifest is not None else None
-    return depth if isinstance(depth, int) else None
+def link_note(manifest: Manifest | None) -> str | None:
+    """The emulated link alone, where there is no room for the whole `note`; None without one."""
+    if manifest is None or manifest.link is None or not manifest.link.emulated:
+        return None
+    return f"emulated link {manifest.link}" + (", link not attained" if manifest.link_attained is False else "")
 
 
 def verdict(table: pd.DataFrame, manifest: Manifest | None) -> str:

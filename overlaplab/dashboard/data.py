@@ -14,7 +14,7 @@ import pandas as pd
 import streamlit as st
 
 import overlaplab
-from overlaplab.analyses import warnings_of
+from overlaplab.analyses import Theory, memory, scatters, volume, volume_theory, warnings_of
 from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.dashboard.folder import confined, stamp
 from overlaplab.errors import OverlaplabError
@@ -45,6 +45,31 @@ class Opened:
     def buckets(self) -> pd.DataFrame:
         """`overlaplab.buckets` of all ranks and steps."""
         return overlaplab.buckets(self.run)
+
+    @cached_property
+    def schedule(self) -> pd.DataFrame:
+        """`overlaplab.schedule` of all ranks and steps."""
+        return overlaplab.schedule(self.run)
+
+    @cached_property
+    def scatters(self) -> pd.DataFrame:
+        """`overlaplab.analyses.scatters` of all ranks and steps."""
+        return scatters(self.run)
+
+    @cached_property
+    def volume(self) -> pd.DataFrame:
+        """`overlaplab.analyses.volume` of all ranks and steps."""
+        return volume(self.run)
+
+    @cached_property
+    def theory(self) -> Theory | None:
+        """`overlaplab.analyses.volume_theory`."""
+        return volume_theory(self.run)
+
+    @cached_property
+    def memory(self) -> pd.DataFrame:
+        """`overlaplab.analyses.memory` of all ranks."""
+        return memory(self.run)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

@@ -7,10 +7,12 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from overlaplab.errors import OverlaplabError
 from overlaplab.load import MANIFEST_NAME, is_trace_name
 
-__all__ = ["HERE", "Entry", "confined", "find_runs", "stamp"]
+__all__ = ["HERE", "Entry", "confined", "find_runs", "stamp", "strategy_of"]
 
 HERE = "."
 """The name of the opened folder itself."""
@@ -69,6 +71,21 @@ def confined(root: Path, name: str) -> Path:
     if path != base and not path.is_relative_to(base):
         raise OverlaplabError("this run lies outside the opened folder", remedy="Open its own folder instead.")
     return path
+
+
+def strategy_of(root: Path, name: str) -> str | None:
+    """The strategy that a run's manifest names, read without its traces; None where nothing readable tells."""
+    try:
+        file = confined(root, name) / MANIFEST_NAME
+        if not file.is_file() or file.is_symlink():
+            return None
+        return msgspec.json.decode(file.read_bytes(), type=_Told).strategy
+    except (OSError, OverlaplabError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+class _Told(msgspec.Struct):
+    strategy: str
 
 
 def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:

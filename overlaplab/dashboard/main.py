@@ -1,4 +1,4 @@
-"""The app: one folder's runs on the left, a page each for Summary, Timeline, Buckets and Compare.
+"""The app: one folder's runs on the left, a page each for Summary, Timeline, Buckets, ZeRO-3 and Compare.
 
 Run by Streamlit (`overlaplab app DIR`, or `streamlit run app.py -- DIR`).
 """
@@ -17,13 +17,20 @@ from overlaplab.dashboard.widgets import opened_folder
 __all__ = ["main"]
 
 _VIEWS = Path(__file__).with_name("views")
-_PAGES = (("summary", "Summary"), ("timeline", "Timeline"), ("buckets", "Buckets"), ("compare", "Compare"))
+_PAGES = (
+    ("summary", "Summary"),
+    ("timeline", "Timeline"),
+    ("buckets", "Buckets"),
+    ("zero3", "ZeRO-3"),
+    ("compare", "Compare"),
+)
 
 _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
-.st-key-lead [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
+.st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
 .st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
 .st-key-late [data-testid="stText"] {font-size: 0.95rem;}
+.st-key-first_run [data-testid="stText"], .st-key-second_run [data-testid="stText"] {font-weight: 600;}
 """
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "lead",
     "milliseconds",
     "nothing_counts",
+    "one_window",
     "opened_folder",
     "pick_ranks",
     "pick_step",
@@ -33,6 +34,7 @@ __all__ = [
     "show_chart",
     "show_table",
     "show_warnings",
+    "window_words",
 ]
 
 _SAMPLES = Path(__file__).parents[2] / "traces"
@@ -94,6 +96,24 @@ def pick_step(table: pd.DataFrame) -> int | None:
         "Step", [None, *steps], format_func=lambda step: "All steps" if step is None else f"Step {step}"
     )
     return chosen
+
+
+def one_window(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the rank and the step that are chosen in the side bar, at first the lowest rank and the last step."""
+    ranks = sorted(int(rank) for rank in table["rank"].dropna().unique())
+    if len(ranks) > 1:
+        table = table[table["rank"] == st.sidebar.selectbox("Rank", ranks)]
+    steps = sorted(int(step) for step in table["step"].dropna().unique())
+    if len(steps) > 1:
+        table = table[table["step"] == st.sidebar.selectbox("Step", steps, index=len(steps) - 1)]
+    return table
+
+
+def window_words(table: pd.DataFrame) -> str:
+    """Which rank and step the rows of `one_window` are of: `rank 0, step 4`; empty where nothing tells."""
+    rank, step = table["rank"].iloc[0], table["step"].iloc[0]
+    places = ["" if pd.isna(rank) else f"rank {rank}", "" if pd.isna(step) else f"step {step}"]
+    return ", ".join(place for place in places if place)
 
 
 def show_chart(chart: alt.LayerChart, key: str) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_traces import event, launched, op, run_of, step, write
+from made_zero3 import made_step, zero3_events
+from streamlit.testing.v1 import AppTest
 
+import overlaplab.dashboard
+
+MAIN = Path(overlaplab.dashboard.__file__).with_name("main.py")
 EMULATED = {"emulated": True, "bandwidth_gbps": 1.0, "latency_us": 200.0, "world_size": 2}
 
 
@@ -72,3 +79,55 @@ def runs(tmp_path: Path) -> Path:
     (folder / "broken").mkdir()
     (folder / "broken" / "rank0.pt.trace.json.gz").write_bytes(b"\x1f\x8b no gzip at all")
     return folder
+
+
+@pytest.fixture
+def gathering(tmp_path: Path) -> Path:
+    """A folder with two runs of zero3, one that prefetches and one that does not, and one that gathers nothing."""
+    folder = tmp_path / "gathering"
+    for name, prefetch in (("ahead", 1), ("serial", 0)):
+        events = zero3_events(4, prefetch)
+        run_of(folder / name, events, events, manifest=zero3_manifest(prefetch))
+    run_of(folder / "bucketed", engine_events(), engine_events(), manifest={})
+    return folder
+
+
+def zero3_manifest(prefetch: int) -> dict[str, Any]:
+    """What run.json tells of the made runs: four layers of 100,000 parameters, an embedding and a head."""
+    sizes = {row["unit"]: row["bytes"] for row in made_step(4, 0).gathers}
+    return {
+        "strategy": "zero3",
+        "bucket_cap_mb": None,
+        "prefetch": prefetch,
+        "keep_last": True,
+        "accumulate": 1,
+        "link": EMULATED,
+        "link_attained": True,
+        "model": {"layers": 4, "parameters": sum(sizes.values()) // 4},
+        "units": [{"name": unit, "bytes": size, "parameters": [f"{unit}.w"]} for unit, size in sizes.items()],
+        "parameters": [
+            {"name": f"{unit}.w", "shape": [size // 4], "dtype": "float32", "bytes": size, "unit": unit}
+            for unit, size in sizes.items()
+        ],
+        "memory": [
+            {"rank": rank, "parameters": 875_000 + 12 * rank, "gradients": 875_000, "optimizer": 1_750_000}
+            for rank in range(2)
+        ],
+    }
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+    """A function that opens a page on a folder, on the run of this name."""
+
+    def open_page(folder: Path | None, page: str = "summary", run: str | None = None) -> AppTest:
+        monkeypatch.setattr(sys, "argv", ["main.py", *([str(folder)] if folder else [])])
+        app = AppTest.from_file(str(MAIN), default_timeout=60).run()
+        if page != "summary":
+            app.switch_page(f"views/{page}.py").run()
+        if run is not None:
+            app.selectbox(key="run_picker").set_value(run).run()
+        assert not app.exception, app.exception[0].message
+        return app
+
+    return open_page

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import pandas as pd
 import pytest
-from made_zero3 import integers, made_step, scatters_table, schedule_table
+from made_traces import run_of
+from made_zero3 import integers, made_step, scatters_table, schedule_table, zero3_events
 
+import overlaplab
 from overlaplab import charts
+from overlaplab.analyses import scatters
 from overlaplab.charts.theme import DARK, LIGHT, size_exact
 
 MS = 1_000_000
@@ -123,6 +127,15 @@ def test_schedule_counts_what_was_seen() -> None:
     ]
 
 
+def test_the_made_tables_are_what_analyses_find(tmp_path: Path) -> None:
+    run = run_of(tmp_path, zero3_events(3, 1, microbatches=2))
+    found = overlaplab.schedule(run, steps=[3])
+    expected = schedule_table(made_step(3, 1, 2))
+    pd.testing.assert_frame_equal(found[list(expected)], expected, check_dtype=False)
+    sent = scatters_table(made_step(3, 1, 2))
+    pd.testing.assert_frame_equal(scatters(run, steps=[3])[list(sent)], sent, check_dtype=False)
+
+
 @pytest.mark.parametrize(
     ("layers", "microbatches", "said"),
     [
@@ -232,7 +245,7 @@ def test_gathered_is_a_step_curve_with_its_first_peak_named() -> None:
     found = spec(chart)
     assert {found["layer"][layer]["mark"]["interpolate"] for layer in (0, 1)} == {"step-after"}
     assert rows(chart, 2) == [{"begin": 3.0, "held": 1.21, "word": "peak 1.21 MB (3 layers gathered)"}]
-    assert found["title"]["text"] == "At most 1.21 MB of parameters held in full at a time"
+    assert found["title"]["text"] == "At most 1.21 MB of parameters held in full"
     assert found["title"]["subtitle"][-1] == "emulated link"
     assert found["layer"][0]["encoding"]["y"]["title"] == "gathered (MB)"
     assert found["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0.0, 10.0]
@@ -240,7 +253,7 @@ def test_gathered_is_a_step_curve_with_its_first_peak_named() -> None:
 
 def test_gathered_in_layers_where_bytes_are_unknown() -> None:
     chart = charts.gathered(held([(0, None, 0), (2, None, 2), (3, None, 1)]))
-    assert spec(chart)["title"]["text"] == "At most 2 layers held in full at a time"
+    assert spec(chart)["title"]["text"] == "At most 2 layers held in full"
     assert [row["held"] for row in rows(chart, 0)] == [0, 2, 1, 1]
     assert rows(chart, 2)[0]["word"] == "peak 2 layers"
 

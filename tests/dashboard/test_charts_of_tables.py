@@ -139,11 +139,11 @@ def test_buckets_draw_each_stage() -> None:
         (first, "gradients arriving", 10.0, 12.0),
         (second, "gradients arriving", 11.0, 11.5),
         (first, "launched, link busy", 12.0, 13.0),
-        (first, "all-reduce hidden by compute", 13.0, 17.0),
+        (first, "communication hidden by compute", 13.0, 17.0),
         (second, "ready, waits for an earlier bucket", 11.5, 12.1),
         (second, "launched, link busy", 12.1, 17.0),
-        (second, "all-reduce hidden by compute", 17.0, 20.0),
-        (second, "all-reduce exposed", 20.0, 23.0),
+        (second, "communication hidden by compute", 17.0, 20.0),
+        (second, "communication exposed", 20.0, 23.0),
     ]
     assert [(row["bucket"], row["begin"]) for row in rows(chart, 2)] == [
         (first, 10.0),
@@ -174,14 +174,14 @@ def test_a_launch_before_device_readiness_is_no_negative_wait() -> None:
 def test_a_bucket_without_any_gradient_is_drawn_too() -> None:
     nothing = {"gradient_ready_ns": (None, None), "ready_ns": None, "last_parameter": None}
     chart = charts.buckets(pd.DataFrame([bucket(0), bucket(1, **nothing)]))
-    assert ("1: 8.4 MB, 2 gradients", "all-reduce hidden by compute", 13.0, 17.0) in bands(chart)
+    assert ("1: 8.4 MB, 2 gradients", "communication hidden by compute", 13.0, 17.0) in bands(chart)
 
 
 def test_buckets_without_their_communication_claim_nothing_about_it() -> None:
     unknown = {"start_ns": None, "end_ns": None, "exposed_ns": None}
     title = spec(charts.buckets(pd.DataFrame([bucket(0, **unknown), bucket(1, **unknown)])))["title"]
     assert title["text"] == "The buckets' communication was not found in the trace"
-    assert title["subtitle"][1] == "The all-reduce of 2 buckets was not found in the trace."
+    assert title["subtitle"][1] == "The communication of 2 buckets was not found in the trace."
 
 
 def compared(**changes: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from made_traces import event, run_of
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from overlaplab.charts.theme import DARK, LIGHT, Palette
 
@@ -50,6 +50,11 @@ def address(runs: Path) -> Iterator[str]:
             event("engine::bucket_launch bucket=0", 114, 118, **label),
             event("engine::launch seq=0", 115, 116, **label),
             event("engine::comm seq=0 kind=all_reduce", 150, 300, tid=7, **label),
+            event(f"engine::gather_launch unit={quoted} phase=forward microbatch=0 bytes=4", 301, 305, **label),
+            event("engine::launch seq=1", 302, 303, **label),
+            event("engine::comm seq=1 kind=all_gather bytes=4", 305, 350, tid=7, **label),
+            event(f"engine::gather_wait unit={quoted} phase=forward microbatch=0", 310, 350, **label),
+            event(f"engine::free unit={quoted} phase=forward microbatch=0 bytes=4", 390, 391, **label),
         ],
         manifest={"strategy": HOSTILE, "device": HOSTILE},
     )
@@ -95,12 +100,17 @@ def visit(page: Page, address: str, name: str, run: str) -> None:
     assert page.locator("[data-testid=stException]").count() == 0
 
 
-def drawn(page: Page, tones: Palette = LIGHT) -> dict[str, int]:
-    """How much of each palette colour the page's chart shows, in pixels, whether it is drawn as SVG or on a canvas."""
+def is_error(message: ConsoleMessage) -> bool:
+    """Whether the browser complains: not of Streamlit, which first looks for its own service below the page's path."""
+    return message.type == "error" and "/_stcore/" not in message.location["url"]
+
+
+def drawn(page: Page, tones: Palette = LIGHT, number: int = 0) -> dict[str, int]:
+    """How much of each palette colour one of the page's charts shows, in pixels, whether as SVG or on a canvas."""
     found: dict[str, int] = page.evaluate(
-        """(names) => {
+        """([names, number]) => {
           const found = Object.fromEntries(Object.keys(names).map((name) => [name, 0]));
-          const chart = document.querySelector('[data-testid=stVegaLiteChart]');
+          const chart = document.querySelectorAll('[data-testid=stVegaLiteChart]')[number];
           for (const name in names) {
             for (const mark of chart.querySelectorAll(`svg .mark-rect path[fill="${names[name]}"]`)) {
               const {width, height} = mark.getBoundingClientRect();
@@ -116,7 +126,7 @@ def drawn(page: Page, tones: Palette = LIGHT) -> dict[str, int]:
           }
           return found;
         }""",
-        {"compute": tones.compute, "hidden": tones.gather, "exposed": tones.exposed},
+        [{"compute": tones.compute, "hidden": tones.gather, "exposed": tones.exposed}, number],
     )
     return found
 
@@ -157,13 +167,41 @@ def test_every_page_draws_and_nothing_leaves_this_machine(browser: Browser, addr
     assert page.get_by_text("Left out, because they cannot be read").is_visible()
     assert min(drawn(page).values()) > 500
 
-    for name in ("summary", "timeline", "buckets"):
+    for name, chart in (("summary", 0), ("timeline", 0), ("zero3", 1), ("buckets", 0)):
         visit(page, address, name, "evil")
-        assert sum(drawn(page).values()) > 500
+        assert sum(drawn(page, number=chart).values()) > 500
     assert page.evaluate("window.hacked") is None
     assert page.get_by_text("![x](http://evil.example/p.png)</script>").first.is_visible()
     assert hosts == {"127.0.0.1"}
     page.close()
+
+
+def test_zero3_shows_runs_alone_and_side_by_side(browser: Browser, gathering: Path) -> None:
+    with served("-m", "overlaplab", "app", str(gathering), "--port", "{port}", folder=gathering) as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 1400}, color_scheme="light")
+        errors: list[str] = []
+        page.on("console", lambda message: errors.append(message.text) if is_error(message) else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        visit(page, address, "zero3", "ahead")
+        assert page.get_by_text("7 gathers and 7 frees of 4 layers").is_visible()
+        assert page.locator("[data-testid=stVegaLiteChart]").count() == 2
+        alone = drawn(page, number=1)
+        # Of 7 gathers of layers, 1.8 ms each, 2.7 ms are waited for; each layer computes 3 ms in its backward pass.
+        assert alone["hidden"] > alone["exposed"] > 50
+        assert alone["compute"] > 500
+        page.locator(".st-key-against input").click()
+        page.locator("[role=option]").filter(has_text="serial").first.click()
+        page.get_by_text("Prefetching hides 14.1 ms of gathering per step.").wait_for()
+        page.wait_for_timeout(1500)
+        assert page.locator("[data-testid=stVegaLiteChart]").count() == 4
+        ahead, serial = (drawn(page, number=chart) for chart in (2, 3))
+        assert serial["exposed"] > 3 * ahead["exposed"]
+        for chart in page.locator("[data-testid=stVegaLiteChart]").all():
+            box = chart.bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= 1280
+        assert errors == []
+        page.close()
 
 
 def test_streamlit_run_app_py_shows_the_same_in_the_dark(browser: Browser, runs: Path) -> None:

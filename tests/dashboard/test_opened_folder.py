@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlaplab.dashboard.data import open_run
-from overlaplab.dashboard.folder import confined, find_runs, stamp
+from overlaplab.dashboard.folder import confined, find_runs, stamp, strategy_of
 from overlaplab.errors import OverlaplabError
 
 
@@ -109,3 +109,22 @@ def test_the_stamp_changes_with_the_files_and_skips_fifos(opened: Path) -> None:
     assert stamp(run) == before
     os.utime(run / "rank0.json", ns=(1, 1))
     assert stamp(run) != before
+
+
+def test_the_strategy_is_read_from_the_manifest_alone(tmp_path: Path) -> None:
+    def told(name: str, text: str) -> str | None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(text)
+        return strategy_of(tmp_path, name)
+
+    assert told("good", '{"format_version": 1, "strategy": "zero3", "units": []}') == "zero3"
+    assert told("other", '{"strategy": 3}') is None
+    assert told("half", '{"strategy": "zer') is None
+    assert strategy_of(tmp_path, "nowhere") is None
+    assert strategy_of(tmp_path, "../good") is None
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "run.json").symlink_to(tmp_path / "good" / "run.json")
+    assert strategy_of(tmp_path, "linked") is None
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "run.json")
+    assert strategy_of(tmp_path, "pipe") is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,25 +12,8 @@ from streamlit.testing.v1 import AppTest
 import overlaplab.dashboard
 from overlaplab.dashboard.server import command
 
-MAIN = Path(overlaplab.dashboard.__file__).with_name("main.py")
-PAGES = ("summary", "timeline", "buckets", "compare")
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> object:
-    """A function that opens a page on a folder, on the run of this name."""
-
-    def open_page(folder: Path | None, page: str = "summary", run: str | None = None) -> AppTest:
-        monkeypatch.setattr(sys, "argv", ["main.py", *([str(folder)] if folder else [])])
-        app = AppTest.from_file(str(MAIN), default_timeout=60).run()
-        if page != "summary":
-            app.switch_page(f"views/{page}.py").run()
-        if run is not None:
-            app.selectbox(key="run_picker").set_value(run).run()
-        assert not app.exception, app.exception[0].message
-        return app
-
-    return open_page
+PAGES = ("summary", "timeline", "buckets", "compare", "zero3")
+NOTHING = {"buckets": "has no buckets", "zero3": "gathers no parameters"}
 
 
 def words(app: AppTest) -> str:
@@ -62,16 +44,28 @@ def test_summary_of_one_step_and_rank(opened, runs: Path) -> None:
     assert app.dataframe[0].value[["rank", "step"]].to_numpy().tolist() == [[1, 1]]
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("run", ["bucketed", "one-rank", "foreign"])
-def test_every_page_draws_every_kind_of_run(opened, runs: Path, page: str, run: str) -> None:
+@pytest.mark.parametrize(
+    ("run", "page", "drawn", "tables"),
+    [
+        ("bucketed", "summary", 1, 2),  # the second one tells the bytes sent
+        ("bucketed", "timeline", 1, 1),
+        ("bucketed", "buckets", 1, 1),
+        ("bucketed", "zero3", 0, 0),
+        ("bucketed", "compare", 2, 2),
+        ("one-rank", "summary", 1, 2),
+        ("one-rank", "timeline", 1, 1),
+        ("one-rank", "buckets", 1, 1),
+        ("one-rank", "zero3", 0, 0),
+        ("foreign", "summary", 1, 1),
+        ("foreign", "timeline", 1, 1),
+        ("foreign", "buckets", 0, 0),
+        ("foreign", "zero3", 0, 0),
+    ],
+)
+def test_every_page_draws_every_kind_of_run(opened, runs: Path, page: str, run: str, drawn: int, tables: int) -> None:
     app = opened(runs, page, run)
-    if (page, run) == ("buckets", "foreign"):
-        assert "has no buckets" in app.info[0].value
-        assert charts(app) == 0
-    else:
-        assert charts(app) == 1
-        assert len(app.dataframe) == 1
+    assert (charts(app), len(app.dataframe)) == (drawn, tables)
+    assert [NOTHING[page] in info.value for info in app.info] == [True] * (drawn == 0)
 
 
 def test_buckets_name_the_parameter_that_came_last(opened, runs: Path) -> None:
@@ -203,10 +197,13 @@ def engine_like(parameter: str) -> list[dict[str, object]]:
         label(f"bucket_ready bucket=0 bytes=4 parameters={parameter}", 112, 113),
         label("bucket_launch bucket=0", 114, 115),
         label("bucket_done bucket=0", 301, 302),
+        label(f"gather_launch unit={parameter} phase=forward microbatch=0 bytes=4", 310, 311),
+        label(f"first_use unit={parameter} phase=forward microbatch=0", 312, 313),
+        label(f"free unit={parameter} phase=forward microbatch=0 bytes=4", 314, 315),
     ]
 
 
 def test_the_command_opens_this_app(tmp_path: Path) -> None:
     line = command(tmp_path, 8501)
-    assert Path(line[4]) == MAIN
+    assert Path(line[4]) == Path(overlaplab.dashboard.__file__).with_name("main.py")
     assert line[-2:] == ["--", str(tmp_path)]

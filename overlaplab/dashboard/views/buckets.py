@@ -12,10 +12,12 @@ from overlaplab.dashboard.widgets import (
     dark,
     lead,
     milliseconds,
+    one_window,
     run_or_stop,
     show_chart,
     show_table,
     show_warnings,
+    window_words,
 )
 
 _COLUMNS = {
@@ -45,7 +47,7 @@ def page() -> None:
         )
         show_warnings(opened)
         return
-    table = _one_window(table)
+    table = one_window(table)
     late = late_buckets(table)
     lead(_opening(table, late), charts.note(manifest))
     if len(late) and not launched_after_backward(table):
@@ -63,23 +65,10 @@ def page() -> None:
     show_table(rows, "buckets_table")
 
 
-def _one_window(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the chosen rank and step."""
-    ranks = sorted(int(rank) for rank in table["rank"].dropna().unique())
-    if len(ranks) > 1:
-        table = table[table["rank"] == st.sidebar.selectbox("Rank", ranks)]
-    steps = sorted(int(step) for step in table["step"].dropna().unique())
-    if len(steps) > 1:
-        table = table[table["step"] == st.sidebar.selectbox("Step", steps, index=len(steps) - 1)]
-    return table
-
-
 def _opening(table: pd.DataFrame, late: pd.DataFrame) -> str:
     """One sentence about the window."""
-    rank, step = table["rank"].iloc[0], table["step"].iloc[0]
-    places = ["" if pd.isna(rank) else f"rank {rank}", "" if pd.isna(step) else f"step {step}"]
-    where = " of " + ", ".join(place for place in places if place) if any(places) else ""
-    number = f"{count(len(table), 'bucket')}{where}"
+    where = window_words(table)
+    number = count(len(table), "bucket") + (f" of {where}" if where else "")
     if table["end_ns"].isna().all():
         return f"{number}: their communication was not found in the trace, only when they were ready."
     if late.empty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+import pandas as pd
 import streamlit as st
 
 import overlaplab
@@ -18,14 +19,19 @@ _MOST = 12  # runs compared unless the user chooses more
 _COLUMNS = {
     "path": "run",
     "strategy": "strategy",
-    "bucket_cap_mb": "cap MB",
     "ranks": "ranks",
     "steps": "steps",
     "step_ms_median": "step ms",
-    "step_ms_iqr": "step IQR ms",
+    "step_ms_iqr": "IQR ms",
     "compute_ms_median": "compute ms",
     "comm_ms_median": "comm. ms",
     "exposed_ms_median": "exposed ms",
+}
+_COSTS = {
+    "sent_bytes": "sent per rank and step MB",
+    "theory_sent_bytes": "theory sent MB",
+    "memory_bytes": "largest rank's memory MB",
+    "theory_memory_bytes": "theory memory MB",
 }
 
 
@@ -51,9 +57,36 @@ def page() -> None:
     show_chart(charts.compare(table, dark=dark(), note=_note(good)), "compare_chart")
     rows = milliseconds(table, _COLUMNS)
     rows["run"] = [shorten(PurePath(str(path)).name, 80) for path in table["path"]]
+    rows.insert(2, "setting", [_setting(opened) for opened in good])
     rows["hidden, % of comm."] = 100 * table["overlap_ratio"]
     st.subheader("Medians over all ranks' steps", anchor=False)
     show_table(rows, "compare_table")
+    _costs(table, _note(good))
+
+
+def _setting(opened: Opened) -> str:
+    """What the run's strategy was told, in words; empty where nothing tells."""
+    manifest = opened.run.manifest
+    if manifest is None:
+        return ""
+    if manifest.prefetch is not None:
+        return f"prefetch {manifest.prefetch}"
+    return "" if manifest.bucket_cap_mb is None else f"cap {manifest.bucket_cap_mb:g} MiB"
+
+
+def _costs(table: pd.DataFrame, note: str | None) -> None:
+    """Bytes sent and memory held against theory, where the runs tell them."""
+    told = [column for column in _COSTS if table[column].notna().any()]
+    if not told:
+        return
+    st.subheader("Against theory", anchor=False)
+    if "sent_bytes" in told:
+        show_chart(charts.sent_compared(table, dark=dark(), note=note), "sent_chart")
+    if "memory_bytes" in told:
+        show_chart(charts.memory_compared(table, dark=dark(), note=note), "memory_chart")
+    rows = pd.DataFrame({_COSTS[column]: table[column].astype("Float64") / 1e6 for column in told})
+    rows.insert(0, "run", [shorten(PurePath(str(path)).name, 80) for path in table["path"]])
+    show_table(rows, "costs_table")
 
 
 def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:

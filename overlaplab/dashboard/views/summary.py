@@ -7,6 +7,7 @@ import streamlit as st
 
 from overlaplab import charts
 from overlaplab.charts.theme import ms, percent, rank_word
+from overlaplab.dashboard.costs import costs_beside_theory
 from overlaplab.dashboard.widgets import (
     chosen_rows,
     dark,
@@ -51,6 +52,7 @@ def page() -> None:
     shown = milliseconds(table, _COLUMNS)
     shown["hidden, % of comm."] = 100 * table["overlap_ratio"]
     show_table(shown, "summary_table")
+    costs_beside_theory(opened, table)
 
 
 def _metrics(table: pd.DataFrame) -> None:
