@@ -3,6 +3,7 @@
 Each script run of this file is one rank; each scenario is a test.
 """
 
+from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
@@ -68,9 +69,9 @@ def deep(layers: int, tied: bool = False, checkpointing: bool = False) -> Transf
     return Transformer(layers=layers, **shape, tied=tied, checkpointing=checkpointing, seed=3)
 
 
-def pass_through(strategy: Zero3, microbatches: int = 1) -> None:
-    for m in range(microbatches):
-        strategy.backward(strategy(*BATCHES.of_rank(0, m, strategy.comm.rank)) / microbatches, m)
+def pass_through(strategy: Zero3, microbatch: int = 0, microbatches: int = 1) -> None:
+    batch = BATCHES.of_rank(0, microbatch, strategy.comm.rank)
+    strategy.backward(strategy(*batch) / microbatches, microbatch)
 
 
 # The schedule
@@ -91,9 +92,13 @@ def gathers_and_frees(comm: Communicator, prefetch: int) -> None:
             strategy.log.clear()
             strategy.zero_grad()
             before = comm.counts.copy()
-            # CommDebugMode's own hooks cannot stand a forward pass that checkpointing breaks off.
-            with nullcontext() if checkpointing else CommDebugMode() as seen:
-                pass_through(strategy, microbatches)
+            seen: Counter[str] = Counter()
+            for m in range(microbatches):
+                # CommDebugMode's own hooks cannot stand a forward pass that checkpointing breaks off, nor a second one.
+                with nullcontext() if checkpointing else CommDebugMode() as mode:
+                    pass_through(strategy, m, microbatches)
+                if mode is not None:
+                    seen.update({str(op): n for op, n in mode.get_comm_counts().items()})
             launched = comm.counts - before
             names = strategy.gathered()
             of_layers = [n for n in names if n.startswith("layers.")]
@@ -106,10 +111,9 @@ def gathers_and_frees(comm: Communicator, prefetch: int) -> None:
             assert sorted(frees) == sorted(names)
             assert launched[Kind.ALL_GATHER] == len(names)
             assert launched[Kind.REDUCE_SCATTER] == len(strategy.sharded_units) * microbatches
-            if seen is not None and comm.link is None:
-                counted = {str(op): n for op, n in seen.get_comm_counts().items()}
-                assert counted["c10d._allgather_base_"] == len(names)
-                assert counted["c10d._reduce_scatter_base_"] == launched[Kind.REDUCE_SCATTER]
+            if seen and comm.link is None:
+                assert seen["c10d._allgather_base_"] == len(names)
+                assert seen["c10d._reduce_scatter_base_"] == launched[Kind.REDUCE_SCATTER]
 
 
 @scenario()
