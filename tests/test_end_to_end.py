@@ -190,6 +190,17 @@ def test_zero3_gathers_and_frees_what_it_says(
         assert part["bytes"] == pytest.approx(part["formula_bytes"], rel=0.001)
 
 
+@pytest.mark.parametrize(("options", "layers"), [([], 16), (["--keep-last", "--link", "1Gbps,200us"], 15)])
+def test_torch_fsdp2_is_read_as_a_strangers(tmp_path: Path, options: list[str], layers: int) -> None:
+    run = sharded_run(tmp_path / "run", "--strategy", "torch-fsdp2", "--layers", "8", *options)
+    document = overlaplab_json("schedule", run)
+    for step in (step for rank in document["ranks"] for step in rank["steps"]):
+        assert (step["layer_gathers"], step["layer_frees"], step["gathers"]) == (layers, layers, layers + 1)
+        assert {gather["source"] for gather in step["events"]} == {"fsdp2"}
+        assert sum(kind["sent_bytes"] for kind in step["volume"]) == document["volume_theory"]["sent_bytes"]
+    assert any("FSDP2" in warning for warning in document["warnings"])
+
+
 @pytest.mark.parametrize("strategy", ["zero1", "zero2"])
 def test_zero1_and_zero2_send_what_theory_says(tmp_path: Path, strategy: str) -> None:
     options = ["--strategy", strategy, "--bucket-cap-mb", "0.3", "--accumulate", "3"]
