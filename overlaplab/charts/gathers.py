@@ -91,14 +91,18 @@ def schedule(
 
 
 def schedule_window(table: pd.DataFrame, scatters: pd.DataFrame | None = None) -> tuple[int, int]:
-    """The time axis of one rank's step, in ns: from the step's start to the last end of anything that is drawn."""
+    """The time axis of one rank's step, in ns: to the last end of anything that is drawn.
+
+    It begins at the step's start, or before where a gather does: a GPU's window begins with the first computation.
+    """
     columns = [
         (table, ("gather_end_ns", "last_use_ns", "backward_last_use_ns", "free_ns")),
         (pd.DataFrame() if scatters is None else scatters, ("end_ns",)),
     ]
     ends = [int(of[name].max()) for of, names in columns for name in names if name in of and of[name].notna().any()]
     end = max(ends, default=1)
-    return 0, end + max(end // 100, 1)
+    starts = [int(table[name].min()) for name in ("held_ns", "gather_start_ns") if table[name].notna().any()]
+    return min(0, *starts), end + max(end // 100, 1)
 
 
 def _bars(table: pd.DataFrame, scatters: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:

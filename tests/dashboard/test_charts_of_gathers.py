@@ -274,6 +274,13 @@ def test_curve_and_schedule_share_their_axes() -> None:
     assert higher[1] > 5
 
 
+def test_what_a_gpu_gathers_before_its_first_computation_is_drawn_too() -> None:
+    early = gather("embedding", None, "forward", -4, held_ns=-2 * MS)
+    found = integers(pd.DataFrame([early, gather("layers.0", 0, "forward", 4)]))
+    assert charts.schedule_window(found) == (-3 * MS, 10_100_000)
+    assert charts.schedule_window(integers(pd.DataFrame([gather("a", None, "forward", 4, gather_end_ns=None)])))[0] == 0
+
+
 def compared(path: str, sent: int | None, theory: int | None, **changes: Any) -> dict[str, Any]:
     costs = {"sent_bytes": sent, "theory_sent_bytes": theory, "memory_bytes": sent, "theory_memory_bytes": theory}
     return {"path": path, "strategy": "zero3", "bucket_cap_mb": None, "ranks": 2, "emulated": True} | costs | changes

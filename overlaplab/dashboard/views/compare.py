@@ -86,7 +86,7 @@ def _costs(table: pd.DataFrame, note: str | None) -> None:
         show_chart(charts.memory_compared(table, dark=dark(), note=note), "memory_chart")
     rows = pd.DataFrame({_COSTS[column]: table[column].astype("Float64") / 1e6 for column in told})
     rows.insert(0, "run", [shorten(PurePath(str(path)).name, 80) for path in table["path"]])
-    show_table(rows, "costs_table")
+    show_table(rows[table[told].notna().any(axis="columns")], "costs_table")
 
 
 def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:

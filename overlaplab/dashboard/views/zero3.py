@@ -117,7 +117,8 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
     pair = (first, second)
     with st.container(key="gain"):
         st.text(charts.prefetch_gain(*(_cost(opened) for opened, _ in pair)))
-    window = (0, max(charts.schedule_window(table, _scatters(opened, table))[1] for opened, table in pair))
+    windows = [charts.schedule_window(table, _scatters(opened, table)) for opened, table in pair]
+    window = (min(low for low, _ in windows), max(high for _, high in windows))
     top = int(max(gathered_bytes(table)["bytes"].fillna(0).max() for _, table in pair))
     for column, (opened, table), key in _columns(pair):
         with column.container(gap=None):
