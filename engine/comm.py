@@ -63,6 +63,7 @@ class Communicator:
         self.prescale = 1.0 if self.backend == "nccl" else 1.0 / self.world_size
         """What a gradient must be multiplied by before `all_reduce_mean`."""
         self._seq = 0
+        self._topics = 0
         self.counts: Counter[Kind] = Counter()
         """How many collectives of each kind were launched here."""
 
@@ -122,6 +123,25 @@ class Communicator:
         dist.all_gather_object(values, value, group=self.group)
         self._check()
         return values
+
+    def topic(self) -> str:
+        """The beginning of keys for `say` that nobody else uses; the same on all ranks that ask alike."""
+        self._topics += 1
+        return f"overlaplab/{self._topics}"
+
+    def say(self, key: str, value: str, timeout_s: float) -> list[str] | None:
+        """Every rank's value under a new key, in rank order; None if some rank has not said its own in time.
+
+        Through the store of the rendezvous: no collective, so that one rank's silence blocks no other's.
+        """
+        store: Any = torch.distributed.distributed_c10d._get_default_store()
+        store.set(f"{key}/{self.rank}", value)
+        keys = [f"{key}/{rank}" for rank in range(self.world_size)]
+        try:
+            store.wait(keys, timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            return None
+        return [store.get(key).decode() for key in keys]
 
     def broadcast_object(self, value: Any) -> Any:
         """Rank 0's value."""

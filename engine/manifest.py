@@ -1,5 +1,6 @@
 """run.json: what was recorded, and with what."""
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -76,10 +77,16 @@ def manifest(
             for index, (nbytes, names) in enumerate(strategy.buckets)
         ],
         "units": _units(strategy),
-        "losses": [sum(losses) / comm.world_size for losses in zip(*(o.losses for o in outcomes), strict=True)],
+        "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes), strict=True)],
         "memory": [{"rank": rank, **o.held, "peak_allocated": o.peak_allocated} for rank, o in enumerate(outcomes)],
         "collectives": table,
     }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Their mean; None for what JSON has no number for."""
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else None
 
 
 def collectives(carried: Sequence[Sequence[Carried]]) -> dict[str, list[Any]]:

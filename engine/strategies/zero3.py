@@ -38,6 +38,9 @@ from engine.strategies.sharded import Sharded
 
 __all__ = ["ShardedUnit", "Zero3"]
 
+AGREEMENT_S = 60.0
+"""How long a rank that runs the units in a new order waits for the others to do the same."""
+
 IN_FLIGHT = 2
 """Units whose full gradients may wait for the network, before the backward pass waits for them."""
 
@@ -178,8 +181,8 @@ class _Use:
 class Zero3(Sharded):
     """Hooks around each unit's forward and backward gather, free, and reduce-scatter.
 
-    The ranks must run the same units in the same order. EngineError on all ranks in the first pass in which they do
-    not, and later when the pass is over. A rank that fails alone cannot keep the others' collectives matched.
+    The ranks must run the same units in the same order: EngineError where they do not. A rank that fails alone cannot
+    keep the others' collectives matched.
     """
 
     sends_every_microbatch = True
@@ -195,7 +198,9 @@ class Zero3(Sharded):
         self._in_backward = False
         self._used: set[str] = set()  # parameters that this rank sends a gradient of
         self._order: list[str] = []  # of this pass's collectives
-        self._verified = comm.world_size == 1
+        self._topic = comm.topic()
+        self._pass = 0
+        self._verified = False
         for unit in self.sharded_units:
             for module in unit.modules:
                 module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
@@ -223,6 +228,7 @@ class Zero3(Sharded):
         self._seen.append(unit)
         if self._foretold[position : position + 1] != [unit]:
             self._foretold = []
+            self._note(f"using {unit.name}", agree=True)
         ahead = self._foretold[position + 1 : position + 1 + self.options.prefetch]
         self._hold([unit, *ahead], FORWARD)
         unit.active += 1
@@ -257,6 +263,8 @@ class Zero3(Sharded):
 
     def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
         """See `Strategy`."""
+        if len(self._seen) != len(self._foretold):
+            self._note(f"the backward pass after {len(self._seen)} units", agree=True)
         self._in_backward = True
         self._foretold, self._seen = self._seen, []
         try:
@@ -338,6 +346,7 @@ class Zero3(Sharded):
 
     def _restart(self) -> None:
         self._used, self._order = set(), []
+        self._pass += 1
         for unit in self.sharded_units:
             unit.restart()
 
@@ -347,7 +356,7 @@ class Zero3(Sharded):
         """Launch what is wanted and not held; wait for the first. [Note: the window]"""
         for unit in wanted:
             if not unit.held:
-                self._note(unit.name)
+                self._note(f"the gather of {unit.name}")
                 with unit.label(Word.GATHER_LAUNCH, self.microbatch, phase):
                     unit.gather(self.comm)
         unit = wanted[0]
@@ -381,12 +390,21 @@ class Zero3(Sharded):
     def _mark(self, word: Word, unit: ShardedUnit, phase: str) -> None:
         labels.instant(unit.label(word, self.microbatch, phase))
 
-    def _note(self, what: str) -> None:
-        """A collective is next. In the first pass, make sure that it is the same on all ranks."""
+    def _note(self, what: str, agree: bool = False) -> None:
+        """What comes next, in the order that must be the same on all ranks.
+
+        In the first pass, and where this rank leaves the order of the pass before (`agree`), the ranks compare it: a
+        collective that they do not share would block them, or mix up units of one size.
+        """
         self._order.append(what)
-        if self._verified:
+        if self.comm.world_size == 1 or (self._verified and not agree):
             return
-        everyones = self.comm.gather_objects(what)
+        everyones = self.comm.say(f"{self._topic}/{self._pass}/{len(self._order)}", what, AGREEMENT_S)
+        if everyones is None:
+            raise EngineError(
+                f"zero3 needs all ranks to run the same units in the same order: here came {what}, "
+                "other than in the pass before, and not on all ranks"
+            )
         for rank, theirs in enumerate(everyones):
             if theirs != everyones[0]:
                 raise EngineError(

@@ -7,6 +7,7 @@ import time
 
 import engine.cli
 import engine.launch
+import engine.strategies.zero3
 import engine.train
 from engine.comm import Communicator
 
@@ -15,7 +16,7 @@ if "RANK" not in os.environ:
 else:
     rank, step, kind = os.environ["FAULT"].split(":")
     mine = os.environ["RANK"] == rank
-    train_step, build, all_reduce = engine.train.train_step, engine.train.build, Communicator.all_reduce_mean
+    train_step, build, all_gather = engine.train.train_step, engine.train.build, Communicator.all_gather
 
     def faulty_step(strategy, optimizer, batches, at, **more):
         if at == int(step) and mine:
@@ -31,6 +32,14 @@ else:
                 strategy.parameters[0].register_hook(raise_in_tensor_hook)
             if kind == "raise-in-hook":
                 Communicator.all_reduce_mean = raise_in_hook
+            if kind == "kill-in-gather":
+                Communicator.all_gather = killed_in_gather
+            if kind == "raise-in-gather":
+                Communicator.all_gather = raise_in_hook
+            if kind == "other-order":
+                layers = strategy.model.layers
+                layers[0], layers[1] = layers[1], layers[0]
+                engine.strategies.zero3.AGREEMENT_S = 3
         if kind in ("lose-peer", "raise-in-backward") and at == int(step) and not mine:
             time.sleep(600)
         if kind == "stall" and at == int(step):
@@ -40,7 +49,13 @@ else:
                 time.sleep(600)
         train_step(strategy, optimizer, batches, at, **more)
 
-    def raise_in_hook(self, tensor):
+    def killed_in_gather(self, full, shard):
+        """Launched on all ranks, ended by none."""
+        Communicator.all_gather = all_gather
+        all_gather(self, full, shard)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def raise_in_hook(self, *tensors):
         raise ZeroDivisionError("in a hook")
 
     def raise_in_tensor_hook(grad):

@@ -124,6 +124,16 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
             "rank 0: killed by SIGKILL",
         ),
         ("1:2:exit", ("--strategy", "per-param"), "rank 1: ended with exit code 7"),
+        ("1:3:kill-in-gather", ("--strategy", "zero3"), "rank 1: killed by SIGKILL"),
+        ("0:3:kill-in-gather", ("--strategy", "zero3", "--link", "1Gbps,200us"), "rank 0: killed by SIGKILL"),
+        ("1:3:kill-in-gather", ("--strategy", "zero2", "--link", "1Gbps,200us"), "rank 1: killed by SIGKILL"),
+        ("0:3:raise-in-gather", ("--strategy", "zero3", "--prefetch", "2"), "rank 0: ZeroDivisionError: in a hook"),
+        (
+            "1:3:other-order",
+            ("--strategy", "zero3"),
+            "rank 1: zero3 needs all ranks to run the same units in the same order: "
+            "here came using layers.1, other than in the pass before, and not on all ranks",
+        ),
         (
             "1:0:mismatch",
             ("--strategy", "bucketed"),
