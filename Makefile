@@ -6,6 +6,7 @@ RUNS ?= runs/demo
 PORT ?= 8501
 SERVE ?= 1
 DEMO := --link auto --batch 16 --steps 5 --bucket-cap-mb 4
+ZERO3 := --strategy zero3 --link auto --layers 32 --width 128 --batch 16 --steps 3
 
 .PHONY: help env demo test check format chromium clean
 .DELETE_ON_ERROR:
@@ -29,10 +30,14 @@ demo: env
 	$(BIN)/overlaplab record --strategy naive     --out $(RUNS)/naive     $(DEMO)
 	$(BIN)/overlaplab record --strategy per-param --out $(RUNS)/per-param $(DEMO)
 	$(BIN)/overlaplab record --strategy bucketed  --out $(RUNS)/bucketed  $(DEMO)
+	$(BIN)/overlaplab record $(ZERO3) --prefetch 0    --out $(RUNS)/zero3-serial
+	$(BIN)/overlaplab record $(ZERO3) --prefetch 1    --out $(RUNS)/zero3
 	$(BIN)/overlaplab summary $(RUNS)/naive
 	$(BIN)/overlaplab summary $(RUNS)/per-param
 	$(BIN)/overlaplab summary $(RUNS)/bucketed
 	$(BIN)/overlaplab compare $(RUNS)/naive $(RUNS)/per-param $(RUNS)/bucketed
+	$(BIN)/overlaplab schedule $(RUNS)/zero3
+	$(BIN)/overlaplab compare $(RUNS)/zero3-serial $(RUNS)/zero3
 ifeq ($(SERVE),1)
 	@echo "The dashboard is at http://127.0.0.1:$(PORT) (Ctrl-C ends it)."
 	$(BIN)/overlaplab app $(RUNS) --port $(PORT)

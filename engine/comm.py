@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -149,6 +150,14 @@ class Communicator:
         dist.broadcast_object_list(values, group=self.group, group_src=0, device=self.device)
         self._check()
         return values[0]
+
+    @cached_property
+    def for_objects(self) -> dist.ProcessGroup:
+        """A group that also gathers and scatters, as torch.distributed.checkpoint does and an emulated link does not.
+
+        Every rank must ask for it.
+        """
+        return self.group if self.link is None else dist.new_group(backend="gloo")
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

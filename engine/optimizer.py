@@ -1,10 +1,13 @@
 """AdamW, with fp32 master weights for parameters of lower precision."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
-__all__ = ["AdamW", "gradient"]
+__all__ = ["MOMENTS", "AdamW", "gradient"]
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's running means of a parameter's gradients and of their squares, by torch's names."""
 
 
 def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -23,12 +26,39 @@ class AdamW:
             p.detach().float() if p.dtype in (torch.bfloat16, torch.float16) else p for p in self._parameters
         ]
         self._adamw = torch.optim.AdamW(self._masters, lr=lr, fused=True) if self._masters else None
+        self._number = {id(p): i for i, p in enumerate(self._parameters)}
 
     def states(self) -> list[torch.Tensor]:
         """fp32 masters and moments, as far as there are any."""
         masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         moments = [t for state in (self._adamw.state if self._adamw else {}).values() for t in state.values()]
         return masters + [t for t in moments if t.dim()]
+
+    def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A parameter's fp32 `masters` if it has any, and its moments `exp_avg`, `exp_avg_sq` once it was updated."""
+        master = self._masters[self._number[id(parameter)]]
+        found = {} if master is parameter else {"masters": master}
+        state = self._adamw.state.get(master, {}) if self._adamw else {}
+        return found | {name: state[name] for name in MOMENTS if name in state}
+
+    def updates_of(self, parameter: torch.Tensor) -> int:
+        """How often a parameter was updated, which AdamW's bias correction goes by."""
+        master = self._masters[self._number[id(parameter)]]
+        state = self._adamw.state.get(master, {}) if self._adamw else {}
+        return int(state["step"]) if "step" in state else 0
+
+    @torch.no_grad()
+    def restore(self, parameter: torch.Tensor, state: Mapping[str, torch.Tensor], updates: int) -> None:
+        """Go on from what `state_of` and `updates_of` once said of a parameter; its own values are not touched."""
+        master = self._masters[self._number[id(parameter)]]
+        if master is not parameter:
+            master.copy_(state["masters"].view(master.shape))
+        assert self._adamw is not None
+        self._adamw.state.pop(master, None)
+        if updates:
+            moments = {name: torch.empty_like(master).copy_(state[name].view(master.shape)) for name in MOMENTS}
+            step = torch.tensor(float(updates), dtype=torch.float32, device=master.device)  # as fused AdamW keeps it
+            self._adamw.state[master] = {"step": step, **moments}
 
     @torch.no_grad()
     def step(self) -> None:

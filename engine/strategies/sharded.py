@@ -20,7 +20,20 @@ from engine.labels import Span, Word
 from engine.shards import Flat, Piece
 from engine.strategies.base import Options, Strategy
 
-__all__ = ["Sharded"]
+__all__ = ["Part", "Sharded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What this rank owns of one parameter, trained or not."""
+
+    name: str
+    begin: int
+    """Where it begins in the flattened parameter."""
+    values: torch.Tensor
+    """(elements,), in the shard's memory."""
+    piece: Piece | None
+    """What the optimizer updates; None for a frozen parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,17 @@ class Sharded(Strategy):
         for grad in grads:
             grad.mul_(scale)
         return norm
+
+    def parts(self) -> list[Part]:
+        """What this rank owns of each parameter that lies in `flats`."""
+        found = []
+        for flat in self.flats:
+            layout, pieces = flat.layout, {piece.name: piece for piece in flat.pieces}
+            for number, values in layout.pieces(flat.shard):
+                name = flat.names[number]
+                begin = max(self.comm.rank * layout.chunk - sum(layout.sizes[:number]), 0)
+                found.append(Part(name, begin, values, pieces.get(name)))
+        return found
 
     def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
         """Every rank's (chunk,) of something that lies as `flat` does, in the parameters' shapes, by name."""
