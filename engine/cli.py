@@ -87,6 +87,8 @@ def record(
     ] = "none",
     seed: Annotated[int, _option("Seed of weights and batches.")] = 0,
     trace: Annotated[bool, _option("Record, or only run the steps.", "--trace/--no-trace")] = True,
+    save: Annotated[Path | None, _option("Leave a checkpoint in this directory after the last step.")] = None,
+    resume: Annotated[Path | None, _option("Go on from a checkpoint that --save left.")] = None,
 ) -> None:
     """Train a small transformer with data parallelism, and record a trace per rank.
 
@@ -123,6 +125,8 @@ def record(
         link=_link(link, where, ranks_here, ranks),
         seed=seed,
         trace=trace,
+        save=save,
+        resume=resume,
     )
     if under_torchrun:
         from engine.worker import work

@@ -95,6 +95,10 @@ class Config:
     """Seed of weights and batches."""
     trace: bool = True
     """Whether to record; without, only the steps run."""
+    save: Path | None = None
+    """Where to leave a sharded checkpoint after the last step; a directory."""
+    resume: Path | None = None
+    """The checkpoint to go on from; training steps are counted on from it, too."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run. EngineError names the option and what it must be."""
@@ -120,6 +124,19 @@ class Config:
             _require(not self.main_grad, "torch-ddp has no fp32 main_grad; leave --main-grad out")
             _require(self.first_bucket_mb is None, "torch-ddp has no --first-bucket-mb; leave it out")
             _require(self.warmup >= 2, "torch-ddp rebuilds its buckets in the second step: --warmup must be 2 or more")
+        _require(
+            self.strategy is not StrategyName.TORCH_FSDP2 or (self.save is None and self.resume is None),
+            "torch-fsdp2 has state dicts of its own: --save and --resume are not for it; use zero3",
+        )
+        _require(
+            self.resume is None or self.resume.is_dir(),
+            f"--resume {self.resume} is not there; name a directory that --save left",
+        )
+        out = self.out.resolve()
+        _require(
+            self.save is None or self.save.resolve() not in (out, *out.parents),
+            f"--save {self.save} would replace --out {self.out}; name a directory of its own",
+        )
         _require(not self.out.exists() or self.out.is_dir(), f"--out {self.out} is a file; name a directory")
 
     def model(self) -> dict[str, object]:

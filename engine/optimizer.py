@@ -23,10 +23,15 @@ class AdamW:
         """Parameters that need no gradient are skipped."""
         self._parameters = [p for p in parameters if p.requires_grad]
         self._masters = [
-            p.detach().float() if p.dtype in (torch.bfloat16, torch.float16) else p for p in self._parameters
+            p if self.exact(p.dtype) is p.dtype else p.detach().to(self.exact(p.dtype)) for p in self._parameters
         ]
         self._adamw = torch.optim.AdamW(self._masters, lr=lr, fused=True) if self._masters else None
         self._number = {id(p): i for i, p in enumerate(self._parameters)}
+
+    @staticmethod
+    def exact(dtype: torch.dtype) -> torch.dtype:
+        """The type of masters and moments of parameters of `dtype`."""
+        return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
     def states(self) -> list[torch.Tensor]:
         """fp32 masters and moments, as far as there are any."""

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import torch
 
 from engine import faults, labels
+from engine.checkpoint import load_sharded, require_place, save_sharded
 from engine.comm import Communicator, connect
 from engine.config import Config, Dtype
 from engine.data import Batches
@@ -65,23 +66,28 @@ def record(config: Config, argv: list[str]) -> None:
                 clear(config.out)
             comm.barrier()
         strategy, optimizer = build(config, comm)
-        first, end, losses = _run(config, comm, strategy, optimizer)
-        if not config.trace:
-            return
-        everyones = comm.gather_objects(list(comm.carried[first:end]))
-        outcomes = comm.gather_objects(Outcome(losses, held_bytes(strategy, optimizer), _peak_allocated(comm.device)))
-        if comm.rank == 0:
-            document = manifest(
-                config,
-                comm,
-                strategy,
-                everyones,
-                outcomes,
-                command=shlex.join(["overlaplab", "record", *argv]),
-                started_at=started_at,
-            )
-            write_json(config.out / MANIFEST, document)
-        comm.barrier()  # nobody leaves before the run is complete
+        if config.save is not None:
+            require_place(config.save)  # now rather than after the last step
+        done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
+        first, end, losses = _run(config, comm, strategy, optimizer, done)
+        if config.trace:
+            everyones = comm.gather_objects(list(comm.carried[first:end]))
+            outcome = Outcome(losses, held_bytes(strategy, optimizer), _peak_allocated(comm.device))
+            outcomes = comm.gather_objects(outcome)
+            if comm.rank == 0:
+                document = manifest(
+                    config,
+                    comm,
+                    strategy,
+                    everyones,
+                    outcomes,
+                    command=shlex.join(["overlaplab", "record", *argv]),
+                    started_at=started_at,
+                )
+                write_json(config.out / MANIFEST, document)
+        if config.save is not None:
+            save_sharded(config.save, strategy, optimizer, done + config.warmup + config.steps)
+        comm.barrier()  # nobody leaves before all is complete
 
 
 def build(config: Config, comm: Communicator) -> tuple[Strategy, AdamW]:
@@ -109,8 +115,11 @@ def build(config: Config, comm: Communicator) -> tuple[Strategy, AdamW]:
     return strategy, AdamW(strategy.optimized(), lr=config.lr)
 
 
-def _run(config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW) -> tuple[int, int, list[float]]:
-    """The loop; returns the first and the end of the link's collectives in the recorded steps, and the losses."""
+def _run(
+    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, done: int
+) -> tuple[int, int, list[float]]:
+    """The loop, after `done` steps of an earlier run; returns the first and the end of the link's collectives in the
+    recorded steps, and the losses."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = (
         Recorder(
@@ -133,7 +142,7 @@ def _run(config: Config, comm: Communicator, strategy: Strategy, optimizer: Adam
                 if step == config.warmup:
                     first = len(comm.carried)
                 loss = train_step(
-                    strategy, optimizer, batches, step, accumulate=config.accumulate, clip_norm=config.clip_norm
+                    strategy, optimizer, batches, done + step, accumulate=config.accumulate, clip_norm=config.clip_norm
                 )
                 losses.append(loss)
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):

@@ -68,10 +68,15 @@ class Bucketed(Strategy):
             if self.gradients.get(parameter) is not None:
                 self.gradients.rest(parameter, self._home[i][1])
 
-    def rebuild_as(self, names: list[str]) -> None:
-        """Buckets in this order of parameters, for good; no gradient is there."""
+    @property
+    def order(self) -> list[str] | None:
+        """The parameters' names as they lie in the buckets, once these are rebuilt."""
+        return None if self._arrivals is not None else [self.names[m] for b in self._buckets for m in b.members]
+
+    def rebuild_as(self, order: list[str]) -> None:
+        """Rebuild the buckets in another run's `order`, before there are any gradients."""
         number = {name: i for i, name in enumerate(self.names)}
-        self._build([number[name] for name in names])
+        self._build([number[name] for name in order])
         self._arrivals = None
 
     # The backward pass
