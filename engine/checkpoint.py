@@ -247,6 +247,7 @@ def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) ->
             process_group=comm.for_objects,
         )
     except CheckpointException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise EngineError(f"{path} cannot be written: {_first_failure(error)}") from None
     _on_all(comm, end)
 

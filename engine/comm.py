@@ -128,7 +128,7 @@ class Communicator:
     def topic(self) -> str:
         """The beginning of keys for `say` that nobody else uses; the same on all ranks that ask alike."""
         self._topics += 1
-        return f"overlaplab/{self._topics}"
+        return f"overlaplab/{self.group.group_name}/{self._topics}"
 
     def say(self, key: str, value: str, timeout_s: float) -> list[str] | None:
         """Every rank's value under a new key, in rank order; None if some rank has not said its own in time.
