@@ -67,8 +67,8 @@ class ShardedUnit:
         self.layout = Layout([p.shape for p in parameters], comm.rank, comm.world_size)
         self.full = torch.zeros(self.layout.padded, dtype=parameters[0].dtype, device=parameters[0].device)
         self._views = self.layout.views(self.full)
-        nan = torch.full((), torch.nan, dtype=self.full.dtype, device=self.full.device)
-        self._nothing = [nan.expand(p.shape) for p in parameters]
+        nothing = torch.nan if self.full.is_floating_point() else 0
+        self._nothing = [self.full.new_full((), nothing).expand(p.shape) for p in parameters]
         for parameter, view in zip(parameters, self._views, strict=True):
             view.copy_(parameter.detach())
         shard = self.layout.own(self.full).clone()

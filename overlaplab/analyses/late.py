@@ -18,13 +18,16 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     Takes rows of `overlaplab.buckets(run)` for one rank and step. Columns: `index`, `parameter` (whose
     gradient came last), `gap_ns` (how long after the bucket's gradient before it; null where it is the
     only one), `held_ns` (the longest that a later bucket, ready, waited for this one), `held` (their
-    indices), `link_ns` (how long it was launched but the link was busy), `exposed_ns`, `cost_ns` = exposed
-    + held.
+    indices), `link_ns` (how long it was launched but the link was busy with the bucket before), `exposed_ns`,
+    `cost_ns` = exposed + held.
     """
     rows = []
     ordered = table.sort_values("index", kind="stable").to_dict("records")
     held = {} if launched_after_backward(table) else _held(ordered)
+    free_ns = 0  # when the link is free of the bucket before
     for bucket in ordered:
+        busy_ns = max(min(_whole(bucket["start_ns"]), free_ns) - _ready_to_go(bucket), 0)
+        free_ns = max(free_ns, _whole(bucket["end_ns"]))
         waiting = held.get(bucket["index"], {})
         exposed = _whole(bucket["exposed_ns"])
         cost = exposed + max(waiting.values(), default=0)
@@ -37,7 +40,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
                 "gap_ns": last_gap_ns(bucket["gradient_ready_ns"]),
                 "held_ns": max(waiting.values(), default=0),
                 "held": tuple(waiting),
-                "link_ns": max(_whole(bucket["start_ns"]) - _ready_to_go(bucket), 0),
+                "link_ns": busy_ns,
                 "exposed_ns": exposed,
                 "cost_ns": cost,
             }

@@ -82,6 +82,14 @@ def test_a_bucket_is_not_held_by_one_that_was_launched_before_it_was_ready() -> 
     assert late_buckets(out_of_order).empty
 
 
+def test_a_free_link_is_not_waited_for() -> None:
+    """What a collective takes to begin on a link that stands free is its thread's waking up."""
+    table = pd.DataFrame(
+        [bucket(0, [1], 1, 1, 3, 0), bucket(1, [2, 2.5], 2.5, 3.25, 6, 3), bucket(2, [8], 8, 9, 12, 3)]
+    )
+    assert late_buckets(table).set_index("index")["link_ns"].to_dict() == {1: 0.5 * MS, 2: 0}
+
+
 def test_unused_gradients_do_not_count() -> None:
     table = pd.DataFrame([bucket(0, [None, 4, None], 4, 4, 9, 5), bucket(1, [None], 9, 9, 10, 1)])
     late = late_buckets(table)
