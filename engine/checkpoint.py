@@ -161,6 +161,7 @@ def load_full_state(
 
     Raises EngineError on all ranks, and nothing is changed, if it is no such state or another model's.
     """
+    _require_ours(strategy)
 
     def check() -> tuple[_Progress, dict[str, _Spec]]:
         try:
@@ -257,6 +258,7 @@ def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
 
     Raises EngineError on all ranks, and nothing is changed, if it is not there, damaged or another model's.
     """
+    _require_ours(strategy)
 
     def check() -> tuple[_Progress, dict[str, _Spec]]:
         progress, offered = _read(path)
@@ -347,8 +349,14 @@ def _read(path: Path) -> tuple[_Progress, dict[str, _Spec]]:
 # What there is
 
 
+def _require_ours(strategy: Strategy) -> None:
+    if isinstance(strategy, TorchFSDP2):
+        raise EngineError("checkpoints are not for torch-fsdp2, which has state dicts of its own; use zero3")
+
+
 def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progress, dict[str, _Spec]]:
     """How far the run has come, and all tensors of its state by key; the same on all ranks."""
+    _require_ours(strategy)
     strategy.settle()
     mine = {o.name: optimizer.updates_of(o.optimized) for o in _owned(strategy) if o.optimized is not None}
     updates: dict[str, int] = {}
@@ -371,9 +379,7 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
 
 
 def _owned(strategy: Strategy) -> list[_Owned]:
-    """What this rank has. EngineError for torch-fsdp2."""
-    if isinstance(strategy, TorchFSDP2):
-        raise EngineError("checkpoints are not for torch-fsdp2, which has state dicts of its own; use zero3")
+    """What this rank has."""
     sharded = _sharded_names(strategy)
     found = [
         _Owned(PARAMETERS, name, 0, p.detach(), p if p.requires_grad else None)
