@@ -8,82 +8,26 @@
 Each prints one line per figure: median of the pairs' ratios, and their quartiles. Run them on an idle machine.
 """
 
-import os
 import statistics
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
+from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, Side, alternate, parse_link, ranks, report, seconds
 from torch.profiler import ProfilerActivity, profile
 
 from engine import labels, record
-from engine.cli import AUTO_LINK
-from engine.comm import Communicator, connect
+from engine.comm import connect
 from engine.config import Config, Device, StrategyName
-from engine.data import Batches
-from engine.link import Link
-from engine.train import build, train_step
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-Step = Callable[[int], None]
-
-LAYERS = Annotated[int, typer.Option(help="Layers.")]
-WIDTH = Annotated[int, typer.Option(help="Features.")]
-SEQ = Annotated[int, typer.Option(help="Tokens per sample.")]
-BATCH = Annotated[int, typer.Option(help="Samples per rank.")]
-PAIRS = Annotated[int, typer.Option(help="Pairs of steps.")]
-
-
-def ranks(count: int) -> None:
-    """Become a torchrun of this script, unless started by one."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
-    if "RANK" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-        run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-        os.execv(sys.executable, [sys.executable, *run, *sys.argv])
-    torch.set_num_threads(threads)
-
-
-def stepper(config: Config, comm: Communicator) -> Step:
-    """A function that trains one step."""
-    strategy, optimizer = build(config, comm)
-    batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
-
-    def step(number: int) -> None:
-        train_step(strategy, optimizer, batches, number, accumulate=config.accumulate, clip_norm=None)
-
-    return step
-
-
-def seconds(step: Step, number: int, comm: Communicator) -> float:
-    """How long the slowest rank takes."""
-    comm.barrier()
-    start = time.perf_counter()
-    step(number)
-    return max(comm.gather_objects(time.perf_counter() - start))
-
-
-def report(what: str, ours: list[float], theirs: list[float], comm: Communicator) -> None:
-    """One line."""
-    if comm.rank == 0:
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{what}: {middle:.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs; "
-            f"medians {statistics.median(ours) * 1e3:.1f} and {statistics.median(theirs) * 1e3:.1f} ms)",
-            flush=True,
-        )
 
 
 @app.command()
 def step_time(
-    link: Annotated[str, typer.Option(help="none, auto or a link.")] = "none",
+    link: LINK = "none",
     bucket_cap_mb: float = 5.0,
     nproc: int = 2,
     pairs: PAIRS = 30,
@@ -94,10 +38,10 @@ def step_time(
 ) -> None:
     """Step time of bucketed ÷ torch-ddp."""
     ranks(nproc)
-    emulated = None if link == "none" else AUTO_LINK if link == "auto" else Link.parse(link)
+    emulated = parse_link(link)
     comm = connect(torch.device("cpu"), emulated)
     sides = [
-        stepper(
+        Side(
             Config(
                 strategy=name,
                 out=Path(),
@@ -112,13 +56,7 @@ def step_time(
         )
         for name in (StrategyName.BUCKETED, StrategyName.TORCH_DDP)
     ]
-    times: list[list[float]] = [[], []]
-    for number in range(pairs + 3):
-        for side in (0, 1) if number % 2 else (1, 0):  # neither always goes first
-            took = seconds(sides[side], number, comm)
-            if number >= 3:
-                times[side].append(took)
-    report(f"bucketed ÷ torch-ddp, link {emulated or 'none'}", *times, comm)
+    report(f"bucketed ÷ torch-ddp, link {emulated or 'none'}", *alternate(sides, pairs), comm)
     comm.close()
 
 
@@ -136,16 +74,16 @@ def recording(pairs: PAIRS = 15, layers: LAYERS = 6, width: WIDTH = 768, seq: SE
         seq=seq,
         batch=batch,
     )
-    step = stepper(config, comm)
+    side = Side(config, comm)
     times: list[list[float]] = [[], []]
     per_event: list[float] = []
     for number in range(pairs + 2):
         for recorded in (False, True) if number % 2 else (True, False):
             if recorded:
                 with profile(activities=[ProfilerActivity.CPU]) as profiler:
-                    on = seconds(step, number, comm)
+                    on = seconds(side, number)
             else:
-                off = seconds(step, number, comm)
+                off = seconds(side, number)
         if number >= 2:
             events = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
             per_event.append((on - off) * 1e6 / events)
@@ -189,17 +127,17 @@ def labels_(pairs: PAIRS = 30, layers: LAYERS = 8, width: WIDTH = 256, seq: SEQ 
         seq=seq,
         batch=batch,
     )
-    labelled = stepper(config, comm)
+    labelled = Side(config, comm)
     with _without_labels():
-        bare = stepper(config, comm)
+        bare = Side(config, comm)
     times: list[list[float]] = [[], []]
     for number in range(pairs + 3):
         for with_them in (False, True) if number % 2 else (True, False):
             if with_them:
-                with_labels = seconds(labelled, number, comm)
+                with_labels = seconds(labelled, number)
             else:
                 with _without_labels():
-                    without = seconds(bare, number, comm)
+                    without = seconds(bare, number)
         if number >= 3:
             times[0].append(with_labels)
             times[1].append(without)

@@ -1,0 +1,104 @@
+"""What the benchmarks share: ranks, sides that take turns, and the line that is printed."""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import torch
+import typer
+
+from engine.cli import AUTO_LINK
+from engine.comm import Communicator
+from engine.config import Config
+from engine.data import Batches
+from engine.link import Link
+from engine.train import build, train_step
+
+LAYERS = Annotated[int, typer.Option(help="Layers.")]
+WIDTH = Annotated[int, typer.Option(help="Features.")]
+SEQ = Annotated[int, typer.Option(help="Tokens per sample.")]
+BATCH = Annotated[int, typer.Option(help="Samples per rank.")]
+PAIRS = Annotated[int, typer.Option(help="Pairs of steps.")]
+LINK = Annotated[str, typer.Option(help="none, auto or a link.")]
+
+WARMUP = 3
+"""Pairs that do not count."""
+
+
+def torchrun(count: int) -> list[str]:
+    """This script's command line on so many ranks, which share the cores."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ["OMP_NUM_THREADS"] = str(_threads(count))
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    return [sys.executable, *run, *sys.argv]
+
+
+def ranks(count: int) -> None:
+    """Become a torchrun of this script, unless started by one."""
+    if "RANK" not in os.environ:
+        os.execv(sys.executable, torchrun(count))
+    torch.set_num_threads(_threads(count))
+
+
+def _threads(count: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // count)
+
+
+def parse_link(text: str) -> Link | None:
+    """The link of the option's value."""
+    return None if text == "none" else AUTO_LINK if text == "auto" else Link.parse(text)
+
+
+class Side:
+    """A model that is trained step by step."""
+
+    def __init__(self, config: Config, comm: Communicator) -> None:
+        """Build it as configured."""
+        self.strategy, self.optimizer = build(config, comm)
+        self._batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
+        self._accumulate = config.accumulate
+
+    def __call__(self, number: int) -> None:
+        """Train step `number`."""
+        train_step(self.strategy, self.optimizer, self._batches, number, accumulate=self._accumulate, clip_norm=None)
+
+
+def seconds(side: Side, number: int) -> float:
+    """How long the slowest rank takes for a step."""
+    comm = side.strategy.comm
+    comm.barrier()
+    start = time.perf_counter()
+    side(number)
+    if comm.device.type == "cuda":
+        torch.cuda.synchronize()
+    return max(comm.gather_objects(time.perf_counter() - start))
+
+
+def alternate(
+    sides: Sequence[Side], pairs: int, measure: Callable[[Side, int], float] = seconds
+) -> tuple[list[float], list[float]]:
+    """What `measure(side, step)` finds for each of two sides that take turns."""
+    found: tuple[list[float], list[float]] = [], []
+    for number in range(pairs + WARMUP):
+        for side in (0, 1) if number % 2 else (1, 0):  # neither always goes first
+            value = measure(sides[side], number)
+            if number >= WARMUP:
+                found[side].append(value)
+    return found
+
+
+def report(
+    what: str, ours: list[float], theirs: list[float], comm: Communicator, unit: str = "ms", scale: float = 1e3
+) -> None:
+    """One line; values times `scale` are in the unit."""
+    if comm.rank == 0:
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(
+            f"{what}: {middle:.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs; "
+            f"medians {statistics.median(ours) * scale:.1f} and {statistics.median(theirs) * scale:.1f} {unit})",
+            flush=True,
+        )
