@@ -45,7 +45,16 @@ from engine.strategies.bucketed import Bucketed
 from engine.strategies.sharded import Sharded
 from engine.strategies.torch_fsdp2 import TorchFSDP2
 
-__all__ = ["full_state", "load_full", "load_full_state", "load_sharded", "require_place", "save_full", "save_sharded"]
+__all__ = [
+    "full_state",
+    "load_full",
+    "load_full_state",
+    "load_sharded",
+    "require_checkpoint",
+    "require_place",
+    "save_full",
+    "save_sharded",
+]
 
 FORMAT_VERSION = 1
 HEADER = "checkpoint.json"
@@ -285,6 +294,11 @@ def require_place(path: Path) -> None:
         return
     if path.exists():
         raise EngineError(f"{path} is there and holds no checkpoint; save to a new directory")
+
+
+def require_checkpoint(path: Path) -> None:
+    """EngineError if there is no sharded checkpoint, or if its table of contents cannot be read."""
+    _read(path)
 
 
 class _Saver(DefaultSavePlanner):

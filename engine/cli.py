@@ -128,6 +128,13 @@ def record(
         save=save,
         resume=resume,
     )
+    if save is not None or resume is not None:  # what is amiss is said before the ranks start
+        from engine.checkpoint import require_checkpoint, require_place
+
+        if save is not None:
+            require_place(save)
+        if resume is not None:
+            require_checkpoint(resume)
     if under_torchrun:
         from engine.worker import work
 

@@ -128,10 +128,6 @@ class Config:
             self.strategy is not StrategyName.TORCH_FSDP2 or (self.save is None and self.resume is None),
             "torch-fsdp2 has state dicts of its own: --save and --resume are not for it; use zero3",
         )
-        _require(
-            self.resume is None or self.resume.is_dir(),
-            f"--resume {self.resume} is not there; name a directory that --save left",
-        )
         out = self.out.resolve()
         _require(
             self.save is None or self.save.resolve() not in (out, *out.parents),

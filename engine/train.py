@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import torch
 
 from engine import faults, labels
-from engine.checkpoint import load_sharded, require_place, save_sharded
+from engine.checkpoint import load_sharded, save_sharded
 from engine.comm import Communicator, connect
 from engine.config import Config, Dtype
 from engine.data import Batches
@@ -66,8 +66,6 @@ def record(config: Config, argv: list[str]) -> None:
                 clear(config.out)
             comm.barrier()
         strategy, optimizer = build(config, comm)
-        if config.save is not None:
-            require_place(config.save)  # now rather than after the last step
         done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
         first, end, losses = _run(config, comm, strategy, optimizer, done)
         if config.trace:
