@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,23 +167,22 @@ def resume(comm: Communicator, name: str) -> None:
     sharded, full = folder(f"resume {name}"), folder(f"resume {name}.pt")
     save_sharded(sharded, saved.strategy, saved.optimizer, 4)
     save_full(full, saved.strategy, saved.optimizer, 4)
-    kept = saved.state(4)
     assert saved.steps(4, 8) == want[4:]
+    end = never_stopped.state()
     for load, path in ((load_sharded, sharded), (load_full, full)):
         loaded = Run(world, strategy, case, fresh=True)
         loaded.steps(7, 8)  # it may have trained before
         assert load(path, loaded.strategy, loaded.optimizer) == 4
-        loaded.has(kept, 4)
         assert loaded.steps(4, 8) == want[4:]
-        loaded.has(never_stopped.state())
+        loaded.has(end)
 
 
 @scenario(*SHARDED, "bucketed")
 def resume_a_transformer(comm: Communicator, name: str) -> None:
-    """Tied, with activation checkpointing, in several buckets; in the bits that an order of addition decides."""
+    """Tied, with activation checkpointing; `bucketed` so that its buckets' order decides the last bits."""
 
     def run(fresh: bool = False) -> Run:
-        model = transformer(tied=True, checkpointing=True)
+        model = transformer() if name == BUCKETED else transformer(tied=True, checkpointing=True)
         return Run(comm, name, model=model, inputs=BATCHES, fresh=fresh, cap=0.004, accumulate=2)
 
     never_stopped = run()
@@ -369,15 +369,20 @@ def mutant_order_forgotten(comm: Communicator) -> None:
 # What is refused
 
 
-def refused(comm: Communicator, run: Run, load: Callable[..., int], path: Path, message: str) -> None:
-    """On all ranks in the same words, and the run is as it was."""
+@contextmanager
+def untouched(run: Run) -> Iterator[Callable[[Callable[..., int], Path, str], None]]:
+    """Loads that must fail, on all ranks in the same words, and leave the run as it was."""
+
+    def refused(load: Callable[..., int], path: Path, message: str) -> None:
+        with pytest.raises(EngineError) as raised:
+            load(path, run.strategy, run.optimizer)
+        told = str(raised.value)
+        assert message in told.replace(str(path), "PATH"), told
+        assert "\n" not in told
+        assert set(run.strategy.comm.gather_objects(told)) == {told}
+
     before = run.state()
-    with pytest.raises(EngineError) as raised:
-        load(path, run.strategy, run.optimizer)
-    told = str(raised.value)
-    assert message in told.replace(str(path), "PATH"), told
-    assert "\n" not in told
-    assert set(comm.gather_objects(told)) == {told}
+    yield refused
     run.has(before)
 
 
@@ -416,23 +421,24 @@ def damaged_and_foreign_checkpoints(comm: Communicator) -> None:
         torch.save({"weight": torch.ones(3)}, full.with_name("foreign.pt"))
         torch.save([1, 2], full.with_name("list.pt"))
     comm.barrier()
-    for name, message in {
-        "no header": "PATH holds no whole checkpoint, checkpoint.json is missing; name a directory that --save left",
-        "header cut": "PATH is damaged: JSONDecodeError",
-        "metadata cut": "PATH is damaged: UnpicklingError",
-        "no metadata": "PATH is damaged: FileNotFoundError",
-        "part missing": "PATH is damaged: rank 0: FileNotFoundError",
-        "part cut": "PATH is damaged: rank 0: ",
-        "newer": "PATH is damaged: ValueError: format_version is 2, and 1 is what can be read; resume from another",
-        "mixed": f"PATH has no exp_avg_sq.maps.d.bias, and the model has; {FITS_NOT}",
-        "mixed more": "ValueError: its parts do not make up exp_avg.maps.d.bias; resume from another",
-    }.items():
-        refused(comm, run, load_sharded, path.with_name(f"whole {name}"), message)
-    refused(comm, run, load_sharded, full, "PATH is not there; name a directory that --save left")
-    refused(comm, run, load_full, full.with_name("cut.pt"), "PATH is damaged: RuntimeError: ")
-    refused(comm, run, load_full, full.with_name("foreign.pt"), "PATH is no full state: KeyError: 'format_version'")
-    refused(comm, run, load_full, full.with_name("list.pt"), "PATH is no full state: TypeError: ")
-    refused(comm, run, load_full, path, "PATH is not there; name a file that holds a full state")
+    with untouched(run) as refused:
+        for name, message in {
+            "no header": "PATH holds no whole checkpoint, checkpoint.json is missing; name a directory that",
+            "header cut": "PATH is damaged: JSONDecodeError",
+            "metadata cut": "PATH is damaged: UnpicklingError",
+            "no metadata": "PATH is damaged: FileNotFoundError",
+            "part missing": "PATH is damaged: rank 0: FileNotFoundError",
+            "part cut": "PATH is damaged: rank 0: ",
+            "newer": "PATH is damaged: ValueError: format_version is 2, and 1 is what can be read; resume from another",
+            "mixed": f"PATH has no exp_avg_sq.maps.d.bias, and the model has; {FITS_NOT}",
+            "mixed more": "ValueError: its parts do not make up exp_avg.maps.d.bias; resume from another",
+        }.items():
+            refused(load_sharded, path.with_name(f"whole {name}"), message)
+        refused(load_sharded, full, "PATH is not there; name a directory that --save left")
+        refused(load_full, full.with_name("cut.pt"), "PATH is damaged: RuntimeError: ")
+        refused(load_full, full.with_name("foreign.pt"), "PATH is no full state: KeyError: 'format_version'")
+        refused(load_full, full.with_name("list.pt"), "PATH is no full state: TypeError: ")
+        refused(load_full, path, "PATH is not there; name a file that holds a full state")
 
 
 class Other(Uneven):
@@ -458,20 +464,17 @@ def another_models_checkpoint(comm: Communicator) -> None:
     save_sharded(path, saved.strategy, saved.optimizer, 3)
     save_full(full, saved.strategy, saved.optimizer, 3)
     shape = f"PATH has maps.a.weight [6, 6] float32, the model has [7, 6] float32; {FITS_NOT}"
-    refused(comm, Run(comm, ZERO3, model=Other()), load_sharded, path, shape)
-    refused(comm, Run(comm, ZERO3, model=Other()), load_full, full, shape)
-    refused(comm, Run(comm, ZERO1, model=More()), load_sharded, path, f"PATH has no e, and the model has; {FITS_NOT}")
-    narrower = Run(comm, NAIVE, "bfloat16")
-    refused(
-        comm,
-        narrower,
-        load_sharded,
-        path,
-        f"has maps.a.weight [6, 6] float32, the model has [6, 6] bfloat16; {FITS_NOT}",
-    )
+    with untouched(Run(comm, ZERO3, model=Other())) as refused:
+        refused(load_sharded, path, shape)
+        refused(load_full, full, shape)
+    with untouched(Run(comm, ZERO1, model=More())) as refused:
+        refused(load_sharded, path, f"PATH has no e, and the model has; {FITS_NOT}")
+    with untouched(Run(comm, NAIVE, "bfloat16")) as refused:
+        refused(load_full, full, f"has maps.a.weight [6, 6] float32, the model has [6, 6] bfloat16; {FITS_NOT}")
     more = Run(comm, BUCKETED, model=More())
     save_sharded(path, more.strategy, more.optimizer, 3)
-    refused(comm, saved, load_sharded, path, f"PATH has e, and the model has not; {FITS_NOT}")
+    with untouched(saved) as refused:
+        refused(load_sharded, path, f"PATH has e, and the model has not; {FITS_NOT}")
 
 
 @scenario()
