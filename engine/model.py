@@ -132,7 +132,7 @@ class Unit:
     name: str
     modules: list[nn.Module]
     parameters: dict[str, nn.Parameter]
-    """By their names in the model, those that are trained first."""
+    """By their names in the model."""
     kept: bool = False
     """Whether its parameters stay gathered from the forward pass into the backward pass."""
 
@@ -176,6 +176,4 @@ def units(model: nn.Module) -> list[Unit]:
             home.modules += unit.modules
             home.parameters |= unit.parameters
             home.kept |= unit.kept
-    for unit in merged:  # trained first, so that gradients lie at the front
-        unit.parameters = dict(sorted(unit.parameters.items(), key=lambda item: not item[1].requires_grad))
     return [unit for unit in merged if unit.parameters]

@@ -114,7 +114,7 @@ class Partitioned(Sharded):
         bucket, k = self._home[i]
         if len(bucket.missing) == len(bucket.members):
             self._open(bucket)
-        if self._has_gradient(i):
+        if self._has_gradient(self.parameters[i]):
             self._collect(self.parameters[i], bucket.views[k])
         else:
             bucket.views[k].zero_()
@@ -122,9 +122,6 @@ class Partitioned(Sharded):
         if not bucket.missing:
             labels.instant(bucket.marks.ready)
             self._full(bucket)
-
-    def _has_gradient(self, i: int) -> bool:
-        return self.parameters[i].grad is not None or self.gradients.get(self.parameters[i]) is not None
 
     @abstractmethod
     def _open(self, bucket: ShardedBucket) -> None:
@@ -145,7 +142,7 @@ class Partitioned(Sharded):
         used = [True] * len(self.parameters)
         for bucket in self._buckets:
             for i in sorted(bucket.missing):
-                used[i] = self._has_gradient(i)
+                used[i] = self._has_gradient(self.parameters[i])
                 self._place(i)
         return used
 

@@ -108,15 +108,20 @@ class Sharded(Strategy):
 
     # Gradients on their way
 
+    def _has_gradient(self, parameter: torch.Tensor) -> bool:
+        """Whether this rank has one, from this microbatch or from earlier ones."""
+        return parameter.grad is not None or self.gradients.get(parameter) is not None
+
     def _collect(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
         """Move a parameter's gradient, with what earlier microbatches left, to a flat buffer, prescaled."""
         grad = self.gradients.get(parameter)
         if self.gradients.main and parameter.grad is not None:
             grad = parameter.grad if grad is None else grad.add_(parameter.grad)
         assert grad is not None
-        view.copy_(grad)
-        if self.comm.prescale != 1:
-            view.mul_(self.comm.prescale)
+        if grad.dtype == view.dtype:
+            torch.mul(grad, self.comm.prescale, out=view)
+        else:
+            view.copy_(grad).mul_(self.comm.prescale)
         parameter.grad = None
         self.gradients.set(parameter, None)
 

@@ -41,7 +41,7 @@ __all__ = ["ShardedUnit", "Zero3"]
 AGREEMENT_S = 60.0
 """How long a rank that runs the units in a new order waits for the others to do the same."""
 
-IN_FLIGHT = 2
+IN_FLIGHT = 1
 """Units whose full gradients may wait for the network, before the backward pass waits for them."""
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -63,7 +63,7 @@ class ShardedUnit:
         self.modules = unit.modules
         self.kept = unit.kept
         self.parameters = parameters
-        self.trained = [p.requires_grad for p in parameters]
+        self.trained = any(p.requires_grad for p in parameters)
         self.layout = Layout([p.shape for p in parameters], comm.rank, comm.world_size)
         self.full = torch.zeros(self.layout.padded, dtype=parameters[0].dtype, device=parameters[0].device)
         self._views = self.layout.views(self.full)
@@ -72,7 +72,8 @@ class ShardedUnit:
         for parameter, view in zip(parameters, self._views, strict=True):
             view.copy_(parameter.detach())
         shard = self.layout.own(self.full).clone()
-        self.flat = Flat(unit.name, list(unit.parameters), self.layout, shard, self.trained)
+        trained = [p.requires_grad for p in parameters]
+        self.flat = Flat(unit.name, list(unit.parameters), self.layout, shard, trained)
         self.work: Work | None = None
         """The gather under way."""
         self.held = True
@@ -84,14 +85,10 @@ class ShardedUnit:
         """Forward passes through it whose backward has not ended."""
         self.ran = False
         """Whether it was used since gradients were last sent."""
-        self._gradient_dtype = kept_in.dtype(parameters[0])
-        self.gradients: torch.Tensor | None = None
-        """(padded,), the full gradients, from the first one's arrival until they are sent."""
-        self.views: list[torch.Tensor] = []
-        """Each parameter's gradient in it."""
-        self.arrived: set[int] = set()
-        """Parameters whose gradient is there."""
+        self.gradient_dtype = kept_in.dtype(parameters[0])
+        """In which gradients are sent."""
         self.sent = False
+        """Whether this pass's gradients are on their way."""
         self.label = cache(self._label)
 
     def gather(self, comm: Communicator) -> None:
@@ -117,28 +114,6 @@ class ShardedUnit:
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.data = value
 
-    def room(self) -> list[torch.Tensor]:
-        """Each parameter's part of the buffer of full gradients, which is made if there is none."""
-        if self.gradients is None:
-            self.gradients = torch.empty_like(self.full, dtype=self._gradient_dtype)
-            trained = sum(size for size, t in zip(self.layout.sizes, self.trained, strict=True) if t)
-            self.gradients[trained:].zero_()  # frozen parameters and padding
-            self.views = self.layout.views(self.gradients)
-        return self.views
-
-    def take_room(self) -> torch.Tensor:
-        """Hand over the buffer of full gradients, to be sent."""
-        full, self.gradients, self.views = self.gradients, None, []
-        assert full is not None
-        self.sent = True
-        return full
-
-    def restart(self) -> None:
-        """Expect gradients anew."""
-        self.gradients, self.views = None, []
-        self.arrived = set()
-        self.sent = self.ran = False
-
     def _label(self, word: Word, microbatch: int, phase: str = "") -> Span:
         values: dict[str, str | int] = {"unit": self.name, "microbatch": microbatch}
         if phase:
@@ -146,7 +121,7 @@ class ShardedUnit:
         if word in (Word.GATHER_LAUNCH, Word.FREE):
             values["bytes"] = self.full.nbytes
         if word is Word.SCATTER_LAUNCH:
-            values["bytes"] = self.layout.padded * self._gradient_dtype.itemsize
+            values["bytes"] = self.layout.padded * self.gradient_dtype.itemsize
         return labels.span(word, **values)
 
 
@@ -286,38 +261,30 @@ class Zero3(Sharded):
         self._mark(Word.LAST_USE, unit, BACKWARD)
         self._free(unit, BACKWARD)
         unit.uses -= 1
-        if not unit.uses and self._sync:
+        if not unit.uses and self._sync and unit.trained:
             self._send(unit)
 
     def _arrived(self, unit: ShardedUnit, number: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of the unit's parameter `number`."""
         if not self._sync:
             self.gradients.take(parameter, None, 1.0)
-            return
-        if unit.sent:
+        elif unit.sent:
             name = unit.flat.names[number]
             raise EngineError(f"zero3: {name} got a gradient after unit {unit.name}'s were sent; is it used elsewhere?")
-        self._place(unit, number)
-
-    def _place(self, unit: ShardedUnit, number: int) -> None:
-        self._collect(unit.parameters[number], unit.room()[number])
-        unit.arrived.add(number)
-        self._used.add(unit.flat.names[number])
 
     @torch.no_grad()
     def _send(self, unit: ShardedUnit) -> None:
         """Reduce-scatter the unit's gradients, zeros where there are none."""
-        if not any(unit.trained):
-            return
+        unit.sent = True
         self._note(f"the gradients of {unit.name}")
-        views = unit.room()
-        for number, trained in enumerate(unit.trained):
-            if trained and number not in unit.arrived:
-                if self.gradients.get(unit.parameters[number]) is None:
-                    views[number].zero_()
-                else:  # from an earlier microbatch
-                    self._place(unit, number)
-        full = unit.take_room()
+        full = torch.empty_like(unit.full, dtype=unit.gradient_dtype)
+        full[unit.layout.numel :].zero_()
+        for name, parameter, view in zip(unit.flat.names, unit.parameters, unit.layout.views(full), strict=True):
+            if self._has_gradient(parameter):
+                self._collect(parameter, view)
+                self._used.add(name)
+            else:
+                view.zero_()
         self._scatter(
             unit.flat,
             full,
@@ -331,8 +298,8 @@ class Zero3(Sharded):
     def _finish(self) -> None:
         self._free_all()
         for unit in reversed(self.sharded_units):
-            pending = any(self.gradients.get(p) is not None for p in unit.parameters)
-            if not unit.sent and (unit.ran or pending):
+            pending = any(self._has_gradient(p) for p in unit.parameters)
+            if unit.trained and not unit.sent and (unit.ran or pending):
                 self._send(unit)
         self._note("the end of the step")
         self._verified = True
@@ -348,7 +315,7 @@ class Zero3(Sharded):
         self._used, self._order = set(), []
         self._pass += 1
         for unit in self.sharded_units:
-            unit.restart()
+            unit.sent = unit.ran = False
 
     # Holding and freeing
 
