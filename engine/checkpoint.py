@@ -1,7 +1,8 @@
 """Checkpoints: a run's whole state, saved in full or by parts, from which another goes on bit for bit.
 
 The state is parameters, buffers, AdamW's fp32 masters and moments, and how often each parameter was updated, all by the
-parameters' names: whatever strategy, buckets and world size left it, others take it up.
+parameters' names: whatever strategy, buckets and world size left it, others take it up. Buffers are rank 0's, and
+gradients are not saved: a checkpoint lies between two updates.
 
 Full: one file, each tensor in its shape. Sharded: a directory, to which every rank writes what it owns of each tensor,
 and from which it reads what it will own, by torch.distributed.checkpoint. There tensors lie flattened, as a rank's part
@@ -85,8 +86,8 @@ class _Spec:
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
-    def empty(self, count: int, device: torch.device) -> torch.Tensor:
-        """Room for so many of its elements."""
+    def zeros(self, count: int, device: torch.device | None = None) -> torch.Tensor:
+        """So many of its elements."""
         return torch.zeros(count, dtype=getattr(torch, self.dtype), device=device)
 
 
@@ -153,7 +154,7 @@ def full_state(strategy: Strategy, optimizer: AdamW, step: int) -> dict[str, Any
     shared = _sharded_names(strategy)
     for key, spec in specs.items():
         kind, _, name = key.partition(".")
-        full = spec.empty(spec.numel, strategy.comm.device)
+        full = spec.zeros(spec.numel, strategy.comm.device)
         if key in mine:
             full[mine[key].begin :][: mine[key].values.numel()] = mine[key].values
         if name in shared and full.numel():  # each byte is some rank's, and zero elsewhere
@@ -425,9 +426,9 @@ def _slices(strategy: Strategy, optimizer: AdamW) -> dict[str, _Slice]:
 
 
 def _room(strategy: Strategy, specs: Mapping[str, _Spec]) -> dict[str, _Slice]:
-    """Room for what this rank needs of these tensors."""
+    """Room for what this rank needs of these tensors, on the CPU: a GPU need not hold it twice."""
     return {
-        key: _Slice(o.begin, specs[key].empty(o.values.numel(), strategy.comm.device))
+        key: _Slice(o.begin, specs[key].zeros(o.values.numel()))
         for o in _owned(strategy)
         for key in (f"{kind}.{o.name}" for kind in ((o.kind,) if o.optimized is None else (o.kind, MASTERS, *MOMENTS)))
         if key in specs
