@@ -119,7 +119,6 @@ class Config:
         )
         if self.strategy is StrategyName.TORCH_FSDP2:
             _require(not self.main_grad, "torch-fsdp2 has no fp32 main_grad; leave --main-grad out")
-            _require(not self.tied, "torch-fsdp2 is wrapped layer by layer: --tied is not for it")
         if self.strategy is StrategyName.TORCH_DDP:
             _require(not self.main_grad, "torch-ddp has no fp32 main_grad; leave --main-grad out")
             _require(self.first_bucket_mb is None, "torch-ddp has no --first-bucket-mb; leave it out")
