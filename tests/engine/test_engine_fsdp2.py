@@ -442,7 +442,10 @@ def what_it_cannot_do(comm: Communicator) -> None:
         make(StrategyName.TORCH_FSDP2, shared, comm, Options())
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, "2 behind a link"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow), "2 behind a link"],
+)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     out = tmp_path_factory.mktemp("fsdp2") / "found.json"
     if request.param == "2 behind a link":

@@ -388,7 +388,16 @@ found = scenario.found
 
 @pytest.mark.parametrize(
     ("found", "name"),
-    [*scenario.on(1), *scenario.on(2), *scenario.on(2, link=True), *scenario.on(3), *scenario.on(4, "[zero")],
+    [
+        *scenario.on(1),
+        *scenario.on(2),
+        *scenario.on(2, "[zero", link=True),
+        *scenario.on(3, "[zero"),
+        *scenario.on(4, "[zero"),
+        *scenario.on(2, link=True, slow=True),
+        *scenario.on(3, slow=True),
+        *scenario.on(4, slow=True),
+    ],
     indirect=["found"],
 )
 def test_scenario(found: dict[str, list[str]], name: str) -> None:

@@ -55,10 +55,11 @@ class Scenarios(dict[str, Callable[[Communicator], None]]):
 
         return register
 
-    def on(self, count: int, only: str = "", link: bool = False) -> list[Any]:
+    def on(self, count: int, only: str = "", link: bool = False, slow: bool = False) -> list[Any]:
         """Test parameters (`found`, `name`): the scenarios with `only` in their name, on so many ranks."""
         ranks = Ranks(count, only, link)
-        return [pytest.param(ranks, name, id=f"{ranks}-{name}") for name in self if only in name]
+        marks = [pytest.mark.slow] if slow else []
+        return [pytest.param(ranks, name, id=f"{ranks}-{name}", marks=marks) for name in self if only in name]
 
     def main(self) -> None:
         """One rank: run them, and let rank 0 write what each found."""
