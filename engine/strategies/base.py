@@ -65,7 +65,7 @@ class Strategy(ABC):
         self.names = [name for name, _ in trained]
         self.parameters = [p for _, p in trained]
         self.on_error: Callable[[BaseException], None] | None = None
-        """Called with an exception in `backward` before the draining, which a stuck rank may hold up for long."""
+        """Called with an exception in a pass before the draining, which a stuck rank may hold up for long."""
         self.microbatch = 0
         """Number of the microbatch, for labels."""
         self._sync = True

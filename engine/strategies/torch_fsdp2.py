@@ -82,7 +82,9 @@ class TorchFSDP2(Strategy):
             raise EngineError("torch-fsdp2 of this version of torch cannot go on after an exception in a step")
         try:
             return super().__call__(*inputs)
-        except BaseException:
+        except BaseException as error:
+            if self.on_error is not None:
+                self.on_error(error)
             self._abandon()
             raise
 

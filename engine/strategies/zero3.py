@@ -190,7 +190,9 @@ class Zero3(Sharded):
         """See `Strategy`; after an exception no unit is held."""
         try:
             return super().__call__(*inputs)
-        except BaseException:
+        except BaseException as error:
+            if self.on_error is not None:
+                self.on_error(error)
             self._free_all()
             raise
 

@@ -36,12 +36,16 @@ else:
                 Communicator.all_gather = killed_in_gather
             if kind == "raise-in-gather":
                 Communicator.all_gather = raise_in_hook
+            if kind == "raise-in-forward":
+                strategy.model.layers[0].register_forward_pre_hook(raise_in_hook)
             if kind == "other-order":
                 layers = strategy.model.layers
                 layers[0], layers[1] = layers[1], layers[0]
                 engine.strategies.zero3.AGREEMENT_S = 3
         if kind in ("lose-peer", "raise-in-backward") and at == int(step) and not mine:
             time.sleep(600)
+        if kind == "raise-in-forward" and at == int(step) and not mine:  # its gathers meet nobody's
+            strategy.model.layers[0].register_forward_pre_hook(lambda *_: time.sleep(600), prepend=True)
         if kind == "stall" and at == int(step):
             with open(os.environ["STALLED"] + os.environ["RANK"], "w"):
                 pass

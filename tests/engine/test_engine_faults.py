@@ -128,6 +128,7 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
         ("0:3:kill-in-gather", ("--strategy", "zero3", "--link", "1Gbps,200us"), "rank 0: killed by SIGKILL"),
         ("1:3:kill-in-gather", ("--strategy", "zero2", "--link", "1Gbps,200us"), "rank 1: killed by SIGKILL"),
         ("0:3:raise-in-gather", ("--strategy", "zero3", "--prefetch", "2"), "rank 0: ZeroDivisionError: in a hook"),
+        ("0:3:raise-in-forward", ("--strategy", "zero3"), "rank 0: ZeroDivisionError: in a hook"),
         (
             "1:3:other-order",
             ("--strategy", "zero3"),
