@@ -13,4 +13,4 @@ for strategy in zero2 zero3 torch-fsdp2; do
     .venv/bin/overlaplab summary traces/$strategy
 done
 .venv/bin/overlaplab record --strategy zero3 --prefetch 0 --out traces/zero3-serial --device cpu --nproc 2 \
-    --link auto --batch 16 --steps 2 "$@"
+    --link auto --batch 16 --bucket-cap-mb 4 --steps 2 "$@"
