@@ -96,6 +96,7 @@ _REQUIRED = {
     "scatter_done": {"unit", "microbatch"},
     "scatter_launch": {"unit", "microbatch", "bytes"},
 }
+_DIGITS = 18
 _INTEGERS = {"bucket", "bytes", "microbatch", "seq"}
 _LISTS = {"parameters"}
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
@@ -112,8 +113,14 @@ def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
     pairs = (field.partition("=") for field in match[2].split())
     fields = {key: value for key, _, value in pairs}
     complete = all(fields.get(key) or (key in fields and key in _LISTS) for key in _REQUIRED.get(match[1], ()))
-    numeric = all(fields[key].isdecimal() for key in _INTEGERS & fields.keys())
-    return (match[1], fields) if complete and numeric else None
+    numeric = all(_is_integer(fields[key]) for key in _INTEGERS & fields.keys())
+    phased = fields.get("phase") in (None, "forward", "backward")
+    return (match[1], fields) if complete and numeric and phased else None
+
+
+def _is_integer(text: str) -> bool:
+    """Whether it is one that fits into 64 bits."""
+    return text.isdecimal() and len(text) <= _DIGITS
 
 
 def label_list(value: str) -> tuple[str, ...]:
@@ -178,4 +185,4 @@ def fsdp2_range(name: str) -> tuple[str, dict[str, str]] | None:
 def layer_of(unit: str) -> int | None:
     """The number of the layer that a unit is: N if the last part of its dotted name is the number N, else None."""
     match = _LAYER.fullmatch(unit)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and _is_integer(match[1]) else None

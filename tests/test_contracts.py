@@ -16,7 +16,7 @@ from engine.link import Kind
 from engine.link import Link as EngineLink
 from overlaplab.analyses import transfer_ns
 from overlaplab.events import Link
-from overlaplab.vocabulary import label_fields, label_list
+from overlaplab.vocabulary import label_fields, label_list, layer_of
 
 ROOT = Path(__file__).parents[1]
 PLAIN = {"microbatch": 1, "sync": 1, "bucket": 3, "bytes": 8, "seq": 4, "group": 0, "modelled_ns": 5}
@@ -49,6 +49,22 @@ def test_any_parameter_names_survive(parameters: list[str]) -> None:
     found = label_fields(text)
     assert found is not None
     assert label_list(found[1]["parameters"]) == tuple(parameters)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "engine::first_use unit=a phase=sideways microbatch=0",
+        "engine::first_use unit=a phase=forward microbatch=99999999999999999999",
+        "engine::free unit=a phase=forward microbatch=0 bytes=many",
+        "engine::free unit=a phase=forward bytes=8",
+    ],
+)
+def test_what_is_no_label(text: str) -> None:
+    assert label_fields(text) is None
+    assert label_fields("engine::first_use unit=a phase=forward microbatch=0") is not None
+    assert layer_of("layers.99999999999999999999") is None
+    assert layer_of("layers.7") == 7
 
 
 def test_the_grammar_is_documented() -> None:

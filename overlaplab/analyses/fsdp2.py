@@ -116,6 +116,9 @@ def _gather(label: Label, next_ns: float, unit: _Words, passes: Passes, ran: Exe
 
 def _blocked(label: Label, collectives: Sequence[Launch], copied: Label) -> tuple[Span, ...]:
     """A call that is not asynchronous waits in the range that launches, any other in the one that copies out."""
+    bounds = bounds_of(collectives)
+    if bounds is not None and label.end_ns < bounds[1]:
+        return (copied,)
     called = max((launch.end_ns for launch in collectives), default=label.end_ns)
     return Span(start_ns=called, end_ns=label.end_ns, lane=label.lane), copied
 

@@ -16,9 +16,12 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
     """One row per step and bucket, in launch order, with times in ns from the run's start.
 
     A collective starts once its last rank is ready and the link has finished the one before, and ends T later:
-    start = max(ready, previous end), end = start + T. Columns: `step`, `index`, `ready_ns` (of the last rank),
-    `end_ns` (measured, of the last rank), `predicted_start_ns`, `predicted_end_ns`. The ranks' clocks must agree.
+    start = max(ready, previous end), end = start + T, which is an all-reduce's, or for zero1 and zero2 a reduce-scatter's.
+    Columns: `step`, `index`, `ready_ns` (of the last rank), `end_ns` (measured, of the last rank),
+    `predicted_start_ns`, `predicted_end_ns`. The ranks' clocks must agree.
     """
+    scattered = run.manifest is not None and run.manifest.strategy in ("zero1", "zero2")
+    kind = "reduce_scatter" if scattered else "all_reduce"
     starts = summary(run)[["rank", "step", "start_ns"]].rename(columns={"start_ns": "begins_ns"})
     table = buckets(run).merge(starts, on=["rank", "step"])
     table["order"] = table.groupby(["rank", "step"], dropna=False).cumcount()
@@ -32,7 +35,7 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
         free_ns = 0
         for ready_ns, num_bytes in zip(step["ready_ns"], step["bytes"], strict=True):
             start_ns = max(int(ready_ns), free_ns)
-            free_ns = start_ns + transfer_ns("all_reduce", int(num_bytes), link)
+            free_ns = start_ns + transfer_ns(kind, int(num_bytes), link)
             predicted.append((start_ns, free_ns))
     result = last.reset_index()[["step", "index", "ready_ns", "end_ns"]]
     result["predicted_start_ns"] = [start for start, _ in predicted]

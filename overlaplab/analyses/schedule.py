@@ -96,6 +96,7 @@ def _in_step(labels: Sequence[Label], step: Window) -> list[Label]:
 
 def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
     start, end = ran.of_launch(gather.launch) or (None, None)
+    held = ran.reached(gather.launch.start_ns)
     times = {
         "gather_launch_ns": gather.launch.start_ns,
         "gather_start_ns": start,
@@ -105,7 +106,7 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "backward_first_use_ns": _known(gather.backward_first_use_ns, ran.begun),
         "backward_last_use_ns": _known(gather.backward_last_use_ns, ran.reached),
         "free_ns": _known(gather.free_ns, ran.reached),
-        "held_ns": ran.reached(gather.launch.start_ns),
+        "held_ns": held if start is None else min(held, start),  # a stream of its own may gather before
     }
     return {
         "step": step.step,

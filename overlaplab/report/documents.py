@@ -102,11 +102,14 @@ def schedule_document(
         "scatters": _by_step(scatters(run, **chosen)),
         "volume": _by_step(volume(run, **chosen)),
     }
+    counts = schedule_steps(table)
+    counted = {(row.pop("rank"), row["step"]): row for row in _records(counts)}
+    nothing = dict.fromkeys(counts.columns.drop("rank"), 0) | {"peak_ns": None}
     of_rank: dict[int | None, list[Document]] = {}
-    for step in _records(schedule_steps(table)):
-        identity = step.pop("rank"), step["step"]
-        of_rank.setdefault(identity[0], []).append(
-            step | {name: found.get(identity, []) for name, found in details.items()}
+    for rank, step in sorted({*counted, *details["volume"]}, key=_in_order):  # those that only sent something, too
+        row = counted.get((rank, step), nothing | {"step": step})
+        of_rank.setdefault(rank, []).append(
+            row | {name: found.get((rank, step), []) for name, found in details.items()}
         )
     theory = volume_theory(run)
     return {
@@ -116,6 +119,10 @@ def schedule_document(
         "emulated": _is_emulated(run),
         "warnings": [*warnings_of(run), *schedule_notes(table)],
     }
+
+
+def _in_order(identity: tuple[int | None, int | None]) -> tuple[int, ...]:
+    return tuple(-1 if number is None else number for number in identity)
 
 
 def compare_document(

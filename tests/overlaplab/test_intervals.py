@@ -66,3 +66,9 @@ def test_clip_keeps_the_moments_between(spans: list[tuple[int, int]], start: int
 
 def test_the_shared_empty_set_cannot_be_changed() -> None:
     assert not EMPTY.flags.writeable
+
+
+def test_edges_shared_by_both_sets_are_cut_once() -> None:
+    a, b = union([0, 5], [5, 9]), union([5, 9, 20], [9, 12, 20])
+    assert intersect(a, b).tolist() == [[5, 9]]
+    assert subtract(union([], []), union([], [])).tolist() == []
