@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,18 @@ def test_zero3_gathers_and_frees_what_it_says(
         assert document["volume_theory"]["sent_bytes"] <= sent <= 1.001 * document["volume_theory"]["sent_bytes"]
     for part in document["memory"]:
         assert part["bytes"] == pytest.approx(part["formula_bytes"], rel=0.001)
+
+
+def test_32_layers_are_gathered_63_times(tmp_path: Path) -> None:
+    """And the group that carried the collectives counted as many."""
+    run = sharded_run(tmp_path / "run", "--strategy", "zero3", "--layers", "32", "--link", "10Gbps,50us")
+    carried = json.loads((run / "run.json").read_text())["collectives"]
+    counted = Counter(zip(carried["rank"], carried["kind"], strict=True))
+    for rank in overlaplab_json("schedule", run)["ranks"]:
+        for step in rank["steps"]:
+            assert (step["layer_gathers"], step["layer_frees"], step["gathers"]) == (63, 63, 65)
+            kinds = {kind["kind"]: kind["count"] for kind in step["volume"]}
+            assert kinds == {kind: counted[rank["rank"], kind] / len(rank["steps"]) for kind in kinds}
 
 
 @pytest.mark.parametrize(("options", "layers"), [([], 16), (["--keep-last", "--link", "1Gbps,200us"], 15)])

@@ -16,7 +16,7 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
     """One row per step and bucket, in launch order, with times in ns from the run's start.
 
     A collective starts once its last rank is ready and the link has finished the one before, and ends T later:
-    start = max(ready, previous end), end = start + T, which is an all-reduce's, or for zero1 and zero2 a reduce-scatter's.
+    start = max(ready, previous end), end = start + T; T is an all-reduce's, for zero1 and zero2 a reduce-scatter's.
     Columns: `step`, `index`, `ready_ns` (of the last rank), `end_ns` (measured, of the last rank),
     `predicted_start_ns`, `predicted_end_ns`. The ranks' clocks must agree.
     """

@@ -214,7 +214,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def ms(ns: float) -> str:
-    """A duration in ns as ms, with as many digits as it takes to see it: `1,264 ms`, `57.6 ms`, `0.35 ms`, `0.004 ms`."""
+    """A duration in ns as ms, with as many digits as it takes to see it: `1,264 ms`, `57.6 ms`, `0.004 ms`."""
     value = ns / MS
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3
     return f"{value:,.{digits}f} ms" if value else "0 ms"
