@@ -176,6 +176,25 @@ def orders_differ_between_ranks(comm: Communicator, name: StrategyName) -> None:
 
 
 @scenario(*STRATEGIES)
+def uneven_inputs(comm: Communicator, name: StrategyName) -> None:
+    """Ranks with batches of different sizes: the mean over the ranks, whatever they hold."""
+    trial = branches_trial(comm, name, lambda step, m, rank: "abcd")
+    even = trial.inputs
+    trial.inputs = lambda step, m, rank: (even(step, m, rank)[0].repeat(rank + 1, 1) * (rank + 1), "abcd")
+    trial.run(3)
+
+
+@scenario(*STRATEGIES)
+def a_scaled_loss(comm: Communicator, name: StrategyName) -> None:
+    """What a gradient scaler does: a loss times a power of two, and gradients divided by it."""
+    trial = transformer_trial(comm, name)
+    trial.strategy.backward(trial.strategy(*BATCHES.of_rank(0, 0, comm.rank)) * 1024)
+    trial.backward_alone(0)
+    got = {n: None if g is None else g / 1024 for n, g in gradients(trial.strategy).items()}
+    compare64(got, trial.alone)
+
+
+@scenario(*STRATEGIES)
 def nan_reaches_all(comm: Communicator, name: StrategyName) -> None:
     trial = branches_trial(comm, name, lambda step, m, rank: "abcd")
     trial.step(0)
