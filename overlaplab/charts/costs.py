@@ -52,7 +52,7 @@ def _against(
     drawn["end"] = drawn[["found", "said"]].astype("float64").max(axis="columns")
     order = list(drawn["run"])
     y = alt.Y("run:N", sort=order, title=axis, axis=alt.Axis(domain=False, ticks=False, labelOverlap=False))
-    top = max(drawn["end"], default=1.0) * 1.4  # room for the words
+    top = max(drawn["end"], default=0.0) * 1.4 or 10.0  # room for the words; one rank sends nothing
     x = alt.X(
         "found:Q",
         title=f"{verb.lower()} ({unit})",
@@ -95,10 +95,16 @@ def _word(found: int, said: int | None) -> str:
 
 def _finding(rows: pd.DataFrame, verb: str) -> str:
     """The title: whether the runs cost what theory says, or which of them is furthest from it."""
-    told = rows[rows["said"].notna() & (rows["said"] != 0)]
+    told = rows[rows["said"].notna()]
     if told.empty:
         return f"{verb} per rank: there is no theory for these runs"
-    off = (told["found"] / told["said"] - 1).astype("float64").tolist()
+    nothing = told[(told["said"] == 0) & (told["found"] != 0)]
+    if len(nothing):
+        size, name = max(zip(nothing["found"].astype("int64"), nothing["run"], strict=True))
+        return f"{verb} per rank: {name} is furthest from theory, {size_exact(int(size))} where theory says 0 B"
+    off = [
+        0.0 if said == 0 else float(found / said - 1) for found, said in zip(told["found"], told["said"], strict=True)
+    ]
     most, run = max(zip(off, told["run"], strict=True), key=lambda pair: abs(pair[0]))
     if abs(most) <= _CLOSE:
         return f"{verb} per rank: what theory says, within {100 * _CLOSE:.0f} %"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from overlaplab.analyses import schedule_steps
+from overlaplab.analyses import gathered_bytes, schedule_steps
 from overlaplab.charts.theme import count, ms, size_exact
 
 __all__ = ["GatherCost", "gathers_seen", "prefetch_gain"]
@@ -24,6 +24,8 @@ class GatherCost:
     wait_ns: float | None
     """How long compute waits for gathers per step; None where the trace does not tell."""
     step_ns: float
+    setting: tuple[object, ...] | None = None
+    """What else must be equal before a difference is put down to prefetching; None where nothing tells."""
 
 
 def gathers_seen(table: pd.DataFrame, where: str) -> str:
@@ -39,8 +41,14 @@ def gathers_seen(table: pd.DataFrame, where: str) -> str:
     if pd.isna(found["peak_gathered_bytes"]):
         peak = f"At most {count(found['peak_layers'], 'layer')} held in full at a time, bytes unknown."
     else:
-        held = f" ({count(found['peak_layers'], 'layer')})" if found["layer_gathers"] else ""
-        peak = f"At most {size_exact(found['peak_gathered_bytes'])}{held} held in full at a time."
+        peak = f"At most {size_exact(found['peak_gathered_bytes'])}"
+        most = int(gathered_bytes(table)["layers"].max())
+        if not found["layer_gathers"]:
+            peak += " held in full at a time."
+        elif most == found["peak_layers"]:
+            peak += f" ({count(most, 'layer')}) held in full at a time."
+        else:  # smaller layers at another moment
+            peak += f" held in full at a time, and at most {count(most, 'layer')}."
     wait = "How long compute waited for them is unknown."
     if not pd.isna(found["wait_ns"]):
         wait = f"Compute waited {ms(found['wait_ns'])} for gathers."
@@ -49,8 +57,13 @@ def gathers_seen(table: pd.DataFrame, where: str) -> str:
 
 
 def prefetch_gain(one: GatherCost, other: GatherCost) -> str:
-    """Both runs' waits and step times, and what the deeper prefetch hides, in two sentences."""
-    same = one.strategy is not None and one.strategy == other.strategy
+    """Both runs' waits and step times, and what the deeper prefetch hides if the runs differ in nothing else."""
+    same = (
+        one.strategy is not None
+        and one.strategy == other.strategy
+        and one.setting is not None
+        and one.setting == other.setting
+    )
     if same and one.prefetch is not None and other.prefetch is not None and one.prefetch != other.prefetch:
         deep, shallow = (one, other) if one.prefetch > other.prefetch else (other, one)
         names = (f"prefetch {deep.prefetch}", f"prefetch {shallow.prefetch}")

@@ -118,11 +118,12 @@ def _bars(table: pd.DataFrame, scatters: pd.DataFrame, names: dict[str, str]) ->
         unit = unit_name(of["unit"])
         bars.append((names[of["unit"]], unit, part, str(phase), microbatch, start, stop, stop - start, weight))
 
-    for row in table.to_dict("records"):
+    used = _drawn_uses(table)
+    for row in used.to_dict("records"):
         phase = row["phase"]
         add(row, LIVE, phase, row["held_ns"], row["free_ns"])
         add(row, GATHER, phase, row["gather_start_ns"], row["gather_end_ns"])
-        until = row["first_use_ns"] if pd.isna(row["gather_end_ns"]) else row["gather_end_ns"]
+        until = row["waited_ns"] if pd.isna(row["gather_end_ns"]) else row["gather_end_ns"]
         if not pd.isna(until) and not pd.isna(row["wait_ns"]):
             add(row, WAIT, phase, until - row["wait_ns"], until)
         add(row, FORWARD if phase == "forward" else BACKWARD, phase, row["first_use_ns"], row["last_use_ns"])
@@ -130,6 +131,29 @@ def _bars(table: pd.DataFrame, scatters: pd.DataFrame, names: dict[str, str]) ->
     for row in scatters.to_dict("records"):
         add(row, SCATTER, "backward", row["start_ns"], row["end_ns"])
     return pd.DataFrame(bars, columns=_BAR_COLUMNS)
+
+
+def _around_layers(table: pd.DataFrame, begin: str, end: str) -> pd.Series:
+    """Whether a unit that is no layer is in use while a layer is: FSDP2's root and tied weights stand around them."""
+    layers = table[table["layer"].notna()]
+    uses = pd.concat(
+        layers[list(pair)].set_axis(["begin", "end"], axis="columns").dropna()
+        for pair in (("first_use_ns", "last_use_ns"), ("backward_first_use_ns", "backward_last_use_ns"))
+    )
+    found = [
+        bool(pd.isna(layer) and not pd.isna(start) and not pd.isna(stop))
+        and bool(((uses["begin"] < stop) & (uses["end"] > start)).any())
+        for layer, start, stop in zip(table["layer"], table[begin], table[end], strict=True)
+    ]
+    return pd.Series(found, index=table.index, dtype=bool)
+
+
+def _drawn_uses(table: pd.DataFrame) -> pd.DataFrame:
+    """The table without the uses that are not drawn, and `waited_ns`, the first use of all units."""
+    found = table.assign(waited_ns=table["first_use_ns"])
+    for begin, end in (("first_use_ns", "last_use_ns"), ("backward_first_use_ns", "backward_last_use_ns")):
+        found.loc[_around_layers(table, begin, end), [begin, end]] = pd.NA
+    return found
 
 
 def _layer(bars: pd.DataFrame, x: alt.X, y: alt.Y, fills: list[tuple[str, str]], band: float, line: int) -> alt.Chart:
@@ -237,6 +261,12 @@ def _finding(table: pd.DataFrame, prefetch: int | None, dark: bool) -> tuple[str
         others = [unit_name(unit, 24) for unit in table.loc[table["layer"].isna(), "unit"].unique()]
         if len(layered):
             told.append(f"With {_listed(others)}: {len(table)} gathers.")
+    hidden = _around_layers(table, "first_use_ns", "last_use_ns") | _around_layers(
+        table, "backward_first_use_ns", "backward_last_use_ns"
+    )
+    if hidden.any():
+        names = [unit_name(unit, 24) for unit in table.loc[hidden, "unit"].unique()]
+        told.append(f"Compute of {_listed(names)} stands around the layers' and is not drawn.")
     if (table["source"] == "fsdp2").any():
         told.append("Read from FSDP2's ranges: a unit counts as freed where it is gathered again.")
     return title, [" ".join(told), _unknown(table)]

@@ -18,7 +18,8 @@ def costs_beside_theory(opened: Opened, windows: pd.DataFrame) -> None:
     """Draw both tables, where a run tells them, for the ranks and steps of `windows`, rows of `overlaplab.summary`."""
     sent = _sent(opened, windows)
     held = opened.memory[opened.memory["rank"].isin(windows["rank"])]
-    if sent.empty and held.empty:
+    unsized = _unsized(opened, windows)
+    if sent.empty and held.empty and not unsized:
         return
     left, right = st.columns(2, gap="medium")
     if not sent.empty:
@@ -26,6 +27,10 @@ def costs_beside_theory(opened: Opened, windows: pd.DataFrame) -> None:
             st.subheader("Sent per rank and step", anchor=False)
             st.text(f"{_sent_words(opened, sent)}\n{_ring(opened)}")
             show_table(sent, "volume_table")
+    elif unsized:
+        with left:
+            st.subheader("Sent per rank and step", anchor=False)
+            st.text(unsized)
     if not held.empty:
         with right:
             st.subheader("Memory per rank", anchor=False)
@@ -46,6 +51,17 @@ def _sent(opened: Opened, windows: pd.DataFrame) -> pd.DataFrame:
     ]
     rows.append(("in all", sums["count"].sum(), sums["bytes"].sum() / 1e6, sums["sent_bytes"].sum() / 1e6))
     return pd.DataFrame(rows, columns=["what", "collectives", "full tensors MB", "sent MB"])
+
+
+def _unsized(opened: Opened, windows: pd.DataFrame) -> str:
+    """Which collectives leave what was sent unknown, in one sentence; empty where all sizes are known."""
+    volume = opened.volume.merge(windows[["rank", "step"]].drop_duplicates(), on=["rank", "step"])
+    counts = volume[volume["sent_bytes"].isna()].groupby("kind", sort=False)["count"].sum()
+    kinds = [
+        f"{count(int(number), 'collective')} of kind {shorten(_WORDS.get(str(kind), str(kind)), 40)}"
+        for kind, number in counts.items()
+    ]
+    return f"Unknown, since the trace does not tell all sizes of {', '.join(kinds)}." if kinds else ""
 
 
 def _sent_words(opened: Opened, sent: pd.DataFrame) -> str:

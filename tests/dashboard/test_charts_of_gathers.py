@@ -185,6 +185,27 @@ def test_what_is_unknown_is_not_drawn_and_said() -> None:
     ]
 
 
+def test_what_stands_around_the_layers_is_no_compute_of_its_own() -> None:
+    root = gather("", None, "forward", 0, first_use_ns=3 * MS, last_use_ns=12 * MS)
+    chart = charts.schedule(integers(pd.DataFrame([root, gather("layers.0", 0, "forward", 4)])))
+    assert {part for row, part, _, _, _ in bars(chart) if row == "(root)"} == {
+        *("parameters live", "all-gather", "compute waits for gather")
+    }
+    assert ("0", "forward compute", "forward", 7.0, 9.0) in bars(chart)
+    assert "Compute of (root) stands around the layers' and is not drawn." in " ".join(spec(chart)["title"]["subtitle"])
+
+
+def test_the_most_layers_and_the_most_bytes_may_be_at_different_moments() -> None:
+    found = [
+        gather("embedding", None, "forward", 0, bytes=472_000),
+        gather("layers.0", 0, "forward", 8, bytes=100_000),
+        gather("layers.1", 1, "forward", 9, bytes=100_000),
+    ]
+    assert "At most 472 kB held in full at a time, and at most 2 layers." in charts.gathers_seen(
+        integers(pd.DataFrame(found)), ""
+    )
+
+
 def test_units_without_numbers_and_numbers_used_twice() -> None:
     found = [gather("a", None, "forward", 0), gather("b", None, "forward", 9)]
     chart = charts.schedule(integers(pd.DataFrame(found)))
@@ -313,6 +334,14 @@ def test_costs_as_theory_says() -> None:
     assert spec(chart)["title"]["text"] == "Sent per rank: what theory says, within 2 %"
     chart = charts.memory_compared(costs(compared("a", 101, None)))
     assert spec(chart)["title"]["text"] == "Held per rank: there is no theory for these runs"
+
+
+def test_one_rank_sends_nothing_as_theory_says() -> None:
+    found = spec(charts.sent_compared(costs(compared("a", 0, 0))))
+    assert found["title"]["text"] == "Sent per rank: what theory says, within 2 %"
+    assert found["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0, 10.0]
+    found = spec(charts.sent_compared(costs(compared("a", 0, 0), compared("b", 12, 0))))
+    assert found["title"]["text"] == "Sent per rank: b is furthest from theory, 12 B where theory says 0 B"
 
 
 def test_three_figures() -> None:

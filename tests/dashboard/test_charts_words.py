@@ -133,9 +133,14 @@ def test_the_note_tells_the_prefetch_depth_of_a_run_that_gathers() -> None:
     assert note(Manifest(**fields, strategy="zero2", bucket_cap_mb=1.5)) == "zero2, 4 ranks, cpu, bucket_cap_mb 1.5"
 
 
-def cost(name: str, prefetch: int | None, wait: float | None, step: float, strategy: str = "zero3") -> GatherCost:
+def cost(
+    name: str, prefetch: int | None, wait: float | None, step: float, strategy: str = "zero3", layers: int | None = 8
+) -> GatherCost:
     waited = None if wait is None else wait * MS
-    return GatherCost(name=name, strategy=strategy, prefetch=prefetch, wait_ns=waited, step_ns=step * MS)
+    setting = None if layers is None else (layers,)
+    return GatherCost(
+        name=name, strategy=strategy, prefetch=prefetch, wait_ns=waited, step_ns=step * MS, setting=setting
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,6 +174,13 @@ def cost(name: str, prefetch: int | None, wait: float | None, step: float, strat
 )
 def test_what_prefetching_hides(one: GatherCost, other: GatherCost, said: str) -> None:
     assert prefetch_gain(one, other) == f"Medians over all ranks' steps: {said}"
+
+
+@pytest.mark.parametrize("layers", [(32, 1), (None, None)])
+def test_prefetching_is_named_only_where_nothing_else_differs(layers: tuple[int | None, int | None]) -> None:
+    said = prefetch_gain(cost("a", 0, 450, 900, layers=layers[0]), cost("b", 1, 15, 40, layers=layers[1]))
+    assert "hides" not in said
+    assert "a waits 450.0 ms for gathers in a step of 900.0 ms, b waits 15.0 ms" in said
 
 
 @pytest.mark.parametrize("comm", [0, 30])

@@ -9,8 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+
+from overlaplab.analyses import volume
+from overlaplab.dashboard import data
+from overlaplab.events import Run
 
 Open = Callable[..., AppTest]
 
@@ -121,6 +126,20 @@ def test_summary_shows_what_was_sent_and_held_beside_theory(opened: Open, gather
     assert "all-gather and reduce-scatter (n−1)/n. n = 2 ranks; Ψ = 1.75 MB, the bytes of all parameters." in said
     assert "3.50 MB on the rank that holds most; theory says 3.50 MB." in said
     assert "Ψ = 437,500 = the number of parameters" in said
+
+
+def test_summary_says_why_what_was_sent_is_unknown(
+    opened: Open, gathering: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_unknown(run: Run, **chosen: Any) -> pd.DataFrame:
+        found = volume(run, **chosen)
+        row = found["kind"] == "all_gather"
+        found.loc[row & (found["rank"] == 1) & (found["step"] == 4), ["bytes", "sent_bytes"]] = pd.NA
+        return found
+
+    monkeypatch.setattr(data, "volume", one_unknown)
+    said = words(opened(gathering, run="ahead"))
+    assert "Unknown, since the trace does not tell all sizes of 9 collectives of kind all-gather." in said
 
 
 def test_summary_of_one_rank_shows_its_memory_alone(opened: Open, gathering: Path) -> None:

@@ -27,6 +27,7 @@ from overlaplab.dashboard.widgets import (
     window_words,
 )
 from overlaplab.errors import OverlaplabError
+from overlaplab.events import Manifest
 
 _COLUMNS = {
     "unit": "unit",
@@ -188,6 +189,22 @@ def _cost(opened: Opened) -> charts.GatherCost:
         prefetch=manifest.prefetch if manifest else None,
         wait_ns=float(waits.median()) if waits.notna().any() else None,
         step_ns=float(opened.summary["span_ns"].median()),
+        setting=_setting(manifest) if manifest else None,
+    )
+
+
+def _setting(manifest: Manifest) -> tuple[object, ...] | None:
+    """What costs of gathering depend on beside the prefetch; None where the manifest does not tell the model."""
+    if manifest.model is None and not manifest.parameters:
+        return None
+    model = manifest.model
+    return (
+        model and (model.layers, model.parameters, model.dtype),
+        sum(parameter.bytes for parameter in manifest.parameters),
+        manifest.world_size,
+        manifest.link,
+        manifest.accumulate or 1,
+        manifest.device,
     )
 
 
