@@ -190,6 +190,7 @@ def test_the_manifest_says_what_was_recorded(recording: Recording) -> None:
         "tied": False,
         "batch": 2,
         "dtype": "float32",
+        "parameters": 113_920,
     }
     if m["link"] is not None:
         assert m["link"] == {"emulated": True, "bandwidth_gbps": 0.1, "latency_us": 500.0, "world_size": 2}
