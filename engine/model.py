@@ -152,7 +152,8 @@ def units(model: nn.Module) -> list[Unit]:
     found: list[tuple[str, nn.Module]] = []
     last: int | None = None
     for name, child in model.named_children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        holds_layers = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+        if holds_layers and not list(child.parameters(recurse=False)):
             found += ((f"{name}.{key}", member) for key, member in child.named_children())
             last = len(found) - 1
         else:
@@ -169,11 +170,12 @@ def units(model: nn.Module) -> list[Unit]:
         made.insert(0, root)
     merged: list[Unit] = []
     for unit in made:
-        home = next((m for m in merged if m.parameters.keys() & unit.parameters.keys()), None)
-        if home is None:
+        homes = [m for m in merged if m.parameters.keys() & unit.parameters.keys()]
+        if not homes:
             merged.append(unit)
-        else:
-            home.modules += unit.modules
-            home.parameters |= unit.parameters
-            home.kept |= unit.kept
+        for other in [*homes[1:], unit] if homes else []:
+            homes[0].modules += other.modules
+            homes[0].parameters |= other.parameters
+            homes[0].kept |= other.kept
+        merged = [m for m in merged if not any(m is h for h in homes[1:])]
     return [unit for unit in merged if unit.parameters]

@@ -52,7 +52,7 @@ class ShardedBucket:
 class Partitioned(Sharded):
     """Gradients move to their buckets as they arrive; after the optimizer's update each bucket's all-gather follows.
 
-    With `overlap_param_gather` the next forward pass runs meanwhile: each module waits for the buckets that its own
+    With `overlap_param_gather` the next forward pass runs meanwhile: each unit waits for the buckets that its
     parameters lie in. Whoever reads parameters elsewhere calls `settle` first.
     """
 
@@ -150,6 +150,7 @@ class Partitioned(Sharded):
 
     def updated(self) -> None:
         """All-gather the updated parameters, those that the next forward pass needs first at first."""
+        self.settle()  # of buckets that no module has needed
         for index, bucket in reversed(list(enumerate(self._buckets))):
             with bucket.gather:
                 self._gathering[index] = self.comm.all_gather(bucket.full, bucket.flat.shard)
@@ -173,11 +174,10 @@ class Partitioned(Sharded):
                     work.wait()
 
     def _wait_in_forward(self) -> None:
-        number = {id(p): i for i, p in enumerate(self.parameters)}
-        for module in self.model.modules():
-            members = [number[id(p)] for p in module.parameters(recurse=False) if id(p) in number]
-            indices = {self._buckets.index(self._home[m][0]) for m in members}
-            if indices:
+        number = {name: i for i, name in enumerate(self.names)}
+        for unit in self.units():
+            indices = {self._home[number[name]][0].index for name in unit.parameters if name in number}
+            for module in unit.modules if indices else []:
                 module.register_forward_pre_hook(partial(self._needed, sorted(indices, reverse=True)))
 
     def _needed(self, indices: Sequence[int], module: nn.Module, inputs: Any) -> None:

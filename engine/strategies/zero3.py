@@ -134,6 +134,7 @@ class _AfterBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, then: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.then = then
+        ctx.set_materialize_grads(False)
         return inputs
 
     @staticmethod
@@ -188,9 +189,15 @@ class Zero3(Sharded):
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """See `Strategy`; after an exception no unit is held."""
+        seen, returning = self._seen, self._returning
+        self._seen = []
         try:
-            return super().__call__(*inputs)
+            loss = super().__call__(*inputs)
+            if not loss.requires_grad:
+                self._seen = seen
+            return loss
         except BaseException as error:
+            self._seen, self._returning = seen, returning
             if self.on_error is not None:
                 self.on_error(error)
             self._free_all()
@@ -200,6 +207,10 @@ class Zero3(Sharded):
         self, unit: ShardedUnit, module: nn.Module, args: Any, kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._in_backward:  # activation checkpointing runs it again: the backward pass has gathered it
+            if not unit.held:
+                raise EngineError(
+                    f"zero3: {unit.name} runs again and is not gathered; checkpoint with use_reentrant=False"
+                )
             return None
         position = len(self._seen)
         self._seen.append(unit)
@@ -230,7 +241,7 @@ class Zero3(Sharded):
             unit.ran = True
             if reads_parameters_in_backward(module):
                 use = _Use(unit)
-                self._returning.insert(0, use)
+                self._returning = [use, *self._returning]
                 for x in outputs:
                     x.register_hook(partial(self._before_backward, use))  # type: ignore[no-untyped-call]
         if not unit.active and not (unit.kept and outputs):
@@ -248,7 +259,7 @@ class Zero3(Sharded):
             super().backward(loss, microbatch)
         finally:
             self._in_backward = False
-            self._returning = []
+            self._returning = [use for use in self._returning if not use.begun]
             self._free_all()
 
     def _before_backward(self, use: _Use, grad: torch.Tensor) -> None:
@@ -350,6 +361,7 @@ class Zero3(Sharded):
 
     def updated(self) -> None:
         """Shards are updated: what a forward pass without a backward pass has left is stale."""
+        self._returning = []
         self._free_all()
 
     def full_parameters(self) -> dict[str, torch.Tensor]:

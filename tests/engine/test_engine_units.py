@@ -207,6 +207,21 @@ def test_units_of_any_model() -> None:
     assert [u.kept for u in units(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}))] == [False, True]
 
 
+def test_a_module_that_shares_with_two_makes_one_unit_of_them() -> None:
+    model = nn.ModuleDict({name: nn.Linear(2, 2) for name in "abc"})
+    model["c"].weight, model["c"].bias = model["a"].weight, model["b"].bias
+    (unit,) = units(model)
+    assert set(unit.modules) == set(model.values())
+    assert sorted(unit.parameters) == ["a.bias", "a.weight", "b.bias", "b.weight"]
+
+
+def test_a_list_with_parameters_of_its_own_is_one_unit() -> None:
+    model = nn.Module()
+    model.tower = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.tower.scale = nn.Parameter(torch.ones(2))
+    assert [(u.name, len(u.parameters)) for u in units(model)] == [("tower", 5)]
+
+
 def test_only_a_table_can_be_freed_for_backward() -> None:
     assert not reads_parameters_in_backward(Transformer(layers=1, width=8, heads=2, seq=4, vocab=10).embedding)
     assert reads_parameters_in_backward(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)))
