@@ -65,7 +65,9 @@ def record(
     batch: Annotated[int, _option("Samples per rank and microbatch.")] = 4,
     steps: Annotated[int, _option("Recorded steps.")] = 3,
     warmup: Annotated[int, _option("Steps before them.")] = 2,
-    accumulate: Annotated[int, _option("Microbatches per step; gradients are sent with the last.")] = 1,
+    accumulate: Annotated[
+        int, _option("Microbatches per step; zero2, zero3, torch-fsdp2 send gradients with each, others with the last.")
+    ] = 1,
     bucket_cap_mb: Annotated[float, _option("A bucket closes once it holds so many MiB.")] = 25.0,
     first_bucket_mb: Annotated[float | None, _option("Another cap for the first bucket, in MiB.")] = None,
     prefetch: Annotated[int, _option("zero3, torch-fsdp2: units gathered ahead; 0: none.")] = 1,

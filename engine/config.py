@@ -68,7 +68,7 @@ class Config:
     warmup: int = 2
     """Steps before the recorded ones; at least 1, after which buckets are rebuilt; torch-ddp needs 2."""
     accumulate: int = 1
-    """Microbatches per step; gradients are sent with the last one."""
+    """Microbatches per step; zero2, zero3 and torch-fsdp2 send gradients with each, others with the last."""
     bucket_cap_mb: float = 25.0
     """A bucket closes once it holds so many MiB."""
     first_bucket_mb: float | None = None

@@ -62,11 +62,8 @@ class Piece:
 class Flat:
     """This rank's part of some parameters, and of their gradients."""
 
-    def __init__(
-        self, name: str, names: Sequence[str], layout: Layout, shard: torch.Tensor, trained: Sequence[bool]
-    ) -> None:
+    def __init__(self, names: Sequence[str], layout: Layout, shard: torch.Tensor, trained: Sequence[bool]) -> None:
         """`shard` (chunk,) holds the values; `trained` tells which parameters get gradients."""
-        self.name = name
         self.names = list(names)
         self.layout = layout
         self.shard = shard

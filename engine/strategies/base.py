@@ -64,7 +64,7 @@ class Strategy(ABC):
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in trained]
         self.parameters = [p for _, p in trained]
-        self.on_error: Callable[[BaseException], None] | None = None
+        self.on_error: Callable[[BaseException], None] = lambda error: None
         """Called with an exception in a pass before the draining, which a stuck rank may hold up for long."""
         self.microbatch = 0
         """Number of the microbatch, for labels."""
@@ -100,12 +100,9 @@ class Strategy(ABC):
             with labels.span(Word.BACKWARD, microbatch=microbatch, sync=int(self._sync)):
                 loss.backward()  # type: ignore[no-untyped-call]
         except BaseException as error:
-            if self.on_error is not None:
-                self.on_error(error)
+            self.on_error(error)
             self._abandon()
-            for parameter in self.parameters:
-                parameter.grad = None
-                self.gradients.set(parameter, None)
+            self.zero_grad()
             raise
         if self._sync:
             self._finish()

@@ -86,7 +86,7 @@ class Partitioned(Sharded):
             index,
             members,
             full,
-            Flat(f"bucket.{index}", names, layout, layout.own(full), [True] * len(members)),
+            Flat(names, layout, layout.own(full), [True] * len(members)),
             Marks.of(index, sum(self.gradients.nbytes(p) for p in parameters), names),
             labels.span(Word.PARAM_GATHER_LAUNCH, bucket=index, bytes=full.nbytes),
             labels.span(Word.PARAM_GATHER_WAIT, bucket=index),
@@ -151,9 +151,9 @@ class Partitioned(Sharded):
     def updated(self) -> None:
         """All-gather the updated parameters, those that the next forward pass needs first at first."""
         self.settle()  # of buckets that no module has needed
-        for index, bucket in reversed(list(enumerate(self._buckets))):
+        for bucket in reversed(self._buckets):
             with bucket.gather:
-                self._gathering[index] = self.comm.all_gather(bucket.full, bucket.flat.shard)
+                self._gathering[bucket.index] = self.comm.all_gather(bucket.full, bucket.flat.shard)
         if not self.options.overlap_param_gather:
             self.settle()
 
@@ -204,7 +204,7 @@ class Partitioned(Sharded):
                     self._poison(bucket)
                 self._send_rest()
                 self._settle_usage([True] * len(self.parameters))
-        self._drop_gradients()
+        self._drain()
         self._restart()
 
     def _poison(self, bucket: ShardedBucket) -> None:

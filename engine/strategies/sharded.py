@@ -160,13 +160,10 @@ class Sharded(Strategy):
                 self.gradients.set(piece.tensor, None)
         self._fresh = []
 
-    def _drop_gradients(self) -> None:
-        """After an exception: drain what flies, and forget all gradients."""
+    def _drain(self) -> None:
+        """After an exception: wait for what flies, and leave it."""
         with suppress(Exception):
             for flight in self._flying:
                 flight.work.wait()
         self._flying.clear()
         self._fresh = []
-        for tensor in self.optimized():
-            tensor.grad = None
-            self.gradients.set(tensor, None)

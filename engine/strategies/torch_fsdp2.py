@@ -83,8 +83,7 @@ class TorchFSDP2(Strategy):
         try:
             return super().__call__(*inputs)
         except BaseException as error:
-            if self.on_error is not None:
-                self.on_error(error)
+            self.on_error(error)
             self._abandon()
             raise
 

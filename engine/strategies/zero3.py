@@ -12,7 +12,7 @@ and a wrong guess only costs a wait.
 [Note: the same storage]
 A parameter's memory is a view of its unit's flat buffer, whose storage is resized to nothing when the unit is freed and
 back before it is gathered. So whatever autograd saved, views too, sees the values again. While its unit is free, a
-parameter reads NaN everywhere.
+parameter reads NaN everywhere (0 if it holds integers).
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class ShardedUnit:
             view.copy_(parameter.detach())
         shard = self.layout.own(self.full).clone()
         trained = [p.requires_grad for p in parameters]
-        self.flat = Flat(unit.name, list(unit.parameters), self.layout, shard, trained)
+        self.flat = Flat(list(unit.parameters), self.layout, shard, trained)
         self.work: Work | None = None
         """The gather under way."""
         self.held = True
@@ -198,8 +198,7 @@ class Zero3(Sharded):
             return loss
         except BaseException as error:
             self._seen, self._returning = seen, returning
-            if self.on_error is not None:
-                self.on_error(error)
+            self.on_error(error)
             self._free_all()
             raise
 
@@ -321,7 +320,7 @@ class Zero3(Sharded):
 
     def _abandon(self) -> None:
         self._free_all()
-        self._drop_gradients()
+        self._drain()
         self._restart()
 
     def _restart(self) -> None:

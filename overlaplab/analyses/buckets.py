@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.analyses.executions import Executions, executions
 from overlaplab.analyses.labels import Label, labels_of
-from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
 from overlaplab.events import Run, Trace, Window, activity
 from overlaplab.intervals import Intervals, subtract, total, union
 from overlaplab.vocabulary import Rule, label_list
@@ -51,8 +51,7 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
         return
     ran = executions(trace, labels)
     for step in steps:
-        of_step = [label for label in labels if step.host_start_ns <= label.start_ns < step.host_end_ns]
-        yield from _of_step(of_step, step, ran, found.compute)
+        yield from _of_step(launched_in(labels, step), step, ran, found.compute)
 
 
 def _of_step(labels: Sequence[Label], step: Window, ran: Executions, compute: Intervals) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from overlaplab.analyses.executions import Executions, executions
 from overlaplab.analyses.fsdp2 import Passes, fsdp2_scatters, unit_sizes
 from overlaplab.analyses.labels import Label, fsdp2_ranges_of, labels_of
 from overlaplab.analyses.launches import bytes_of
-from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
 from overlaplab.events import Manifest, Run, Trace, Window, rule_of
 from overlaplab.vocabulary import Rule, layer_of
 
@@ -62,7 +62,7 @@ def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) 
 
 def _in_steps(labels: Sequence[Label], steps: Sequence[Window]) -> Iterator[tuple[Label, Window]]:
     for step in steps:
-        yield from ((label, step) for label in labels if step.host_start_ns <= label.start_ns < step.host_end_ns)
+        yield from ((label, step) for label in launched_in(labels, step))
 
 
 def _row(label: Label, unit: str, step: Window, ran: Executions) -> dict[str, Any]:

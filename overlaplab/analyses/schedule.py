@@ -10,8 +10,8 @@ import pandas as pd
 from overlaplab.analyses.executions import Executions, executions
 from overlaplab.analyses.fsdp2 import Passes, fsdp2_gathers, unit_sizes
 from overlaplab.analyses.gathers import Gather, engine_gathers
-from overlaplab.analyses.labels import Label, fsdp2_ranges_of, labels_of
-from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.analyses.labels import fsdp2_ranges_of, labels_of
+from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
 from overlaplab.events import Manifest, Run, Trace, Window, rule_of
 from overlaplab.vocabulary import Rule, layer_of
 
@@ -73,7 +73,7 @@ def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) 
     if any(label.word == "gather_launch" for label in labels):
         ran = executions(trace, labels)
         for step in steps:
-            for gather in engine_gathers(_in_step(labels, step)):
+            for gather in engine_gathers(launched_in(labels, step)):
                 yield _row(gather, step, ran) | {"source": "engine"}
     elif ranges := fsdp2_ranges_of(trace):
         ran = executions(trace, labels)
@@ -88,10 +88,6 @@ def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) 
                     row["microbatch"] -= earlier
                     row["bytes"] = size_of(gather.unit) if gather.bytes is None else gather.bytes
                     yield row | {"source": "fsdp2"}
-
-
-def _in_step(labels: Sequence[Label], step: Window) -> list[Label]:
-    return [label for label in labels if step.host_start_ns <= label.start_ns < step.host_end_ns]
 
 
 def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from typing import TypeVar
 
+from overlaplab.analyses.labels import Span
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, step_windows
 
-__all__ = ["selected_traces", "selected_windows"]
+__all__ = ["launched_in", "selected_traces", "selected_windows"]
+
+Launched = TypeVar("Launched", bound=Span)
+
+
+def launched_in(found: Sequence[Launched], step: Window) -> Sequence[Launched]:
+    """Those of some ranges, in order of start, that began while the host was in the step."""
+    first = bisect_left(found, step.host_start_ns, key=lambda span: span.start_ns)
+    return found[first : bisect_left(found, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
 
 
 def selected_traces(run: Run, ranks: Collection[int] | None) -> list[Trace]:

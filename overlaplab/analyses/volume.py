@@ -12,7 +12,7 @@ from overlaplab.analyses.elements import gradient_bytes, parameter_bytes
 from overlaplab.analyses.fsdp2 import sized, unit_sizes
 from overlaplab.analyses.labels import fsdp2_ranges_of, labels_of
 from overlaplab.analyses.launches import Launch, bytes_of, launches
-from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
 from overlaplab.events import Manifest, Run, Trace, Window, rule_of
 from overlaplab.vocabulary import Rule, layer_of
 
@@ -84,9 +84,8 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
     found = sized(launches(trace, labels_of(trace)), ranges, unit_sizes(run.manifest, ranges))
     for step in steps:
         by_kind: dict[str, list[Launch]] = {}
-        for launch in found:
-            if step.host_start_ns <= launch.start_ns < step.host_end_ns:
-                by_kind.setdefault(launch.kind or "unknown", []).append(launch)
+        for launch in launched_in(found, step):
+            by_kind.setdefault(launch.kind or "unknown", []).append(launch)
         for kind, own in by_kind.items():
             full = bytes_of(own)
             sent = None if full is None else round(full * ring_factor(kind, world_size))
