@@ -208,7 +208,7 @@ def _counted_lanes(trace: Trace) -> list[tuple[str, pd.DataFrame]]:
         here = where == lane
         own = table[here].sort_values("start_ns", kind="stable")
         first = rows[here].iloc[0]
-        label = _stream_label(first, rows) if gpu else f"thread {first['thread']}"
+        label = _stream_label(first, rows) if gpu else f"thread {first['tid']}"
         took = (own["end_ns"] - own["start_ns"]).groupby(own["part"]).sum()
         main = int(took.idxmax())
         found.append((main != _ORDER.index(Mark.COMPUTE), main, -int(took.max()), label, own))

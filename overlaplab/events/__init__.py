@@ -1,13 +1,31 @@
 """The event table: what a run holds, what each event counts as, and where steps begin and end."""
 
 from overlaplab.events.activity import Activity, Kind, activity, classify, lanes, matching, rule_of, runtime_calls
-from overlaplab.events.run import EVENT_COLUMNS, Bucket, Held, Link, Manifest, Model, Parameter, Run, Trace, Unit
+from overlaplab.events.run import (
+    COLLECTIVE_COLUMNS,
+    EVENT_COLUMNS,
+    INPUT_COLUMNS,
+    Bucket,
+    Group,
+    Held,
+    Link,
+    Manifest,
+    Model,
+    Parameter,
+    Run,
+    Trace,
+    Unit,
+    empty_table,
+)
 from overlaplab.events.windows import Window, main_stream, step_windows, window_warnings, windows
 
 __all__ = [
+    "COLLECTIVE_COLUMNS",
     "EVENT_COLUMNS",
+    "INPUT_COLUMNS",
     "Activity",
     "Bucket",
+    "Group",
     "Held",
     "Kind",
     "Link",
@@ -20,6 +38,7 @@ __all__ = [
     "Window",
     "activity",
     "classify",
+    "empty_table",
     "lanes",
     "main_stream",
     "matching",

@@ -108,9 +108,9 @@ def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[n
 
 def lanes(events: pd.DataFrame) -> NDArray[np.int64]:
     """A number per event that tells its (process, thread)."""
-    threads = max(len(events["thread"].cat.categories), 1)
-    process = np.asarray(events["process"].cat.codes, dtype=np.int64)
-    thread = np.asarray(events["thread"].cat.codes, dtype=np.int64)
+    threads = max(len(events["tid"].cat.categories), 1)
+    process = np.asarray(events["pid"].cat.codes, dtype=np.int64)
+    thread = np.asarray(events["tid"].cat.codes, dtype=np.int64)
     return process * threads + thread
 
 

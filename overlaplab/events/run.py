@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar
@@ -11,8 +11,11 @@ from weakref import WeakKeyDictionary
 import pandas as pd
 
 __all__ = [
+    "COLLECTIVE_COLUMNS",
     "EVENT_COLUMNS",
+    "INPUT_COLUMNS",
     "Bucket",
+    "Group",
     "Held",
     "Link",
     "Manifest",
@@ -21,6 +24,7 @@ __all__ = [
     "Run",
     "Trace",
     "Unit",
+    "empty_table",
     "once_per_trace",
 ]
 
@@ -29,18 +33,51 @@ Found = TypeVar("Found")
 EVENT_COLUMNS = {
     "name": "category",
     "category": "category",
+    "phase": "category",
     "ts_ns": "int64",
     "dur_ns": "int64",
-    "process": "category",
-    "thread": "category",
+    "pid": "category",
+    "tid": "category",
     "stream": "int64",
     "device": "int64",
     "correlation": "int64",
+    "external_id": "int64",
+    "flow_launch": "int64",
+    "flow_backward": "int64",
 }
 """The columns of `Trace.events` and their dtypes.
 
-`category` is kineto's `cat`; `ts_ns` is Unix time in ns; `process` and `thread` are the event's pid and tid as text;
-`stream`, `device` and `correlation` are -1 where the event has none.
+`category` is kineto's `cat`; `phase` is `X` for an event that lasted and `i` for an instant; `ts_ns` is Unix time in ns;
+`pid` and `tid` are the process and thread as text. Where the event has none, these are -1: `stream`, `device`,
+`correlation` (the same number at a launch and what it launched), `external_id` (of the operator it belongs to),
+`flow_launch` (the same number at the ends of an arrow from a launch to a kernel) and `flow_backward` (from a forward
+operator to its backward).
+"""
+
+COLLECTIVE_COLUMNS = {
+    "event": "int64",
+    "kind": "category",
+    "dtype": "category",
+    "elements_in": "int64",
+    "elements_out": "int64",
+    "bytes": "int64",
+    "group": "category",
+    "group_description": "category",
+    "group_size": "int64",
+    "sequence": "int64",
+}
+"""The columns of `Trace.collectives` and their dtypes: what arguments tell of collectives.
+
+`event` is the row of `Trace.events` (a kernel, or an operator such as `record_param_comms`); `kind` is one of
+`vocabulary.collective_kind`; `dtype` is torch's name in lower case; `bytes` is the larger of input and output;
+`group` is the process group's name, `group_description` what it is for (`default_pg`, `mesh_tp`); `sequence` numbers
+a group's collectives. Unknown numbers are -1, unknown texts empty.
+"""
+
+INPUT_COLUMNS = {"event": "int64", "shapes": "category", "types": "category"}
+"""The columns of `Trace.inputs` and their dtypes: shapes and types of tensors (`record_shapes=True`) as the file's JSON.
+
+Kept only for what communicates (`c10d::*`, `gloo:*`, `nccl:*`, `record_param_comms`) and for `AccumulateGrad`.
 """
 
 
@@ -148,6 +185,18 @@ class Manifest:
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A process group of the job, as the trace's `distributedInfo` tells it."""
+
+    name: str
+    description: str = ""
+    """What it is for, such as `default_pg` or `mesh_tp`."""
+    size: int | None = None
+    ranks: tuple[int, ...] = ()
+    """Its members; empty where unknown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Trace:
     """One rank's events; equal only to itself, so that what follows from it can be kept beside it."""
@@ -156,7 +205,13 @@ class Trace:
     rank: int | None
     """None where the file does not tell and is the only one."""
     events: pd.DataFrame
-    """Complete events in order of `ts_ns`, with the columns of `EVENT_COLUMNS`."""
+    """Events in order of `ts_ns`, with the columns of `EVENT_COLUMNS`."""
+    collectives: pd.DataFrame = field(default_factory=lambda: empty_table(COLLECTIVE_COLUMNS))
+    """What arguments tell of collectives, in order of `event`, with the columns of `COLLECTIVE_COLUMNS`."""
+    inputs: pd.DataFrame = field(default_factory=lambda: empty_table(INPUT_COLUMNS))
+    """What tensors some events took, in order of `event`, with the columns of `INPUT_COLUMNS`."""
+    groups: tuple[Group, ...] = ()
+    """The job's process groups, as far as the file tells them."""
     world_size: int | None = None
     """Ranks in the job, which may be more than there are files."""
     backend: str | None = None
@@ -173,6 +228,11 @@ class Run:
     manifest: Manifest | None
     traces: tuple[Trace, ...]
     warnings: tuple[str, ...] = ()
+
+
+def empty_table(columns: Mapping[str, str]) -> pd.DataFrame:
+    """A table of these columns and dtypes without rows."""
+    return pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in columns.items()})
 
 
 def once_per_trace(function: Callable[[Trace], Found]) -> Callable[[Trace], Found]:

@@ -39,7 +39,7 @@ _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _ATTEMPTS = 8
 """How many boundaries are tried before more of the file is read; all but the last lie inside an event's arguments."""
 
-_TEXT_COLUMNS = ("name", "category", "process", "thread")
+_TEXT_COLUMNS = ("name", "category", "phase", "pid", "tid")
 
 
 class _Arguments(msgspec.Struct):
@@ -191,13 +191,16 @@ class _Columns:
         arguments = [event.args or _NO_ARGUMENTS for event in complete]
         self._add_texts("name", [event.name for event in complete])
         self._add_texts("category", [event.cat for event in complete])
-        self._add_texts("process", [str(event.pid) for event in complete])
-        self._add_texts("thread", [str(event.tid) for event in complete])
+        self._add_texts("phase", [event.ph for event in complete])
+        self._add_texts("pid", [str(event.pid) for event in complete])
+        self._add_texts("tid", [str(event.tid) for event in complete])
         self._add("ts_ns", [_nanoseconds(event.ts) for event in complete])
         self._add("dur_ns", [_nanoseconds(event.dur) for event in complete])
         self._add("stream", [_number(argument.stream) for argument in arguments])
         self._add("device", [_number(argument.device) for argument in arguments])
         self._add("correlation", [_number(argument.correlation) for argument in arguments])
+        for later in ("external_id", "flow_launch", "flow_backward"):
+            self._add(later, [-1] * len(complete))
 
     def _add(self, column: str, values: list[int]) -> None:
         self._slices[column].append(np.array(values, dtype=np.int64))

@@ -35,7 +35,7 @@ def test_a_range_holds_what_its_thread_launched_in_it(
     with tempfile.TemporaryDirectory() as folder:
         (trace,) = run_of(Path(folder), events).traces
     found = executions(trace, labels_of(trace))
-    threads = list(trace.events["thread"].cat.categories)
+    threads = list(trace.events["tid"].cat.categories)
     lanes = {tid: threads.index(str(tid)) for tid in (1, 2)}
     for start, length, tid in ranges:
         span = Span(start_ns=1000 * start, end_ns=1000 * (start + length), lane=lanes[tid])
