@@ -47,7 +47,7 @@ EVENT_COLUMNS = {
 }
 """The columns of `Trace.events` and their dtypes.
 
-`category` is kineto's `cat`; `phase` is `X` for an event that lasted and `i` for an instant; `ts_ns` is Unix time in ns;
+`category` is kineto's `cat`; `phase` is `X` for what lasted and `i` for an instant; `ts_ns` is Unix time in ns;
 `pid` and `tid` are the process and thread as text. Where the event has none, these are -1: `stream`, `device`,
 `correlation` (the same number at a launch and what it launched), `external_id` (of the operator it belongs to),
 `flow_launch` (the same number at the ends of an arrow from a launch to a kernel) and `flow_backward` (from a forward
@@ -75,7 +75,7 @@ a group's collectives. Unknown numbers are -1, unknown texts empty.
 """
 
 INPUT_COLUMNS = {"event": "int64", "shapes": "category", "types": "category"}
-"""The columns of `Trace.inputs` and their dtypes: shapes and types of tensors (`record_shapes=True`) as the file's JSON.
+"""The columns of `Trace.inputs` and their dtypes: tensors' shapes and types (`record_shapes=True`) as the file's JSON.
 
 Kept only for what communicates (`c10d::*`, `gloo:*`, `nccl:*`, `record_param_comms`) and for `AccumulateGrad`.
 """
