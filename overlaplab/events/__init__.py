@@ -1,6 +1,7 @@
 """The event table: what a run holds, what each event counts as, and where steps begin and end."""
 
-from overlaplab.events.activity import Activity, Kind, activity, classify, lanes, matching, rule_of, runtime_calls
+from overlaplab.events.activity import Activity, activity, classify, lanes, matching, rule_of, runtime_calls
+from overlaplab.events.rules import Kind
 from overlaplab.events.run import (
     COLLECTIVE_COLUMNS,
     EVENT_COLUMNS,
@@ -16,6 +17,8 @@ from overlaplab.events.run import (
     Trace,
     Unit,
     empty_table,
+    once_per_run,
+    once_per_trace,
 )
 from overlaplab.events.windows import Window, main_stream, step_windows, window_warnings, windows
 
@@ -42,6 +45,8 @@ __all__ = [
     "lanes",
     "main_stream",
     "matching",
+    "once_per_run",
+    "once_per_trace",
     "rule_of",
     "runtime_calls",
     "step_windows",

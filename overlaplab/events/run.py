@@ -25,6 +25,7 @@ __all__ = [
     "Trace",
     "Unit",
     "empty_table",
+    "once_per_run",
     "once_per_trace",
 ]
 
@@ -220,9 +221,9 @@ class Trace:
     """The run's zero in Unix ns, the same for all its traces."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Run:
-    """All ranks' traces of one recording, in order of rank, with the manifest if there is one."""
+    """All ranks' traces of one recording, in order of rank, with the manifest if there is one; equal only to itself."""
 
     path: str
     manifest: Manifest | None
@@ -244,5 +245,18 @@ def once_per_trace(function: Callable[[Trace], Found]) -> Callable[[Trace], Foun
         if trace not in known:
             known[trace] = function(trace)
         return known[trace]
+
+    return kept
+
+
+def once_per_run(function: Callable[[Run], Found]) -> Callable[[Run], Found]:
+    """As `once_per_trace`, for a run's value; it must hold neither the run nor its traces, or they would never go."""
+    known: WeakKeyDictionary[Run, Found] = WeakKeyDictionary()
+
+    @wraps(function)
+    def kept(run: Run) -> Found:
+        if run not in known:
+            known[run] = function(run)
+        return known[run]
 
     return kept
