@@ -1,0 +1,293 @@
+"""Holistic Trace Analysis (HTA) on overlaplab's tables: its analyses, without its parser.
+
+`pip install 'overlaplab[hta]'`, then
+
+    analysis = overlaplab.hta.trace_analysis(overlaplab.load_run("traces/bucketed"))
+    analysis.get_temporal_breakdown(visualize=False)
+
+HTA is https://github.com/facebookresearch/HolisticTraceAnalysis; this is written against its release 0.5.0.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.analyses.labels import labels_of
+from overlaplab.analyses.launches import launches
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Kind, Run, Trace, activity, classify, lanes, rule_of
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind
+
+if TYPE_CHECKING:
+    from hta.common.trace import Trace as HtaTrace
+    from hta.trace_analysis import TraceAnalysis
+
+__all__ = ["trace_analysis"]
+
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_LAUNCH = "cudaLaunchKernel"
+"""What HTA takes for a launch; it knows no others on a CPU."""
+
+_ELSEWHERE = "Open the files with hta.trace_analysis.TraceAnalysis for it."
+_IN_THE_FILE = "writes into the trace file, by the positions that HTA's own parser gives events"
+_COPIES = "needs the bandwidth of copies, which overlaplab does not keep"
+_REFUSED = {
+    "generate_trace_with_counters": _IN_THE_FILE,
+    "get_cupti_counter_data_with_operators": "needs hardware counters, which overlaplab does not keep",
+    "get_frequent_cuda_kernel_sequences": _IN_THE_FILE,
+    "get_memory_bw_summary": _COPIES,
+    "get_memory_bw_time_series": _COPIES,
+    "overlay_critical_path_analysis": _IN_THE_FILE,
+}
+_REMEDIES = {
+    "critical_path_analysis": "HTA up to 0.5 needs pandas below 3 for it.",
+    "get_potential_stragglers": "It compares kernels named ncclKernel* of several ranks; `overlaplab collectives` "
+    "tells stragglers of any.",
+}
+
+
+def trace_analysis(run: Run) -> TraceAnalysis:
+    """HTA's own `TraceAnalysis`, filled from a run's tables; the run stays as it is.
+
+    Times are µs from the first event of any rank, exact to the ns. A run whose only rank is unknown is rank 0. Every
+    step counts (HTA's `include_last_profiler_step=True`, without rounding to µs), and as in HTA, where there are
+    several steps, device events are left out that no call in the trace launched.
+
+    GPU runs give the tables that HTA's parser gives, so with HTA's view of what communicates: kernels named
+    `nccl*Kernel*`, whatever else `overlaplab.summary` recognises being computation.
+
+    For CPU runs (gloo), threads stand for streams, numbered from 1 in order of their first event; every event stands
+    there on stream -1, as a host's event, too. On the streams are
+
+    - the outermost operators that compute (DESIGN's CPU rule, less waiting inside them), under their own names, each
+      launched by itself;
+    - what communicates, named `ncclKernel_<kind>`, launched by the call of its collective, which stands beside the
+      real one as a `cudaLaunchKernel`.
+
+    So overlap, temporal breakdown and kernel breakdown are those of the CPU rule; launch statistics and queue lengths
+    are those of collectives; a communication thread's `host_wait` is time in which nothing was launched for it. A
+    computing thread launches its own work, so its idle time is all `host_wait`.
+
+    Raises `OverlaplabError` where HTA is not installed. What of HTA's methods fails, or needs what the tables do not
+    hold, raises one, too, when called: `generate_trace_with_counters`, `get_cupti_counter_data_with_operators`,
+    `get_frequent_cuda_kernel_sequences`, `get_memory_bw_summary`, `get_memory_bw_time_series` and
+    `overlay_critical_path_analysis` always do, `critical_path_analysis` on pandas 3.
+    """
+    try:
+        from hta.common.trace import Trace as HtaTrace
+        from hta.trace_analysis import TraceAnalysis
+    except ImportError as error:
+        raise OverlaplabError(f"HTA is missing ({error})", remedy="pip install 'overlaplab[hta]'") from None
+    rows = {trace.rank or 0: _rows(trace) for trace in run.traces}
+    zero_ns = min((int(table["ts_ns"].min()) for table in rows.values() if len(table)), default=0)
+    filled = HtaTrace(trace_files={}, trace_dir=".")
+    for rank, table in rows.items():
+        filled.symbol_table.add_symbols(dict.fromkeys([*table["name"], *table["cat"]]))
+        filled.meta_data[rank] = {"baseTimeNanoseconds": zero_ns}
+    for rank, table in rows.items():
+        filled.traces[rank] = _hta_table(table, filled, zero_ns)
+    filled.is_parsed = True
+    analysis = TraceAnalysis.__new__(TraceAnalysis)
+    analysis.t = filled
+    for name, method in inspect.getmembers(analysis, inspect.ismethod):
+        if not name.startswith("_"):
+            setattr(analysis, name, _in_one_line(name, method, run))
+    return analysis
+
+
+def _rows(trace: Trace) -> pd.DataFrame:
+    """The events that HTA keeps, with names as text and times in ns; of a CPU run also those on streams."""
+    events = trace.events
+    host = pd.DataFrame(
+        {
+            "name": events["name"].astype(object),
+            "cat": events["category"].astype(object),
+            "pid": _numbers(events["pid"]),
+            "tid": _numbers(events["tid"]),
+            "ts_ns": events["ts_ns"].astype("int64"),
+            "dur_ns": events["dur_ns"].astype("int64"),
+            "stream": events["stream"].astype("int64"),
+            "correlation": events["correlation"].astype("int64"),
+            "external_id": events["external_id"].astype("int64"),
+        }
+    )
+    tables = [host]
+    if rule_of(trace) is Rule.CPU:
+        computing, communicating = _computing(trace), _communicating(trace)
+        host[["stream", "correlation"]] = -1
+        host.loc[computing["event"], "correlation"] = computing["event"].to_numpy() + 1
+        tables += [_calls(trace, host, communicating), _on_streams(computing, communicating)]
+    kept = events["phase"].eq("X") & ~events["category"].isin(["", "Trace"])
+    tables[0] = host[kept.to_numpy()]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Processes or threads as HTA has them: numbers where the text is one."""
+    values = [int(text) if re.fullmatch(r"-?\d+", text) else text for text in column.cat.categories]
+    return pd.Series(np.array(values, dtype=object)[column.cat.codes], index=column.index).infer_objects()
+
+
+def _outermost(trace: Trace, kind: Kind) -> pd.DataFrame:
+    """The events of a kind that no other of that kind on their thread holds: `event` (row), `lane`, times."""
+    events = trace.events
+    rows = np.flatnonzero(classify(trace) == kind)
+    starts = events["ts_ns"].to_numpy(dtype=np.int64)[rows]
+    ends = starts + events["dur_ns"].to_numpy(dtype=np.int64)[rows]
+    found = pd.DataFrame({"event": rows, "lane": lanes(events)[rows], "start_ns": starts, "end_ns": ends})
+    before = found.groupby("lane")["end_ns"].cummax().groupby(found["lane"]).shift(fill_value=np.iinfo(np.int64).min)
+    return found[found["end_ns"] > before]
+
+
+def _computing(trace: Trace) -> pd.DataFrame:
+    """Every thread's outermost computing operators, cut to the time that counts (columns of `_outermost`, `name`)."""
+    compute, whole = activity(trace).compute, _outermost(trace, Kind.COMPUTE)
+    first = np.searchsorted(compute[:, 1], whole["start_ns"], side="right")
+    count = np.maximum(np.searchsorted(compute[:, 0], whole["end_ns"], side="left") - first, 0)
+    cut = whole.loc[whole.index.repeat(count)]
+    nth = np.arange(len(cut)) - np.repeat(np.cumsum(count) - count, count)
+    piece = compute[np.repeat(first, count) + nth]
+    return cut.assign(
+        name=trace.events["name"].astype(object).to_numpy()[cut["event"]],
+        start_ns=np.maximum(cut["start_ns"], piece[:, 0]),
+        end_ns=np.minimum(cut["end_ns"], piece[:, 1]),
+    )
+
+
+def _communicating(trace: Trace) -> pd.DataFrame:
+    """Every thread's outermost ranges of communication (columns of `_outermost`, `name`)."""
+    found = _outermost(trace, Kind.COMMUNICATION)
+    kinds = [collective_kind(str(name)) for name in trace.events["name"].iloc[found["event"]]]
+    return found.assign(name=[f"ncclKernel_{kind or 'communication'}" for kind in kinds])
+
+
+def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
+    """For what communicates, the call that launched it, where the trace tells."""
+    called = {launch.ran: launch for launch in launches(trace, labels_of(trace)) if launch.ran}
+    ran = zip(communicating["start_ns"], communicating["end_ns"], strict=True)
+    pairs = [(event, called.get(bounds)) for event, bounds in zip(communicating["event"], ran, strict=True)]
+    found = [(event, launch) for event, launch in pairs if launch]
+    threads = host[["pid", "tid"]].assign(lane=lanes(trace.events)).drop_duplicates("lane").set_index("lane")
+    return pd.DataFrame(
+        {
+            **threads.loc[[launch.lane for _, launch in found]].to_dict("list"),
+            "name": _LAUNCH,
+            "cat": "cuda_runtime",
+            "ts_ns": [launch.start_ns for _, launch in found],
+            "dur_ns": [launch.end_ns - launch.start_ns for _, launch in found],
+            "stream": -1,
+            "correlation": [event + 1 for event, _ in found],
+            "external_id": -1,
+        }
+    )
+
+
+def _on_streams(computing: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
+    """As a device's events, a thread being a stream."""
+    found = pd.concat([computing, communicating], ignore_index=True).sort_values("start_ns", kind="stable")
+    stream = pd.factorize(found["lane"])[0] + 1
+    return pd.DataFrame(
+        {
+            "name": found["name"],
+            "cat": "kernel",
+            "pid": 0,
+            "tid": stream,
+            "ts_ns": found["start_ns"],
+            "dur_ns": found["end_ns"] - found["start_ns"],
+            "stream": stream,
+            "correlation": found["event"] + 1,
+            "external_id": -1,
+        }
+    )
+
+
+def _hta_table(rows: pd.DataFrame, filled: HtaTrace, zero_ns: int) -> pd.DataFrame:
+    """One rank as HTA's parser would leave it: symbols for names, µs, and the columns that it derives."""
+    from hta.common.trace import transform_correlation_to_index
+
+    if sum("ProfilerStep" in symbol for symbol in filled.symbol_table.get_sym_table()) > 1:
+        rows = rows[_launched_here(rows)]
+    symbols = filled.symbol_table.get_sym_id_map()
+    table = pd.DataFrame(
+        {
+            "index": np.arange(1, len(rows) + 1),  # HTA takes the number 0 for none
+            **{column: _symbols(rows[column], symbols) for column in ("cat", "name")},
+            **{column: rows[column].to_numpy() for column in ("pid", "tid")},
+            "ts": (rows["ts_ns"].to_numpy() - zero_ns) / 1000,
+            "dur": rows["dur_ns"].to_numpy() / 1000,
+            **{column: rows[column].to_numpy() for column in ("stream", "correlation", "external_id")},
+        }
+    )
+    table.index = pd.Index(table["index"], name=None)
+    linked: pd.DataFrame = transform_correlation_to_index(table, filled.symbol_table)
+    return linked.assign(iteration=_iterations(rows, linked), end=linked["ts"] + linked["dur"])
+
+
+def _symbols(names: pd.Series[Any], symbols: dict[str, int]) -> NDArray[np.int64]:
+    codes, texts = pd.factorize(names)
+    return np.array([symbols[text] for text in texts], dtype=np.int64)[codes]
+
+
+def _launched_here(rows: pd.DataFrame) -> NDArray[np.bool_]:
+    """Without a device's events that no call in the trace launched, as HTA's `_filter_irrelevant_gpu_kernels`."""
+    device = rows["stream"].ge(0) & rows["correlation"].ge(0)
+    return (~device | rows["correlation"].isin(rows.loc[~device, "correlation"])).to_numpy()
+
+
+def _iterations(rows: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
+    """The `ProfilerStep` that a host's event starts in; a device's has that of its launch; -1 where there is none.
+
+    As HTA's `add_iteration`, which asks every step about every event in Python.
+    """
+    steps = rows[rows["cat"].isin(ANNOTATION_CATEGORIES) & rows["name"].str.match(_STEP)].sort_values("ts_ns")
+    numbers = np.append([int(_STEP.match(name)[1]) for name in steps["name"]], -1).astype(np.int64)  # type: ignore[index]
+    place = np.searchsorted(steps["ts_ns"], rows["ts_ns"], side="right") - 1
+    ends = np.append(steps["ts_ns"] + steps["dur_ns"], np.iinfo(np.int64).min)
+    found = np.where(rows["ts_ns"].to_numpy() < ends[place], numbers[place], -1)
+    link = table["index_correlation"].to_numpy()
+    return np.where(rows["stream"] < 0, found, np.where(link > 0, found[link - 1], -1))
+
+
+def _in_one_line(name: str, method: Callable[..., Any], run: Run) -> Callable[..., Any]:
+    """HTA's method, but what fails in it is one `OverlaplabError`, and pandas' deprecations in it are not shown."""
+    signature = inspect.signature(method)
+
+    @wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        if name in _REFUSED:
+            raise OverlaplabError(f"HTA's {name} {_REFUSED[name]}", path=run.path, remedy=_ELSEWHERE)
+        _check_ranks(given.arguments, run)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"hta\.")  # pandas'
+                warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"hta\.")  # of ratios of nothing
+                return method(*args, **kwargs)
+        except Exception as error:
+            raise OverlaplabError(
+                f"HTA's {name} failed on pandas {pd.__version__} ({type(error).__name__}: {error})",
+                path=run.path,
+                remedy=_REMEDIES.get(name, "It may need what this run does not hold. " + _ELSEWHERE),
+            ) from None
+
+    return called
+
+
+def _check_ranks(given: dict[str, Any], run: Run) -> None:
+    known = [trace.rank or 0 for trace in run.traces]
+    asked = [given["rank"]] if "rank" in given else given["ranks"] or [0] if "ranks" in given else []
+    for rank in asked:
+        if rank not in known:
+            raise OverlaplabError(
+                "not in this run", path=run.path, rank=rank, remedy=f"Pass one of {known} (HTA takes rank 0 by itself)."
+            )
