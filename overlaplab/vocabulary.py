@@ -11,17 +11,11 @@ from urllib.parse import unquote
 
 __all__ = [
     "ANNOTATION_CATEGORIES",
-    "COLLECTIVE_OPERATORS",
-    "COMMUNICATION_KERNELS",
     "DEVICE_COPY_CATEGORIES",
     "DEVICE_KERNEL_CATEGORIES",
-    "DEVICE_NOTHING",
     "FSDP2_ROOT",
     "OPERATOR_CATEGORIES",
-    "OPERATOR_NOT_COMPUTE",
-    "PEER_COPY",
     "RUNTIME_CATEGORIES",
-    "WAIT_LABELS",
     "Rule",
     "collective_kind",
     "fsdp2_range",
@@ -45,38 +39,6 @@ DEVICE_COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memse
 RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 ANNOTATION_CATEGORIES = frozenset({"user_annotation", "cpu_op", "Operator"})
-
-# Device events that are no work of their own: waits of one stream for another, or of the host for the device.
-DEVICE_NOTHING = re.compile(r"(Stream|Event) (Wait|Sync)|(Stream|Event|Context|Device)\s?Synchronize", re.I)
-
-PEER_COPY = re.compile(r"Memcpy P(to|2)P", re.I)
-
-COMMUNICATION_KERNELS = re.compile(
-    r"""
-      [nr]ccl                    # ncclDevKernel_*, ncclKernel_*, ncclSymk*, rcclGenericKernel
-    | msccl                      # RCCL's mscclKernel_*
-    | cross_device_reduce        # vLLM, SGLang and TensorRT-LLM custom all-reduce
-    | quick_?reduce              # vLLM quick reduce (ROCm)
-    | (one|two)_?shot_?all_?reduce
-    | all_?reduce_?fusion
-    | lamport                    # TensorRT-LLM and FlashInfer all-reduce that signals by Lamport's flags
-    | multimem_                  # torch symmetric memory
-    | nvshmem
-    | deep_ep | ::ep::           # DeepEP
-    | userbuffers                # Transformer Engine
-    """,
-    re.I | re.X,
-)
-"""One alternative per family of communication kernels; the test file names a real kernel for each."""
-
-COLLECTIVE_OPERATORS = ("c10d::", "_c10d_functional::", "c10d_functional::")
-"""Operators that launch or await communication."""
-
-OPERATOR_NOT_COMPUTE = (*COLLECTIVE_OPERATORS, "engine::", "autograd::", "torch::autograd::", "profiler::")
-"""Beside `aten::*`, operators of other namespaces count as compute where they are leaves, but these are no work."""
-
-WAIT_LABELS = ("engine::wait", "engine::gather_wait", "engine::param_gather_wait")
-"""Ranges in which the engine's main thread is blocked by communication."""
 
 _REQUIRED = {
     "backward": {"sync"},

@@ -14,7 +14,7 @@ import numpy as np
 
 from overlaplab.analyses.labels import Label, Span
 from overlaplab.analyses.launches import Launch, launches, spans_of
-from overlaplab.events import Kind, Trace, classify, main_stream, matching, rule_of, runtime_calls
+from overlaplab.events import Kind, Trace, classify, launchers, main_stream, matching, rule_of
 from overlaplab.vocabulary import Rule
 
 __all__ = ["Executions", "bounds_of", "executions"]
@@ -117,17 +117,18 @@ class _OnHost:
 
 class _OnDevice:
     def __init__(self, trace: Trace, labels: Sequence[Label]) -> None:
-        events = trace.events
-        kinds = classify(trace)
-        hosts = runtime_calls(events)[["correlation", "ts_ns"]].drop_duplicates("correlation")
-        main = main_stream(events[kinds == Kind.COMPUTE])
-        on_main = (kinds == Kind.COMPUTE) & (events["stream"] == main).to_numpy()
-        spans = spans_of(trace).assign(correlation=events["correlation"])
-        stream = spans[on_main].merge(hosts.rename(columns={"ts_ns": "host_ns"}), on="correlation")
-        stream = stream.sort_values("host_ns")
-        self._hosts = stream["host_ns"].to_numpy()
-        self._done = np.maximum.accumulate(stream["end_ns"].to_numpy())
-        self._starts = stream["start_ns"].to_numpy()
+        events, calls = trace.events, launchers(trace)
+        compute = classify(trace) == Kind.COMPUTE
+        on_main = compute & (events["stream"] == main_stream(events[compute])).to_numpy()
+        rows = np.flatnonzero(on_main & (calls >= 0))
+        starts = events["ts_ns"].to_numpy()[rows]
+        ends = starts + events["dur_ns"].to_numpy()[rows]
+        hosts = events["ts_ns"].to_numpy()[calls[rows]]
+        order = np.argsort(hosts, kind="stable")
+        self._hosts = hosts[order]
+        self._done = np.maximum.accumulate(ends[order])
+        # A graph's kernels have one launch in common: the first to start after it need not be the first in the table.
+        self._next = np.minimum.accumulate(starts[order][::-1])[::-1]
         self.launches: Sequence[Launch] = launches(trace, labels)
         self._all = _Launches(self.launches, any_lane=True)
 
@@ -143,7 +144,7 @@ class _OnDevice:
 
     def begun(self, host_ns: int) -> int | None:
         after = int(np.searchsorted(self._hosts, host_ns))
-        return int(self._starts[after]) if after < len(self._starts) else None
+        return int(self._next[after]) if after < len(self._next) else None
 
     def waited(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
         if not blocked or end_ns is None:

@@ -1,6 +1,7 @@
 """The event table: what a run holds, what each event counts as, and where steps begin and end."""
 
-from overlaplab.events.activity import Activity, activity, classify, lanes, matching, rule_of, runtime_calls
+from overlaplab.events.activity import Activity, activity, classify, lanes, matching, rule_of
+from overlaplab.events.launching import launchers, runtime_calls
 from overlaplab.events.rules import Kind
 from overlaplab.events.run import (
     COLLECTIVE_COLUMNS,
@@ -43,6 +44,7 @@ __all__ = [
     "classify",
     "empty_table",
     "lanes",
+    "launchers",
     "main_stream",
     "matching",
     "once_per_run",

@@ -1,45 +1,34 @@
 """What a rank did when: its time as compute, communication and memory (DESIGN.md, "The arithmetic").
 
-One table, `classify`, decides for every event; all figures come from it.
+`rules` tells what each event counts as; all figures come from `classify`, which applies it to a trace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.events.launching import launchers
+from overlaplab.events.rules import Kind, Part, device_kind, host_rule
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, subtract, union
 from overlaplab.vocabulary import (
     ANNOTATION_CATEGORIES,
-    COLLECTIVE_OPERATORS,
-    COMMUNICATION_KERNELS,
     DEVICE_COPY_CATEGORIES,
     DEVICE_KERNEL_CATEGORIES,
-    DEVICE_NOTHING,
     OPERATOR_CATEGORIES,
-    OPERATOR_NOT_COMPUTE,
-    PEER_COPY,
     RUNTIME_CATEGORIES,
-    WAIT_LABELS,
     Rule,
 )
 
-__all__ = ["Activity", "Kind", "activity", "classify", "lanes", "matching", "rule_of", "runtime_calls"]
+__all__ = ["Activity", "activity", "classify", "lanes", "matching", "rule_of"]
 
-
-class Kind(StrEnum):
-    """What an event counts as."""
-
-    COMPUTE = "compute"
-    COMMUNICATION = "communication"
-    MEMORY = "memory"
-    NOTHING = "nothing"
+_DEVICE_CATEGORIES = DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES
+_KINDS = tuple(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +51,10 @@ class Activity:
 
 def rule_of(trace: Trace) -> Rule:
     """Which rule the trace's evidence allows."""
-    categories = set(trace.events["category"].cat.categories)
-    if categories & (DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES):
+    column = trace.events["category"]
+    present = np.unique(column.cat.codes.to_numpy())  # a part of a table keeps the categories of the whole
+    categories = set(column.cat.categories[present[present >= 0]])
+    if categories & _DEVICE_CATEGORIES:
         return Rule.GPU
     if categories & RUNTIME_CATEGORIES or "nccl" in (trace.backend or ""):
         return Rule.UNRECORDED
@@ -73,7 +64,7 @@ def rule_of(trace: Trace) -> Rule:
 @once_per_trace
 def classify(trace: Trace) -> NDArray[np.object_]:
     """The `Kind` of every event of the trace, in the table's order; read-only."""
-    kinds = _gpu_kinds(trace) if rule_of(trace) is Rule.GPU else _cpu_kinds(trace)
+    kinds = np.array(_KINDS, dtype=object)[_codes(trace)]
     kinds.flags.writeable = False
     return kinds
 
@@ -84,13 +75,9 @@ def activity(trace: Trace) -> Activity:
     rule = rule_of(trace)
     if rule is Rule.UNRECORDED:
         return Activity(rule=rule, compute=EMPTY, communication=EMPTY, memory=EMPTY)
-    kinds = classify(trace)
-    events = trace.events
-    starts = events["ts_ns"].to_numpy()
-    ends = starts + events["dur_ns"].to_numpy()
-    sets = {kind: union(starts[kinds == kind], ends[kinds == kind]) for kind in Kind}
+    sets = {kind: _during(trace, kind) for kind in Kind if kind is not Kind.NOTHING}
     if rule is Rule.CPU:
-        sets[Kind.COMPUTE] = _cpu_compute(events, kinds)
+        sets[Kind.COMPUTE] = _cpu_compute(trace)
     return Activity(
         rule=rule,
         compute=sets[Kind.COMPUTE],
@@ -114,61 +101,75 @@ def lanes(events: pd.DataFrame) -> NDArray[np.int64]:
     return process * threads + thread
 
 
-def runtime_calls(events: pd.DataFrame) -> pd.DataFrame:
-    """The host's calls that launched something on a device, to be told by `correlation`."""
-    return events[events["category"].isin(RUNTIME_CATEGORIES) & (events["correlation"] >= 0)]
+@once_per_trace
+def _codes(trace: Trace) -> NDArray[np.int8]:
+    """The place in `_KINDS` of every event's kind; read-only."""
+    codes = _gpu_codes(trace) if rule_of(trace) is Rule.GPU else _cpu_codes(trace.events)
+    codes.flags.writeable = False
+    return codes
 
 
-def _gpu_kinds(trace: Trace) -> NDArray[np.object_]:
+def _during(trace: Trace, kind: Kind) -> Intervals:
+    rows = _codes(trace) == _KINDS.index(kind)
+    starts = trace.events["ts_ns"].to_numpy()[rows]
+    return union(starts, starts + trace.events["dur_ns"].to_numpy()[rows])
+
+
+def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
     events = trace.events
-    names = events["name"]
-    kernel = events["category"].isin(DEVICE_KERNEL_CATEGORIES).to_numpy()
-    copy = events["category"].isin(DEVICE_COPY_CATEGORIES).to_numpy()
-    device = kernel | copy
-    idle = device & matching(names, DEVICE_NOTHING.search)
-    communication = (kernel & matching(names, COMMUNICATION_KERNELS.search)) | (
-        copy & matching(names, PEER_COPY.search)
+    codes = np.full(len(events), _KINDS.index(Kind.NOTHING), dtype=np.int8)
+    device = np.flatnonzero(events["category"].isin(_DEVICE_CATEGORIES).to_numpy())
+    own = events.iloc[device]
+    pairs = own.groupby(["category", "name"], observed=True, sort=False).ngroup().to_numpy()
+    _, first = np.unique(pairs, return_index=True)
+    texts = own.iloc[first]
+    of_pair = np.array(
+        [
+            _KINDS.index(device_kind(category, name))
+            for category, name in zip(texts["category"], texts["name"], strict=True)
+        ],
+        dtype=np.int8,
     )
-    communication |= device & events["correlation"].isin(_launched_inside_comm(events)).to_numpy()
-    kinds = np.full(len(events), Kind.NOTHING, dtype=object)
-    kinds[kernel] = Kind.COMPUTE
-    kinds[copy] = Kind.MEMORY
-    kinds[communication] = Kind.COMMUNICATION
-    kinds[idle] = Kind.NOTHING
-    return kinds
+    found = of_pair[pairs]
+    inside = _launched_inside_comm(trace)[device]
+    found[inside & (found != _KINDS.index(Kind.NOTHING))] = _KINDS.index(Kind.COMMUNICATION)
+    codes[device] = found
+    return codes
 
 
-def _launched_inside_comm(events: pd.DataFrame) -> NDArray[np.int64]:
-    """Correlations of the runtime calls made inside an `engine::comm` range, on the range's own thread or another."""
-    ranges = events[_host_ranges(events, "engine::comm")]
-    calls = runtime_calls(events)
-    if ranges.empty or calls.empty:
-        return np.empty(0, dtype=np.int64)
+def _launched_inside_comm(trace: Trace) -> NDArray[np.bool_]:
+    """Which events a call inside an `engine::comm` range launched, on the range's own thread or another."""
+    events, calls = trace.events, launchers(trace)
+    ranges = events[_annotated(events) & matching(events["name"], lambda text: text.startswith("engine::comm"))]
     inside = union(ranges["ts_ns"], ranges["ts_ns"] + ranges["dur_ns"])
-    at = calls["ts_ns"].to_numpy()
+    if not len(inside):
+        return np.zeros(len(events), dtype=bool)
+    at = events["ts_ns"].to_numpy()[calls]
     row = np.searchsorted(inside[:, 0], at, side="right") - 1
-    launched: NDArray[np.int64] = calls["correlation"].to_numpy()[(row >= 0) & (at < inside[row, 1])]
-    return launched
+    return np.asarray((calls >= 0) & (row >= 0) & (at < inside[row, 1]))
 
 
-def _host_ranges(events: pd.DataFrame, *prefixes: str) -> NDArray[np.bool_]:
-    host = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
-    return host & matching(events["name"], lambda text: text.startswith(prefixes))
+def _annotated(events: pd.DataFrame) -> NDArray[np.bool_]:
+    """Which events are the host's ranges, not their mirror images on a device."""
+    return np.asarray(events["category"].isin(ANNOTATION_CATEGORIES))
 
 
-def _cpu_kinds(trace: Trace) -> NDArray[np.object_]:
-    events = trace.events
-    names = events["name"]
-    communication = _host_ranges(events, "engine::comm", "gloo:")
-    lane = lanes(events)
-    elsewhere = ~np.isin(lane, np.unique(lane[communication]))
-    operator = events["category"].isin(OPERATOR_CATEGORIES).to_numpy() & elsewhere
-    aten = operator & matching(names, lambda text: text.startswith("aten::"))
-    counted = operator & matching(names, lambda text: "::" in text and not text.startswith(OPERATOR_NOT_COMPUTE))
-    kinds = np.full(len(events), Kind.NOTHING, dtype=object)
-    kinds[aten | (counted & _leaves(events, lane, counted))] = Kind.COMPUTE
-    kinds[communication] = Kind.COMMUNICATION
-    return kinds
+def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
+    rules = {name: host_rule(name) for name in events["name"].cat.categories}
+    names, lane = events["name"], lanes(events)
+
+    def following(kind: Kind, *parts: Part) -> NDArray[np.bool_]:
+        return matching(names, lambda name: (rule := rules[name]) and rule.kind is kind and rule.part in parts)
+
+    communication = _annotated(events) & following(Kind.COMMUNICATION, *Part)
+    owning = communication & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
+    operator = events["category"].isin(OPERATOR_CATEGORIES).to_numpy() & ~np.isin(lane, np.unique(lane[owning]))
+    counted = operator & following(Kind.COMPUTE, *Part)
+    whole = operator & following(Kind.COMPUTE, Part.WHOLE)
+    codes = np.full(len(events), _KINDS.index(Kind.NOTHING), dtype=np.int8)
+    codes[whole | (counted & _leaves(events, lane, counted))] = _KINDS.index(Kind.COMPUTE)
+    codes[communication] = _KINDS.index(Kind.COMMUNICATION)
+    return codes
 
 
 def _leaves(events: pd.DataFrame, lane: NDArray[np.int64], among: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -185,16 +186,17 @@ def _leaves(events: pd.DataFrame, lane: NDArray[np.int64], among: NDArray[np.boo
     return leaf
 
 
-def _cpu_compute(events: pd.DataFrame, kinds: NDArray[np.object_]) -> Intervals:
+def _cpu_compute(trace: Trace) -> Intervals:
     """Operators' time, thread by thread, less what waits or launches communication inside them."""
-    not_compute = matching(events["name"], lambda text: text.startswith((*COLLECTIVE_OPERATORS, *WAIT_LABELS)))
+    events = trace.events
+    cut = matching(events["name"], lambda name: (rule := host_rule(name)) and rule.part is Part.CUT)
     starts = events["ts_ns"].to_numpy()
     ends = starts + events["dur_ns"].to_numpy()
     lane = lanes(events)
-    compute = kinds == Kind.COMPUTE
+    compute = _codes(trace) == _KINDS.index(Kind.COMPUTE)
     busy = []
     for thread in np.unique(lane[compute]):
-        on, off = compute & (lane == thread), not_compute & (lane == thread)
+        on, off = compute & (lane == thread), cut & (lane == thread)
         busy.append(subtract(union(starts[on], ends[on]), union(starts[off], ends[off])))
     stacked = np.concatenate(busy) if busy else EMPTY
     return union(stacked[:, 0], stacked[:, 1])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.events.activity import Activity, Kind, activity, classify, matching, runtime_calls
+from overlaplab.events.activity import activity, classify, matching, rule_of
+from overlaplab.events.launching import launchers
+from overlaplab.events.rules import Kind
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
@@ -59,52 +62,52 @@ def main_stream(kernels: pd.DataFrame) -> int:
 
 @once_per_trace
 def _windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
-    found = activity(trace)
     steps = _host_steps(trace.events)
     if not steps:
-        start, end = found.extent
+        start, end = activity(trace).extent
         always = np.iinfo(np.int64)
-        whole = Window(
-            step=None, start_ns=start, end_ns=end, host_start_ns=int(always.min), host_end_ns=int(always.max)
-        )
+        whole = replace(_host_window(None, int(always.min), int(always.max)), start_ns=start, end_ns=end)
         return (whole,) if end > start else (), ()
-    if found.rule is Rule.GPU:
-        return _on_device(trace, found, steps)
+    if rule_of(trace) is Rule.GPU:
+        return _on_device(trace, steps)
     cut = [
-        replace(step, end_ns=following.start_ns, host_end_ns=following.start_ns) for step, following in pairwise(steps)
+        replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for (step, _), (after, _) in pairwise(steps)
     ]
-    return (*cut, steps[-1]), ()
+    return (*cut, steps[-1][0]), ()
 
 
-def _host_steps(events: pd.DataFrame) -> list[Window]:
-    """The host's ProfilerStep ranges in time order."""
+def _host_steps(events: pd.DataFrame) -> list[tuple[Window, int]]:
+    """The host's ProfilerStep ranges in time order, each with a number that tells its process."""
     named = matching(events["name"], _STEP.fullmatch)
     rows = events[named & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()]
-    ends = rows["ts_ns"] + rows["dur_ns"]
+    starts, ends = rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist()
     return [
-        Window(step=int(str(name).rpartition("#")[2]), start_ns=start, end_ns=end, host_start_ns=start, host_end_ns=end)
-        for name, start, end in zip(rows["name"], rows["ts_ns"].tolist(), ends.tolist(), strict=True)
+        (_host_window(int(str(name).rpartition("#")[2]), start, end), process)
+        for name, start, end, process in zip(rows["name"], starts, ends, rows["pid"].cat.codes.tolist(), strict=True)
     ]
 
 
-def _on_device(trace: Trace, found: Activity, steps: list[Window]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+def _host_window(step: int | None, start_ns: int, end_ns: int) -> Window:
+    return Window(step=step, start_ns=start_ns, end_ns=end_ns, host_start_ns=start_ns, host_end_ns=end_ns)
+
+
+def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     """From each step's first compute kernel on the main stream to the next step's; the last to its last own event."""
-    kinds = classify(trace)
-    counted = kinds != Kind.NOTHING
-    device = trace.events[counted]
-    compute = kinds[counted] == Kind.COMPUTE
-    main = compute & (device["stream"] == main_stream(device[compute])).to_numpy()
-    calls = runtime_calls(trace.events)
+    events, kinds, calls = trace.events, classify(trace), launchers(trace)
+    rows = np.flatnonzero((kinds != Kind.NOTHING) & (calls >= 0))
+    compute = kinds == Kind.COMPUTE
+    main = (compute & (events["stream"] == main_stream(events[compute])).to_numpy())[rows]
+    starts = events["ts_ns"].to_numpy()[rows]
+    ends = starts + events["dur_ns"].to_numpy()[rows]
+    called, caller = events["ts_ns"].to_numpy()[calls[rows]], events["pid"].cat.codes.to_numpy()[calls[rows]]
     begun: list[Window] = []
     warnings: list[str] = []
-    for step in steps:
-        inside = calls["ts_ns"].between(step.host_start_ns, step.host_end_ns, inclusive="left")
-        own = device["correlation"].isin(calls.loc[inside, "correlation"]).to_numpy()
-        if not (own & main).any():
+    for step, process in steps:
+        own = (caller == process) & (called >= step.host_start_ns) & (called < step.host_end_ns)
+        if (own & main).any():
+            begun.append(replace(step, start_ns=int(starts[own & main].min()), end_ns=int(ends[own].max())))
+        else:
             warnings.append(f"step {step.step} launched no compute kernel on the main stream and was left out")
-            continue
-        last = int((device["ts_ns"] + device["dur_ns"])[own].max())
-        begun.append(replace(step, start_ns=int(device["ts_ns"][own & main].min()), end_ns=last))
     begun.sort(key=lambda window: window.start_ns)
     cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(begun)]
     return (*cut, *begun[-1:]), tuple(warnings)
