@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.analyses.labels import labels_of
 from overlaplab.analyses.launches import launches
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Kind, Run, Trace, activity, classify, lanes, rule_of
@@ -172,7 +171,7 @@ def _communicating(trace: Trace) -> pd.DataFrame:
 
 def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
     """For what communicates, the call that launched it, where the trace tells."""
-    called = {launch.ran: launch for launch in launches(trace, labels_of(trace)) if launch.ran}
+    called = {launch.ran: launch for launch in launches(trace) if launch.ran}
     ran = zip(communicating["start_ns"], communicating["end_ns"], strict=True)
     pairs = [(event, called.get(bounds)) for event, bounds in zip(communicating["event"], ran, strict=True)]
     found = [(event, launch) for event, launch in pairs if launch]

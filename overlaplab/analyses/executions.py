@@ -87,7 +87,7 @@ class _OnHost:
     def __init__(self, trace: Trace, labels: Sequence[Label]) -> None:
         autograd = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
         self._autograd = spans_of(trace)[autograd]
-        self.launches: Sequence[Launch] = launches(trace, labels)
+        self.launches: Sequence[Launch] = launches(trace)
         self._by_lane = _Launches(self.launches, any_lane=False)
 
     def inside(self, span: Span) -> Sequence[Launch]:
@@ -129,7 +129,7 @@ class _OnDevice:
         self._done = np.maximum.accumulate(ends[order])
         # A graph's kernels have one launch in common: the first to start after it need not be the first in the table.
         self._next = np.minimum.accumulate(starts[order][::-1])[::-1]
-        self.launches: Sequence[Launch] = launches(trace, labels)
+        self.launches: Sequence[Launch] = launches(trace)
         self._all = _Launches(self.launches, any_lane=True)
 
     def inside(self, span: Span) -> Sequence[Launch]:

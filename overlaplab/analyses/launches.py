@@ -1,22 +1,18 @@
-"""Which collectives a rank launched, and when each ran.
-
-Who tells depends on the recording: the engine's labels tell kind and bytes; without them, operators and kernels tell
-the kind by their names, and nothing tells the bytes.
-"""
+"""Which collectives a rank launched, and when each ran (see `recorded`)."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.analyses.labels import Label, Span
-from overlaplab.events import Kind, Trace, classify, lanes, matching, rule_of, runtime_calls
-from overlaplab.vocabulary import Rule, collective_kind
+from overlaplab.analyses.recorded import UNKNOWN_NS, recorded
+from overlaplab.analyses.told import NUMBERS
+from overlaplab.events import Trace, lanes
 
 __all__ = ["Enclosing", "Launch", "bytes_of", "launches", "spans_of"]
 
@@ -29,19 +25,25 @@ class Launch(Span):
     """`all_reduce`, `all_gather`, …; None where nothing tells."""
     bytes: int | None = None
     """Of the full tensor; None where nothing tells."""
+    dtype: str | None = None
+    """As torch names it, `float32`."""
+    elements: int | None = None
+    """Of the larger of input and output, as arguments tell."""
+    group: str | None = None
+    """The process group's name."""
+    group_size: int | None = None
+    """Its number of ranks."""
+    sequence: int | None = None
+    """Its number among the group's collectives."""
     ran: tuple[int, int] | None = None
     """Start and end of the communication itself; None where the trace does not tell."""
 
 
-def launches(trace: Trace, labels: Sequence[Label]) -> tuple[Launch, ...]:
-    """The trace's collectives in order of launch, given its labels (see `labels_of`)."""
-    if rule_of(trace) is Rule.GPU:
-        found = _on_device(trace, labels)
-    elif any(label.word == "launch" for label in labels):
-        found = _on_link(labels)
-    else:
-        found = _on_gloo(trace, labels)
-    return tuple(sorted(found, key=lambda launch: launch.start_ns))
+def launches(trace: Trace) -> tuple[Launch, ...]:
+    """The trace's collectives in order of launch, those left out that were launched before the recording began."""
+    table = recorded(trace)
+    table = table[table["launch_ns"] != UNKNOWN_NS].sort_values("launch_ns", kind="stable")
+    return tuple(_launch(dict(zip(table, row, strict=True))) for row in zip(*map(_listed, table.items()), strict=True))
 
 
 def bytes_of(found: Sequence[Launch]) -> int | None:
@@ -56,100 +58,22 @@ def spans_of(trace: Trace) -> pd.DataFrame:
     return pd.DataFrame({"start_ns": starts, "end_ns": starts + trace.events["dur_ns"], "lane": lanes(trace.events)})
 
 
-def _on_link(labels: Sequence[Label]) -> Iterator[Launch]:
-    """The emulated link: a call on the caller's thread, joined by its number with what the link's thread did."""
-    carried = {label.fields["seq"]: label for label in labels if label.word == "comm"}
-    for call in labels:
-        if call.word != "launch":
-            continue
-        comm = carried.get(call.fields["seq"])
-        yield Launch(
-            start_ns=call.start_ns,
-            end_ns=call.end_ns,
-            lane=call.lane,
-            kind=comm.fields.get("kind") if comm else None,
-            bytes=_told_bytes(comm),
-            ran=(comm.start_ns, comm.end_ns) if comm else None,
-        )
+def _listed(column: tuple[Hashable, pd.Series]) -> list[Any]:
+    return column[1].tolist()
 
 
-def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Iterator[Launch]:
-    """Plain gloo: c10d's operators, and around them the engine's labels, which also tell the bytes."""
-    spans = spans_of(trace)
-    names = trace.events["name"]
-    called = matching(names, lambda text: text.startswith("c10d::"))
-    calls = spans[called].assign(name=names[called].astype(str))
-    ran = spans.loc[matching(names, lambda text: text.startswith("gloo:")), ["start_ns", "end_ns"]].to_numpy()
-    pairs = _in_order(calls["start_ns"].to_numpy(), ran)
-    labelled = Enclosing([label for label in labels if label.word == "collective"])
-    told: set[int] = set()
-    columns = (calls[column].tolist() for column in ("start_ns", "end_ns", "lane", "name"))
-    for (start, end, lane, name), bounds in zip(zip(*columns, strict=True), pairs, strict=True):
-        label = labelled.of(lane, start)
-        if label is not None:
-            told.add(label.start_ns)
-        yield Launch(
-            start_ns=start,
-            end_ns=end,
-            lane=lane,
-            kind=label.fields["kind"] if label else collective_kind(name),
-            bytes=_told_bytes(label),
-            ran=bounds,
-        )
-    for label in labelled.labels:  # where operators are not recorded
-        if label.start_ns not in told:
-            yield _labelled(label, None)
-
-
-def _in_order(called: NDArray[np.int64], ran: NDArray[np.int64]) -> list[tuple[int, int] | None]:
-    """For every call, in order of time, when its collective ran: gloo starts them in the order of the calls.
-
-    A recording may begin after a call whose collective it holds, and end before the collective of a call. So the
-    first few that ran are left out, as few as let none start before its call, and the last calls may have none.
-    """
-    for skipped in range(len(ran) + 1):
-        rest = ran[skipped:]
-        if len(rest) <= len(called) and (rest[:, 0] >= called[: len(rest)]).all():
-            found: list[tuple[int, int] | None] = [(int(start), int(end)) for start, end in rest]
-            return found + [None] * (len(called) - len(rest))
-    raise AssertionError("an empty rest always fits")
-
-
-def _on_device(trace: Trace, labels: Sequence[Label]) -> Iterator[Launch]:
-    """Communication's device events, by the host's call that launched each; those in one label are one collective."""
-    events = trace.events
-    kinds = classify(trace)
-    spans = spans_of(trace).assign(correlation=events["correlation"], name=events["name"].astype(str))
-    calls = runtime_calls(events)
-    hosts = pd.DataFrame({"correlation": calls["correlation"], "at_ns": calls["ts_ns"], "host": lanes(calls)})
-    found = spans[kinds == Kind.COMMUNICATION].merge(hosts.drop_duplicates("correlation"), on="correlation")
-    labelled = Enclosing([label for label in labels if label.word == "comm"], any_lane=True)
-    bounds: dict[int, tuple[int, int]] = {}
-    columns = (found[column].tolist() for column in ("at_ns", "host", "start_ns", "end_ns", "name"))
-    for at, lane, start, end, name in zip(*columns, strict=True):
-        label = labelled.of(lane, at)
-        if label is None:
-            yield Launch(start_ns=at, end_ns=at, lane=lane, kind=collective_kind(name), ran=(start, end))
-        else:
-            first, last = bounds.get(label.start_ns, (start, end))
-            bounds[label.start_ns] = (min(first, start), max(last, end))
-    for label in labelled.labels:
-        yield _labelled(label, bounds.get(label.start_ns))
-
-
-def _labelled(label: Label, ran: tuple[int, int] | None) -> Launch:
+def _launch(row: dict[Hashable, Any]) -> Launch:
+    known = {name: row[name] for name in NUMBERS if row[name] >= 0}
     return Launch(
-        start_ns=label.start_ns,
-        end_ns=label.end_ns,
-        lane=label.lane,
-        kind=label.fields.get("kind"),
-        bytes=_told_bytes(label),
-        ran=ran,
+        start_ns=row["launch_ns"],
+        end_ns=row["launch_end_ns"],
+        lane=row["lane"],
+        ran=(row["start_ns"], row["end_ns"]) if row["start_ns"] != UNKNOWN_NS else None,
+        kind=row["kind"] or None,
+        dtype=row["dtype"] or None,
+        group=row["group"] or None,
+        **known,
     )
-
-
-def _told_bytes(label: Label | None) -> int | None:
-    return int(label.fields["bytes"]) if label and "bytes" in label.fields else None
 
 
 class Enclosing:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.elements import gradient_bytes, parameter_bytes
 from overlaplab.analyses.fsdp2 import sized, unit_sizes
-from overlaplab.analyses.labels import fsdp2_ranges_of, labels_of
+from overlaplab.analyses.labels import fsdp2_ranges_of
 from overlaplab.analyses.launches import Launch, bytes_of, launches
 from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
 from overlaplab.events import Manifest, Run, Trace, Window, rule_of
@@ -81,7 +81,7 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
         return
     world_size = _world_size(run, trace)
     ranges = fsdp2_ranges_of(trace)
-    found = sized(launches(trace, labels_of(trace)), ranges, unit_sizes(run.manifest, ranges))
+    found = sized(launches(trace), ranges, unit_sizes(run.manifest, ranges))
     for step in steps:
         by_kind: dict[str, list[Launch]] = {}
         for launch in launched_in(found, step):

@@ -65,7 +65,7 @@ def test_gloo_runs_in_the_order_of_the_calls(
 ) -> None:
     events = [event("c10d::allreduce_", at, at + 1) for at in calls] + [gloo(*bounds) for bounds in ran]
     (trace,) = run_of(tmp_path, [op("mm", 0, 1), *events]).traces
-    found = [launch.ran for launch in launches(trace, ())]
+    found = [launch.ran for launch in launches(trace)]
     assert found == [bounds and (1000 * bounds[0], 1000 * bounds[1]) for bounds in pairs]
 
 
