@@ -88,8 +88,7 @@ def buckets(
     console.print("ms from each step's start; exposed: the collective's time without compute")
     for _, of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
         console.print(tables.buckets_table(of_step))
-    notes = [] if len(table) else ["no buckets are labelled in this run"]
-    _print_warnings((*analyses.warnings_of(loaded), *notes))
+    _print_warnings((*analyses.warnings_of(loaded), *analyses.bucket_notes(table)))
     return None
 
 

@@ -1,6 +1,6 @@
 """Analyses: pure functions from a run to tables."""
 
-from overlaplab.analyses.buckets import buckets
+from overlaplab.analyses.buckets import bucket_notes, buckets
 from overlaplab.analyses.compare import compare
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
@@ -17,6 +17,7 @@ __all__ = [
     "PARTS",
     "Condition",
     "Theory",
+    "bucket_notes",
     "buckets",
     "compare",
     "gathered_bytes",

@@ -1,4 +1,4 @@
-"""Bucket readiness: which gradient held each bucket, and when its all-reduce ran."""
+"""Bucket readiness: which gradient held each bucket, and when its collective ran."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Any
 
 import pandas as pd
 
+from overlaplab.analyses.ddp import DDPBackward, ddp_backwards
 from overlaplab.analyses.executions import Executions, executions
-from overlaplab.analyses.labels import Label, labels_of
+from overlaplab.analyses.labels import Label, Span, labels_of
 from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
 from overlaplab.events import Run, Trace, Window, activity
 from overlaplab.intervals import Intervals, subtract, total, union
 from overlaplab.vocabulary import Rule, label_list
 
-__all__ = ["buckets"]
+__all__ = ["bucket_notes", "buckets"]
 
 _IDENTITY = ("rank", "step", "backward_start_ns", "backward_end_ns")
 _TIMES = ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")
-_COLUMNS = (*_IDENTITY, "index", "bytes", "parameters", "gradient_ready_ns", "last_parameter", *_TIMES)
+_GRADIENTS = ("parameters", "gradient_ready_ns", "last_parameter")
+_TOLD = ("passes", "arrivals", "shapes", "gradients", "told_by", "source")
+_COLUMNS = (*_IDENTITY, "index", "bytes", *_GRADIENTS, *_TIMES, *_TOLD)
 
 
 def buckets(
@@ -28,67 +31,144 @@ def buckets(
 
     Columns: `rank`, `step` (Int64), `backward_start_ns`, `backward_end_ns` (of the backward that synchronises; it ends
     with autograd's last operation, before waiting; where several do, as with zero2's microbatches, the step's last one
-    is shown), `index`, `bytes`, `parameters` (tuple of names),
-    `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived), `last_parameter` (the one that
-    arrived last; None where none did), `ready_ns`, `launch_ns` (host time: on a GPU it may precede the window),
-    `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time during which this rank computed nothing). Times
-    are Int64, null where the trace does not tell. On a GPU readiness is device time. Empty where nothing is
-    labelled, or device activity was not recorded.
-    Raises `OverlaplabError` for an unknown rank or step.
+    is shown), `index`, `bytes` (Int64, null where the trace does not tell), `parameters` (tuple of names, None for one
+    that is not named), `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived),
+    `last_parameter` (the one that arrived last; None where none did, or it is not named), `ready_ns`, `launch_ns`
+    (host time: on a GPU it may precede the window), `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time
+    during which this rank computed nothing). Times are Int64, null where the trace does not tell. On a GPU readiness
+    is device time. Then: `passes` (how many backward passes of the step sent gradients), `arrivals` (tuple, one per
+    parameter: the gradient's place in the order of arrival, from 1), `shapes` (tuple, one tuple per parameter, None
+    where unknown), `gradients` (Int64: how many arrived in the backward pass), `told_by` and `source`.
+
+    The engine's labels are read (`source` and `told_by` are `engine`), and without them torch's
+    DistributedDataParallel is recognised (`source` is `ddp`, see `ddp`): a bucket is an all-reduce launched as a
+    gradient is accumulated. Its gradients have no names, and are known by their `sizes`, or taken by their `order` of
+    arrival (`told_by`); where neither tells, `parameters` is empty and `told_by` None.
+
+    Empty where neither tells of buckets, or device activity was not recorded. Raises `OverlaplabError` for an unknown
+    rank or step.
     """
     rows: list[dict[str, Any]] = []
     for trace in selected_traces(run, ranks):
         chosen = selected_windows(trace, steps, skip_steps)
         rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
-    return table.astype(dict.fromkeys((*_IDENTITY, *_TIMES), "Int64") | {"index": "int64", "bytes": "int64"})
+    whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64")
+    return table.astype(whole | {"index": "int64", "passes": "int64", "told_by": "object", "source": "object"})
+
+
+def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
+    """What a reader of `buckets`' table must know, a line each."""
+    if table.empty:
+        return (
+            "no buckets: no rank's trace holds the engine's labels of them, or all-reduces that torch's DDP launched",
+        )
+    notes = []
+    if (table["source"] == "ddp").any():
+        notes.append("read from torch's DDP: a bucket is an all-reduce launched as a gradient is accumulated, unnamed")
+    if taken := int((table["told_by"] == "order").sum()):
+        notes.append(
+            f"sizes do not tell which gradients {taken} of {len(table)} buckets hold: taken by order of arrival"
+        )
+    if unknown := int(table["told_by"].isna().sum()):
+        notes.append(f"which gradients {unknown} of {len(table)} buckets hold is unknown")
+    if (most := int(table["passes"].max())) > 1:
+        notes.append(f"up to {most} backward passes of a step sent gradients: the last one's buckets are shown")
+    return tuple(notes)
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    labels = labels_of(trace)
     found = activity(trace)
-    if found.rule is Rule.UNRECORDED or not any(label.word == "bucket_launch" for label in labels):
+    if found.rule is Rule.UNRECORDED:
         return
+    labels = labels_of(trace)
     ran = executions(trace, labels)
-    for step in steps:
-        yield from _of_step(launched_in(labels, step), step, ran, found.compute)
+    if any(label.word == "bucket_launch" for label in labels):
+        for step in steps:
+            yield from _of_step(launched_in(labels, step), step, ran, found.compute)
+    elif backwards := ddp_backwards(trace, ran):
+        for step in steps:
+            yield from _of_ddp(launched_in(backwards, step), step, ran, found.compute)
 
 
 def _of_step(labels: Sequence[Label], step: Window, ran: Executions, compute: Intervals) -> Iterator[dict[str, Any]]:
-    backward = _last_of(label for label in labels if label.word == "backward" and label.fields.get("sync") == "1")
-    if backward is None:
+    backwards = [label for label in labels if label.word == "backward" and label.fields.get("sync") == "1"]
+    if not backwards:
         return
-    begins, ends = ran.backward(backward)
-    labels = [label for label in labels if label.start_ns >= backward.start_ns]
+    labels = [label for label in labels if label.start_ns >= backwards[-1].start_ns]
     arrived = _arrivals(labels, ran)
+    places = {name: place for place, name in enumerate(sorted(arrived, key=lambda name: arrived[name]), start=1)}
+    common = _shared(step, backwards, ran) | {"gradients": len(arrived), "told_by": "engine", "source": "engine"}
     latest_ready: dict[str, Label] = {}
     for label in labels:
         if label.word == "bucket_ready":
             latest_ready[label.fields["bucket"]] = label
         if label.word != "bucket_launch" or label.fields["bucket"] not in latest_ready:
             continue
-        launch, ready = label, latest_ready[label.fields["bucket"]]
+        ready = latest_ready[label.fields["bucket"]]
         arrivals = {name: arrived.get(name) for name in label_list(ready.fields["parameters"])}
-        bounds = ran.of_launch(launch)
         yield {
-            "step": step.step,
-            "backward_start_ns": begins - step.start_ns,
-            "backward_end_ns": ends - step.start_ns,
+            **common,
             "index": int(ready.fields["bucket"]),
             "bytes": int(ready.fields["bytes"]),
             "parameters": tuple(arrivals),
             "gradient_ready_ns": tuple(None if at is None else at - step.start_ns for at in arrivals.values()),
             "last_parameter": _latest(arrivals),
-            "ready_ns": ran.reached(ready.start_ns) - step.start_ns,
-            "launch_ns": launch.start_ns - step.start_ns,
-            "start_ns": bounds and bounds[0] - step.start_ns,
-            "end_ns": bounds and bounds[1] - step.start_ns,
-            "exposed_ns": bounds and total(subtract(union(bounds[:1], bounds[1:]), compute)),
+            "arrivals": tuple(places.get(name) for name in arrivals),
+            "shapes": (None,) * len(arrivals),
+            **_times(ready.start_ns, label, ran.of_launch(label), step, ran, compute),
         }
 
 
-def _last_of(labels: Iterator[Label]) -> Label | None:
-    return max(labels, key=lambda label: label.start_ns, default=None)
+def _of_ddp(
+    backwards: Sequence[DDPBackward], step: Window, ran: Executions, compute: Intervals
+) -> Iterator[dict[str, Any]]:
+    if not backwards:
+        return
+    common = _shared(step, backwards, ran) | {"gradients": backwards[-1].gradients, "source": "ddp"}
+    for index, bucket in enumerate(backwards[-1].buckets):
+        held = bucket.gradients
+        yield {
+            **common,
+            "index": index,
+            "bytes": bucket.launch.bytes,
+            "parameters": (None,) * len(held),
+            "gradient_ready_ns": tuple(ran.reached(gradient.at_ns) - step.start_ns for gradient in held),
+            "last_parameter": None,
+            "arrivals": tuple(gradient.number for gradient in held),
+            "shapes": tuple(gradient.shape for gradient in held),
+            "told_by": bucket.told_by,
+            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, compute),
+        }
+
+
+def _shared(step: Window, backwards: Sequence[Span], ran: Executions) -> dict[str, Any]:
+    """What all buckets of a step have in common; the last of its backward passes is shown."""
+    begins, ends = ran.backward(backwards[-1])
+    return {
+        "step": step.step,
+        "backward_start_ns": begins - step.start_ns,
+        "backward_end_ns": ends - step.start_ns,
+        "passes": len(backwards),
+    }
+
+
+def _times(
+    ready_ns: int | None,
+    launch: Span,
+    bounds: tuple[int, int] | None,
+    step: Window,
+    ran: Executions,
+    compute: Intervals,
+) -> dict[str, Any]:
+    """A bucket's times, given when the host knew it to be ready, and when its collective ran."""
+    return {
+        "ready_ns": None if ready_ns is None else ran.reached(ready_ns) - step.start_ns,
+        "launch_ns": launch.start_ns - step.start_ns,
+        "start_ns": bounds and bounds[0] - step.start_ns,
+        "end_ns": bounds and bounds[1] - step.start_ns,
+        "exposed_ns": bounds and total(subtract(union(bounds[:1], bounds[1:]), compute)),
+    }
 
 
 def _arrivals(labels: Sequence[Label], ran: Executions) -> dict[str, int]:

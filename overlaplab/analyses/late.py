@@ -16,10 +16,10 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     """What each bucket of one rank and step waited for and cost; one row per bucket that cost anything, dearest first.
 
     Takes rows of `overlaplab.buckets(run)` for one rank and step. Columns: `index`, `parameter` (whose
-    gradient came last), `gap_ns` (how long after the bucket's gradient before it; null where it is the
-    only one), `held_ns` (the longest that a later bucket, ready, waited for this one), `held` (their
-    indices), `link_ns` (how long it was launched but the link was busy with the bucket before), `exposed_ns`,
-    `cost_ns` = exposed + held.
+    gradient came last; None where it has no name), `arrival`, `shape` (of that gradient, as in `buckets`), `gap_ns`
+    (how long after the bucket's gradient before it; null where it is the only one), `held_ns` (the longest that a
+    later bucket, ready, waited for this one), `held` (their indices), `link_ns` (how long it was launched but the link
+    was busy with the bucket before), `exposed_ns`, `cost_ns` = exposed + held.
     """
     rows = []
     ordered = table.sort_values("index", kind="stable").to_dict("records")
@@ -37,6 +37,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
             {
                 "index": bucket["index"],
                 "parameter": bucket["last_parameter"],
+                **_last(bucket),
                 "gap_ns": last_gap_ns(bucket["gradient_ready_ns"]),
                 "held_ns": max(waiting.values(), default=0),
                 "held": tuple(waiting),
@@ -45,9 +46,28 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
                 "cost_ns": cost,
             }
         )
-    columns = ["index", "parameter", "gap_ns", "held_ns", "held", "link_ns", "exposed_ns", "cost_ns"]
-    found = pd.DataFrame(rows, columns=columns).astype({"gap_ns": "Int64"})
+    columns = [
+        "index",
+        "parameter",
+        "arrival",
+        "shape",
+        "gap_ns",
+        "held_ns",
+        "held",
+        "link_ns",
+        "exposed_ns",
+        "cost_ns",
+    ]
+    found = pd.DataFrame(rows, columns=columns).astype({"gap_ns": "Int64", "arrival": "Int64"})
     return found.sort_values("cost_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def _last(bucket: dict[Any, Any]) -> dict[str, Any]:
+    """Place of arrival and shape of the gradient that came last; None where unknown."""
+    told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
+    arrived = [(arrival, shape) for arrival, shape in told if not _missing(arrival)]
+    arrival, shape = max(arrived, key=lambda found: found[0], default=(None, None))
+    return {"arrival": arrival, "shape": shape}
 
 
 def last_gap_ns(gradient_ready_ns: Iterable[int | None]) -> int | None:

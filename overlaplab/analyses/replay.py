@@ -18,12 +18,13 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
     A collective starts once its last rank is ready and the link has finished the one before, and ends T later:
     start = max(ready, previous end), end = start + T; T is an all-reduce's, for zero1 and zero2 a reduce-scatter's.
     Columns: `step`, `index`, `ready_ns` (of the last rank), `end_ns` (measured, of the last rank),
-    `predicted_start_ns`, `predicted_end_ns`. The ranks' clocks must agree.
+    `predicted_start_ns`, `predicted_end_ns`. Buckets without size or ready time are left out. The ranks' clocks must
+    agree.
     """
     scattered = run.manifest is not None and run.manifest.strategy in ("zero1", "zero2")
     kind = "reduce_scatter" if scattered else "all_reduce"
     starts = summary(run)[["rank", "step", "start_ns"]].rename(columns={"start_ns": "begins_ns"})
-    table = buckets(run).merge(starts, on=["rank", "step"])
+    table = buckets(run).dropna(subset=["ready_ns", "bytes"]).merge(starts, on=["rank", "step"])
     table["order"] = table.groupby(["rank", "step"], dropna=False).cumcount()
     for column in ("ready_ns", "end_ns"):
         table[column] += table["begins_ns"]

@@ -10,6 +10,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, shorten, size
+from overlaplab.charts.words import gradient_word, last_gradient
 
 __all__ = ["buckets"]
 
@@ -84,11 +85,13 @@ def _bars(
 def _row(bucket: dict[Any, Any]) -> dict[str, Any]:
     """What is drawn in a bucket's row, times in ms."""
     times = {key: _ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")}
-    names = bucket["parameters"]
-    what = shorten(names[0], 28) if len(names) == 1 else f"{len(names)} gradients"
-    label = f"{bucket['index']}: {size(int(bucket['bytes']))}, {what}"
+    told = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
+    names = [gradient_word(*gradient) for gradient in told]
+    what = shorten(names[0], 28) if len(names) == 1 else f"{len(names) or 'unknown'} gradients"
+    weight = "" if pd.isna(bucket["bytes"]) else f"{size(int(bucket['bytes']))}, "
+    label = f"{bucket['index']}: {weight}{what}"
     arrivals = [
-        (label, _ms(time), shorten(name, 80))
+        (label, _ms(time), name)
         for name, time in zip(names, bucket["gradient_ready_ns"], strict=True)
         if _ms(time) is not None
     ]
@@ -109,8 +112,7 @@ def _row(bucket: dict[Any, Any]) -> dict[str, Any]:
         for part, begin, end in spans
         if begin is not None and end is not None and end > begin
     ]
-    last = bucket["last_parameter"]
-    ready = (label, times["ready_ns"], "unknown" if pd.isna(last) else shorten(last, 80))
+    ready = (label, times["ready_ns"], last_gradient(bucket) or "unknown")
     return {
         "label": label,
         "bands": bands,

@@ -9,7 +9,7 @@ import pandas as pd
 from overlaplab.charts.theme import count, ms, percent, rank_word, shorten
 from overlaplab.events import Manifest
 
-__all__ = ["late_sentences", "link_note", "note", "verdict"]
+__all__ = ["gradient_word", "last_gradient", "late_sentences", "link_note", "note", "verdict"]
 
 
 def note(manifest: Manifest | None) -> str | None:
@@ -60,6 +60,25 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None) -> str:
     )
 
 
+def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
+    """A gradient's parameter by its name; else by its place in the order of arrival and its shape, if it has them:
+    `gradient 17 (1024×4096)`.
+    """
+    if not _missing(name):
+        return shorten(str(name), 80)
+    word = "an unknown gradient" if _missing(arrival) else f"gradient {arrival}"
+    return word if shape is None else f"{word} ({'×'.join(map(str, shape)) or 'a scalar'})"
+
+
+def last_gradient(bucket: dict[Any, Any]) -> str | None:
+    """Which gradient of a row of `overlaplab.buckets` came last, as `gradient_word` has it; None where unknown."""
+    if not _missing(bucket["last_parameter"]):
+        return gradient_word(bucket["last_parameter"], None, None)
+    told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
+    arrived = [(arrival, shape) for arrival, shape in told if not _missing(arrival)]
+    return gradient_word(None, *max(arrived, key=lambda found: found[0])) if arrived else None
+
+
 def late_sentences(late: pd.DataFrame, limit: int = 6) -> list[str]:
     """`overlaplab.analyses.late_buckets` in words, a line per bucket."""
     lines = [_late_sentence(row) for row in late.head(limit).to_dict("records")]
@@ -70,14 +89,15 @@ def late_sentences(late: pd.DataFrame, limit: int = 6) -> list[str]:
 
 def _late_sentence(row: dict[Any, Any]) -> str:
     """Which gradient came last and when; whether the bucket was held by it or by the link; what it cost."""
-    name = "an unknown parameter" if _missing(row["parameter"]) else shorten(str(row["parameter"]), 80)
+    name = gradient_word(row["parameter"], row["arrival"], row["shape"])
     gap = "the only one in it"
     if not _missing(row["gap_ns"]):
         gap = f"{ms(row['gap_ns'])} after the one before it"
     if row["link_ns"] > max(0 if _missing(row["gap_ns"]) else row["gap_ns"], row["held_ns"]):
         line = f"waited {ms(row['link_ns'])} for the busy link; its last gradient was {name}, {gap}"
     else:
-        line = f"was held by {name}, whose gradient came last, {gap}"
+        came = "which came last" if _missing(row["parameter"]) else "whose gradient came last"
+        line = f"was held by {name}, {came}, {gap}"
     if row["held"]:
         upto = "up to " if len(row["held"]) > 1 else ""
         line += f"; {_these(row['held'])} stood ready and waited {upto}{ms(row['held_ns'])} for it"

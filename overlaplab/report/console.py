@@ -10,6 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from overlaplab.charts.words import last_gradient
+
 __all__ = [
     "buckets_table",
     "compare_table",
@@ -42,9 +44,10 @@ def buckets_table(table: pd.DataFrame) -> Table:
     title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
     shown = _table(title, "bucket", "MB", "ready", "start", "end", "exposed")
     shown.add_column("last gradient", overflow="ellipsis")
-    for _, row in table.iterrows():
+    for row in table.to_dict("records"):
         times = (_ms(row[column]) for column in ("ready_ns", "start_ns", "end_ns", "exposed_ns"))
-        _add(shown, [str(row["index"]), f"{row['bytes'] / 1e6:.1f}", *times, _known(row["last_parameter"])])
+        megabytes = "–" if pd.isna(row["bytes"]) else f"{row['bytes'] / 1e6:.1f}"
+        _add(shown, [str(row["index"]), megabytes, *times, last_gradient(row) or "–"])
     return shown
 
 

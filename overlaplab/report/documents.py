@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from overlaplab.analyses import (
+    bucket_notes,
     buckets,
     compare,
     memory,
@@ -76,14 +77,14 @@ def buckets_document(
     for _, group in table.groupby(["rank", "step"], dropna=False, sort=False):
         rows = _records(group)
         first = rows[0]
-        shared = ("rank", "step", "backward_start_ns", "backward_end_ns")
+        shared = ("rank", "step", "backward_start_ns", "backward_end_ns", "passes", "gradients")
         step = {key: first[key] for key in shared[1:]}
         step["buckets"] = [{key: value for key, value in row.items() if key not in shared} for row in rows]
         of_rank.setdefault(first["rank"], []).append(step)
     return {
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
         "emulated": _is_emulated(run),
-        "warnings": list(warnings_of(run)),
+        "warnings": [*warnings_of(run), *bucket_notes(table)],
     }
 
 

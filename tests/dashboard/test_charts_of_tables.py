@@ -106,6 +106,8 @@ def bucket(index: int, **changes: Any) -> dict[str, Any]:
         "parameters": ("a", "b"),
         "gradient_ready_ns": (10 * MS, 12 * MS),
         "last_parameter": "b",
+        "arrivals": (1, 2),
+        "shapes": (None, None),
         "ready_ns": 12 * MS,
         "launch_ns": 12 * MS,
         "start_ns": 13 * MS,
@@ -119,6 +121,8 @@ LATE = bucket(
     parameters=("c", "d", "unused"),
     gradient_ready_ns=(11 * MS, 11 * MS + 500_000, None),
     last_parameter="d",
+    arrivals=(3, 4, None),
+    shapes=(None, None, None),
     ready_ns=11 * MS + 500_000,
     launch_ns=12 * MS + 100_000,
     start_ns=17 * MS,
@@ -172,9 +176,19 @@ def test_a_launch_before_device_readiness_is_no_negative_wait() -> None:
 
 
 def test_a_bucket_without_any_gradient_is_drawn_too() -> None:
-    nothing = {"gradient_ready_ns": (None, None), "ready_ns": None, "last_parameter": None}
+    nothing = {"gradient_ready_ns": (None, None), "arrivals": (None, None), "ready_ns": None, "last_parameter": None}
     chart = charts.buckets(pd.DataFrame([bucket(0), bucket(1, **nothing)]))
     assert ("1: 8.4 MB, 2 gradients", "communication hidden by compute", 13.0, 17.0) in bands(chart)
+
+
+def test_buckets_of_unnamed_gradients_are_drawn() -> None:
+    unnamed = {"parameters": (None, None), "last_parameter": None, "arrivals": (1, 17)}
+    known = bucket(0, **unnamed, shapes=((8,), (1024, 4096)))
+    unknown = {"parameters": (), "arrivals": (), "shapes": (), "gradient_ready_ns": (), "last_parameter": None}
+    chart = charts.buckets(pd.DataFrame([known, bucket(1, **unknown, bytes=None, ready_ns=None)]))
+    drawn = json.dumps(spec(chart), ensure_ascii=False)
+    assert "gradient 17 (1024×4096)" in drawn
+    assert {label for label, *_ in bands(chart)} == {"0: 8.4 MB, 2 gradients", "1: unknown gradients"}
 
 
 def test_buckets_without_their_communication_claim_nothing_about_it() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from overlaplab.analyses import late_buckets
 from overlaplab.charts import GatherCost, late_sentences, link_note, note, prefetch_gain, verdict
+from overlaplab.charts.words import gradient_word
 from overlaplab.events import Link, Manifest
 
 MS = 1_000_000
@@ -24,6 +25,8 @@ def bucket(index: int, ready: list[float | None], launch: float, start: float, e
         "parameters": names,
         "gradient_ready_ns": tuple(None if time is None else int(time * MS) for time in ready),
         "last_parameter": max(known)[1] if known else None,
+        "arrivals": tuple(None if time is None else place for place, time in enumerate(ready, start=1)),
+        "shapes": (None,) * len(ready),
         "ready_ns": int(max(known)[0] * MS) if known else None,
         "launch_ns": int(launch * MS),
         "start_ns": int(start * MS),
@@ -97,7 +100,7 @@ def test_unused_gradients_do_not_count() -> None:
     assert late_sentences(late)[0] == (
         "Bucket 0 was held by p0.1, whose gradient came last, the only one in it. Exposed: 5.0 ms."
     )
-    assert "an unknown parameter" in late_sentences(late)[1]
+    assert "an unknown gradient" in late_sentences(late)[1]
 
 
 def test_only_the_dearest_are_told() -> None:
@@ -204,3 +207,26 @@ def test_the_verdict_names_its_denominators(comm: int) -> None:
         )
     assert verdict(table, None) == expected
     assert "nothing to show" in verdict(table.iloc[:0], None)
+
+
+def test_a_gradient_without_a_name_is_told_by_its_arrival_and_shape() -> None:
+    unnamed = {"parameters": (None, None), "last_parameter": None, "shapes": ((8,), (1024, 4096))}
+    table = pd.DataFrame([bucket(0, [1, 2], 2, 2, 3, 1) | unnamed | {"arrivals": (16, 17)}])
+    (line,) = late_sentences(late_buckets(table))
+    assert "was held by gradient 17 (1024×4096), which came last" in line
+    (line,) = late_sentences(late_buckets(table.assign(arrivals=[(None, None)])))
+    assert "was held by an unknown gradient, which came last" in line
+
+
+@pytest.mark.parametrize(
+    ("told", "word"),
+    [
+        (("w", 3, (8,)), "w"),
+        ((None, 3, (8, 2)), "gradient 3 (8×2)"),
+        ((None, 3, ()), "gradient 3 (a scalar)"),
+        ((None, 3, None), "gradient 3"),
+        ((None, None, None), "an unknown gradient"),
+    ],
+)
+def test_what_a_gradient_is_called(told: tuple[Any, Any, Any], word: str) -> None:
+    assert gradient_word(*told) == word

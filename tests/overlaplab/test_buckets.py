@@ -9,7 +9,7 @@ import pytest
 from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import replay, transfer_ns
+from overlaplab.analyses import bucket_notes, replay, transfer_ns
 from overlaplab.events import Link
 
 BACKWARD = event("engine::backward microbatch=0 sync=1", 10, 60)
@@ -66,6 +66,12 @@ def test_a_bucket_tells_who_held_it_and_what_was_exposed(tmp_path: Path) -> None
         "start_ns": 30_000,
         "end_ns": 50_000,
         "exposed_ns": 10_000,
+        "passes": 1,
+        "arrivals": (None, 2),
+        "shapes": (None, None),
+        "gradients": 2,
+        "told_by": "engine",
+        "source": "engine",
     }
     assert (second["index"], second["last_parameter"], second["start_ns"]) == (1, "head.w", 50_000)
     assert second["exposed_ns"] == 15_000
@@ -188,8 +194,10 @@ def test_columns_and_dtypes(tmp_path: Path) -> None:
     table = overlaplab.buckets(run_of(tmp_path, [step(3, 5, 100), BACKWARD, *bucket(0, "w", 31, 0, 35, 55)]))
     assert table.dtypes.astype(str).to_dict() == {
         **dict.fromkeys(("rank", "step", "backward_start_ns", "backward_end_ns"), "Int64"),
-        **dict.fromkeys(("index", "bytes"), "int64"),
+        **dict.fromkeys(("index", "passes"), "int64"),
         **dict.fromkeys(("parameters", "gradient_ready_ns", "last_parameter"), "object"),
+        **dict.fromkeys(("arrivals", "shapes", "told_by", "source"), "object"),
+        **dict.fromkeys(("bytes", "gradients"), "Int64"),
         **dict.fromkeys(("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns"), "Int64"),
     }
 
@@ -204,5 +212,10 @@ def test_of_several_backwards_that_synchronise_the_last_is_shown(tmp_path: Path)
         gradient("w", 30),
         *bucket(0, "w", 31, 1, 35, 55),
     ]
-    (row,) = overlaplab.buckets(run_of(tmp_path, events)).to_dict("records")
+    table = overlaplab.buckets(run_of(tmp_path, events))
+    (row,) = table.to_dict("records")
     assert (row["backward_start_ns"], row["ready_ns"], row["start_ns"]) == (10_000, 31_000, 35_000)
+    assert row["passes"] == 2
+    assert bucket_notes(table) == (
+        "up to 2 backward passes of a step sent gradients: the last one's buckets are shown",
+    )

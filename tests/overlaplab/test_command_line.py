@@ -149,9 +149,9 @@ def test_buckets_json(command: Any, folder: Path) -> None:
     _, out, _ = command("buckets", folder, "--json", "--rank", 1)
     (rank,) = json.loads(out)["ranks"]
     (found,) = rank["steps"]
-    assert list(found) == ["step", "backward_start_ns", "backward_end_ns", "buckets"]
+    assert list(found) == ["step", "backward_start_ns", "backward_end_ns", "passes", "gradients", "buckets"]
     (bucket,) = found["buckets"]
-    assert list(bucket) == BUCKET_KEYS
+    assert [key for key in bucket if key in BUCKET_KEYS] == BUCKET_KEYS
     assert bucket["gradient_ready_ns"] == [29_000, None]
     assert (bucket["parameters"], bucket["last_parameter"], bucket["exposed_ns"]) == (["w", "v"], "w", 20_000)
 

@@ -6,8 +6,9 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import charts
-from overlaplab.analyses import last_gap_ns, late_buckets, launched_after_backward
+from overlaplab.analyses import bucket_notes, last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.charts.theme import count
+from overlaplab.charts.words import last_gradient
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
@@ -42,14 +43,16 @@ def page() -> None:
     manifest = opened.run.manifest
     if table.empty:
         st.info(
-            "This run has no buckets. They come from the engine's labels (`engine::bucket_ready` and its kin):"
-            " traces of other programs do not have them."
+            "This run has no buckets. They come from the engine's labels (`engine::bucket_ready` and its kin), and"
+            " from torch's DistributedDataParallel, whose all-reduces are launched as gradients are accumulated."
         )
         show_warnings(opened)
         return
     table = one_window(table)
     late = late_buckets(table)
     lead(_opening(table, late), charts.note(manifest))
+    for note in bucket_notes(table):
+        st.text(f"Note: {note}.")
     if len(late) and not launched_after_backward(table):
         st.subheader("Which parameter held each late bucket", anchor=False)
         with st.container(key="late", gap=None):
@@ -59,6 +62,7 @@ def page() -> None:
     st.subheader("Per bucket, times from the step's start", anchor=False)
     shown = table.merge(late[["index", "held_ns"]], on="index", how="left")
     shown["held_ns"] = shown["held_ns"].fillna(0)
+    shown["last_parameter"] = [last_gradient(row) for row in shown.to_dict("records")]
     shown["gap_ns"] = [last_gap_ns(times) for times in shown["gradient_ready_ns"]]
     rows = milliseconds(shown, _COLUMNS)
     rows["size MB"] = shown["bytes"] / 1e6
