@@ -14,3 +14,5 @@ for strategy in zero2 zero3 torch-fsdp2; do
 done
 .venv/bin/overlaplab record --strategy zero3 --prefetch 0 --out traces/zero3-serial --device cpu --nproc 2 \
     --link auto --batch 16 --bucket-cap-mb 4 --steps 2 "$@"
+.venv/bin/overlaplab record --strategy torch-ddp --out traces/torch-ddp-gloo --device cpu --nproc 2 --layers 2 \
+    --width 64 --vocab 100 --seq 16 --bucket-cap-mb 0.15 --steps 2 --accumulate 2 "$@"
