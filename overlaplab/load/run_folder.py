@@ -1,127 +1,97 @@
-"""Which files make a run, and which rank each of them is."""
+"""From a path that a user gives to a `Run`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Manifest, Run, Trace
-from overlaplab.load.trace_file import read_trace
+from overlaplab.load import cache as kept
+from overlaplab.load.places import MANIFEST_NAME, Located, manifest_text, sources
+from overlaplab.load.ranks import assigned, one_recording, traces_of
+from overlaplab.load.reading import read_all
+from overlaplab.load.trace_file import TraceFile
 
-__all__ = ["MANIFEST_NAME", "is_trace_name", "load_run"]
+__all__ = ["load_run"]
 
 FORMAT_VERSION = 1
-MANIFEST_NAME = "run.json"
-_RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d+)|worker(\d+)_", re.I)
-"""torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
 
 
-def is_trace_name(name: str) -> bool:
-    """Whether a file of this name is taken for a trace."""
-    return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != MANIFEST_NAME
-
-
-def load_run(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Run:
+def load_run(
+    path: str | os.PathLike[str],
+    *,
+    assign_ranks: Mapping[str, int] | None = None,
+    recording: int | None = None,
+    cache: bool = True,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
     """Load a run directory, a directory of `torch.profiler` traces, or one trace file (plain or gzipped).
 
-    `progress(done, files)` is called before each file and after the last.
+    `path` may be anything that fsspec opens, such as `s3://bucket/run`.
+    `assign_ranks` gives ranks by file name or path, for files that do not tell theirs.
+    `recording` picks one, from 1, where the same ranks were recorded several times; the default is the last.
+    `cache=False` neither reads nor writes the cache of tables, and OVERLAPLAB_NO_CACHE=1 says so for all.
+    `executor` reads the files, one task each: Dask's `client.get_executor()`, or any other of `concurrent.futures`
+    whose workers import overlaplab and see the path. By default large files are read by processes on this machine.
+    `progress(done, files)` is called at the start and after each file.
 
     Raises `OverlaplabError` naming the file, the rank and the remedy for anything that cannot be read.
     """
-    path = Path(path)
-    try:
-        files = _trace_files(path)
-        manifest = _read_manifest(path / MANIFEST_NAME) if path.is_dir() else None
-    except OSError as error:
-        raise OverlaplabError(error.strerror or str(error), path=path) from None
-    read = []
-    for done, file in enumerate(files):
-        if progress:
-            progress(done, len(files))
-        read.append(_read(file))
-    if progress:
-        progress(len(files), len(files))
-    traces = _ranked(read)
+    where = os.fspath(path).removeprefix("file://")
+    files = sources(where)
+    given = assigned(files, assign_ranks or {})
+    manifest = _manifest(where)
+    contents = read_all(
+        files,
+        cache=kept.Cache() if cache and not kept.is_off() else None,
+        executor=executor,
+        progress=progress or (lambda done, files: None),
+    )
+    found, warnings = _traces(files, contents, given)
+    traces, notes = one_recording(found, recording, where)
     # Of equal length for all ranks, so that their times compare: the first moment that any of them recorded.
     origin_ns = min((int(t.events["ts_ns"].iloc[0]) for t in traces if len(t.events)), default=0)
     return Run(
-        path=str(path),
+        path=where,
         manifest=manifest,
         traces=tuple(replace(trace, origin_ns=origin_ns) for trace in traces),
-        warnings=_missing_ranks(traces, manifest),
+        warnings=(*warnings, *notes, *_missing_ranks(traces, len({t.rank for t in found}), manifest)),
     )
 
 
-def _trace_files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise OverlaplabError("no such file or directory", path=path)
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.iterdir() if is_trace_name(file.name) and file.is_file())
-    if not files:
-        raise OverlaplabError(
-            "holds no trace", path=path, remedy="Traces are files named *.json or *.json.gz, one per rank."
-        )
-    return files
+def _traces(
+    files: Sequence[Located], contents: Sequence[TraceFile], given: Mapping[str, int]
+) -> tuple[list[Trace], list[str]]:
+    found: list[Trace] = []
+    warnings: list[str] = []
+    for file, content in zip(files, contents, strict=True):
+        traces, notes = traces_of(file, content, given.get(file.path))
+        found += traces
+        warnings += [f"{file.name}: {note}" for note in (*getattr(content, "warnings", ()), *notes)]
+    return found, warnings
 
 
-def _read(file: Path) -> Trace:
-    content = read_trace(file)
-    rank = content.rank
-    if rank is None and (match := _RANK_IN_NAME.match(file.name)):
-        rank = int(match[match.lastindex or 0])
-    return Trace(
-        path=str(file),
-        rank=rank,
-        events=content.events,
-        world_size=content.world_size,
-        backend=content.backend,
-    )
-
-
-def _ranked(traces: list[Trace]) -> list[Trace]:
-    """In order of rank; several files need a rank each."""
-    if len(traces) == 1:
-        return traces
-    seen: dict[int, Trace] = {}
-    for trace in traces:
-        if trace.rank is None:
-            raise OverlaplabError(
-                "several files, and this one does not tell its rank",
-                path=trace.path,
-                remedy="Put the rank into its name, such as rank3.json.gz, or open the file alone.",
-            )
-        if trace.rank in seen:
-            raise OverlaplabError(
-                f"the same rank as {Path(seen[trace.rank].path).name}",
-                path=trace.path,
-                rank=trace.rank,
-                remedy="Keep one recording per folder.",
-            )
-        seen[trace.rank] = trace
-    return [seen[rank] for rank in sorted(seen)]
-
-
-def _missing_ranks(traces: list[Trace], manifest: Manifest | None) -> tuple[str, ...]:
+def _missing_ranks(traces: Sequence[Trace], ranks: int, manifest: Manifest | None) -> tuple[str, ...]:
     sizes = [manifest.world_size] if manifest else [t.world_size for t in traces if t.world_size]
-    missing = max(sizes, default=len(traces)) - len(traces)
+    missing = max([*sizes, ranks]) - len(traces)
     if missing <= 0:
         return ()
     return (f"{missing} of {len(traces) + missing} ranks have no trace here",)
 
 
-def _read_manifest(file: Path) -> Manifest | None:
-    if not file.exists():
+def _manifest(path: str) -> Manifest | None:
+    text = manifest_text(path)
+    if text is None:
         return None
-    if not file.is_file():
-        raise OverlaplabError("not a file", path=file, remedy="Remove it to open the traces without it.")
+    file = f"{path.rstrip('/')}/{MANIFEST_NAME}"
     try:
-        raw = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+        raw = msgspec.json.decode(text, type=dict[str, object])
         manifest = msgspec.convert({**raw, "raw": raw}, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OverlaplabError(

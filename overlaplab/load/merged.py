@@ -1,0 +1,98 @@
+"""One file with several ranks: merged from several processes' traces, or of one process that drives several GPUs.
+
+The ranks are what the events' arguments tell, else the devices. What the host did belongs to the rank whose device it
+drove: each device's launches have their numbers (correlation) in one process. Numbers of different processes coincide,
+so the process is the one whose launches come before what they launched. A process that drives several devices belongs
+to each of their ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.events import runtime_calls
+from overlaplab.load.trace_file import TraceFile
+
+__all__ = ["rank_masks"]
+
+_EARLY = 0.02
+"""A process whose launches come after what they launched more often than this did not launch it."""
+
+
+def rank_masks(content: TraceFile) -> dict[int, NDArray[np.bool_]]:
+    """Which events each rank has, in order of rank; empty where the file is one rank's."""
+    owners = _told(content)
+    if len(_known(owners)) < 2:
+        owners = _devices(content)
+    if len(_known(owners)) < 2:
+        return {}
+    pids = content.events["pid"].cat.codes.to_numpy().astype(np.int64)
+    of_pid = _processes(content.events, owners, pids)
+    masks = {}
+    for rank in _known(owners).tolist():
+        shared = np.isin(pids, [pid for pid, ranks in of_pid.items() if rank in ranks])
+        masks[int(rank)] = (owners == rank) | (shared & (owners < 0))
+    return masks
+
+
+def _known(owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.unique(owners[owners >= 0])
+
+
+def _told(content: TraceFile) -> NDArray[np.int64]:
+    told = getattr(content, "event_ranks", None)
+    return np.full(len(content.events), -1) if told is None else np.asarray(told, dtype=np.int64)
+
+
+def _devices(content: TraceFile) -> NDArray[np.int64]:
+    """The device of every device event; -1 everywhere where they are not ranks.
+
+    A process that tells its rank in a job of several is one rank, whatever devices it uses.
+    """
+    events = content.events
+    on_device = ((events["stream"] >= 0) & (events["device"] >= 0)).to_numpy()
+    owners = np.where(on_device, events["device"].to_numpy().astype(np.int64), -1)
+    kernels = (events["category"] == "kernel").to_numpy()
+    computing = _known(np.where(kernels, owners, -1))  # a copy on another device makes it no rank
+    hosts = runtime_calls(events)["pid"].nunique()
+    one_rank = content.rank is not None and (content.world_size or 1) > 1 and hosts < 2
+    return np.where(np.isin(owners, computing) & (not one_rank), owners, -1)
+
+
+def _processes(events: pd.DataFrame, owners: NDArray[np.int64], pids: NDArray[np.int64]) -> dict[int, frozenset[int]]:
+    """The ranks that each process's events without a rank belong to, by the code of its `pid`."""
+    of_pid = {
+        int(pid): frozenset(_known(owners[pids == pid]).tolist()) for pid in np.unique(pids[owners >= 0]).tolist()
+    }
+    for rank in _known(owners).tolist():
+        found = _launcher(events, owners == rank, owners < 0, pids)
+        if found is not None and not (found in of_pid and (owners[pids == found] >= 0).any()):
+            of_pid[found] = of_pid.get(found, frozenset()) | {rank}
+    if len({pid for pid in of_pid if (owners[pids == pid] < 0).all()}) == 1:  # one host process: the rest is its own
+        everyone = frozenset(_known(owners).tolist())
+        of_pid = {int(pid): of_pid.get(int(pid), everyone) for pid in np.unique(pids)}
+    return of_pid
+
+
+def _launcher(
+    events: pd.DataFrame, own: NDArray[np.bool_], unowned: NDArray[np.bool_], pids: NDArray[np.int64]
+) -> int | None:
+    """The process that launched these device events: most of their numbers, none too late, and soonest before."""
+    numbered = (events["correlation"] >= 0).to_numpy()
+    launched = pd.DataFrame(
+        {"correlation": events["correlation"], "ts_ns": events["ts_ns"], "pid": pids}, index=events.index
+    )
+    is_call = np.isin(events.index.to_numpy(), runtime_calls(events).index.to_numpy())
+    calls = launched[is_call & unowned & numbered].drop_duplicates(["pid", "correlation"])
+    ran = launched.loc[own & numbered & ~is_call, ["correlation", "ts_ns"]]
+    pairs = calls.merge(ran, on="correlation", suffixes=("_call", "_ran"))
+    pairs["delay_ns"] = pairs["ts_ns_ran"] - pairs["ts_ns_call"]
+    best: tuple[int, float, int] | None = None
+    for pid, found in pairs.groupby("pid"):
+        delays = found["delay_ns"].to_numpy()
+        if (delays < 0).mean() <= _EARLY:
+            candidate = (-len(delays), float(np.median(delays)), int(str(pid)))
+            best = candidate if best is None else min(best, candidate)
+    return None if best is None else best[2]

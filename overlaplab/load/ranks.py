@@ -1,0 +1,166 @@
+"""Which rank each file is, which traces a merged file holds, and which of several recordings is meant."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Trace
+from overlaplab.load.merged import rank_masks
+from overlaplab.load.places import Located
+from overlaplab.load.trace_file import TraceFile
+
+__all__ = ["assigned", "one_recording", "traces_of"]
+
+_RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d+)|worker(\d+)_", re.I)
+"""torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
+
+
+def assigned(files: Sequence[Located], ranks: Mapping[str, int]) -> dict[str, int]:
+    """The ranks that the user gives, by path; a file is named by its name or its path.
+
+    Raises `OverlaplabError` for a file that is not among these, and a rank that cannot be.
+    """
+    found: dict[str, int] = {}
+    for wanted, rank in ranks.items():
+        meant = [file for file in files if wanted in (file.name, file.path)]
+        meant = meant or [file for file in files if os.path.abspath(wanted) == os.path.abspath(file.path)]
+        if not meant:
+            names = ", ".join(file.name for file in files[:4]) + (" …" if len(files) > 4 else "")
+            raise OverlaplabError("no such trace to assign a rank to", path=wanted, remedy=f"There is {names}.")
+        if rank < 0:
+            raise OverlaplabError(f"{rank} is not a rank", path=wanted, remedy="Ranks count from 0.")
+        found[meant[0].path] = rank
+    return found
+
+
+def traces_of(file: Located, content: TraceFile, given: int | None) -> tuple[list[Trace], list[str]]:
+    """The file's traces, one per rank, and what a reader must know of them.
+
+    Its rank is the one that the user gave, else the one that the file tells, else the one in its name, else None.
+    """
+    masks = rank_masks(content)
+    if masks and given is not None:
+        raise OverlaplabError(f"holds ranks {', '.join(map(str, masks))}, so it cannot be assigned one", path=file.path)
+    if masks:
+        listed = ", ".join(map(str, masks))
+        return [_trace(file, content, rank, mask) for rank, mask in masks.items()], [f"holds the ranks {listed}"]
+    told = _rank_of(file, content)
+    if given is not None and content.rank not in (None, given):
+        return [_trace(file, content, given)], [f"says rank {content.rank}, and is taken for rank {given}"]
+    return [_trace(file, content, told if given is None else given)], []
+
+
+def _rank_of(file: Located, content: TraceFile) -> int | None:
+    if content.rank is not None:
+        return content.rank
+    told = getattr(content, "event_ranks", None)
+    if told is not None and (told >= 0).any():
+        return int(told.max())
+    match = _RANK_IN_NAME.match(file.name)
+    return int(match[match.lastindex or 0]) if match else None
+
+
+def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np.bool_] | None = None) -> Trace:
+    return Trace(
+        path=file.path,
+        rank=rank,
+        events=content.events if mask is None else content.events[mask].reset_index(drop=True),
+        **_details(content, mask),
+        world_size=content.world_size,
+        backend=content.backend,
+    )
+
+
+def _details(content: Any, mask: NDArray[np.bool_] | None) -> dict[str, Any]:
+    # TEMPORARY until TraceFile has them
+    if not hasattr(content, "collectives"):
+        return {}
+    return {
+        "collectives": content.collectives if mask is None else _rows_of(content.collectives, mask),
+        "inputs": content.inputs if mask is None else _rows_of(content.inputs, mask),
+        "groups": content.groups,
+    }
+
+
+def _rows_of(table: pd.DataFrame, mask: NDArray[np.bool_]) -> pd.DataFrame:
+    """The rows about some events, which are numbered anew."""
+    events = table["event"].to_numpy()
+    kept: pd.DataFrame = table[mask[events]].reset_index(drop=True)
+    places = np.cumsum(mask) - 1
+    return kept.assign(event=places[events[mask[events]]].astype(events.dtype))
+
+
+def one_recording(traces: Sequence[Trace], wanted: int | None, path: str) -> tuple[list[Trace], list[str]]:
+    """The traces of one recording in order of rank, at most one per rank; the last one where none is wanted.
+
+    Traces of a rank at disjoint times are recordings; across ranks, what overlaps in time is one recording. Raises
+    `OverlaplabError` where a rank is unknown, or a rank's traces overlap, or there is no such recording.
+    """
+    _all_known(traces)
+    twice = len({trace.rank for trace in traces}) < len(traces)
+    recordings = _by_time(traces) if twice else [list(traces)]
+    if wanted is not None and not 1 <= wanted <= len(recordings):
+        has = f"It holds {len(recordings)}, from 1." if len(recordings) > 1 else "It holds one."
+        raise OverlaplabError(f"no recording {wanted}", path=path, remedy=has)
+    chosen = recordings[(wanted or 0) - 1]
+    notes = []
+    if len(recordings) > 1 and wanted is None:
+        notes = [f"holds {len(recordings)} recordings, this is the last: --recording 1 opens the first"]
+    return sorted(chosen, key=lambda trace: -1 if trace.rank is None else trace.rank), notes
+
+
+def _all_known(traces: Sequence[Trace]) -> None:
+    unknown = next((trace for trace in traces if trace.rank is None), None)
+    if unknown is not None and len(traces) > 1:
+        name = Path(unknown.path).name
+        raise OverlaplabError(
+            "several files, and this one does not tell its rank",
+            path=unknown.path,
+            remedy=f"Say it with --assign-rank {name}=N, put it into the name (rank3.json.gz), or open the file alone.",
+        )
+
+
+def _by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
+    """Groups of traces that overlap in time, directly or through others; no rank is twice in one."""
+    spans = sorted(((*_extent(trace), place) for place, trace in enumerate(traces)))
+    groups: list[list[Trace]] = []
+    reached = 0
+    for start, end, place in spans:
+        trace = traces[place]
+        if not groups or start > reached:
+            groups.append([])
+            reached = end
+        for other in groups[-1]:
+            if other.rank == trace.rank:
+                _refuse(other, trace)
+        groups[-1].append(trace)
+        reached = max(reached, end)
+    return groups
+
+
+def _extent(trace: Trace) -> tuple[int, int]:
+    starts = trace.events["ts_ns"]
+    if not len(starts):
+        return 0, 0
+    return int(starts.min()), int((starts + trace.events["dur_ns"]).max())
+
+
+def _refuse(first: Trace, second: Trace) -> None:
+    first, second = sorted((first, second), key=lambda trace: trace.path)
+    overlapping = max(_extent(first)[0], _extent(second)[0]) <= min(_extent(first)[1], _extent(second)[1])
+    how = "overlapping times" if overlapping else "times that another rank's trace connects"
+    raise OverlaplabError(
+        f"the same rank as {Path(first.path).name}, at {how}",
+        path=second.path,
+        rank=second.rank,
+        remedy=f"Keep one recording per folder, or say the rank with --assign-rank {Path(second.path).name}=N.",
+    )

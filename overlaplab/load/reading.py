@@ -1,0 +1,118 @@
+"""Several files at once: in this process where they are small, else by an executor's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from contextlib import AbstractContextManager, nullcontext
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.load.cache import Cache
+from overlaplab.load.packed import pack, unpack
+from overlaplab.load.places import Located, local_copy
+from overlaplab.load.trace_file import TraceFile, read_trace
+
+__all__ = ["read_all"]
+
+WORTH_BYTES = 8_000_000
+"""Files that are larger together (100 MB of text, gzipped) are worth the second that it takes to start processes."""
+
+
+def read_all(
+    files: Sequence[Located],
+    *,
+    cache: Cache | None,
+    executor: Executor | None,
+    progress: Callable[[int, int], None],
+) -> list[TraceFile]:
+    """What each file holds, in order; `progress(done, files)` is called at the start and after each.
+
+    Without an executor, large files that are not in the cache are read by processes of their own.
+    """
+    progress(0, len(files))
+    read: dict[int, TraceFile] = {}
+    for place, content in _each(files, cache, executor):
+        read[place] = content
+        progress(len(read), len(files))
+    return [read[place] for place in range(len(files))]
+
+
+def _each(files: Sequence[Located], cache: Cache | None, executor: Executor | None) -> Iterator[tuple[int, TraceFile]]:
+    left: list[int] = []
+    for place, file in enumerate(files):
+        known = cache.get(file) if cache else None
+        if known is None:
+            left.append(place)
+        else:
+            yield place, known
+    missing = [files[place] for place in left]
+    with _workers(missing) if executor is None else nullcontext(executor) as workers:
+        if workers is not None:
+            try:
+                for place, content in _by_workers(workers, files, tuple(left), cache):
+                    left.remove(place)
+                    yield place, content
+            except BrokenExecutor as error:
+                if executor is not None:
+                    raise OverlaplabError(
+                        f"the executor lost its workers ({error})", path=files[left[0]].path
+                    ) from None
+                # Else go on: one file at a time needs less memory than the processes that were killed for it.
+    for place in left:
+        yield place, _read_here(files[place], cache)
+
+
+def _by_workers(
+    workers: Executor, files: Sequence[Located], places: Sequence[int], cache: Cache | None
+) -> Iterator[tuple[int, TraceFile]]:
+    asked: dict[Future[bytes], int] = {workers.submit(_packed, files[place].path): place for place in places}
+    try:
+        for done in as_completed(list(asked)):
+            place = asked.pop(done)
+            packed = done.result()
+            if cache:
+                cache.put(files[place], packed)
+            yield place, unpack(packed)
+    finally:
+        for future in asked:
+            future.cancel()
+
+
+def _read_here(file: Located, cache: Cache | None) -> TraceFile:
+    content = _read(file.path)
+    if cache and cache.keeps(file):
+        cache.put(file, pack(content))
+    return content
+
+
+def _read(path: str) -> TraceFile:
+    with local_copy(path) as file:
+        return read_trace(file)
+
+
+def _packed(path: str) -> bytes:
+    """What a worker does: a tenth of the table travels, and goes into the cache as it is."""
+    return pack(_read(path))
+
+
+def _workers(missing: Sequence[Located]) -> AbstractContextManager[Executor | None]:
+    """Processes, as many as there are files and processors, or None where they are not worth it."""
+    count = min(len(missing), _processors())
+    if count < 2 or sum(file.size for file in missing) < WORTH_BYTES or not all(file.shared for file in missing):
+        return nullcontext(None)
+    if multiprocessing.current_process().daemon:  # may not have children
+        return nullcontext(None)
+    from loky import ProcessPoolExecutor
+
+    # Not the standard library's: it imports the caller's script anew in each worker, which runs the whole of a script
+    # that has no `if __name__ == "__main__"`; and forking is unsafe beside threads, which Streamlit and pyarrow start.
+    with contextlib.suppress(OSError):
+        return ProcessPoolExecutor(count)  # type: ignore[no-any-return]
+    return nullcontext(None)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
