@@ -1,6 +1,6 @@
 """Loading: a path to a run, a folder of foreign traces or one file becomes a `Run`."""
 
 from overlaplab.load.places import MANIFEST_NAME, is_trace_name
-from overlaplab.load.run_folder import load_run
+from overlaplab.load.run_folder import holds_trace, load_run
 
-__all__ = ["MANIFEST_NAME", "is_trace_name", "load_run"]
+__all__ = ["MANIFEST_NAME", "holds_trace", "is_trace_name", "load_run"]

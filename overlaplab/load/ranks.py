@@ -18,10 +18,18 @@ from overlaplab.load.merged import rank_masks
 from overlaplab.load.places import Located
 from overlaplab.load.trace_file import TraceFile
 
-__all__ = ["assigned", "one_recording", "traces_of"]
+__all__ = ["assigned", "named", "one_recording", "traces_of"]
 
 _RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d+)|worker(\d+)_", re.I)
 """torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
+
+
+def named(files: Sequence[Located], wanted: str) -> Located | None:
+    """The file that the user means by its name or its path."""
+    for file in files:
+        if wanted in (file.name, file.path) or os.path.abspath(wanted) == os.path.abspath(file.path):
+            return file
+    return None
 
 
 def assigned(files: Sequence[Located], ranks: Mapping[str, int]) -> dict[str, int]:
@@ -31,14 +39,13 @@ def assigned(files: Sequence[Located], ranks: Mapping[str, int]) -> dict[str, in
     """
     found: dict[str, int] = {}
     for wanted, rank in ranks.items():
-        meant = [file for file in files if wanted in (file.name, file.path)]
-        meant = meant or [file for file in files if os.path.abspath(wanted) == os.path.abspath(file.path)]
-        if not meant:
+        meant = named(files, wanted)
+        if meant is None:
             names = ", ".join(file.name for file in files[:4]) + (" …" if len(files) > 4 else "")
             raise OverlaplabError("no such trace to assign a rank to", path=wanted, remedy=f"There is {names}.")
         if rank < 0:
             raise OverlaplabError(f"{rank} is not a rank", path=wanted, remedy="Ranks count from 0.")
-        found[meant[0].path] = rank
+        found[meant.path] = rank
     return found
 
 

@@ -13,11 +13,11 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Manifest, Run, Trace
 from overlaplab.load import cache as kept
 from overlaplab.load.places import MANIFEST_NAME, Located, manifest_text, sources
-from overlaplab.load.ranks import assigned, one_recording, traces_of
+from overlaplab.load.ranks import assigned, named, one_recording, traces_of
 from overlaplab.load.reading import read_all
 from overlaplab.load.trace_file import TraceFile
 
-__all__ = ["load_run"]
+__all__ = ["holds_trace", "load_run"]
 
 FORMAT_VERSION = 1
 
@@ -63,6 +63,11 @@ def load_run(
         traces=tuple(replace(trace, origin_ns=origin_ns) for trace in traces),
         warnings=(*warnings, *notes, *_missing_ranks(traces, len({t.rank for t in found}), manifest)),
     )
+
+
+def holds_trace(path: str | os.PathLike[str], file: str) -> bool:
+    """Whether a run has a trace of this name or path; raises as `load_run`."""
+    return named(sources(os.fspath(path).removeprefix("file://")), file) is not None
 
 
 def _traces(
