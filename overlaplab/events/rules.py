@@ -41,7 +41,7 @@ def _device(kind: Kind, categories: frozenset[str], names: str, reason: str) -> 
 
 
 _KERNEL, _COPY = DEVICE_KERNEL_CATEGORIES, DEVICE_COPY_CATEGORIES
-_WAIT = r"(Stream|Event) (Wait|Sync)|(Stream|Event|Context|Device)\s?Synchronize"
+_WAIT = r"^(Stream|Event|Context|Device) ?(Wait|Sync)"
 
 DEVICE_RULES: tuple[DeviceRule, ...] = (
     _device(Kind.NOTHING, _KERNEL | _COPY, _WAIT, "a stream waits for another, or the host for the device: no work"),

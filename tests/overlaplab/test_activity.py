@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,60 +23,16 @@ def counted(folder: Path, events: list[dict[str, Any]]) -> dict[str, list[list[i
     return {name: (times // 1000).tolist() for name, times in sets.items() if len(times)}
 
 
-COMMUNICATION = [
-    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",  # NCCL 2.19 and up
-    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",  # NCCL 2.10
-    "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32(ncclSymkDevWorkArgs)",  # NCCL 2.27, symmetric memory
-    "ncclDevKernel_Generic(ncclDevComm*, channelMasks, ncclWork*)",  # RCCL's name on MI300
-    "rcclGenericKernel(ncclDevKernelArgsStorage)",
-    "void vllm::cross_device_reduce_1stage<__half, 2>(vllm::RankData*, vllm::RankSignals)",
-    "void sglang::cross_device_reduce_2stage<float, 4>(sglang::RankData*)",
-    "void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 2>(tensorrt_llm::kernels::AllReduceParams)",
-    "void tensorrt_llm::kernels::ar_fusion::moe::moereduce_allreduce_fusion_kernel_oneshot_lamport<>()",
-    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<>()",
-    "void tensorrt_llm::kernels::lamport_style_one_shot_all_reduce_norm_kernel<__half, 4>()",
-    "void flashinfer::trtllm_mnnvl_allreduce::rmsNormLamport<__nv_bfloat16>()",
-    "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<__half>>()",  # vLLM, ROCm
-    "mscclKernel_Sum_half_LL_false(ncclDevComm*, mscclAlgo*)",  # RCCL
-    "multimem_all_reduce_kernel_bf16",  # torch symmetric memory
-    "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<__nv_bfloat16, 16, 2>()",
-    "nvshmemi_transfer_rma_nbi(void*)",
-    "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)",
-    "void moe::ep::combine<4>(int4*)",
-    "void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<2>(int)",  # Transformer Engine
-    "userbuffers_pushrecv",
-]
-COMPUTE = [
-    "ampere_sgemm_128x64_tn",
-    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>()",
-    "triton_red_fused_native_layer_norm_0",
-    "flash_fwd_kernel",
-    "void cub::DeviceReduceKernel<>()",
-]
-
-
-@pytest.mark.parametrize("name", COMMUNICATION)
-def test_communication_kernels(tmp_path: Path, name: str) -> None:
-    assert counted(tmp_path, launched(name, 0, 5, 9, correlation=1)) == {"communication": [[5, 9]]}
-
-
-@pytest.mark.parametrize("name", COMPUTE)
-def test_compute_kernels(tmp_path: Path, name: str) -> None:
-    assert counted(tmp_path, launched(name, 0, 5, 9, correlation=1)) == {"compute": [[5, 9]]}
-
-
-@pytest.mark.parametrize(
-    ("name", "cat", "kind"),
-    [
-        ("Memcpy DtoD (Device -> Device)", "gpu_memcpy", "memory"),
-        ("Memset (Device)", "gpu_memset", "memory"),
-        ("Memcpy PtoP (Device -> Device)", "gpu_memcpy", "communication"),
-        ("ampere_sgemm", "Kernel", "compute"),
-        ("Memcpy HtoD (Pageable -> Device)", "Memcpy", "memory"),
-    ],
-)
-def test_copies_and_the_spellings_of_2021(tmp_path: Path, name: str, cat: str, kind: str) -> None:
-    assert counted(tmp_path, launched(name, 0, 5, 9, correlation=1, cat=cat)) == {kind: [[5, 9]]}
+def test_kernels_and_copies_of_a_device(tmp_path: Path) -> None:
+    """`test_rules` has every rule; this is that they reach the sets."""
+    events = [
+        *launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0, 5, 9, correlation=1),
+        *launched("ampere_sgemm", 1, 10, 12, correlation=2),
+        *launched("Memcpy HtoD (Pinned -> Device)", 2, 12, 20, correlation=3, cat="gpu_memcpy"),
+        *launched("Memcpy PtoP (Device -> Device)", 3, 20, 30, correlation=4, cat="gpu_memcpy"),
+    ]
+    found = {"communication": [[5, 9], [20, 30]], "compute": [[10, 12]], "memory": [[12, 20]]}
+    assert counted(tmp_path, events) == found
 
 
 @pytest.mark.parametrize(
@@ -99,6 +56,22 @@ def test_what_an_engine_comm_range_launches_is_communication(tmp_path: Path) -> 
     inside = launched("Memcpy DtoD (Device -> Device)", 12, 40, 50, correlation=1, cat="gpu_memcpy", tid=2)
     after = launched("gemm", 21, 50, 60, correlation=2)
     assert counted(tmp_path, [label, *inside, *after]) == {"communication": [[40, 50]], "compute": [[50, 60]]}
+
+
+def test_a_wait_that_an_engine_comm_range_launches_is_nothing(tmp_path: Path) -> None:
+    label = event("engine::comm seq=0 kind=all_gather dtype=float32 bytes=8 group=0", 10, 20)
+    wait = launched("Stream Wait Event", 12, 40, 50, correlation=1)
+    assert counted(tmp_path, [label, *wait, *launched("gemm", 21, 50, 60, correlation=2)]) == {"compute": [[50, 60]]}
+
+
+def test_the_kernels_of_a_graph_are_what_they_are(tmp_path: Path) -> None:
+    """They share the correlation of the graph's launch."""
+    graph = event("cudaGraphLaunch", 1, 2, cat="cuda_runtime", correlation=7)
+    kernels = [
+        event("gemm", 10, 20, cat="kernel", tid=7, stream=7, correlation=7),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 15, 30, cat="kernel", tid=9, stream=9, correlation=7),
+    ]
+    assert counted(tmp_path, [graph, *kernels]) == {"compute": [[10, 20]], "communication": [[15, 30]]}
 
 
 def test_a_label_mirrored_on_the_gpu_says_nothing(tmp_path: Path) -> None:
@@ -127,6 +100,13 @@ def test_operators_on_a_communication_thread_do_not_compute(tmp_path: Path) -> N
         gloo(1, 9, 8),
     ]
     assert counted(tmp_path, events) == {"communication": [[0, 10]]}
+
+
+def test_a_thread_that_sends_goes_on_computing(tmp_path: Path) -> None:
+    """gloo's send and receive are noted on the thread that calls them, and last until they are waited for."""
+    for kind in ("send", "recv"):
+        events = [gloo(5, 40, tid=1, kind=kind), op("mm", 10, 20), op("mm", 50, 60)]
+        assert counted(tmp_path / kind, events) == {"communication": [[5, 40]], "compute": [[10, 20], [50, 60]]}
 
 
 def test_wrappers_do_not_compute_and_launches_do_not_communicate(tmp_path: Path) -> None:
@@ -169,6 +149,13 @@ def test_which_rule_applies(tmp_path: Path) -> None:
     assert rule_of(trace_of(tmp_path / "nccl", [op("mm", 0, 1)], backend="nccl")) is Rule.UNRECORDED
     assert rule_of(trace_of(tmp_path / "cpu", [op("mm", 0, 1)])) is Rule.CPU
     assert rule_of(trace_of(tmp_path / "empty", [])) is Rule.CPU
+
+
+def test_a_part_of_a_table_is_ruled_by_what_is_in_it(tmp_path: Path) -> None:
+    """A merged file's table is split by rank: each part keeps the categories of the whole."""
+    trace = trace_of(tmp_path, [*launched("gemm", 0, 5, 9, correlation=1), op("mm", 0, 1)])
+    host = trace.events[trace.events["category"] == "cpu_op"].reset_index(drop=True)
+    assert rule_of(replace(trace, events=host)) is Rule.CPU
 
 
 def test_nothing_is_counted_where_the_device_was_not_recorded(tmp_path: Path) -> None:
