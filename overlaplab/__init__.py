@@ -3,7 +3,19 @@
 Load a run with `load_run`; every analysis takes it and returns a pandas table; `overlaplab.charts` draws the tables.
 """
 
-from overlaplab.analyses import buckets, compare, memory, schedule, summary, totals, volume
+from overlaplab.analyses import (
+    buckets,
+    clocks,
+    collectives,
+    communication_by,
+    compare,
+    memory,
+    schedule,
+    stragglers,
+    summary,
+    totals,
+    volume,
+)
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.load import load_run
@@ -12,10 +24,14 @@ __all__ = [
     "OverlaplabError",
     "Run",
     "buckets",
+    "clocks",
+    "collectives",
+    "communication_by",
     "compare",
     "load_run",
     "memory",
     "schedule",
+    "stragglers",
     "summary",
     "totals",
     "volume",

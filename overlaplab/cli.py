@@ -10,7 +10,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from overlaplab import analyses
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.load import load_run
+from overlaplab.load import holds_trace, load_run
 from overlaplab.report import console as tables
 from overlaplab.report import documents
 
@@ -36,11 +37,21 @@ app = typer.Typer(
     add_completion=True,
 )
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run, a folder of torch.profiler traces, or one trace.")]
-RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, folders of traces, or traces.")]
+RunPath = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run, a folder of torch.profiler traces, or one trace; or s3://….")
+]
+RunPaths = Annotated[list[str], typer.Argument(metavar="RUN…", help="Runs, folders of traces, or traces.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, in ns, and nothing else.")]
 Ranks = Annotated[list[int] | None, typer.Option("--rank", help="Only this rank; may be given again.")]
 Steps = Annotated[list[int] | None, typer.Option("--step", help="Only this step; may be given again.")]
+AssignRank = Annotated[
+    list[str] | None,
+    typer.Option("--assign-rank", metavar="FILE=N", help="This file's rank, if it does not tell; may be given again."),
+]
+Recording = Annotated[
+    int | None, typer.Option(min=1, help="Of several recordings of the same ranks, this one. The default is the last.")
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Read the traces themselves, and keep no tables of them.")]
 SkipSteps = Annotated[int, typer.Option("--skip-steps", min=0, help="Leave out each rank's first steps.")]
 
 
@@ -61,10 +72,17 @@ def record(context: typer.Context) -> None:
 
 @app.command(epilog="Example: overlaplab summary runs/bucketed --skip-steps 1")
 def summary(
-    run: RunPath, as_json: Json = False, rank: Ranks = None, step: Steps = None, skip_steps: SkipSteps = 0
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
 ) -> None:
     """Where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
-    loaded = _load([run])[0]
+    loaded = _load([run], assign_rank, recording, no_cache)[0]
     chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
     if as_json:
         return _print_json(documents.summary_document(loaded, **chosen))
@@ -75,10 +93,17 @@ def summary(
 
 @app.command(epilog="Example: overlaplab buckets runs/bucketed --rank 0 --step 4")
 def buckets(
-    run: RunPath, as_json: Json = False, rank: Ranks = None, step: Steps = None, skip_steps: SkipSteps = 0
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
 ) -> None:
     """When each bucket's gradients arrived, when its all-reduce ran, and what of it was exposed."""
-    loaded = _load([run])[0]
+    loaded = _load([run], assign_rank, recording, no_cache)[0]
     chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
     if as_json:
         return _print_json(documents.buckets_document(loaded, **chosen))
@@ -94,10 +119,17 @@ def buckets(
 
 @app.command(epilog="Example: overlaplab schedule runs/zero3 --rank 0 --step 4")
 def schedule(
-    run: RunPath, as_json: Json = False, rank: Ranks = None, step: Steps = None, skip_steps: SkipSteps = 0
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
 ) -> None:
     """When each layer's parameters were gathered, used and freed; of one rank and step, every gather."""
-    loaded = _load([run])[0]
+    loaded = _load([run], assign_rank, recording, no_cache)[0]
     chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
     if as_json:
         return _print_json(documents.schedule_document(loaded, **chosen))
@@ -116,6 +148,34 @@ def schedule(
     return None
 
 
+@app.command(epilog="Example: overlaplab collectives runs/bucketed --step 4")
+def collectives(
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Every collective across ranks: who came last, who waited, how fast the data moved; by group and kind."""
+    loaded = _load([run], assign_rank, recording, no_cache)[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return _print_json(documents.collectives_document(loaded, **chosen))
+    table = analyses.collectives(loaded, **chosen)
+    late = tables.stragglers_table(analyses.stragglers(loaded, **chosen))
+    for shown in (tables.collectives_table(table, _title(loaded)), late):
+        if shown is not None:
+            Console().print(shown)
+    _print(
+        tables.communication_table(analyses.communication_by(loaded, **chosen)),
+        (*analyses.warnings_of(loaded), *_unmatched(table["unmatched"].dropna().tolist())),
+    )
+    return None
+
+
 @app.command(epilog="Example: overlaplab compare runs/naive runs/bucketed --fail-if 'exposed_comm_ns > 5%'")
 def compare(
     runs: RunPaths,
@@ -127,12 +187,15 @@ def compare(
         str | None,
         typer.Option(help="Exit with 1 where the last run differs so from the first, as in 'exposed_comm_ns > 5%'."),
     ] = None,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
 ) -> None:
     """Runs side by side: step time, its parts, and which is fastest beyond the spread."""
     if len(runs) < 2:
         raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare.")
     condition = analyses.parse_condition(fail_if) if fail_if is not None else None
-    loaded = _load(runs)
+    loaded = _load(runs, assign_rank, recording, no_cache)
     chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
     if as_json:
         _print_json(documents.compare_document(loaded, **chosen))
@@ -188,14 +251,32 @@ def _fail(line: str) -> None:
     sys.exit(2)
 
 
-def _load(paths: Iterable[Path]) -> list[Run]:
+def _load(paths: Sequence[str], assign_rank: Sequence[str] | None, recording: int | None, no_cache: bool) -> list[Run]:
+    ranks = [_assignment(text) for text in assign_rank or ()]
     with _progress() as bar:
         task = bar.add_task("reading traces", total=None)
 
         def advance(done: int, files: int) -> None:
             bar.update(task, completed=done, total=files)
 
-        return [load_run(path, progress=advance) for path in paths]
+        return [
+            load_run(
+                path,
+                # Of several runs, each takes its own files: by path, or whatever it holds by that name.
+                assign_ranks={file: rank for file, rank in ranks if len(paths) == 1 or holds_trace(path, file)},
+                recording=recording,
+                cache=not no_cache,
+                progress=advance,
+            )
+            for path in paths
+        ]
+
+
+def _assignment(text: str) -> tuple[str, int]:
+    file, _, rank = text.rpartition("=")
+    if not file or not rank.isdecimal():
+        raise OverlaplabError(f"--assign-rank {text}: not FILE=N", remedy="As in --assign-rank trace_b.json.gz=1.")
+    return file, int(rank)
 
 
 @contextmanager
@@ -218,6 +299,11 @@ def _title(run: Run) -> str:
 def _print(table: Table, warnings: Iterable[str]) -> None:
     Console().print(table)
     _print_warnings(warnings)
+
+
+def _unmatched(reasons: list[str]) -> list[str]:
+    """How many have no counterpart, and why."""
+    return [f"{count} without a counterpart: {reason}" for reason, count in Counter(reasons).most_common(5)]
 
 
 def _print_warnings(warnings: Iterable[str]) -> None:

@@ -1,6 +1,9 @@
 """Analyses: pure functions from a run to tables."""
 
 from overlaplab.analyses.buckets import bucket_notes, buckets
+from overlaplab.analyses.clocks import clocks
+from overlaplab.analyses.collectives import collectives
+from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.compare import compare
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
@@ -10,6 +13,7 @@ from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.replay import replay
 from overlaplab.analyses.scatters import scatters
 from overlaplab.analyses.schedule import schedule, schedule_notes
+from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals, warnings_of
 from overlaplab.analyses.volume import Theory, volume, volume_theory
 
@@ -19,6 +23,9 @@ __all__ = [
     "Theory",
     "bucket_notes",
     "buckets",
+    "clocks",
+    "collectives",
+    "communication_by",
     "compare",
     "gathered_bytes",
     "last_gap_ns",
@@ -31,6 +38,8 @@ __all__ = [
     "schedule",
     "schedule_notes",
     "schedule_steps",
+    "stragglers",
+    "stragglers_of",
     "summary",
     "totals",
     "transfer_ns",

@@ -17,6 +17,8 @@ __all__ = ["MEASURES", "compare"]
 MEASURES = {
     "step_ms": "span_ns",
     "exposed_ms": "exposed_comm_ns",
+    "exposed_wait_ms": "exposed_wait_ns",
+    "exposed_transfer_ms": "exposed_transfer_ns",
     "comm_ms": "comm_ns",
     "compute_ms": "compute_ns",
 }
@@ -35,7 +37,8 @@ def compare(
     """One row per run, in the given order.
 
     Columns: `path`, `strategy`, `bucket_cap_mb` (both null without a manifest), `ranks`, `steps` (counts of what was
-    measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over every rank's every step,
+    measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over every rank's every step (null
+    where one of them is unknown),
     `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an emulated link),
     `sent_bytes` (median over every rank's every step, see `volume`), `theory_sent_bytes` (see `volume_theory`),
     `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most), `theory_memory_bytes`
@@ -80,7 +83,8 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "emulated": bool(manifest and manifest.link and manifest.link.emulated),
     }
     for figure, column in MEASURES.items():
-        quartiles = (table[column] / 1e6).quantile([0.25, 0.5, 0.75])
+        values = (table[column] / 1e6).astype("Float64")
+        quartiles = (values[:0] if values.isna().any() else values).quantile([0.25, 0.5, 0.75])
         row[f"{figure}_median"] = quartiles[0.5]
         row[f"{figure}_iqr"] = quartiles[0.75] - quartiles[0.25]
     return row

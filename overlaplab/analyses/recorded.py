@@ -28,13 +28,14 @@ RECORDED_COLUMNS = {
     **dict.fromkeys(("launch_ns", "launch_end_ns", "lane", "host_ns", "start_ns", "end_ns"), "int64"),
     **dict.fromkeys((*TEXTS, "named"), "object"),
     **dict.fromkeys(NUMBERS, "int64"),
+    "told": "bool",
 }
 """The columns of `recorded`.
 
 `launch_ns`, `launch_end_ns` and `lane`: the host's range that launched it; `host_ns`: when the host was there, which
 for a CUDA graph's kernels is all that is known; `start_ns`, `end_ns`: the communication itself. Absolute, `UNKNOWN_NS`
-where the trace does not tell. `kind` is what is told, else `named`: the kind by the kernel's name alone, by which an
-all-to-all is `send_recv`.
+where the trace does not tell. `kind` is what is told, else `named`: the kind by the kernel's name alone. `told` says
+which: NCCL's kernel of an all-to-all is called SendRecv, too.
 """
 
 
@@ -58,7 +59,7 @@ def recorded(trace: Trace) -> pd.DataFrame:
 
 def _table(rows: int) -> pd.DataFrame:
     """So many rows of which nothing is known."""
-    unknown = {"int64": UNKNOWN_NS, "object": ""}
+    unknown: dict[str, object] = {"int64": UNKNOWN_NS, "object": "", "bool": True}
     table = pd.DataFrame(
         {name: pd.Series([unknown[dtype]] * rows, dtype=dtype) for name, dtype in RECORDED_COLUMNS.items()}
     )
@@ -85,6 +86,7 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     unit = np.where(in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls) + np.arange(len(found))))
     merged = _merged(found, unit)
     _labelled(merged, comms, np.where(merged.index < 0, -1 - merged.index, -1))
+    merged["told"] |= merged.index < 0
     return pd.concat([merged, _not_run(comms, in_label)], ignore_index=True)
 
 
@@ -137,13 +139,16 @@ def _merged(found: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
     """One row per unit, from its first launch and start to its last end."""
     launched = found.groupby(unit, sort=True)
     table = first_known(found, unit)
-    for name in ("launch_ns", "host_ns", "start_ns"):
-        table[name] = launched[name].min()
+    table["start_ns"] = launched["start_ns"].min()
+    for name in ("launch_ns", "host_ns"):
+        first = found[name].where(found[name] != UNKNOWN_NS, np.iinfo(np.int64).max).groupby(unit, sort=True).min()
+        table[name] = first.where(first != np.iinfo(np.int64).max, UNKNOWN_NS)
     for name in ("launch_end_ns", "end_ns"):
         table[name] = launched[name].max()
     table["lane"] = launched["lane"].first()
     table["named"] = launched["named"].first()
-    table["kind"] = table["kind"].where(table["kind"] != "", table["named"])
+    table["told"] = table["kind"] != ""
+    table["kind"] = table["kind"].where(table["told"], table["named"])
     return table[list(RECORDED_COLUMNS)]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import pandas as pd
 
+from overlaplab.analyses.clocks import clock_warnings, zero_of
 from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.analyses.waits import Exposed, exposed_parts
 from overlaplab.events import (
     Activity,
     Kind,
@@ -26,12 +28,12 @@ __all__ = ["PARTS", "summary", "totals", "warnings_of"]
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 """The parts that add up to `span_ns` exactly, each moment counted once."""
 
-_UNMATCHED = ("exposed_wait_ns", "exposed_transfer_ns")
-"""Known only where collectives are matched across ranks; null until then."""
+_MATCHED = ("exposed_wait_ns", "exposed_transfer_ns")
+"""They add up to `exposed_comm_ns`; known only where every collective then exposed is matched across all its ranks."""
 
 FIGURES = (
     *("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "compute_only_ns", "exposed_comm_ns"),
-    *(*_UNMATCHED, "memory_only_ns", "idle_ns", "overlap_ratio"),
+    *(*_MATCHED, "memory_only_ns", "idle_ns", "overlap_ratio"),
 )
 """What is measured of each step, in order."""
 
@@ -47,9 +49,11 @@ def summary(
 ) -> pd.DataFrame:
     """One row per rank and step, in ns.
 
-    Columns: `rank`, `step` (Int64, null where unknown), `start_ns` (from the run's start), `span_ns`, `compute_ns`,
-    `comm_ns`, `overlapped_ns`, `compute_only_ns`, `exposed_comm_ns`, `exposed_wait_ns`, `exposed_transfer_ns` (both
-    null where collectives are not matched), `memory_only_ns`, `idle_ns`, `overlap_ratio` (null where `comm_ns` is 0).
+    Columns: `rank`, `step` (Int64, null where unknown), `start_ns` (from the run's start, by the first rank's clock),
+    `span_ns`, `compute_ns`, `comm_ns`, `overlapped_ns`, `compute_only_ns`, `exposed_comm_ns`, `exposed_wait_ns`,
+    `exposed_transfer_ns` (Int64: exposed time before and after a collective's last rank arrived, see
+    `waits.exposed_parts`; both null where that is unknown of any of it), `memory_only_ns`, `idle_ns`, `overlap_ratio`
+    (null where `comm_ns` is 0).
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = []
@@ -58,16 +62,16 @@ def summary(
         if found.rule is Rule.UNRECORDED:
             continue
         for window in selected_windows(trace, steps, skip_steps):
-            breakdown = _breakdown(found, window.start_ns, window.end_ns)
+            breakdown = _breakdown(found, _parts(run, trace), window.start_ns, window.end_ns)
             rows.append(
                 {
                     "rank": trace.rank,
                     "step": window.step,
-                    "start_ns": window.start_ns - trace.origin_ns,
+                    "start_ns": window.start_ns - zero_of(run, trace),
                     **breakdown,
                 }
             )
-    return _finished(pd.DataFrame(rows, columns=["rank", "step", "start_ns", *_SUMMED]))
+    return _finished(pd.DataFrame(rows, columns=["rank", "step", "start_ns", *_SUMMED, *_MATCHED]))
 
 
 def totals(
@@ -87,10 +91,12 @@ def totals(
         if rule_of(trace) is Rule.UNRECORDED:
             continue
         windows_ = selected_windows(trace, steps, skip_steps)
-        parts = [_breakdown(activity(trace), window.start_ns, window.end_ns) for window in windows_]
-        sums = {column: sum(part[column] for part in parts) for column in _SUMMED}
-        rows.append({"rank": trace.rank, "outside_ns": _outside(trace), **sums})
-    return _finished(pd.DataFrame(rows, columns=["rank", "outside_ns", *_SUMMED]))
+        parts = [_breakdown(activity(trace), _parts(run, trace), one.start_ns, one.end_ns) for one in windows_]
+        rows.append(
+            {"rank": trace.rank, "outside_ns": _outside(trace)}
+            | {column: _sum(part[column] for part in parts) for column in (*_SUMMED, *_MATCHED)}
+        )
+    return _finished(pd.DataFrame(rows, columns=["rank", "outside_ns", *_SUMMED, *_MATCHED]))
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
@@ -98,6 +104,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     found = list(run.warnings)
     if run.manifest and run.manifest.link_attained is False:
         found.append("link not attained: more than 5 % of the collectives overran the emulated link")
+    found += clock_warnings(run)
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
         rule = rule_of(trace)
@@ -111,12 +118,24 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _breakdown(found: Activity, start: int, end: int) -> dict[str, int]:
+def _parts(run: Run, trace: Trace) -> Exposed:
+    return exposed_parts(run)[run.traces.index(trace)]
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """Their sum; None where one is unknown."""
+    found = list(numbers)
+    known = [number for number in found if number is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def _breakdown(found: Activity, parts: Exposed, start: int, end: int) -> dict[str, int | None]:
     compute = clip(found.compute, start, end)
     comm = clip(found.communication, start, end)
     memory = clip(found.memory, start, end)
     overlapped, exposed = total(intersect(comm, compute)), total(subtract(comm, compute))
     memory_only = total(subtract(subtract(memory, compute), comm))
+    matched = not len(clip(parts.unknown, start, end))
     return {
         "span_ns": end - start,
         "compute_ns": total(compute),
@@ -124,6 +143,8 @@ def _breakdown(found: Activity, start: int, end: int) -> dict[str, int]:
         "compute_only_ns": total(compute) - overlapped,
         "overlapped_ns": overlapped,
         "exposed_comm_ns": exposed,
+        "exposed_wait_ns": total(clip(parts.wait, start, end)) if matched else None,
+        "exposed_transfer_ns": total(clip(parts.transfer, start, end)) if matched else None,
         "memory_only_ns": memory_only,
         "idle_ns": end - start - total(compute) - exposed - memory_only,
     }
@@ -136,8 +157,7 @@ def _finished(table: pd.DataFrame) -> pd.DataFrame:
         if column in table:
             table[column] = table[column].astype("Int64")
     table = table.astype({column: "int64" for column in ("start_ns", "outside_ns", *_SUMMED) if column in table})
-    for column in _UNMATCHED:
-        table[column] = pd.array([None] * len(table), dtype="Int64")
+    table = table.astype(dict.fromkeys(_MATCHED, "Int64"))
     comm = table["comm_ns"].astype("Float64")
     table["overlap_ratio"] = table["overlapped_ns"] / comm.mask(comm == 0)
     return table[[*identity, *FIGURES]]

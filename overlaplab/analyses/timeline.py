@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.analyses.clocks import zero_of
 from overlaplab.analyses.level_of_detail import merged_marks
 from overlaplab.events import (
     Activity,
@@ -67,7 +68,7 @@ class Timeline:
     steps: pd.DataFrame
     """Columns `rank` (Int64), `step` (Int64), `start_ns`, `end_ns`."""
     activities: tuple[tuple[int | None, Activity, int], ...]
-    """Rank, activity (absolute ns) and the run's zero, for figures from the raw intervals."""
+    """Rank, activity (absolute ns) and the run's zero by the rank's clock, for figures from the raw intervals."""
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -95,18 +96,21 @@ class View:
 
 
 def timeline_events(run: Run) -> Timeline:
-    """The lanes and marks of a run: per rank its steps, phases, streams or threads, and exposed communication."""
+    """The lanes and marks of a run: per rank its steps, phases, streams or threads, and exposed communication.
+
+    All by the first rank's clock (see `clocks`).
+    """
     lane_rows: list[tuple[str, int | None]] = []
     tables: list[pd.DataFrame] = []
     steps: list[pd.DataFrame] = []
     activities: list[tuple[int | None, Activity, int]] = []
     for trace in run.traces:
-        found = activity(trace)
-        activities.append((trace.rank, found, trace.origin_ns))
+        found, zero = activity(trace), zero_of(run, trace)
+        activities.append((trace.rank, found, zero))
         found_steps = windows(trace)
-        found_steps[["start_ns", "end_ns"]] -= trace.origin_ns
+        found_steps[["start_ns", "end_ns"]] -= zero
         steps.append(found_steps.assign(rank=pd.array([trace.rank] * len(found_steps), dtype="Int64")))
-        for label, table in _rank_lanes(trace, found, found_steps):
+        for label, table in _rank_lanes(trace, zero, found, found_steps):
             tables.append(table.assign(lane=len(lane_rows)))
             lane_rows.append((label, trace.rank))
     events = pd.concat(tables, ignore_index=True) if tables else _table([], [], [], 0)
@@ -164,41 +168,41 @@ def timeline_view(
     )
 
 
-def _rank_lanes(trace: Trace, found: Activity, steps: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def _rank_lanes(trace: Trace, zero: int, found: Activity, steps: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """One rank's lanes from top to bottom: steps, phases, streams or threads, exposed."""
     rank = "rank ?" if trace.rank is None else f"rank {trace.rank}"
     lanes_: list[tuple[str, pd.DataFrame]] = []
     named = ["the trace" if pd.isna(step) else f"step {step}" for step in steps["step"]]
     lanes_.append((f"{rank} steps", _table(steps["start_ns"], steps["end_ns"], named, Mark.STEP)))
-    phases = _phases(trace)
+    phases = _phases(trace, zero)
     if len(phases):
         lanes_.append((f"{rank} phases", phases))
-    lanes_ += [(f"{rank} {label}", table) for label, table in _counted_lanes(trace)]
-    gaps = subtract(found.communication, found.compute) - trace.origin_ns
+    lanes_ += [(f"{rank} {label}", table) for label, table in _counted_lanes(trace, zero)]
+    gaps = subtract(found.communication, found.compute) - zero
     names = ["communication while nothing computes"] * len(gaps)
     lanes_.append((f"{rank} exposed", _table(gaps[:, 0], gaps[:, 1], names, Mark.EXPOSED)))
     return lanes_
 
 
-def _phases(trace: Trace) -> pd.DataFrame:
+def _phases(trace: Trace, zero: int) -> pd.DataFrame:
     """The engine's forward, backward and optimizer ranges on the host."""
     chosen = matching(trace.events["name"], lambda text: (label_fields(text) or ("", {}))[0] in _PHASES)
     rows = trace.events[chosen & trace.events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()]
     words = [(label_fields(name) or ("", {}))[0] for name in rows["name"]]
-    starts = rows["ts_ns"] - trace.origin_ns
+    starts = rows["ts_ns"] - zero
     table = _table(starts, starts + rows["dur_ns"], rows["name"].astype(str), Mark.STEP)
     table["part"] = np.array([_ORDER.index(Mark(word)) for word in words], dtype=np.int64)
     return table
 
 
-def _counted_lanes(trace: Trace) -> list[tuple[str, pd.DataFrame]]:
+def _counted_lanes(trace: Trace, zero: int) -> list[tuple[str, pd.DataFrame]]:
     """What the rule counts, by stream on a GPU and by thread on the CPU; the busiest compute first, then the rest."""
     if rule_of(trace) is Rule.UNRECORDED:
         return []
     kinds = classify(trace)
     counted = kinds != Kind.NOTHING
     rows, kinds = trace.events[counted], kinds[counted]
-    starts = rows["ts_ns"].to_numpy() - trace.origin_ns
+    starts = rows["ts_ns"].to_numpy() - zero
     table = _table(starts, starts + rows["dur_ns"].to_numpy(), rows["name"].astype(str).to_numpy(), Mark.STEP)
     table["part"] = [_ORDER.index(Mark(kind.value)) for kind in kinds]
     gpu = rule_of(trace) is Rule.GPU

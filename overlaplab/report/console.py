@@ -14,16 +14,24 @@ from overlaplab.charts.words import last_gradient
 
 __all__ = [
     "buckets_table",
+    "collectives_table",
+    "communication_table",
     "compare_table",
     "gathers_table",
     "plain",
     "schedule_line",
     "schedule_table",
     "sizes_table",
+    "stragglers_table",
     "summary_table",
 ]
 
 NS_PER_MS = 1_000_000
+
+MOST_LISTED = 60
+"""More collectives than that make no table that anybody reads,"""
+FEW_LISTED = 20
+"""so only these many are shown."""
 
 
 def summary_table(table: pd.DataFrame, title: str) -> Table:
@@ -128,6 +136,63 @@ def gathers_table(table: pd.DataFrame) -> Table:
         columns = ("gather_launch_ns", "gather_start_ns", "gather_end_ns", "wait_ns", "first_use_ns", "free_ns")
         size = "–" if pd.isna(row["bytes"]) else f"{row['bytes'] / 1e3:.0f}"
         _add(shown, [row["unit"], which, *(_ms(row[column]) for column in columns), size])
+    return shown
+
+
+def collectives_table(table: pd.DataFrame, title: str) -> Table:
+    """`collectives`' rows, one line per collective; of many, those that were exposed most."""
+    longest = table.groupby("index")["exposed_ns"].max().fillna(-1)
+    listed = longest if len(longest) <= MOST_LISTED else longest.nlargest(FEW_LISTED)
+    shown = _table(title, "#", "step")
+    for column in ("group", "kind"):
+        shown.add_column(column, overflow="ellipsis", no_wrap=True)
+    for column in ("MB", "wait", "transfer", "exposed", "last", "GB/s"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    shown.caption = (
+        "ms; wait: until the last rank came, of the one that waited longest (≈0: within clock error); "
+        "exposed: of the rank with most; GB/s: bus bandwidth, ≥ where only the duration is known"
+    )
+    if len(listed) < len(longest):
+        shown.caption += f"; the {len(listed)} of {len(longest)} that were exposed most, --step lists a step's"
+    for index, rows in table[table["index"].isin(listed.index)].groupby("index"):
+        first = rows.iloc[0]
+        waited = rows["wait_ns"].max()
+        near = pd.notna(waited) and pd.notna(first["within_clock_error"]) and bool(first["within_clock_error"])
+        bus = "–" if pd.isna(first["bus_gb_per_s"]) else f"{first['bus_gb_per_s']:.3g}"
+        texts = [_known(first["group_description"] or first["group"]), _known(first["kind"]), _mb(first["bytes"])]
+        times = ["≈0" if near else _ms(waited), _ms(first["transfer_ns"]), _ms(rows["exposed_ns"].max())]
+        last = _known(first["last_rank"])
+        bound = "≥" if first["bus_is_lower_bound"] else ""
+        _add(shown, [str(index), _known(first["step"]), *texts, *times, last, bound + bus])
+    return shown
+
+
+def communication_table(table: pd.DataFrame) -> Table:
+    """`communication_by`'s rows, by group and kind: the median of the ranks."""
+    shown = _table("By group and kind, the median rank")
+    for column in ("group", "kind"):
+        shown.add_column(column, overflow="ellipsis", no_wrap=True)
+    for column in ("ranks", "count", "MB", "busy ms", "exposed", "most exposed"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    shown.caption = "groups may work at once, so their times may add up to more than the rank's communication"
+    named = table.assign(name=table["group_description"].fillna(table["group"]))
+    for (name, kind), rows in named.groupby(["name", "kind"], dropna=False, sort=False):
+        middle = rows[["count", "busy_ns", "exposed_ns"]].median()
+        size = rows["bytes"].astype("Float64").median() if rows["bytes"].notna().all() else None
+        times = [_ms(middle["busy_ns"]), _ms(middle["exposed_ns"]), _ms(rows["exposed_ns"].max())]
+        _add(shown, [_known(name), _known(kind), str(len(rows)), f"{middle['count']:g}", _mb(size), *times])
+    return shown
+
+
+def stragglers_table(table: pd.DataFrame) -> Table | None:
+    """`stragglers`' rows; None where no rank made others wait."""
+    if not table["last"].any():
+        return None
+    shown = _table("Who came last", "rank", "last", "of", "late ms", "at most", "others waited", "for it alone")
+    shown.caption = "late: after the median arrival of the others, the median; others waited: ms, all ranks' together"
+    for _, row in table[table["last"] > 0].iterrows():
+        times = (_ms(row[column]) for column in ("late_median_ns", "late_max_ns", "cost_ns", "alone_ns"))
+        _add(shown, [_known(row["rank"]), str(row["last"]), str(row["collectives"]), *times])
     return shown
 
 

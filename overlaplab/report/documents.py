@@ -11,12 +11,16 @@ import pandas as pd
 from overlaplab.analyses import (
     bucket_notes,
     buckets,
+    clocks,
+    collectives,
+    communication_by,
     compare,
     memory,
     scatters,
     schedule,
     schedule_notes,
     schedule_steps,
+    stragglers_of,
     summary,
     totals,
     volume,
@@ -26,7 +30,7 @@ from overlaplab.analyses import (
 from overlaplab.analyses.compare import MEASURES
 from overlaplab.events import Run
 
-__all__ = ["buckets_document", "compare_document", "schedule_document", "summary_document"]
+__all__ = ["buckets_document", "collectives_document", "compare_document", "schedule_document", "summary_document"]
 
 Document: TypeAlias = dict[str, Any]
 
@@ -119,6 +123,48 @@ def schedule_document(
         "memory": _records(memory(run)),
         "emulated": _is_emulated(run),
         "warnings": [*warnings_of(run), *schedule_notes(table)],
+    }
+
+
+def collectives_document(
+    run: Run,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> Document:
+    """Every collective with its ranks, those without a counterpart apart; clocks, stragglers, time by group and kind.
+
+    Times in ns from the run's start, by the first rank's clock. `step` is null where ranks launched it in different
+    ones; each rank tells its own.
+    """
+    chosen: dict[str, Any] = {"steps": steps, "skip_steps": skip_steps}
+    table = collectives(run, **chosen)
+    of_ranks = table if ranks is None else collectives(run, ranks=ranks, **chosen)
+    found: dict[bool, list[Document]] = {True: [], False: []}
+    of_rank = ("rank", "step", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
+    for row in _records(of_ranks):
+        own = {key: row.pop(key) for key in of_rank}
+        reason = row.pop("unmatched")
+        listed = found[reason is None]
+        if not listed or listed[-1]["index"] != row["index"]:
+            listed.append(
+                {"index": row["index"], "step": own["step"]}
+                | row
+                | {"ranks": []}
+                | ({} if reason is None else {"reason": reason})
+            )
+        listed[-1]["ranks"].append(own)
+        if listed[-1]["step"] != own["step"]:
+            listed[-1]["step"] = None
+    return {
+        "collectives": found[True],
+        "unmatched": found[False],
+        "stragglers": _records(stragglers_of(table)),
+        "by_group_and_kind": _records(communication_by(run, ranks=ranks, **chosen)),
+        "clocks": _records(clocks(run)),
+        "emulated": _is_emulated(run),
+        "warnings": list(warnings_of(run)),
     }
 
 

@@ -142,7 +142,10 @@ def test_summary_json(command: Any, folder: Path) -> None:
     assert list(first["steps"][0]) == list(first["total"]) == SUMMARY_KEYS
     assert first["steps"][0] | {"step": None, "start_ns": None} == first["total"]
     assert first["total"]["overlap_ratio"] == 0.5
-    assert first["total"]["exposed_wait_ns"] is None
+    assert (first["total"]["exposed_wait_ns"], first["total"]["exposed_transfer_ns"]) == (
+        0,
+        first["total"]["exposed_comm_ns"],
+    )
 
 
 def test_buckets_json(command: Any, folder: Path) -> None:

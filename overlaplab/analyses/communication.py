@@ -1,0 +1,75 @@
+"""Where communication's time went: by process group (data, tensor, expert parallel) and by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.clocks import zero_of
+from overlaplab.analyses.collectives import collectives
+from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.events import Run, Trace, activity
+from overlaplab.intervals import Intervals, intersect, subtract, total, union
+
+__all__ = ["communication_by"]
+
+_COLUMNS = ("rank", "group", "group_description", "kind", "count", "bytes", "busy_ns", "exposed_ns")
+
+
+def communication_by(
+    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
+) -> pd.DataFrame:
+    """One row per rank, process group and kind of collective, the one that took longest first within each rank.
+
+    Columns: `rank` (Int64), `group` and `group_description` (what the group is for, such as `mesh_tp`), `kind` (all
+    null where nothing tells), `count`, `bytes` (Int64, their sum, null where one tells none), `busy_ns` (the union of
+    their times) and `exposed_ns` (its part during which the rank computed nothing). Counts and bytes are of what the
+    chosen steps launched (of all, where no step is chosen), times are cut to these steps' windows. Groups may work at
+    the same time, so the parts may add up to more than `comm_ns`. Raises `OverlaplabError` for an unknown rank or step.
+    """
+    every = steps is None and not skip_steps
+    launched = collectives(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
+    timed = launched if every else collectives(run, ranks=ranks)
+    rows: list[dict[str, Any]] = []
+    for trace in selected_traces(run, ranks):
+        window = None
+        if not every:
+            chosen = selected_windows(trace, steps, skip_steps)
+            window = union([one.start_ns for one in chosen], [one.end_ns for one in chosen])
+        rows += _of_trace(run, trace, launched, timed, window)
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(
+        {"rank": "Int64", "bytes": "Int64"} | dict.fromkeys(("count", "busy_ns", "exposed_ns"), "int64")
+    )
+
+
+def _of_trace(
+    run: Run, trace: Trace, launched: pd.DataFrame, timed: pd.DataFrame, window: Intervals | None
+) -> list[dict[str, Any]]:
+    busy, zero = activity(trace), zero_of(run, trace)
+    identity = ["group", "group_description", "kind"]
+    mine = [
+        t[(t["rank"] == trace.rank) | t["rank"].isna()].fillna(dict.fromkeys(identity, "")) for t in (launched, timed)
+    ]
+    spans = dict(list(mine[1].dropna(subset=["start_ns"]).groupby(identity)))
+    rows = []
+    for key, own in mine[0].groupby(identity):
+        ran = spans.get(key)
+        inside = busy.communication[:0]
+        if ran is not None:
+            hulls = union(*(ran[name].to_numpy(np.int64) + zero for name in ("start_ns", "end_ns")))
+            inside = intersect(hulls, busy.communication)
+        inside = inside if window is None else intersect(inside, window)
+        rows.append(
+            {
+                "rank": trace.rank,
+                **{name: text or None for name, text in zip(identity, key, strict=True)},
+                "count": len(own),
+                "bytes": int(own["bytes"].sum()) if own["bytes"].notna().all() else None,
+                "busy_ns": total(inside),
+                "exposed_ns": total(subtract(inside, busy.compute)),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["busy_ns"])

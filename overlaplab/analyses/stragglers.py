@@ -1,0 +1,65 @@
+"""Which ranks came last to collectives, and what that cost the others.
+
+A rank that comes late to every collective waits for none: by its own overlap ratio it looks best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.collectives import collectives
+from overlaplab.events import Run
+
+__all__ = ["stragglers", "stragglers_of"]
+
+
+def stragglers(
+    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
+) -> pd.DataFrame:
+    """One row per rank that took part in a collective whose waits are known; who cost the others most, first.
+
+    Columns: `rank` (Int64), `collectives` (in which it took part, and waits are known), `last` (in how many of them it
+    arrived last, by more than clocks may differ), `late_median_ns` and `late_max_ns` (Int64: how much later than the
+    median arrival of the others, in those; null where it never was last), `cost_ns` (what all others together waited
+    in those), `alone_ns` (the part of it that would vanish had it come no later than the one before it). `ranks` only
+    chooses rows: all ranks' arrivals count. Raises `OverlaplabError` for an unknown rank or step.
+    """
+    found = stragglers_of(collectives(run, steps=steps, skip_steps=skip_steps))
+    if ranks is None:
+        return found
+    collectives(run, ranks=ranks)  # says which ranks there are
+    return found[found["rank"].isin(list(ranks))].reset_index(drop=True)
+
+
+def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
+    """`stragglers`, of rows that `collectives` told."""
+    known = table[table["wait_ns"].notna() & table["skew_ns"].notna()]
+    late = known[~known["within_clock_error"].astype(bool)]
+    rows = []
+    for rank, count in known.groupby("rank")["index"].nunique().items():
+        last = late[late["last_rank"] == rank]
+        others = last[last["rank"] != rank]
+        arrivals = others.groupby("index")["start_ns"]
+        own = last[last["rank"] == rank].set_index("index")["start_ns"].reindex(list(arrivals.groups))
+        beyond = own.to_numpy(np.float64) - arrivals.median().to_numpy(np.float64)
+        alone = (own - arrivals.max()) * arrivals.size()
+        rows.append(
+            {
+                "rank": rank,
+                "collectives": count,
+                "last": len(own),
+                "late_median_ns": round(float(np.median(beyond))) if len(beyond) else None,
+                "late_max_ns": round(float(beyond.max())) if len(beyond) else None,
+                "cost_ns": int(others["wait_ns"].sum()),
+                "alone_ns": int(alone.sum()),
+            }
+        )
+    columns = ["rank", "collectives", "last", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns"]
+    found = pd.DataFrame(rows, columns=columns).astype(
+        {"rank": "Int64", "late_median_ns": "Int64", "late_max_ns": "Int64"}
+        | dict.fromkeys(("collectives", "last", "cost_ns", "alone_ns"), "int64")
+    )
+    return found.sort_values(["cost_ns", "rank"], ascending=[False, True], kind="stable", ignore_index=True)
