@@ -1,7 +1,6 @@
 """What the benchmarks share: ranks, sides that take turns, and the line that is printed."""
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from typing import Annotated
 
 import torch
 import typer
+from _ratios import line
 
 from engine.cli import AUTO_LINK
 from engine.comm import Communicator
@@ -95,10 +95,4 @@ def report(
 ) -> None:
     """One line; values times `scale` are in the unit."""
     if comm.rank == 0:
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{what}: {middle:.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs; "
-            f"medians {statistics.median(ours) * scale:.1f} and {statistics.median(theirs) * scale:.1f} {unit})",
-            flush=True,
-        )
+        print(line(what, ours, theirs, unit=unit, scale=scale), flush=True)

@@ -74,7 +74,7 @@ def trace_analysis(run: Run) -> TraceAnalysis:
 
     So overlap, temporal breakdown and kernel breakdown are those of the CPU rule; launch statistics and queue lengths
     are those of collectives; a communication thread's `host_wait` is time in which nothing was launched for it. A
-    computing thread launches its own work, so its idle time is all `host_wait`.
+    computing thread launches its own work: its `host_wait` is time between operators, the rest it waited inside them.
 
     Raises `OverlaplabError` where HTA is not installed. What of HTA's methods fails, or needs what the tables do not
     hold, raises one, too, when called: `generate_trace_with_counters`, `get_cupti_counter_data_with_operators`,
@@ -126,8 +126,8 @@ def _rows(trace: Trace) -> pd.DataFrame:
         host.loc[computing["event"], "correlation"] = computing["event"].to_numpy() + 1
         tables += [_calls(trace, host, communicating), _on_streams(computing, communicating)]
     kept = events["phase"].eq("X") & ~events["category"].isin(["", "Trace"])
-    tables[0] = host[kept.to_numpy()]
-    return pd.concat(tables, ignore_index=True)
+    added = [table for table in tables[1:] if len(table)]  # an empty one would turn integers into floats
+    return pd.concat([host[kept.to_numpy()], *added], ignore_index=True)
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -253,7 +253,7 @@ def _iterations(rows: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
     ends = np.append(steps["ts_ns"] + steps["dur_ns"], np.iinfo(np.int64).min)
     found = np.where(rows["ts_ns"].to_numpy() < ends[place], numbers[place], -1)
     link = table["index_correlation"].to_numpy()
-    return np.where(rows["stream"] < 0, found, np.where(link > 0, found[link - 1], -1))
+    return np.where(rows["stream"] < 0, found, np.where(link > 0, found[np.maximum(link, 1) - 1], -1))
 
 
 def _in_one_line(name: str, method: Callable[..., Any], run: Run) -> Callable[..., Any]:

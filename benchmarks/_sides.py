@@ -1,0 +1,117 @@
+"""One measurement of `load.py`, in a process of its own: what a side takes from files to the overlap, as JSON.
+
+python benchmarks/_sides.py ours|hta|open FILE…
+python benchmarks/_sides.py alone FILE ROUNDS
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from typing import Any
+
+os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
+
+
+def ours(files: list[str]) -> dict[str, Any]:
+    """From files to the table of `overlaplab summary`."""
+    import overlaplab
+
+    path = files[0] if len(files) == 1 else Path(files[0]).parent
+
+    def work() -> overlaplab.Run:
+        run = overlaplab.load_run(path, cache=False)
+        overlaplab.summary(run)
+        return run
+
+    run, found = _measured(work)
+    return found | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
+
+
+def hta(files: list[str]) -> dict[str, Any]:
+    """From files to HTA's overlap."""
+    analysis, trace = _hta_types()
+
+    def work() -> Any:
+        loaded = analysis.__new__(analysis)
+        loaded.t = trace(trace_files=dict(enumerate(files)), trace_dir="")
+        loaded.t.load_traces(include_last_profiler_step=True, use_multiprocessing=len(files) > 1)
+        return loaded.get_comm_comp_overlap(visualize=False)
+
+    table, found = _measured(work)
+    return found | {"overlaps": table["comp_comm_overlap_pctg"].tolist()}
+
+
+def opened(files: list[str]) -> dict[str, Any]:
+    """Opening alone, with the cache."""
+    import overlaplab
+
+    run, found = _measured(lambda: overlaplab.load_run(files[0]))
+    return found | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
+
+
+def alone(files: list[str]) -> dict[str, Any]:
+    """The overlap of loaded tables: seconds of both sides, in turns."""
+    import overlaplab
+
+    file, rounds = files[0], int(files[1])
+    (trace,) = overlaplab.load_run(file, cache=False).traces
+    analysis, hta_trace = _hta_types()
+    loaded = analysis.__new__(analysis)
+    loaded.t = hta_trace(trace_files={0: file}, trace_dir="")
+    loaded.t.load_traces(include_last_profiler_step=True)
+    sides: tuple[Callable[[], Any], ...] = (
+        lambda: _overlap(replace(trace)),  # of a copy, as what was found is kept with the trace
+        lambda: loaded.get_comm_comp_overlap(visualize=False),
+    )
+    seconds: tuple[list[float], list[float]] = [], []
+    for number in range(rounds + 1):
+        for side in (0, 1) if number % 2 else (1, 0):
+            start = time.perf_counter()
+            sides[side]()
+            if number:  # the first round warms up
+                seconds[side].append(time.perf_counter() - start)
+    return {"ours": seconds[0], "hta": seconds[1]}
+
+
+def _hta_types() -> tuple[Any, Any]:
+    from hta.common.trace import Trace
+    from hta.trace_analysis import TraceAnalysis
+
+    logging.getLogger("hta").setLevel(logging.ERROR)
+    return TraceAnalysis, Trace
+
+
+def _overlap(trace: Any) -> float:
+    from overlaplab.events import activity
+    from overlaplab.intervals import intersect, total
+
+    found = activity(trace)
+    return total(intersect(found.compute, found.communication)) / total(found.communication)
+
+
+def _measured(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """What the work gives; its seconds, and what the process held at most above what it held before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the highest mark is now the present one
+    before = _resident_bytes("VmRSS")
+    start = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - start
+    children = getrusage(RUSAGE_CHILDREN).ru_maxrss << 10
+    return result, {"seconds": seconds, "peak_bytes": _resident_bytes("VmHWM") - before + children}
+
+
+def _resident_bytes(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # HTA's, of what pandas will drop
+    print(json.dumps({"ours": ours, "hta": hta, "open": opened, "alone": alone}[sys.argv[1]](sys.argv[2:])))

@@ -1,0 +1,135 @@
+"""Loading a trace, beside Holistic Trace Analysis (HTA), as ratios; the two sides of each take turns.
+
+    python benchmarks/load.py          a trace of 100 MB: time and memory to the overlap, the overlap alone, reopening
+    python benchmarks/load.py --big    a run of 8 ranks of a million events: time and memory to the overlap
+
+The traces are made here (`_kineto.py`), once, in a temporary folder. Every measurement is a process of its own
+(`_sides.py`) that imports first and reads the clock then. Both sides go from gzipped files to the overlap: ours to the
+table of `overlaplab summary`, HTA's to its own, without rounding to µs (it is quicker without) and without processes
+where there is one file; that both find the same overlap is checked. Peak memory is resident memory above what the
+process held after its imports, as Linux counts both (see proc(5)); with --big, what all processes of a side hold
+together (proportional set size, every 50 ms). Run it on an idle machine.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import _kineto
+import psutil
+import typer
+from _ratios import line
+
+SHOWN = ("pandas", "numpy", "msgspec", "isal", "HolisticTraceAnalysis")
+SAMPLE_S = 0.05
+FOLDER = Path(tempfile.gettempdir()) / "overlaplab-benchmarks"
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="Pairs of measurements.")] = 7,
+    events: Annotated[int, typer.Option(help="Events of the one trace.")] = 430_000,
+    big: Annotated[bool, typer.Option("--big", help="Several ranks instead: minutes, gigabytes.")] = False,
+    ranks: Annotated[int, typer.Option(help="Ranks with --big.")] = 8,
+    big_events: Annotated[int, typer.Option(help="Events per rank with --big.")] = 1_000_000,
+    folder: Annotated[Path, typer.Option(help="Where the made traces are kept.")] = FOLDER,
+) -> None:
+    """Loading, beside HTA."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in SHOWN)
+    print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, {versions}")
+    files, size = _made(folder, big_events, ranks) if big else _made(folder, events, 1)
+    packed = sum(file.stat().st_size for file in files)
+    print(f"{len(files)} of {files[0].name} …: {size / 1e6:.1f} MB, gzipped {packed / 1e6:.1f} MB", flush=True)
+    _to_the_overlap(files, size, rounds, together=big)
+    if not big:
+        _alone(files[0], rounds)
+        _reopened(files[0], rounds)
+
+
+def _version(name: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(name)
+    return "(absent)"
+
+
+def _made(folder: Path, events: int, ranks: int) -> tuple[list[Path], int]:
+    """The traces of that size and their uncompressed bytes in all; made where they are not there yet."""
+    here = folder / f"{ranks}x{events}"
+    here.mkdir(parents=True, exist_ok=True)
+    files = [here / f"rank{rank}.pt.trace.json.gz" for rank in range(ranks)]
+    size = folder / f"{ranks}x{events}.bytes"
+    if not size.exists():
+        made = [_kineto.write(file, events=events, rank=rank, ranks=ranks) for rank, file in enumerate(files)]
+        size.write_text(str(sum(made)))
+    return files, int(size.read_text())
+
+
+def _to_the_overlap(files: list[Path], size: int, rounds: int, *, together: bool) -> None:
+    """Time and peak memory from the files to the overlap."""
+    found: dict[str, list[dict[str, Any]]] = {"ours": [], "hta": []}
+    for number in range(rounds):
+        for side in ("ours", "hta") if number % 2 else ("hta", "ours"):  # neither always goes first
+            found[side].append(_process(side, *map(str, files), together=together))
+    ours, hta = found["ours"], found["hta"]
+    for mine, its in zip(ours[0]["overlaps"], hta[0]["overlaps"], strict=True):
+        assert abs(mine - its) < 0.006, f"overlaps differ: {mine} and {its}"
+    print(line("time, HTA ÷ ours", _all(hta, "seconds"), _all(ours, "seconds"), unit="s", scale=1))
+    print(line("peak memory, HTA ÷ ours", _all(hta, "peak_bytes"), _all(ours, "peak_bytes"), unit="MB", scale=1e-6))
+    sizes = [float(size)] * rounds
+    print(line("peak memory, ours ÷ uncompressed size", _all(ours, "peak_bytes"), sizes, unit="MB", scale=1e-6))
+
+
+def _alone(file: Path, rounds: int) -> None:
+    """The overlap alone, of loaded tables."""
+    found = _process("alone", str(file), str(rounds))
+    print(line("overlap of loaded tables, HTA ÷ ours", found["hta"], found["ours"]))
+
+
+def _reopened(file: Path, rounds: int) -> None:
+    """The second opening, from the cache, and the first, which fills it."""
+    first, second = [], []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            for times in (first, second):
+                times.append(_process("open", str(file), OVERLAPLAB_CACHE_DIR=cache)["seconds"])
+    print(line("second opening ÷ first", second, first))
+
+
+def _process(side: str, *arguments: str, together: bool = False, **environment: str) -> dict[str, Any]:
+    """What `_sides.py` found; `together`: with the memory of all its processes."""
+    command = [sys.executable, str(Path(__file__).with_name("_sides.py")), side, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | environment) as process:
+        peak = 0
+        while together and process.poll() is None:
+            peak = max(peak, _held_bytes(psutil.Process(process.pid)))
+            time.sleep(SAMPLE_S)
+        assert process.stdout is not None
+        output = process.stdout.read().splitlines()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
+    found: dict[str, Any] = json.loads(output[-1])
+    return found | ({"peak_bytes": peak} if together else {})
+
+
+def _held_bytes(process: psutil.Process) -> int:
+    """What a process and its children hold, what they share counted once."""
+    held = 0
+    for one in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):  # it ended meanwhile
+            held += one.memory_full_info().pss
+    return held
+
+
+def _all(found: list[dict[str, Any]], key: str) -> list[float]:
+    return [one[key] for one in found]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,319 @@
+"""HTA's analyses on our tables: against HTA's own parser, and by hand."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hta.common.trace import Trace as HtaTrace
+from hta.trace_analysis import TraceAnalysis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_traces import event, gloo, launched, op, run_of, step, write
+
+import overlaplab
+from overlaplab import OverlaplabError, Run, load_run
+from overlaplab.events import activity
+from overlaplab.hta import trace_analysis
+from overlaplab.intervals import intersect, total
+
+pytestmark = pytest.mark.filterwarnings(  # HTA calls what pandas will drop, and divides by nothing
+    r"ignore::DeprecationWarning:hta\..*", r"ignore::RuntimeWarning:hta\..*"
+)
+
+SAMPLES = Path(__file__).parents[2] / "traces"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+ZERO = 1e6
+"""µs before the first event. HTA compares starts from zero with ends that are not, which only shows near zero."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet_and_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
+    logging.getLogger("hta").setLevel(logging.CRITICAL)
+
+
+def parsed_by_hta(run: Run) -> TraceAnalysis:
+    analysis = TraceAnalysis.__new__(TraceAnalysis)
+    analysis.t = HtaTrace(trace_files={trace.rank or 0: trace.path for trace in run.traces}, trace_dir="")
+    analysis.t.load_traces(include_last_profiler_step=True, use_multiprocessing=False)
+    return analysis
+
+
+TABLES: dict[str, Callable[[TraceAnalysis], pd.DataFrame]] = {
+    "overlap": lambda a: a.get_comm_comp_overlap(visualize=False),
+    "temporal": lambda a: a.get_temporal_breakdown(visualize=False),
+    "kinds of kernels": lambda a: a.get_gpu_kernel_breakdown(visualize=False)[0].query("sum > 0"),
+    "kernels": lambda a: a.get_gpu_kernel_breakdown(visualize=False)[1],
+    "idle": lambda a: a.get_idle_time_breakdown(visualize=False)[0],
+    "launches": lambda a: a.get_cuda_kernel_launch_stats(visualize=False)[0],
+}
+
+
+def assert_same_tables(run: Run) -> None:
+    ours, theirs = trace_analysis(run), parsed_by_hta(run)
+    for name, table in TABLES.items():
+        found, expected = table(ours), table(theirs)
+        keys = [column for column in found if found[column].dtype.kind not in "f"]
+        found, expected = (t.sort_values(keys, ignore_index=True) for t in (found, expected))
+        pd.testing.assert_frame_equal(found, expected, check_dtype=False, rtol=1e-9, atol=1e-6, obj=name)
+
+
+kernels = st.lists(
+    st.tuples(
+        st.sampled_from([7, 20, 24]),
+        st.sampled_from(
+            ["gemm", "void relu<float>(float*)", NCCL, "Memcpy DtoD (Device -> Device)", "Memset (Device)"]
+        ),
+        st.integers(0, 400),  # host's time between this launch and the one before, in eighths of a µs
+        st.integers(0, 300),  # from its launch, or the end of the kernel before on its stream, to its start
+        st.integers(1, 400),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+def gpu_events(drawn: list[tuple[int, str, int, int, int]], steps: int) -> list[dict[str, Any]]:
+    """A trace of these kernels. Times are eighths of a µs, which floats hold exactly, as HTA calculates in floats."""
+    events: list[dict[str, Any]] = []
+    host, free = 0, dict.fromkeys((7, 20, 24), 0)
+    for correlation, (stream, name, pause, delay, length) in enumerate(drawn, 1):
+        host += pause + 16
+        start = max(host + 8, free[stream]) + delay
+        free[stream] = start + length
+        cat = "gpu_memcpy" if name.startswith("Memcpy") else "gpu_memset" if name.startswith("Memset") else "kernel"
+        at = (ZERO + t / 8 for t in (host, start, start + length))
+        events += launched(name, *at, stream=stream, correlation=correlation, cat=cat)
+    width = host / 8 / max(steps, 1) + 5
+    return [*events, *(step(i, ZERO + i * width, ZERO + (i + 1) * width) for i in range(steps))]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kernels, st.integers(0, 3))
+def test_any_gpu_trace_gives_the_tables_of_htas_parser(
+    tmp_path: Path, drawn: list[tuple[int, str, int, int, int]], steps: int
+) -> None:
+    drawn = [(7, "gemm", 1, 1, 80), (20, NCCL, 1, 1, 80), *drawn]  # HTA fails without kernels
+    run = run_of(tmp_path, gpu_events(drawn, steps), backend="nccl")
+    assert_same_tables(run)
+    found = activity(run.traces[0])
+    exact = 100 * total(intersect(found.compute, found.communication)) / total(found.communication)
+    percent = TABLES["overlap"](parsed_by_hta(run))["comp_comm_overlap_pctg"][0]
+    assert percent == pytest.approx(exact, abs=0.005 + 1e-9)
+    if not steps:
+        assert overlaplab.summary(run)["overlap_ratio"].tolist() == pytest.approx([percent / 100], abs=0.00005 + 1e-9)
+
+
+def small_gpu_run(folder: Path) -> Run:
+    """Two steps on two streams, and a kernel that nothing here launched."""
+    rank = [
+        step(5, ZERO, ZERO + 50),
+        step(6, ZERO + 50, ZERO + 90),
+        op("mm", ZERO, ZERO + 4),
+        *launched("gemm", ZERO + 1, ZERO + 10, ZERO + 30, correlation=1),
+        *launched(NCCL, ZERO + 3, ZERO + 20, ZERO + 40, stream=20, correlation=2),
+        *launched("gemm", ZERO + 51, ZERO + 60, ZERO + 70, correlation=3),
+        event("gemm", ZERO + 80, ZERO + 85, cat="kernel", tid=7, stream=7, device=0, correlation=99),
+    ]
+    return run_of(folder, rank, rank, backend="nccl")
+
+
+def test_a_small_gpu_run_by_hand(tmp_path: Path) -> None:
+    run = small_gpu_run(tmp_path)
+    assert_same_tables(run)
+    analysis = trace_analysis(run)
+    assert isinstance(analysis, TraceAnalysis)
+    assert TABLES["overlap"](analysis).to_numpy().tolist() == [[0, 50.0], [1, 50.0]]
+    assert TABLES["temporal"](analysis).iloc[0].tolist()[:5] == [0, 20, 30, 10, 60]
+    assert TABLES["launches"](analysis).to_numpy().tolist() == [[1, 1, 20, 8], [2, 1, 20, 16], [3, 1, 10, 8]]
+    idle = TABLES["idle"](analysis)
+    assert idle[["stream", "idle_category", "idle_time"]].to_numpy().tolist() == [
+        [7, "host_wait", 30.0],
+        [7, "other", 0.0],
+        [20, "other", 0.0],
+    ]
+    assert analysis.get_profiler_steps() == [5, 6]
+    assert analysis.t.get_iterations(0) == [5, 6]
+    queue = analysis.get_queue_length_time_series([1])[1]
+    assert queue[["ts", "stream", "queue_length"]].to_numpy().tolist() == [
+        [1, 7, 1],
+        [10, 7, 0],
+        [51, 7, 1],
+        [60, 7, 0],
+        [3, 20, 1],
+        [20, 20, 0],
+    ]
+
+
+def test_with_one_step_or_none_kernels_of_unknown_launch_count(tmp_path: Path) -> None:
+    lone = event("gemm", ZERO + 80, ZERO + 85, cat="kernel", tid=7, stream=7, device=0, correlation=99)
+    rank = [*launched("gemm", ZERO + 1, ZERO + 10, ZERO + 30, correlation=1), lone]
+    analysis = trace_analysis(run_of(tmp_path, rank, backend="nccl"))
+    assert TABLES["temporal"](analysis)["compute_time(us)"].tolist() == [25]
+
+
+def test_times_are_exact_and_from_the_first_event(tmp_path: Path) -> None:
+    path = tmp_path / "rank3.json"
+    path.write_text(
+        '{"baseTimeNanoseconds": 1790857026000000000, "traceEvents": ['
+        '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 1, "ts": 8796093022207.001, "dur": 0.007},'
+        '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 1, "ts": 8796093022207.009, "dur": 1.5}]}'
+    )
+    filled = trace_analysis(load_run(path)).t
+    host = filled.get_trace(3)[lambda table: table["stream"] == -1]
+    assert host[["ts", "dur", "pid", "tid"]].to_numpy().tolist() == [[0.0, 0.007, 9, 1], [0.008, 1.5, 9, 1]]
+    assert filled.get_trace_start_unixtime_ns(3) == 1790857026000000000 + 8796093022207001
+
+
+def gloo_run(folder: Path, ranks: int = 1) -> Run:
+    """Two steps; the second all-reduce waits for the first one to end; an operator waits inside."""
+    rank = [
+        step(0, 0, 100),
+        step(1, 100, 200),
+        op("mm", 0, 40),
+        op("add", 10, 20),
+        event("c10d::allreduce_", 40, 42),
+        event("c10d::allreduce_", 44, 45),
+        gloo(50, 70),
+        gloo(70, 90),
+        op("mul", 60, 100),
+        op("outer", 100, 160),
+        event("c10d::barrier", 120, 130),
+        gloo(135, 150, kind="barrier"),
+    ]
+    return run_of(folder, *[rank] * ranks)
+
+
+def test_gloo_threads_stand_for_streams(tmp_path: Path) -> None:
+    run = gloo_run(tmp_path)
+    analysis = trace_analysis(run)
+    table = analysis.t.get_trace(0)
+    names = analysis.t.symbol_table.get_sym_table()
+    streams = table[table["stream"] > 0].assign(name=lambda rows: [names[number] for number in rows["name"]])
+    assert streams[["name", "stream", "ts", "dur", "iteration"]].to_numpy().tolist() == [
+        ["aten::mm", 1, 0, 40, 0],
+        ["ncclKernel_all_reduce", 2, 50, 20, 0],
+        ["aten::mul", 1, 60, 40, 0],
+        ["ncclKernel_all_reduce", 2, 70, 20, 0],
+        ["aten::outer", 1, 100, 20, 1],
+        ["aten::outer", 1, 130, 30, 1],
+        ["ncclKernel_barrier", 2, 135, 15, 1],
+    ]
+    assert (table["stream"] == -1).sum() == len(run.traces[0].events) + 3  # and a launch for each collective
+    assert TABLES["overlap"](analysis)["comp_comm_overlap_pctg"].tolist() == [81.82]  # (10 + 20 + 15) ÷ 55
+    assert TABLES["temporal"](analysis).iloc[0].tolist()[:5] == [0, 20, 130, 10, 160]
+    assert TABLES["launches"](analysis)[["cpu_duration", "gpu_duration", "launch_delay"]].to_numpy().tolist() == [
+        [2, 20, 8],
+        [1, 20, 25],
+        [10, 15, 5],
+    ]
+    idle = TABLES["idle"](analysis)
+    assert idle[["stream", "idle_category", "idle_time"]].to_numpy().tolist() == [
+        [1, "host_wait", 20.0],
+        [1, "kernel_wait", 10.0],  # inside aten::outer
+        [1, "other", 0.0],
+        [2, "host_wait", 45.0],
+        [2, "kernel_wait", 0.0],
+        [2, "other", 0.0],
+    ]
+    kinds = TABLES["kinds of kernels"](analysis).set_index("kernel_type")["sum"].to_dict()
+    assert kinds == {"COMPUTATION": 85, "COMPUTATION overlapping COMMUNICATION": 45, "COMMUNICATION": 10}
+
+
+@pytest.mark.parametrize("strategy", ["naive", "torch-ddp", "zero3"])
+def test_of_our_samples_hta_finds_what_we_find(strategy: str) -> None:
+    run = load_run(SAMPLES / strategy)
+    analysis = trace_analysis(run)
+    overlap, temporal = TABLES["overlap"](analysis), TABLES["temporal"](analysis)
+    for place, trace in enumerate(run.traces):
+        found = activity(trace)
+        hidden, comm = total(intersect(found.compute, found.communication)), total(found.communication)
+        assert overlap["comp_comm_overlap_pctg"][place] == pytest.approx(100 * hidden / comm, abs=0.00501)
+        assert temporal["compute_time(us)"][place] == pytest.approx(total(found.compute) / 1000)
+        assert temporal["non_compute_time(us)"][place] == pytest.approx((comm - hidden) / 1000)
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "critical_path_analysis": {"rank": 0, "annotation": "ProfilerStep", "instance_id": 0},
+    "get_frequent_cuda_kernel_sequences": {"operator_name": "aten::mm", "output_dir": "."},
+    "get_gpu_kernels_with_user_annotations": {"rank": 0},
+    "get_queue_length_summary_from_time_series": {"queue_length_dict": {}},
+    "get_time_spent_blocked_on_full_queue": {"queue_length_dict": {}},
+    "overlay_critical_path_analysis": {"rank": 0, "critical_path_graph": None, "output_dir": "."},
+}
+REFUSED = {
+    "critical_path_analysis": "HTA up to 0.5 needs pandas below 3",
+    "generate_trace_with_counters": "writes into the trace file",
+    "get_cupti_counter_data_with_operators": "needs hardware counters",
+    "get_frequent_cuda_kernel_sequences": "writes into the trace file",
+    "get_memory_bw_summary": "needs the bandwidth of copies",
+    "get_memory_bw_time_series": "needs the bandwidth of copies",
+    "overlay_critical_path_analysis": "writes into the trace file",
+}
+METHODS = [name for name, _ in inspect.getmembers(TraceAnalysis, inspect.isfunction) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("made", [small_gpu_run, lambda folder: gloo_run(folder, 2)], ids=["gpu", "gloo"])
+def test_every_method_works_or_says_why_not_and_leaves_the_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, made: Callable[[Path], Run]
+) -> None:
+    monkeypatch.setattr("plotly.basedatatypes.BaseFigure.show", lambda *_, **__: None)
+    run = made(tmp_path)
+    before = [trace.events.copy(deep=True) for trace in run.traces]
+    called = getattr(trace_analysis(run), method)
+    arguments = ARGUMENTS.get(method, {})
+    if "visualize" in inspect.signature(called).parameters:
+        arguments = arguments | {"visualize": False}
+    refused = dict(REFUSED)
+    if method == "get_potential_stragglers" and "nccl" in run.traces[0].backend:  # type: ignore[operator]
+        refused[method] = "overlaplab collectives"  # these kernels have newer names
+    if method in refused:
+        with pytest.raises(OverlaplabError) as caught:
+            called(**arguments)
+        assert refused[method] in str(caught.value)
+        assert f"{run.path}: HTA's {method} " in str(caught.value)
+        assert "\n" not in str(caught.value)
+    else:
+        called(**arguments)
+    for trace, events in zip(run.traces, before, strict=True):
+        pd.testing.assert_frame_equal(trace.events, events)
+
+
+def test_a_run_of_one_unknown_rank_is_rank_0(tmp_path: Path) -> None:
+    run = load_run(write(tmp_path / "trace.json", [op("mm", 0, 4), gloo(2, 8)]))
+    assert run.traces[0].rank is None
+    assert TABLES["overlap"](trace_analysis(run)).to_numpy().tolist() == [[0, 33.33]]
+
+
+def test_a_rank_that_is_not_there_is_said(tmp_path: Path) -> None:
+    analysis = trace_analysis(load_run(write(tmp_path / "rank3.json", [op("mm", 0, 4), gloo(2, 8)])))
+    with pytest.raises(OverlaplabError, match=r"rank 0: not in this run. Pass one of \[3\]"):
+        analysis.get_idle_time_breakdown(visualize=False)
+    assert analysis.get_idle_time_breakdown([3], visualize=False)[0]["rank"].unique().tolist() == [3]
+
+
+def test_a_run_without_anything_on_a_device_is_said(tmp_path: Path) -> None:
+    analysis = trace_analysis(run_of(tmp_path, [event("cudaLaunchKernel", 0, 1, cat="cuda_runtime")], backend="nccl"))
+    with pytest.raises(OverlaplabError, match="get_temporal_breakdown failed on pandas"):
+        TABLES["temporal"](analysis)
+    assert len(trace_analysis(run_of(tmp_path / "empty", [])).t.get_trace(0)) == 0
+
+
+def test_wrong_arguments_are_pythons_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rank'"):
+        trace_analysis(small_gpu_run(tmp_path)).get_temporal_breakdown(rank=0)
+
+
+def test_without_hta_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hta.trace_analysis", None)
+    with pytest.raises(OverlaplabError, match=r"pip install 'overlaplab\[hta\]'") as caught:
+        trace_analysis(small_gpu_run(tmp_path))
+    assert "\n" not in str(caught.value)
