@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from made_traces import gloo, launched, op, run_of, step
+import pytest
+from made_traces import event, gloo, launched, op, run_of, step
 
 from overlaplab.events import step_windows, window_warnings, windows
 
@@ -59,6 +61,37 @@ def test_the_main_stream_is_the_one_that_is_longest_busy(tmp_path: Path) -> None
         *launched("b", 3, 5, 155, stream=9, correlation=3),
     ]
     assert found(tmp_path, events) == [(1, 5, 155)]
+
+
+def test_a_step_launches_in_its_own_process_on_any_thread(tmp_path: Path) -> None:
+    """Another process of the file launches at the same time: what that does is of no step."""
+    other = [e | {"pid": 8} for e in launched("gemm", 3, 5, 8, correlation=1)]
+    own = launched("gemm", 4, 20, 50, correlation=2, tid=77)
+    assert found(tmp_path, [step(1, 0, 10), *other, *own]) == [(1, 20, 50)]
+
+
+def test_the_kernels_of_a_graph_belong_to_the_step_that_launched_it(tmp_path: Path) -> None:
+    def graph(number: int, host: float, start: float) -> list[dict[str, Any]]:
+        """Three kernels of one launch, the first to start written last."""
+        kernels = [("gemm", start + 10, 7), ("ncclDevKernel_A", start + 20, 9), ("gemm", start, 7)]
+        return [
+            event("cudaGraphLaunch", host, host + 1, cat="cuda_runtime", correlation=number),
+            *(event(n, at, at + 9, cat="kernel", tid=s, stream=s, correlation=number) for n, at, s in kernels),
+        ]
+
+    events = [step(1, 0, 10), step(2, 10, 20), *graph(5, 2, 30), *graph(6, 12, 70)]
+    assert found(tmp_path, events) == [(1, 30, 70), (2, 70, 99)]
+
+
+def test_steps_of_a_trace_without_device_activity_are_the_hosts(tmp_path: Path) -> None:
+    call = event("cudaLaunchKernel", 1, 2, cat="cuda_runtime", correlation=1)
+    assert found(tmp_path, [step(1, 0, 10), step(2, 12, 20), call]) == [(1, 0, 12), (2, 12, 20)]
+
+
+def test_the_hosts_windows_need_no_activity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes far longer than they do."""
+    monkeypatch.delattr(import_module("overlaplab.events.windows"), "activity")
+    assert found(tmp_path, [step(3, 0, 9), op("mm", 1, 2)]) == [(3, 0, 9)]
 
 
 def test_steps_annotated_on_the_gpu_are_ignored(tmp_path: Path) -> None:
