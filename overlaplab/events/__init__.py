@@ -21,12 +21,13 @@ from overlaplab.events.run import (
     once_per_run,
     once_per_trace,
 )
-from overlaplab.events.windows import Window, main_stream, step_windows, window_warnings, windows
+from overlaplab.events.windows import NEXT_STEP, Window, main_stream, step_windows, window_warnings, windows
 
 __all__ = [
     "COLLECTIVE_COLUMNS",
     "EVENT_COLUMNS",
     "INPUT_COLUMNS",
+    "NEXT_STEP",
     "Activity",
     "Bucket",
     "Group",

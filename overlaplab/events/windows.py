@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
@@ -17,9 +17,11 @@ from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
 
-__all__ = ["Window", "main_stream", "step_windows", "window_warnings", "windows"]
+__all__ = ["NEXT_STEP", "Window", "main_stream", "step_windows", "window_warnings", "windows"]
 
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+NEXT_STEP = "overlaplab::next_step"
+"""What `overlaplab slice` calls the first step that it leaves out: it ends the step before it, and is none itself."""
+_STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ def _windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     cut = [
         replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for (step, _), (after, _) in pairwise(steps)
     ]
-    return (*cut, steps[-1][0]), ()
+    return _numbered((*cut, steps[-1][0])), ()
 
 
 def _host_steps(events: pd.DataFrame) -> list[tuple[Window, int]]:
@@ -82,9 +84,18 @@ def _host_steps(events: pd.DataFrame) -> list[tuple[Window, int]]:
     rows = events[named & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()]
     starts, ends = rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist()
     return [
-        (_host_window(int(str(name).rpartition("#")[2]), start, end), process)
+        (_host_window(_number(str(name)), start, end), process)
         for name, start, end, process in zip(rows["name"], starts, ends, rows["pid"].cat.codes.tolist(), strict=True)
     ]
+
+
+def _number(name: str) -> int | None:
+    return None if name.startswith(NEXT_STEP) else int(name.rpartition("#")[2])
+
+
+def _numbered(found: Iterable[Window]) -> tuple[Window, ...]:
+    """Without the step that only ends the one before it."""
+    return tuple(window for window in found if window.step is not None)
 
 
 def _host_window(step: int | None, start_ns: int, end_ns: int) -> Window:
@@ -106,8 +117,8 @@ def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple
         own = (caller == process) & (called >= step.host_start_ns) & (called < step.host_end_ns)
         if (own & main).any():
             begun.append(replace(step, start_ns=int(starts[own & main].min()), end_ns=int(ends[own].max())))
-        else:
+        elif step.step is not None:
             warnings.append(f"step {step.step} launched no compute kernel on the main stream and was left out")
     begun.sort(key=lambda window: window.start_ns)
     cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(begun)]
-    return (*cut, *begun[-1:]), tuple(warnings)
+    return _numbered((*cut, *begun[-1:])), tuple(warnings)
