@@ -411,7 +411,7 @@ found = scenario.found
         *scenario.on(1),
         *scenario.on(2),
         *scenario.on(2, "[zero", link=True),
-        *scenario.on(4, "[zero"),
+        *scenario.on(3, "float64[zero"),
         *scenario.on(2, link=True, slow=True),
         *scenario.on(3, slow=True),
         *scenario.on(4, slow=True),
