@@ -39,12 +39,12 @@ EVENT_COLUMNS = {
     "dur_ns": "int64",
     "pid": "category",
     "tid": "category",
-    "stream": "int64",
-    "device": "int64",
-    "correlation": "int64",
-    "external_id": "int64",
-    "flow_launch": "int64",
-    "flow_backward": "int64",
+    "stream": "int32",
+    "device": "int32",
+    "correlation": "int32",
+    "external_id": "int32",
+    "flow_launch": "int32",
+    "flow_backward": "int32",
 }
 """The columns of `Trace.events` and their dtypes.
 
@@ -52,7 +52,8 @@ EVENT_COLUMNS = {
 `pid` and `tid` are the process and thread as text. Where the event has none, these are -1: `stream`, `device`,
 `correlation` (the same number at a launch and what it launched), `external_id` (of the operator it belongs to),
 `flow_launch` (the same number at the ends of an arrow from a launch to a kernel) and `flow_backward` (from a forward
-operator to its backward).
+operator to its backward; of several arrows at one event, the first). A column of these is int64 where a file holds a
+number that int32 does not.
 """
 
 COLLECTIVE_COLUMNS = {

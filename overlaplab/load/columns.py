@@ -1,0 +1,134 @@
+"""The table of events, grown slice by slice in narrow arrays, then joined and sorted a column at a time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.events import EVENT_COLUMNS
+from overlaplab.load.arrays import integers
+from overlaplab.load.decode import Value
+
+__all__ = ["Columns", "Integers", "Texts", "narrowed", "number", "numbers"]
+
+Integers = NDArray[np.int64]
+_INT32 = np.iinfo(np.int32)
+
+
+class Texts(dict[Value, int]):
+    """Codes of texts, in order of appearance; a number stands for its decimal text."""
+
+    def __missing__(self, value: Value) -> int:
+        self[value] = code = len(self)
+        return code
+
+    def codes(self, values: Iterable[Value]) -> NDArray[np.int32]:
+        """One code per value."""
+        return np.frombuffer(array("i", [self[value] for value in values]), dtype=np.int32)
+
+    def categorical(self, codes: NDArray[np.int32]) -> pd.Categorical:
+        """These codes with their texts; `9` and `"9"` are one."""
+        texts: dict[str, int] = {}
+        merged = np.array([texts.setdefault(_text(value), len(texts)) for value in self], dtype=np.int32)
+        if len(texts) < len(self):
+            codes = merged[codes]
+        narrow = codes.astype(np.min_scalar_type(-len(texts) - 1))
+        return pd.Categorical.from_codes(narrow, pd.Index(list(texts), dtype=object))
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def numbers(values: Sequence[Value]) -> Integers:
+    """Each value as an integer, -1 for what is none."""
+    known = integers(values)
+    return known if known is not None else np.array([number(value) for value in values], dtype=np.int64)
+
+
+def number(value: object) -> int:
+    """The value as an integer of 64 bits, -1 for what is none."""
+    try:
+        if isinstance(value, str):
+            value = int(value) if value.strip().lstrip("-").isdecimal() else float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+            return -1
+    except (ValueError, OverflowError):
+        return -1
+    return int(value) if -(2**63) <= value < 2**63 else -1
+
+
+_TEXTS = ("name", "category", "phase", "pid", "tid")
+
+
+class Columns:
+    """The columns of `EVENT_COLUMNS`, in the order of the file."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.texts = {name: Texts() for name in _TEXTS}
+        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in EVENT_COLUMNS}
+
+    def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Add a slice: each column's values, of texts their codes."""
+        for name, part in columns.items():
+            self._parts[name].append(part if EVENT_COLUMNS[name] != "int32" else narrowed(part))
+        self.rows += len(columns["ts_ns"])
+
+    def table(self, base_ns: int, added: Mapping[str, NDArray[Any]]) -> tuple[pd.DataFrame, NDArray[np.intp]]:
+        """The events in order of start, the longer first where two start together, as a parent does.
+
+        `added` are whole columns. Also gives the row of the file that each row of the table was.
+        """
+        times = self._joined("ts_ns")
+        times += base_ns
+        durations = self._joined("dur_ns")
+        order = _order(times, durations)
+        found: dict[str, object] = {}
+        for name in EVENT_COLUMNS:
+            if name in ("ts_ns", "dur_ns"):
+                values = times if name == "ts_ns" else durations
+            else:
+                values = narrowed(added[name]) if name in added else self._joined(name)
+            values = values[order]
+            found[name] = self.texts[name].categorical(values) if name in self.texts else values
+        return pd.DataFrame(found, copy=False), order
+
+    def places(self) -> tuple[Integers, Integers, Integers]:
+        """Every row's time, and the codes of its process and thread."""
+        time, process, thread = (np.concatenate(self._parts[name]) for name in ("ts_ns", "pid", "tid"))
+        return time, process, thread
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        """The column; its slices are freed."""
+        parts = self._parts.pop(name)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=_dtype(name))
+
+
+def narrowed(values: NDArray[Any]) -> NDArray[Any]:
+    """As int32 where all of them fit."""
+    fits = not len(values) or (values.min() >= _INT32.min and values.max() <= _INT32.max)
+    return values.astype(np.int32) if fits else values
+
+
+def _dtype(name: str) -> str:
+    return "int32" if name in _TEXTS else EVENT_COLUMNS[name]
+
+
+def _order(times: Integers, durations: Integers) -> NDArray[np.intp]:
+    order = np.argsort(times, kind="stable")
+    ordered = times[order]
+    same = ordered[1:] == ordered[:-1]
+    tied = np.zeros(len(order), dtype=bool)
+    tied[1:] |= same
+    tied[:-1] |= same
+    among = order[tied]
+    order[tied] = among[np.lexsort((-durations[among], times[among]))]
+    return order

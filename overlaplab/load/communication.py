@@ -1,0 +1,152 @@
+"""What arguments tell of collectives, and the shapes of what communicates.
+
+The names are those of torch/csrc/distributed/c10d/ParamCommsUtils.hpp, which kineto copies from the operator
+`record_param_comms` to the kernels it launched.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS
+from overlaplab.load.columns import numbers
+from overlaplab.load.decode import NOTHING, Arguments, Event, Value
+from overlaplab.load.dtypes import DTYPE_BYTES, torch_dtype
+from overlaplab.vocabulary import collective_kind
+
+__all__ = ["Communication"]
+
+_COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functional|c10d_functional):", re.I)
+_SHAPED = re.compile(_COMMUNICATES.pattern + "|.*AccumulateGrad", re.I)
+_OUTPUT_FIRST = re.compile(r"c10d::", re.I)
+"""Its operators take output, then input, unless they work in place."""
+_TENSORS = {*DTYPE_BYTES, "tensorlist"}
+_MOST_ELEMENTS = 2**48
+_SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
+_INPUT_IS_LARGER = _SAME_SIZE | {"reduce_scatter", "scatter", "all_to_all"}
+
+
+class Communication:
+    """The rows of `COLLECTIVE_COLUMNS` and `INPUT_COLUMNS` so far, each with the row of its event in the file."""
+
+    def __init__(self) -> None:
+        self._collectives: list[tuple[Any, ...]] = []
+        self._inputs: list[tuple[int, str, str]] = []
+        self._wanted: dict[str, tuple[bool, bool]] = {}
+
+    def append(self, events: Sequence[Event], arguments: Sequence[Arguments], first_row: int) -> None:
+        """Add what a slice's events tell."""
+        wanted = self._wanted
+        for row, (event, told) in enumerate(zip(events, arguments, strict=True), first_row):
+            name = event.name or ""
+            if (of := wanted.get(name)) is None:
+                of = wanted[name] = (_COMMUNICATES.match(name) is not None, _SHAPED.match(name) is not None)
+            if told.collective is not None or (of[0] and told.shapes is not NOTHING):
+                self._collectives.append((row, *_collective(name, told)))
+            if of[1] and told.shapes is not NOTHING:
+                self._inputs.append((row, _json(told.shapes), _json(told.types)))
+
+    def collectives(self, position: NDArray[np.intp]) -> pd.DataFrame:
+        """The table, where row `i` of the file has become row `position[i]` of the events."""
+        values: list[list[Any]] = list(map(list, zip(*self._collectives, strict=True))) or [
+            [] for _ in COLLECTIVE_COLUMNS
+        ]
+        found = {
+            name: position[values[index]] if name == "event" else _column(values[index], dtype)
+            for index, (name, dtype) in enumerate(COLLECTIVE_COLUMNS.items())
+        }
+        return _sorted(found)
+
+    def inputs(self, position: NDArray[np.intp]) -> pd.DataFrame:
+        """The table, where row `i` of the file has become row `position[i]` of the events."""
+        values: list[list[Any]] = list(map(list, zip(*self._inputs, strict=True))) or [[] for _ in INPUT_COLUMNS]
+        found = {
+            name: position[values[index]] if name == "event" else _column(values[index], dtype)
+            for index, (name, dtype) in enumerate(INPUT_COLUMNS.items())
+        }
+        return _sorted(found)
+
+
+def _column(values: list[Any], dtype: str) -> object:
+    if dtype == "category":
+        texts: dict[str, int] = {}
+        codes = [texts.setdefault(value, len(texts)) for value in values]
+        return pd.Categorical.from_codes(codes, pd.Index(list(texts), dtype=object))
+    return np.array(values, dtype=dtype)
+
+
+def _sorted(columns: dict[str, Any]) -> pd.DataFrame:
+    columns["event"] = np.asarray(columns["event"], dtype=np.int64)
+    return pd.DataFrame(columns).sort_values("event", kind="stable", ignore_index=True)
+
+
+def _collective(name: str, told: Arguments) -> tuple[str, str, int, int, int, str, str, int, int]:
+    """kind, dtype, elements in and out, bytes, group, its description and size, sequence number."""
+    kind = collective_kind(str(told.collective or name)) or ""
+    dtype = torch_dtype(told.dtype) if isinstance(told.dtype, str) else ""
+    size, sequence, elements_in, elements_out = numbers(
+        [told.group_size, told.sequence, told.elements_in, told.elements_out]
+    ).tolist()
+    if elements_in < 0 and elements_out < 0:
+        elements_in, elements_out, of_inputs = _from_shapes(name, kind, told)
+        dtype = dtype or of_inputs
+    known = elements_in if elements_out < 0 and kind in _INPUT_IS_LARGER else min(elements_in, elements_out)
+    each = DTYPE_BYTES.get(dtype)
+    sent = max(elements_in, elements_out) * each if each is not None and known >= 0 else -1
+    group, description = (_text(value) for value in (told.group, told.group_description))
+    return kind, dtype, elements_in, elements_out, sent if sent < 2**63 else -1, group, description, size, sequence
+
+
+def _text(value: Value) -> str:
+    return "" if value is None else str(value)
+
+
+def _from_shapes(name: str, kind: str, told: Arguments) -> tuple[int, int, str]:
+    """Elements in and out and their dtype, from the tensors' shapes; -1 and empty where they do not tell."""
+    tensors: list[tuple[int, str]] = []
+    for shape, spelling in zip(_list(told.shapes), _list(told.types), strict=False):
+        of = torch_dtype(str(spelling))
+        elements = _elements(shape, of)
+        if elements is not None and of in _TENSORS:
+            tensors.append((elements, of))
+    if not tensors:
+        return -1, -1, ""
+    dtype = next((of for _, of in tensors if of in DTYPE_BYTES), "")
+    if _OUTPUT_FIRST.match(name) and kind not in _SAME_SIZE:
+        return (tensors[1][0] if len(tensors) > 1 else -1), tensors[0][0], dtype
+    taken = tensors[0][0]
+    return taken, taken if kind in _SAME_SIZE else -1, dtype
+
+
+def _elements(shape: object, dtype: str, depth: int = 3) -> int | None:
+    """How many elements a tensor, or a list of tensors, of this shape has; None for what is no tensor.
+
+    An empty shape is a scalar tensor's, but of a list it tells nothing: older torch wrote no shapes for lists.
+    """
+    if not isinstance(shape, list) or not depth:
+        return None
+    if all(type(size) is int and size >= 0 for size in shape):
+        elements = math.prod(shape) if shape or dtype in DTYPE_BYTES else None
+        return elements if elements is None or elements < _MOST_ELEMENTS else None
+    parts = [_elements(part, "float32", depth - 1) for part in shape]
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def _json(raw: msgspec.Raw) -> str:
+    return bytes(raw).decode(errors="replace")
+
+
+def _list(raw: msgspec.Raw) -> list[Any]:
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    return value if isinstance(value, list) else []

@@ -1,0 +1,115 @@
+"""Events out of JSON text: quickly with a typed decoder, and with patience where that fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from overlaplab.load.times import needs_text
+
+__all__ = ["NO_ARGUMENTS", "Arguments", "Event", "Value", "decoded", "lenient"]
+
+Value = int | float | str | None
+
+NOTHING = msgspec.Raw(b"")
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """What is read of an event's `args`; the names are kineto's."""
+
+    stream: Value = -1
+    device: Value = -1
+    correlation: Value = -1
+    external: Value = msgspec.field(name="External id", default=-1)
+    external_2021: Value = msgspec.field(name="external id", default=-1)
+    rank: Value = -1
+    collective: Value = msgspec.field(name="Collective name", default=None)
+    collective_rank: Value = msgspec.field(name="Rank", default=-1)
+    dtype: Value = None
+    elements_in: Value = msgspec.field(name="In msg nelems", default=-1)
+    elements_out: Value = msgspec.field(name="Out msg nelems", default=-1)
+    group: Value = msgspec.field(name="Process Group Name", default=None)
+    group_description: Value = msgspec.field(name="Process Group Description", default=None)
+    group_size: Value = msgspec.field(name="Group size", default=-1)
+    sequence: Value = msgspec.field(name="Seq", default=-1)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
+
+
+NO_ARGUMENTS = Arguments()
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is read of an event; `ts` and `dur` as the file has them."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    pid: Value = None
+    tid: Value = None
+    ts: Value = None
+    dur: Value = -1
+    id: Value = -1
+    args: Arguments | None = None
+
+
+_NO_DURATION = Decimal(-1)
+
+
+class _ExactEvent(Event, gc=False):
+    ts: Decimal | None = None  # type: ignore[assignment]
+    dur: Decimal | None = _NO_DURATION  # type: ignore[assignment]
+
+
+_fast = msgspec.json.Decoder(list[Event])
+_exact = msgspec.json.Decoder(list[_ExactEvent])
+
+
+def decoded(text: bytes) -> list[Event]:
+    """The events of a JSON array; raises what msgspec raises where it is none of the usual events."""
+    events = _fast.decode(text)
+    if needs_text([event.ts for event in events]):
+        return _exact.decode(text)  # type: ignore[return-value]
+    return events
+
+
+def lenient(raw: Mapping[str, object], repairs: Counter[str]) -> Event:
+    """The event in a JSON object of which anything may be amiss: what is of no use is absent, and counted."""
+    arguments = raw.get("args")
+    values: dict[str, Any] = {
+        field.name: _value(raw[field.encode_name], repairs) for field in _FIELDS if field.encode_name in raw
+    }
+    return Event(**values, args=_lenient_arguments(arguments, repairs) if isinstance(arguments, dict) else None)
+
+
+def _lenient_arguments(raw: dict[str, object], repairs: Counter[str]) -> Arguments:
+    values: dict[str, Any] = {
+        field.name: _value(raw[field.encode_name], repairs) for field in _ARGUMENT_FIELDS if field.encode_name in raw
+    }
+    texts: dict[str, Any] = {
+        field.name: msgspec.Raw(json.dumps(raw[field.encode_name]).encode())
+        for field in _RAW_FIELDS
+        if field.encode_name in raw
+    }
+    return Arguments(**values, **texts)
+
+
+def _value(value: object, repairs: Counter[str]) -> Any:
+    if isinstance(value, str):
+        if value.isascii() or not _SURROGATES.search(value):
+            return value
+        repairs["texts were not valid UTF-8 and were repaired"] += 1
+        return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]+")
+_FIELDS = [field for field in msgspec.structs.fields(Event) if field.name != "args"]
+_RAW_FIELDS = [field for field in msgspec.structs.fields(Arguments) if field.type is msgspec.Raw]
+_ARGUMENT_FIELDS = [field for field in msgspec.structs.fields(Arguments) if field.type is not msgspec.Raw]

@@ -1,0 +1,158 @@
+"""From slices of events to the tables of one file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import compress
+
+import msgspec
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.load.arrows import Arrows
+from overlaplab.load.columns import Columns, Integers, narrowed, numbers
+from overlaplab.load.communication import Communication
+from overlaplab.load.decode import NO_ARGUMENTS, Arguments, Event
+from overlaplab.load.spans import Spans
+from overlaplab.load.times import ABSENT, Time, counts_ns, nanoseconds
+
+__all__ = ["Gathered"]
+
+_COMPLETE, _INSTANT, _ARROW, _BEGIN, _END = range(1, 6)
+_PHASES = {"X": _COMPLETE, "i": _INSTANT, "I": _INSTANT, "s": _ARROW, "f": _ARROW, "B": _BEGIN, "E": _END}
+"""What of the Trace Event Format makes rows or arrows; counters, metadata and asynchronous ranges do not."""
+
+
+class Gathered:
+    """What the slices so far hold."""
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self.repairs: Counter[str] = Counter()
+        """What was mended or left out, and how often."""
+        self.communication = Communication()
+        self._arrows = Arrows()
+        self._spans = Spans()
+        self._ranks: list[Integers] = []
+        self._ns: bool | None = None
+
+    def append(self, events: list[Event]) -> None:
+        """Add a slice."""
+        kinds = np.frombuffer(bytes([_PHASES.get(event.ph or "", 0) for event in events]), dtype=np.uint8)
+        if not kinds.all():
+            events, kinds = _chosen(events, kinds > 0), kinds[kinds > 0]
+        if not events:
+            return
+        times = self._nanoseconds([event.ts for event in events])
+        if (kinds >= _BEGIN).any():
+            events, kinds, times = self._paired(events, kinds, times)
+        if (absent := times == ABSENT).any():
+            self.repairs["events without a usable time were left out"] += int(absent.sum())
+            events, kinds, times = _chosen(events, ~absent), kinds[~absent], times[~absent]
+        pids = self.columns.texts["pid"].codes([event.pid for event in events])
+        tids = self.columns.texts["tid"].codes([event.tid for event in events])
+        row = kinds <= _INSTANT
+        first_row = self.columns.rows
+        self._rows(_chosen(events, row), kinds[row], times[row], pids[row], tids[row])
+        places = np.column_stack((times, pids, tids))
+        self._arrows.append(_chosen(events, ~row), np.cumsum(row)[~row], places[~row], places[row], first_row)
+
+    def _rows(
+        self,
+        events: list[Event],
+        kinds: NDArray[np.uint8],
+        times: Integers,
+        pids: NDArray[np.int32],
+        tids: NDArray[np.int32],
+    ) -> None:
+        """Add complete events and instants."""
+        durations = self._nanoseconds([event.dur for event in events])
+        durations[kinds == _INSTANT] = -1
+        phases = self.columns.texts["phase"].codes(["X", "i"])
+        arguments = [event.args or NO_ARGUMENTS for event in events]
+        external = numbers([told.external for told in arguments])
+        if (external < 0).all():
+            external = numbers([told.external_2021 for told in arguments])
+        self._add_ranks(arguments)
+        self.communication.append(events, arguments, self.columns.rows)
+        texts = self.columns.texts
+        self.columns.append(
+            {
+                "name": texts["name"].codes([event.name for event in events]),
+                "category": texts["category"].codes([event.cat for event in events]),
+                "phase": phases[(durations < 0).astype(np.intp)],
+                "ts_ns": times,
+                "dur_ns": np.maximum(durations, 0),
+                "pid": pids,
+                "tid": tids,
+                "stream": numbers([told.stream for told in arguments]),
+                "device": numbers([told.device for told in arguments]),
+                "correlation": numbers([told.correlation for told in arguments]),
+                "external_id": external,
+            }
+        )
+
+    def _add_ranks(self, arguments: Sequence[Arguments]) -> None:
+        ranks = numbers([told.rank for told in arguments])
+        if (ranks < 0).all():
+            # torch writes a collective's `Rank`, which for send and receive is the other side's.
+            ranks = numbers([told.collective_rank if told.collective is None else -1 for told in arguments])
+        self._ranks.append(narrowed(ranks))
+
+    def _paired(
+        self, events: list[Event], kinds: NDArray[np.uint8], times: Integers
+    ) -> tuple[list[Event], NDArray[np.uint8], Integers]:
+        """The same with complete events in place of the ends, without the begins."""
+        found: list[tuple[Event, int, int]] = []
+        for event, kind, time_ns in zip(events, kinds.tolist(), times.tolist(), strict=True):
+            if kind == _BEGIN:
+                self._spans.begin(event, time_ns)
+            elif kind != _END:
+                found.append((event, kind, time_ns))
+            elif span := self._spans.end(event, time_ns):
+                begin, start_ns = span
+                lasted = Decimal(time_ns - start_ns) / (1 if self._ns else 1000)
+                found.append((msgspec.structs.replace(begin, dur=str(lasted)), _COMPLETE, start_ns))
+        columns = list(zip(*found, strict=True)) or [(), (), ()]
+        return list(columns[0]), np.array(columns[1], dtype=np.uint8), np.array(columns[2], dtype=np.int64)
+
+    def _nanoseconds(self, values: list[Time]) -> Integers:
+        if self._ns is None:
+            self._ns = counts_ns(values)
+        return nanoseconds(values, ns=bool(self._ns))
+
+    def finished(self, base_ns: int) -> Tables:
+        """The tables; nothing can be added afterwards."""
+        if self._spans.unmatched_begins:
+            self.repairs["events that begin and do not end were left out"] += self._spans.unmatched_begins
+        if self._spans.unmatched_ends:
+            self.repairs["ends of events that did not begin were left out"] += self._spans.unmatched_ends
+        arrows = {name: self._arrows.column(name, self.columns) for name in ("flow_launch", "flow_backward")}
+        events, order = self.columns.table(base_ns, arrows)
+        position = np.empty(len(order), dtype=np.intp)
+        position[order] = np.arange(len(order))
+        ranks = np.concatenate(self._ranks) if self._ranks else np.empty(0, dtype=np.int64)
+        return Tables(
+            events=events,
+            collectives=self.communication.collectives(position),
+            inputs=self.communication.inputs(position),
+            event_ranks=ranks[order].astype(np.int64) if (ranks >= 0).any() else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of one file."""
+
+    events: pd.DataFrame
+    collectives: pd.DataFrame
+    inputs: pd.DataFrame
+    event_ranks: Integers | None
+
+
+def _chosen(events: list[Event], chosen: NDArray[np.bool_]) -> list[Event]:
+    return list(compress(events, chosen))

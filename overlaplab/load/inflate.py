@@ -1,0 +1,96 @@
+"""A trace's bytes: from a path or an opened file, plain or gzipped, in chunks of bounded size."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from overlaplab.errors import OverlaplabError
+
+_inflater: Any = zlib
+with suppress(ImportError):
+    _inflater = import_module("isal.isal_zlib")  # the same, three times as fast
+
+__all__ = ["Source"]
+
+CHUNK_BYTES = 1 << 20
+GZIP = b"\x1f\x8b"
+MOST_RATIO = 400
+"""Traces shrink to a 26th; the most that deflate can do, and that only a bomb does, is a 1032nd."""
+RATIO_FROM_BYTES = 64 << 20
+
+
+class _Inflating(Protocol):
+    """What `zlib.decompressobj` gives, and isal's."""
+
+    eof: bool
+    unconsumed_tail: bytes
+    unused_data: bytes
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class Source:
+    """The chunks of one file. `damage` says, once they have come to an end, what cut them short."""
+
+    def __init__(self, path: object, file: BinaryIO) -> None:
+        self.damage: str | None = None
+        self._path = path
+        self._file = file
+
+    def __iter__(self) -> Iterator[bytes]:
+        first = self._file.read(CHUNK_BYTES)
+        return self._inflated(first) if first.startswith(GZIP) else self._plain(first)
+
+    def _plain(self, chunk: bytes) -> Iterator[bytes]:
+        while chunk:
+            yield chunk
+            chunk = self._file.read(CHUNK_BYTES)
+
+    def _inflated(self, packed: bytes) -> Iterator[bytes]:
+        """The members of the gzip file, one after the other."""
+        member, read, written = _member(), len(packed), 0
+        while True:
+            try:
+                chunk = member.decompress(packed, CHUNK_BYTES)
+            except _inflater.error as error:
+                self.damage = f"damaged gzip ({error})"
+                return
+            written += len(chunk)
+            if written > RATIO_FROM_BYTES and written > MOST_RATIO * read:
+                raise OverlaplabError(
+                    f"unpacks to over {MOST_RATIO} times its size, as no trace does",
+                    path=self._path,
+                    remedy="Unpack it yourself if you trust it.",
+                )
+            if chunk:
+                yield chunk
+            packed = member.unused_data if member.eof else member.unconsumed_tail
+            if member.eof:
+                packed = (packed or self._file.read(CHUNK_BYTES)).lstrip(b"\0")  # padding is allowed
+                read += len(packed)
+                if not packed:
+                    return
+                member = _member()
+            elif not packed and len(chunk) < CHUNK_BYTES:
+                packed = self._file.read(CHUNK_BYTES)
+                read += len(packed)
+                if not packed:
+                    self.damage = "the gzip file is cut short"
+                    return
+
+
+def _member() -> _Inflating:
+    made: _Inflating = _inflater.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    return made
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file for reading; `OverlaplabError` for what is no file."""
+    if not path.is_file():
+        raise OverlaplabError("not a file" if path.exists() else "no such file", path=path)
+    return path.open("rb")

@@ -1,0 +1,107 @@
+"""The keys of a trace beside its events: what the file says of its process."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from overlaplab.events import Group
+from overlaplab.load.columns import number
+
+__all__ = ["Keys", "base_ns", "keys_after", "keys_before", "process"]
+
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+MOST_NS = 2**62
+
+
+class Keys(msgspec.Struct):
+    """The keys that are read, each whatever the file holds there."""
+
+    distributedInfo: Any = None  # noqa: N815 (the file's spelling)
+    baseTimeNanoseconds: Any = None  # noqa: N815
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """What `distributedInfo` says of the process; None where it does not."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    groups: tuple[Group, ...] = ()
+
+
+def keys_before(text: bytes) -> Keys | None:
+    """The keys in what ends with the opening bracket of `traceEvents`; None where this is inside of something else."""
+    try:
+        return msgspec.json.decode(text + b"]}", type=Keys)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return None if "truncated" in str(error) and b"\\u" not in text else _searched(text)
+
+
+def keys_after(text: bytes, repairs: Counter[str]) -> Keys:
+    """The keys in what follows the array's closing bracket."""
+    text = text.strip()
+    if text in (b"", b"}"):
+        return Keys()
+    whole = b"{" + text.lstrip(b", \t\r\n")
+    try:
+        return msgspec.json.decode(whole, type=Keys)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        trailing = _TRAILING.search(str(error))
+        repairs["stretch of text after the events was no JSON and was left out"] += 1
+        return _searched(whole[: int(trailing[1])] if trailing else whole)
+
+
+def _searched(text: bytes) -> Keys:
+    """The keys in text that is not JSON as a whole."""
+    known = text.decode(errors="replace")
+    return Keys(*(_value(known, name) for name in Keys.__struct_fields__))
+
+
+def _value(text: str, name: str) -> object:
+    for match in re.finditer(rf'"{name}"\s*:\s*', text):
+        try:
+            return json.JSONDecoder(strict=False).raw_decode(text, match.end())[0]
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def base_ns(keys: Keys) -> int:
+    """What is to be added to all times; 0 where the file says nothing of use."""
+    base = number(keys.baseTimeNanoseconds)
+    return base if 0 <= base <= MOST_NS else 0
+
+
+def process(keys: Keys) -> Process:
+    """What `distributedInfo` tells."""
+    info = keys.distributedInfo
+    if not isinstance(info, dict):
+        return Process()
+    rank, size = number(info.get("rank")), number(info.get("world_size"))
+    backend, groups = info.get("backend"), info.get("pg_config")
+    return Process(
+        rank=rank if rank >= 0 else None,
+        world_size=size if size > 0 else None,
+        backend=backend if isinstance(backend, str) else None,
+        groups=tuple(map(_group, filter(_is_object, groups))) if isinstance(groups, list) else (),
+    )
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _group(told: dict[str, Any]) -> Group:
+    size, ranks = number(told.get("pg_size")), told.get("ranks")
+    members = [number(rank) for rank in ranks] if isinstance(ranks, list) else []
+    return Group(
+        name=str(told.get("pg_name", "")),
+        description=str(told.get("pg_desc", "")),
+        size=size if size >= 0 else None,
+        ranks=tuple(members) if min(members, default=0) >= 0 else (),
+    )

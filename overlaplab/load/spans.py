@@ -1,0 +1,33 @@
+"""Events told by their begin and end (`B`, `E`) become complete ones (`X`)."""
+
+from __future__ import annotations
+
+from overlaplab.load.decode import Event, Value
+from overlaplab.load.times import ABSENT
+
+__all__ = ["Spans"]
+
+
+class Spans:
+    """What has begun and not ended so far, per process and thread; an end belongs to the last begin."""
+
+    def __init__(self) -> None:
+        self.unmatched_ends = 0
+        self._open: dict[tuple[Value, Value], list[tuple[Event, int]]] = {}
+
+    @property
+    def unmatched_begins(self) -> int:
+        """How many have not ended."""
+        return sum(map(len, self._open.values()))
+
+    def begin(self, event: Event, time_ns: int) -> None:
+        """Remember it until its end comes."""
+        self._open.setdefault((event.pid, event.tid), []).append((event, time_ns))
+
+    def end(self, event: Event, time_ns: int) -> tuple[Event, int] | None:
+        """What ends here and its start in ns; None where nothing has begun."""
+        begun = self._open.get((event.pid, event.tid))
+        if not begun or ABSENT in (time_ns, begun[-1][1]) or time_ns < begun[-1][1]:
+            self.unmatched_ends += 1
+            return None
+        return begun.pop()

@@ -1,0 +1,73 @@
+"""Times as files write them, to int64 ns without an error of even 1 ns.
+
+Files write µs, with any number of decimals. A float resolves 1 ns only below 2**43 µs (102 days); above, as epoch
+times are, the decimal text is read. Some tools write integer ns: no clock counts 1e17 µs (the year 5138), so a file
+whose times are larger counts ns. `displayTimeUnit` says nothing of it: it is how viewers show times, and torch writes
+`ms` there whatever it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlaplab.load.arrays import floats, integers
+
+__all__ = ["ABSENT", "LIMIT_NS", "Time", "counts_ns", "nanoseconds", "needs_text"]
+
+Time = int | float | str | Decimal | None
+
+ABSENT = np.iinfo(np.int64).min
+"""In place of a time that is none."""
+LIMIT_NS = 2**62
+"""146 years: below it, a sum of two times still fits into 64 bits."""
+EXACT_FLOAT_US = 2.0**43
+LEAST_NS = 10**17
+
+
+def needs_text(values: Sequence[Time]) -> bool:
+    """Whether some of the µs are floats too large to tell ns."""
+    known = floats(values)
+    if known is not None and _are_exact(known):
+        return False
+    return any(type(value) is float and abs(value) >= EXACT_FLOAT_US for value in values)
+
+
+def _are_exact(us: NDArray[np.float64]) -> bool:
+    return bool(np.all(np.abs(us) < EXACT_FLOAT_US))  # false for NaN
+
+
+def counts_ns(values: Sequence[Time]) -> bool | None:
+    """Whether these are ns rather than µs; None where there is nothing to tell it by."""
+    known = [number for value in values if (number := _decimal(value)) is not None and number]
+    return sorted(known)[len(known) // 2] >= LEAST_NS if known else None
+
+
+def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> NDArray[np.int64]:
+    """Each value (µs, or ns) in ns; `ABSENT` for what is no number or beyond `LIMIT_NS`."""
+    scale = 1 if ns else 1000
+    if (whole := integers(values)) is not None:
+        most = LIMIT_NS // scale
+        return np.where((whole <= most) & (whole >= -most), whole * scale, ABSENT)
+    if not ns and (us := floats(values)) is not None and _are_exact(us):
+        below = np.floor(us)
+        return (below * 1000 + np.rint((us - below) * 1000)).astype(np.int64)
+    return np.array([_exact(value, scale) for value in values], dtype=np.int64)
+
+
+def _exact(value: Time, scale: int) -> int:
+    number, most = _decimal(value), LIMIT_NS // scale
+    return round(number * scale) if number is not None and -most <= number <= most else ABSENT
+
+
+def _decimal(value: Time) -> Decimal | None:
+    if value is None:
+        return None
+    try:
+        number = Decimal(value.strip() if isinstance(value, str) else value)
+    except (InvalidOperation, ValueError):
+        return None
+    return number if number.is_finite() else None
