@@ -60,9 +60,7 @@ def buckets(
 def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of `buckets`' table must know, a line each."""
     if table.empty:
-        return (
-            "no buckets: no rank's trace holds the engine's labels of them, or all-reduces that torch's DDP launched",
-        )
+        return ("no buckets are known: that takes the engine's labels or torch's DDP, and a GPU's recorded activity",)
     notes = []
     if (table["source"] == "ddp").any():
         notes.append("read from torch's DDP: a bucket is an all-reduce launched as a gradient is accumulated, unnamed")

@@ -85,7 +85,7 @@ def sized(found: Sequence[Launch], ranges: Sequence[Label], size_of: Callable[[s
     around = Enclosing([label for label in ranges if label.word in ("all_gather", "post_backward_reduce")])
     return [
         replace(launch, bytes=size_of(_unit(label)))
-        if launch.bytes is None and (label := around.of(launch.lane, launch.start_ns))
+        if launch.bytes is None and launch.kind != "all_reduce" and (label := around.of(launch.lane, launch.start_ns))
         else launch
         for launch in found
     ]

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 
-from overlaplab.analyses.executions import Executions, executions
+from overlaplab.analyses.executions import bounds_of, executions
 from overlaplab.analyses.fsdp2 import Passes, fsdp2_scatters, unit_sizes
 from overlaplab.analyses.labels import Label, fsdp2_ranges_of, labels_of
 from overlaplab.analyses.launches import bytes_of
@@ -48,16 +48,18 @@ def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) 
         ran = executions(trace, labels)
         for label, step in _in_steps(launched, steps):
             fields = label.fields
-            row = _row(label, unquote(fields["unit"]), step, ran)
+            row = _row(label, unquote(fields["unit"]), step, ran.of_launch(label))
             yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
     elif ranges := fsdp2_ranges_of(trace):
         ran = executions(trace, labels)
         passes, size_of = Passes(ranges), unit_sizes(manifest, ranges)
         for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
             microbatch = passes.before(label.start_ns) - passes.before(step.host_start_ns)
-            unit, size = label.fields["unit"], bytes_of(ran.inside(label))
+            # Between replicas of the shards, the sums are then all-reduced within the same range.
+            scattered = [launch for launch in ran.inside(label) if launch.kind != "all_reduce"]
+            unit, size = label.fields["unit"], bytes_of(scattered)
             size = size_of(unit) if size is None else size
-            yield _row(label, unit, step, ran) | {"microbatch": microbatch, "bytes": size}
+            yield _row(label, unit, step, bounds_of(scattered)) | {"microbatch": microbatch, "bytes": size}
 
 
 def _in_steps(labels: Sequence[Label], steps: Sequence[Window]) -> Iterator[tuple[Label, Window]]:
@@ -65,8 +67,8 @@ def _in_steps(labels: Sequence[Label], steps: Sequence[Window]) -> Iterator[tupl
         yield from ((label, step) for label in launched_in(labels, step))
 
 
-def _row(label: Label, unit: str, step: Window, ran: Executions) -> dict[str, Any]:
-    start, end = ran.of_launch(label) or (None, None)
+def _row(label: Label, unit: str, step: Window, bounds: tuple[int, int] | None) -> dict[str, Any]:
+    start, end = bounds or (None, None)
     times = {"launch_ns": label.start_ns, "start_ns": start, "end_ns": end}
     shown = {name: None if at is None else at - step.start_ns for name, at in times.items()}
     return {"step": step.step, "unit": unit, "layer": layer_of(unit), **shown}

@@ -56,10 +56,14 @@ def schedule(
 def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of `schedule`'s table must know, a line each."""
     if table.empty:
-        return ("nothing is gathered in this run: no rank's trace holds labels of gathers, or FSDP2's ranges",)
+        return (
+            "no gathers are known: that takes the engine's labels or FSDP2's ranges, and a GPU's recorded activity",
+        )
     notes = []
     if (table["source"] == "fsdp2").any():
-        notes.append("read from FSDP2's ranges: a unit counts as freed where it is gathered again")
+        notes.append(
+            "read from FSDP2's ranges: freed after its forward is what is gathered again, else after its backward"
+        )
     for column, what in (("free_ns", "when they were freed"), ("bytes", "their bytes"), ("gather_end_ns", "their end")):
         if unknown := int(table[column].isna().sum()):
             notes.append(f"{unknown} of {len(table)} gathers left no event that tells {what}: unknown")

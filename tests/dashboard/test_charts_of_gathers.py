@@ -178,8 +178,8 @@ def test_what_is_unknown_is_not_drawn_and_said() -> None:
     assert {row for row, part, _, _, _ in bars(chart) if part == "parameters live"} == {"0"}
     assert len(spec(chart)["layer"]) == 3  # nothing tells where forward ended
     assert spec(chart)["title"]["subtitle"] == [
-        "Black tick: layer freed. With (root): 3 gathers. Read from FSDP2's ranges: a unit counts as freed where it"
-        " is gathered again.",
+        "Black tick: layer freed. With (root): 3 gathers. Read from FSDP2's ranges: what is gathered again was"
+        " freed after its forward.",
         "Unknown from this trace: when units were used, how long compute waited, how large units are, when units were"
         " freed (1 of 3 gathers).",
     ]

@@ -208,6 +208,48 @@ def test_on_a_gpu_the_stream_waits_where_it_copies_out(tmp_path: Path) -> None:
     assert row["unit"] == "layers.0"
 
 
+def test_on_a_gpu_frees_and_scatters_are_device_time(tmp_path: Path) -> None:
+    """As torch writes a trace of hybrid sharding: shards are summed by NCCL, then all-reduced between replicas."""
+
+    def gather(at: float, start: float, number: int) -> list[Event]:
+        return [
+            fsdp("all_gather", "layers.0", at, at + 5),
+            event("c10d::_allgather_base_", at + 1, at + 4),
+            *launched("ncclDevKernel_AllGather_RING_LL", at + 2, start, start + 20, stream=9, correlation=number),
+            fsdp("all_gather_copy_out", "layers.0", at + 6, at + 8),
+        ]
+
+    reduce = [
+        fsdp("post_backward_reduce", "layers.0", 60, 70),
+        event("c10d::_reduce_scatter_base_", 61, 63),
+        *launched("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 62, 400, 440, stream=10, correlation=7),
+        event("c10d::allreduce_", 65, 67),
+        *launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 66, 450, 480, stream=11, correlation=8),
+    ]
+    events = [
+        step(3, 0, 100),
+        *launched("gemm", 2, 100, 110, correlation=1),
+        *gather(10, 110, 2),
+        *launched("forward", 20, 130, 200, correlation=3),
+        fsdp("post_forward", "layers.0", 25, 26),
+        *launched("loss", 30, 200, 210, correlation=4),
+        fsdp("pre_backward", "layers.0", 35, 50),
+        *gather(36, 215, 5),
+        *launched("backward", 52, 240, 390, correlation=6),
+        fsdp("post_backward_accumulate", "layers.0", 54, 55),
+        fsdp("post_backward_reshard", "layers.0", 56, 57),
+        *reduce,
+        callback(80),
+    ]
+    forward, backward = rows(tmp_path, events, backend="nccl")
+    times = ("gather_start_ns", "gather_end_ns", "first_use_ns", "last_use_ns", "free_ns")
+    assert [forward[name] // 1000 for name in times] == [10, 30, 30, 100, 100]
+    assert [backward[name] // 1000 for name in times] == [115, 135, 140, 290, 290]
+    assert (forward["free_phase"], backward["free_phase"]) == ("forward", "backward")
+    (scatter,) = scatters(run_of(tmp_path / "again", events, backend="nccl")).to_dict("records")
+    assert (scatter["start_ns"], scatter["end_ns"]) == (300_000, 340_000)
+
+
 def test_scatters_are_told_by_their_range(tmp_path: Path) -> None:
     events = [
         step(3, 0, 100),
