@@ -42,7 +42,7 @@ def _known(owners: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _told(content: TraceFile) -> NDArray[np.int64]:
-    told = getattr(content, "event_ranks", None)
+    told = content.event_ranks
     return np.full(len(content.events), -1) if told is None else np.asarray(told, dtype=np.int64)
 
 

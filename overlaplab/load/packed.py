@@ -51,7 +51,10 @@ def unpack(packed: bytes) -> TraceFile:
     types = typing.get_type_hints(TraceFile)
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         told = json.loads(archive.read(_REST))
-        content = {name: msgspec.convert(value, types[name]) for name, value in told["fields"].items()}
+        content: dict[str, Any] = {
+            name: None if value is None else msgspec.convert(value, types[name])
+            for name, value in told["fields"].items()
+        }
         for name, dictionaries in told["columns"].items():
             content[name] = _restored(archive.read(name), dictionaries)
     return TraceFile(**content)

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from overlaplab.errors import OverlaplabError
 
-__all__ = ["MANIFEST_NAME", "Located", "is_trace_name", "local_copy", "manifest_text", "sources"]
+__all__ = ["MANIFEST_NAME", "Located", "is_trace_name", "local_copy", "manifest_text", "sources", "stream"]
 
 MANIFEST_NAME = "run.json"
 
@@ -64,6 +64,18 @@ def manifest_text(path: str) -> bytes | None:
         if local.is_file():
             return local.read_bytes()
     raise OverlaplabError("not a file", path=file, remedy="Remove it to open the traces without it.")
+
+
+@contextmanager
+def stream(path: str) -> Iterator[BinaryIO | None]:
+    """The file's bytes where it lies elsewhere; None for one on this machine."""
+    if not _is_remote(path):
+        yield None
+        return
+    with _one_line(path):
+        fs, inner = _file_system(path)
+        with fs.open(inner, "rb") as file:
+            yield file
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -69,9 +68,8 @@ def traces_of(file: Located, content: TraceFile, given: int | None) -> tuple[lis
 def _rank_of(file: Located, content: TraceFile) -> int | None:
     if content.rank is not None:
         return content.rank
-    told = getattr(content, "event_ranks", None)
-    if told is not None and (told >= 0).any():
-        return int(told.max())
+    if content.event_ranks is not None and (content.event_ranks >= 0).any():
+        return int(content.event_ranks.max())
     match = _RANK_IN_NAME.match(file.name)
     return int(match[match.lastindex or 0]) if match else None
 
@@ -81,21 +79,12 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
         path=file.path,
         rank=rank,
         events=content.events if mask is None else content.events[mask].reset_index(drop=True),
-        **_details(content, mask),
+        collectives=content.collectives if mask is None else _rows_of(content.collectives, mask),
+        inputs=content.inputs if mask is None else _rows_of(content.inputs, mask),
+        groups=content.groups,
         world_size=content.world_size,
         backend=content.backend,
     )
-
-
-def _details(content: Any, mask: NDArray[np.bool_] | None) -> dict[str, Any]:
-    # TEMPORARY until TraceFile has them
-    if not hasattr(content, "collectives"):
-        return {}
-    return {
-        "collectives": content.collectives if mask is None else _rows_of(content.collectives, mask),
-        "inputs": content.inputs if mask is None else _rows_of(content.inputs, mask),
-        "groups": content.groups,
-    }
 
 
 def _rows_of(table: pd.DataFrame, mask: NDArray[np.bool_]) -> pd.DataFrame:

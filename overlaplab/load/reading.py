@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from overlaplab.errors import OverlaplabError
 from overlaplab.load.cache import Cache
 from overlaplab.load.packed import pack, unpack
-from overlaplab.load.places import Located, local_copy
+from overlaplab.load.places import Located, stream
 from overlaplab.load.trace_file import TraceFile, read_trace
 
 __all__ = ["read_all"]
@@ -89,8 +89,8 @@ def _read_here(file: Located, cache: Cache | None) -> TraceFile:
 
 
 def _read(path: str) -> TraceFile:
-    with local_copy(path) as file:
-        return read_trace(file)
+    with stream(path) as file:
+        return read_trace(path, file)
 
 
 def _packed(path: str) -> bytes:

@@ -78,7 +78,7 @@ def _traces(
     for file, content in zip(files, contents, strict=True):
         traces, notes = traces_of(file, content, given.get(file.path))
         found += traces
-        warnings += [f"{file.name}: {note}" for note in (*getattr(content, "warnings", ()), *notes)]
+        warnings += [f"{file.name}: {note}" for note in (*content.warnings, *notes)]
     return found, warnings
 
 
