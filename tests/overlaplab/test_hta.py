@@ -173,7 +173,7 @@ def test_times_are_exact_and_from_the_first_event(tmp_path: Path) -> None:
 
 
 def gloo_run(folder: Path, ranks: int = 1) -> Run:
-    """Two steps; the second all-reduce waits for the first one to end; an operator waits inside."""
+    """Two steps; the second all-reduce waits for the first one to end; operators wait inside, at start and at end."""
     rank = [
         step(0, 0, 100),
         step(1, 100, 200),
@@ -187,6 +187,10 @@ def gloo_run(folder: Path, ranks: int = 1) -> Run:
         op("outer", 100, 160),
         event("c10d::barrier", 120, 130),
         gloo(135, 150, kind="barrier"),
+        op("late", 160, 180),
+        event("engine::wait", 160, 165, cat="user_annotation"),
+        event("engine::wait", 175, 180, cat="user_annotation"),
+        op("end", 180, 190),
     ]
     return run_of(folder, *[rank] * ranks)
 
@@ -205,10 +209,12 @@ def test_gloo_threads_stand_for_streams(tmp_path: Path) -> None:
         ["aten::outer", 1, 100, 20, 1],
         ["aten::outer", 1, 130, 30, 1],
         ["ncclKernel_barrier", 2, 135, 15, 1],
+        ["aten::late", 1, 165, 10, 1],
+        ["aten::end", 1, 180, 10, 1],
     ]
     assert (table["stream"] == -1).sum() == len(run.traces[0].events) + 3  # and a launch for each collective
     assert TABLES["overlap"](analysis)["comp_comm_overlap_pctg"].tolist() == [81.82]  # (10 + 20 + 15) ÷ 55
-    assert TABLES["temporal"](analysis).iloc[0].tolist()[:5] == [0, 20, 130, 10, 160]
+    assert TABLES["temporal"](analysis).iloc[0].tolist()[:5] == [0, 30, 150, 10, 190]
     assert TABLES["launches"](analysis)[["cpu_duration", "gpu_duration", "launch_delay"]].to_numpy().tolist() == [
         [2, 20, 8],
         [1, 20, 25],
@@ -216,15 +222,15 @@ def test_gloo_threads_stand_for_streams(tmp_path: Path) -> None:
     ]
     idle = TABLES["idle"](analysis)
     assert idle[["stream", "idle_category", "idle_time"]].to_numpy().tolist() == [
-        [1, "host_wait", 20.0],
-        [1, "kernel_wait", 10.0],  # inside aten::outer
+        [1, "host_wait", 25.0],
+        [1, "kernel_wait", 15.0],  # inside operators
         [1, "other", 0.0],
         [2, "host_wait", 45.0],
         [2, "kernel_wait", 0.0],
         [2, "other", 0.0],
     ]
     kinds = TABLES["kinds of kernels"](analysis).set_index("kernel_type")["sum"].to_dict()
-    assert kinds == {"COMPUTATION": 85, "COMPUTATION overlapping COMMUNICATION": 45, "COMMUNICATION": 10}
+    assert kinds == {"COMPUTATION": 105, "COMPUTATION overlapping COMMUNICATION": 45, "COMMUNICATION": 10}
 
 
 @pytest.mark.parametrize("strategy", ["naive", "torch-ddp", "zero3"])
@@ -290,7 +296,9 @@ def test_every_method_works_or_says_why_not_and_leaves_the_run_alone(
 def test_a_run_of_one_unknown_rank_is_rank_0(tmp_path: Path) -> None:
     run = load_run(write(tmp_path / "trace.json", [op("mm", 0, 4), gloo(2, 8)]))
     assert run.traces[0].rank is None
-    assert TABLES["overlap"](trace_analysis(run)).to_numpy().tolist() == [[0, 33.33]]
+    analysis = trace_analysis(run)
+    assert TABLES["overlap"](analysis).to_numpy().tolist() == [[0, 33.33]]
+    assert TABLES["idle"](analysis)["rank"].unique().tolist() == [0]
 
 
 def test_a_rank_that_is_not_there_is_said(tmp_path: Path) -> None:
