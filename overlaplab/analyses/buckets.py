@@ -52,9 +52,9 @@ def buckets(
     for trace in selected_traces(run, ranks):
         chosen = selected_windows(trace, steps, skip_steps)
         rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen))
-    table = pd.DataFrame(rows, columns=list(_COLUMNS))
+    table = pd.DataFrame(rows, columns=list(_COLUMNS), dtype="object")
     whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64")
-    return table.astype(whole | {"index": "int64", "passes": "int64", "told_by": "object", "source": "object"})
+    return table.astype(whole | {"index": "int64", "passes": "int64"})
 
 
 def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """Buckets of torch's DistributedDataParallel in a trace of anybody's (torch/csrc/distributed/c10d/reducer.cpp).
 
 DDP does not name its buckets. Its hooks run as autograd accumulates a gradient, and the one that completes a bucket
-launches the bucket's all-reduce: so a bucket is an all-reduce launched inside `AccumulateGrad`. Which gradients it
-holds is known where their sizes add up to what it sent. Where sizes are not recorded they are taken to be those that
-arrived since the bucket before, since after its first step DDP orders its buckets by arrival.
+launches the bucket's all-reduce: so a bucket is an all-reduce launched inside `AccumulateGrad`. It holds the gradients
+that arrived last, where their sizes add up to what it sent. Where sizes are not recorded they are taken to be those
+that arrived since the bucket before, since after its first step DDP orders its buckets by arrival.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import prod
 from typing import Literal
 
@@ -22,7 +22,7 @@ import pandas as pd
 from overlaplab.analyses.executions import Executions
 from overlaplab.analyses.labels import Span
 from overlaplab.analyses.launches import Launch, spans_of
-from overlaplab.events import Trace, matching
+from overlaplab.events import Trace, matching, step_windows
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 __all__ = ["DDPBackward", "DDPBucket", "Gradient", "ddp_backwards"]
@@ -80,32 +80,28 @@ class _Accumulation(Span):
 def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
     """The backward passes that sent gradients, in order of time; none where DDP is not at work.
 
-    Between two backward passes lies one of DDP's forward passes. Those under `no_sync` send nothing.
+    Between two backward passes lies one of DDP's forward passes, or a step begins. Those under `no_sync` send nothing.
     """
     events = trace.events
     annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
     if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
         return ()
-    spans = spans_of(trace)[annotated]
-    names = events["name"][annotated]
-    forwards = np.unique(spans.loc[matching(names, lambda name: name == _FORWARD), "start_ns"].to_numpy()).tolist()
+    spans, names = spans_of(trace)[annotated], events["name"][annotated]
+    forwards = spans.loc[matching(names, lambda name: name == _FORWARD), "start_ns"]
+    borders = sorted({*forwards.tolist(), *(window.host_start_ns for window in step_windows(trace))})
     evaluated = spans[matching(names, lambda name: name.startswith(_EVALUATE))]
+    evaluated = evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
+    extents = evaluated.groupby(["number", "lane"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
+    bounds = {(number, lane): (start, end) for number, lane, start, end in extents.to_numpy().tolist()}
     found = []
-    for number, group in groupby(_accumulations(trace, ran), lambda own: bisect_right(forwards, own.start_ns)):
+    for number, group in groupby(_accumulations(trace, ran), lambda own: bisect_right(borders, own.start_ns)):
         own = list(group)
         if not any(accumulation.launched for accumulation in own):
             continue
-        first = forwards[number - 1] if number else own[0].start_ns
-        last = forwards[number] if number < len(forwards) else own[-1].end_ns
-        near = evaluated[(evaluated["lane"] == own[0].lane) & evaluated["start_ns"].between(first, last)]
+        lane = own[0].lane
+        start, end = bounds.get((number, lane), (own[0].start_ns, own[-1].end_ns))
         found.append(
-            DDPBackward(
-                start_ns=int(near["start_ns"].min()) if len(near) else own[0].start_ns,
-                end_ns=int(near["end_ns"].max()) if len(near) else own[-1].end_ns,
-                lane=own[0].lane,
-                buckets=tuple(_buckets(own)),
-                gradients=len(own),
-            )
+            DDPBackward(start_ns=start, end_ns=end, lane=lane, buckets=tuple(_buckets(own)), gradients=len(own))
         )
     return tuple(found)
 
@@ -121,9 +117,13 @@ def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:
         outer, inner.assign(at_ns=inner["end_ns"]), on="start_ns", by="lane", direction="forward", suffixes=("", "_in")
     )
     within = (both["at_ns"] <= both["end_ns"]).to_numpy()  # the first accumulation after the start may be another's
-    shapes = dict(zip(trace.inputs["event"].tolist(), trace.inputs["shapes"], strict=True))
+    inputs = trace.inputs
+    shapes = dict(zip(inputs["event"].tolist(), inputs["shapes"], strict=True))
+    absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # a parameter that got no gradient
     columns = (both[name].tolist() for name in ("start_ns", "end_ns", "lane", "at_ns", "event_in"))
     for (start, end, lane, at, event), known in zip(zip(*columns, strict=True), within.tolist(), strict=True):
+        if known and event in absent:
+            continue
         span = Span(start_ns=start, end_ns=end, lane=lane)
         launched = tuple(launch for launch in ran.inside(span) if launch.lane == lane and _is_bucket(launch))
         yield _Accumulation(
@@ -153,33 +153,38 @@ def _shape(dimensions: str | None) -> tuple[int, ...] | None:
 def _buckets(accumulations: Sequence[_Accumulation]) -> Iterator[DDPBucket]:
     """The buckets that these accumulations, one backward pass's, launched.
 
-    Gradients wait in a pool until what was launched accounts for them.
+    Gradients wait in a pool until a bucket takes them. The first that an accumulation launches holds its gradient, and
+    so the last of the pool, as many as its size tells; those behind it were ready before, so nothing tells theirs.
     """
     pool: list[Gradient] = []
-    launched: list[Launch] = []  # since the pool was last empty
+    owed = 0  # elements of buckets that took nobody knows which of the pool
     for number, own in enumerate(accumulations, start=1):
         pool.append(Gradient(number=number, at_ns=own.accumulated_ns, shape=own.shape))
+        sized = all(gradient.shape is not None for gradient in pool)
         for launch in own.launched:
-            launched.append(launch)
-            told_by = _told_by(pool, launched)
-            if told_by == "order" and len(own.launched) > 1:  # the later ones stood ready behind the first
-                told_by = None
+            taken = 0
+            if not sized or launch.elements is None:
+                sized = False
+                taken = len(pool) if len(own.launched) == 1 else 0
+            else:
+                taken = _last_of(pool, launch.elements) if launch is own.launched[0] else 0
+                owed += 0 if taken else launch.elements
             yield DDPBucket(
                 launch=launch,
                 ready_ns=launch.start_ns if launch is own.launched[0] else None,
-                gradients=tuple(pool) if told_by and len(launched) == 1 else (),
-                told_by=told_by if len(launched) == 1 else None,
+                gradients=tuple(pool[len(pool) - taken :]),
+                told_by=("sizes" if sized else "order") if taken else None,
             )
-            if told_by == "sizes":
-                pool, launched = [], []
-        if own.launched and _told_by(pool, launched) == "order":
-            pool, launched = [], []
+            del pool[len(pool) - taken :]
+        if own.launched and (not sized or owed == sum(map(_elements, pool))):
+            pool, owed = [], 0
 
 
-def _told_by(pool: Sequence[Gradient], launched: Sequence[Launch]) -> Literal["sizes", "order"] | None:
-    """`sizes` where the gradients and the collectives are of one size, `order` where either's is not recorded."""
-    held = [None if gradient.shape is None else prod(gradient.shape) for gradient in pool]
-    sent = [launch.elements for launch in launched]
-    if None in held or None in sent:
-        return "order"
-    return "sizes" if sum(map(int, held)) == sum(map(int, sent)) else None  # type: ignore[arg-type]
+def _last_of(pool: Sequence[Gradient], elements: int) -> int:
+    """How many of the last gradients have so many elements; 0 where no number does."""
+    held = accumulate(_elements(gradient) for gradient in reversed(pool))
+    return next((count for count, total in enumerate(held, start=1) if total == elements), 0)
+
+
+def _elements(gradient: Gradient) -> int:
+    return prod(gradient.shape or ())

@@ -1,0 +1,304 @@
+"""Buckets of torch's DistributedDataParallel, without the engine's labels: hand-made traces, and a recorded one whose
+labels are the oracle.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_traces import event, gloo, launched, op, run_of, step
+
+import overlaplab
+from overlaplab.analyses import bucket_notes, late_buckets, replay
+from overlaplab.events import Link
+
+SAMPLE = Path(__file__).parents[2] / "traces" / "torch-ddp-gloo"
+
+Event = dict[str, Any]
+
+
+def forward(at: float, tid: int = 1) -> Event:
+    return event("DistributedDataParallel.forward", at, at + 5, cat="user_annotation", tid=tid)
+
+
+def accumulate(at: float, *shape: int, sends: int = 0, dims: bool = True) -> list[Event]:
+    """A gradient accumulated from `at` to `at` + 2; after it its hooks, which may launch all-reduces from `at` + 4."""
+    given = {"Input Dims": [list(shape)], "Input type": ["float"]} if dims else {}
+    name = "torch::autograd::AccumulateGrad"
+    return [
+        event(f"autograd::engine::evaluate_function: {name}", at, at + 9),
+        event(name, at + 1, at + 2, **given),
+        event("torch::distributed::reducer::mul_out", at + 2.5, at + 3),
+        *(event("c10d::allreduce_", at + 4 + number, at + 4.5 + number) for number in range(sends)),
+    ]
+
+
+def sent(start: float, end: float, elements: int | None = None, kind: str = "float", tid: int = 7) -> Event:
+    """The all-reduce itself, on gloo's thread."""
+    given = {} if elements is None else {"Input Dims": [[elements]], "Input type": [kind]}
+    return gloo(start, end, tid=tid) | {"args": given}
+
+
+def table_of(path: Path, *events: Event | list[Event]) -> pd.DataFrame:
+    flat = [e for given in events for e in (given if isinstance(given, list) else [given])]
+    table = overlaplab.buckets(run_of(path, [step(3, 0, 1000), *flat]))
+    assert set(table["source"]) <= {"ddp"}
+    return table
+
+
+def held(table: pd.DataFrame) -> list[tuple[int, ...]]:
+    arrivals: list[tuple[int, ...]] = table["arrivals"].tolist()
+    return arrivals
+
+
+def test_a_bucket_is_an_all_reduce_launched_as_a_gradient_is_accumulated(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path,
+        forward(10),
+        event("autograd::engine::evaluate_function: AddmmBackward0", 20, 29),
+        accumulate(30, 8, 4),
+        accumulate(40, 8, sends=1),
+        sent(46, 80, 40),
+        op("mm", 50, 60),
+        accumulate(90, 2, 2, sends=1),
+        sent(100, 110, 4),
+        event("autograd::engine::evaluate_function: MmBackward0", 120, 130),
+    )
+    first, second = table.to_dict("records")
+    assert first == {
+        "rank": 0,
+        "step": 3,
+        "backward_start_ns": 20_000,
+        "backward_end_ns": 130_000,
+        "index": 0,
+        "bytes": 160,
+        "parameters": (None, None),
+        "gradient_ready_ns": (32_000, 42_000),
+        "last_parameter": None,
+        "ready_ns": 44_000,
+        "launch_ns": 44_000,
+        "start_ns": 46_000,
+        "end_ns": 80_000,
+        "exposed_ns": 24_000,
+        "passes": 1,
+        "arrivals": (1, 2),
+        "shapes": ((8, 4), (8,)),
+        "gradients": 3,
+        "told_by": "sizes",
+        "source": "ddp",
+    }
+    assert (second["index"], second["arrivals"], second["shapes"], second["bytes"]) == (1, (3,), ((2, 2),), 16)
+    assert [note.partition(":")[0] for note in bucket_notes(table)] == ["read from torch's DDP"]
+
+
+def test_without_shapes_gradients_are_taken_by_order(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path,
+        forward(10),
+        accumulate(30, dims=False),
+        accumulate(40, sends=1, dims=False),
+        sent(46, 80),
+        accumulate(90, sends=1, dims=False),
+        sent(100, 110),
+    )
+    assert held(table) == [(1, 2), (3,)]
+    assert set(table["told_by"]) == {"order"}
+    assert table["bytes"].isna().all()
+    assert "sizes do not tell which gradients 2 of 2 buckets hold: taken by order of arrival" in bucket_notes(table)
+
+
+def test_a_bucket_that_stood_ready_behind_another_has_no_known_gradients_or_ready_time(tmp_path: Path) -> None:
+    """Gradient 2 was bucket 1's: it arrived before gradient 3 completed bucket 0."""
+    for dims in (True, False):
+        table = table_of(
+            tmp_path / str(dims),
+            forward(10),
+            accumulate(30, 8, dims=dims),
+            accumulate(40, 4, dims=dims),
+            accumulate(50, 2, sends=2, dims=dims),
+            sent(56, 60, 10 if dims else None),
+            sent(61, 65, 4 if dims else None),
+            accumulate(70, 5, sends=1, dims=dims),
+            sent(80, 90, 5 if dims else None),
+        )
+        assert held(table) == [(), (), (4,)]
+        assert table["ready_ns"].isna().tolist() == [False, True, False]
+        assert table["told_by"].tolist() == [None, None, "sizes" if dims else "order"]
+        assert "which gradients 2 of 3 buckets hold is unknown" in bucket_notes(table)
+        assert len(late_buckets(table)) == 3
+
+
+def test_a_gradient_that_arrives_early_makes_members_unknown_until_all_is_accounted_for(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path,
+        forward(10),
+        accumulate(30, 8),
+        accumulate(40, 4),  # of bucket 1
+        accumulate(50, 2, sends=1),
+        sent(56, 60, 10),
+        accumulate(70, 5, sends=1),
+        sent(76, 80, 9),
+        accumulate(90, 6, sends=1),
+        sent(96, 99, 6),
+    )
+    assert held(table) == [(), (), (5,)]
+    assert table["told_by"].tolist() == [None, None, "sizes"]
+
+
+def test_flags_of_unused_parameters_are_no_bucket(tmp_path: Path) -> None:
+    """reducer.cpp: all_reduce_local_used_map runs after the last bucket, within the same hook."""
+    table = table_of(tmp_path, forward(10), accumulate(30, 8, sends=2), sent(36, 40, 8), sent(41, 44, 1, "int"))
+    assert held(table) == [(1,)]
+    assert table["told_by"].tolist() == ["sizes"]
+
+
+def test_a_pass_under_no_sync_sends_nothing_and_its_gradients_are_no_buckets(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path,
+        forward(10),
+        accumulate(30, 8),
+        accumulate(40, 4),
+        forward(60),
+        accumulate(70, 8),
+        accumulate(80, 4, sends=1),
+        sent(86, 90, 12),
+    )
+    (row,) = table.to_dict("records")
+    assert (row["arrivals"], row["gradients"], row["passes"]) == ((1, 2), 2, 1)
+    assert (row["backward_start_ns"], row["gradient_ready_ns"]) == (70_000, (72_000, 82_000))
+
+
+def test_of_several_passes_that_send_the_last_is_shown_and_said(tmp_path: Path) -> None:
+    one = [forward(10), *accumulate(30, 8, sends=1), sent(36, 39, 8)]
+    table = table_of(tmp_path, one, [{**e, "ts": e["ts"] + 100} for e in one])
+    assert table[["passes", "launch_ns"]].to_numpy().tolist() == [[2, 134_000]]
+    assert "up to 2 backward passes of a step sent gradients: the last one's buckets are shown" in bucket_notes(table)
+
+
+def test_steps_are_told_apart(tmp_path: Path) -> None:
+    one = [forward(10), *accumulate(30, 8, sends=1), sent(36, 39, 8)]
+    later = [{**e, "ts": e["ts"] + 1000} for e in one]
+    table = table_of(tmp_path, one, step(4, 1000, 1100), later)
+    assert table[["step", "launch_ns"]].to_numpy().tolist() == [[3, 34_000], [4, 34_000]]
+
+
+def test_two_models_in_one_backward_pass_are_told_apart_by_sizes(tmp_path: Path) -> None:
+    """As in a DLRM: the first model's second bucket is completed after another model's only one."""
+    table = table_of(
+        tmp_path,
+        forward(10),
+        forward(15),
+        accumulate(30, 8, sends=1),
+        sent(36, 39, 8),
+        accumulate(40, 5),
+        accumulate(50, 3, sends=1),
+        sent(56, 59, 3),
+        accumulate(60, 7, sends=1),
+        sent(66, 69, 12),
+    )
+    assert held(table) == [(1,), (3,), (2, 4)]
+    assert set(table["told_by"]) == {"sizes"}
+
+
+def test_a_parameter_without_a_gradient_is_no_arrival(tmp_path: Path) -> None:
+    nothing = accumulate(30, 8)
+    nothing[1]["args"] |= {"Input Dims": [[]], "Input type": [""]}
+    table = table_of(tmp_path, forward(10), nothing, accumulate(40, 4, sends=1), sent(46, 50, 4))
+    assert (held(table), table["gradients"].tolist()) == ([(1,)], [1])
+
+
+def test_without_forward_ranges_a_step_tells_passes_apart(tmp_path: Path) -> None:
+    one = [*accumulate(30, 8, sends=1), sent(36, 39, 8)]
+    table = table_of(tmp_path, one, step(4, 1000, 1100), [{**e, "ts": e["ts"] + 1000} for e in one])
+    assert table[["step", "gradients", "backward_end_ns"]].to_numpy().tolist() == [[3, 1, 39_000], [4, 1, 39_000]]
+
+
+def test_an_all_reduce_elsewhere_is_no_bucket(tmp_path: Path) -> None:
+    """Of another thread, of another kind, or after the accumulation."""
+    others = [
+        event("c10d::allreduce_", 34, 34.5, tid=2),
+        event("c10d::broadcast_", 35, 35.5),
+        gloo(36, 37),
+        gloo(37, 38),
+    ]
+    table = table_of(tmp_path, forward(10), accumulate(30, 8), others, event("c10d::allreduce_", 60, 61), gloo(62, 63))
+    assert table.empty
+
+
+def test_without_ddp_an_all_reduce_in_a_hook_is_no_bucket(tmp_path: Path) -> None:
+    """DeepSpeed's and Megatron's hooks launch theirs there, too, by rules of their own."""
+    events = [*accumulate(30, 8, sends=1), sent(36, 40, 8)]
+    assert table_of(tmp_path, [e for e in events if "reducer" not in e["name"]]).empty
+
+
+def test_a_trace_of_before_evaluate_function(tmp_path: Path) -> None:
+    """In 2021 the hooks ran inside `AccumulateGrad` itself."""
+    inner = event("torch::autograd::AccumulateGrad", 30, 39)
+    table = table_of(tmp_path, forward(10), inner, event("c10d::allreduce_", 34, 35), sent(36, 40))
+    assert table["gradient_ready_ns"].tolist() == [(39_000,)]
+
+
+@pytest.mark.parametrize("dims", ['"x"', [], [[]], [["a"]], [None], {"a": 1}, 3])
+def test_odd_shapes_are_unknown(tmp_path: Path, dims: Any) -> None:
+    events = accumulate(30, 8, sends=1)
+    events[1]["args"]["Input Dims"] = dims
+    (row,) = table_of(tmp_path, forward(10), events, sent(36, 40, 8)).to_dict("records")
+    assert row["shapes"] in ((None,), ())
+
+
+def test_on_a_gpu_readiness_is_device_time_and_the_kernel_is_found_by_correlation(tmp_path: Path) -> None:
+    annotation = event("nccl:all_reduce", 33.5, 36, cat="user_annotation", tid=2)
+    mirrored = forward(110) | {"cat": "gpu_user_annotation", "tid": 7}
+    kernel = launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 34.2, 310, 390, stream=9, correlation=3, tid=2)
+    kernel[1]["args"] |= {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8}
+    events = [
+        step(3, 0, 100),
+        forward(5),
+        *launched("forward_gemm", 6, 100, 200, correlation=1),
+        *launched("backward_gemm", 31, 200, 300, correlation=2, tid=2),
+        *(e | {"tid": 2} for e in accumulate(30, 8, sends=1)),
+        annotation,
+        mirrored,
+        *kernel,
+        *launched("backward_gemm", 50, 300, 350, correlation=4, tid=2),
+    ]
+    table = overlaplab.buckets(run_of(tmp_path, events, backend="nccl"))
+    (row,) = table.to_dict("records")
+    times = {key: row[key] // 1000 for key in ("ready_ns", "start_ns", "end_ns", "exposed_ns")}
+    assert times == {"ready_ns": 200, "start_ns": 210, "end_ns": 290, "exposed_ns": 40}
+    assert (row["gradient_ready_ns"], row["bytes"], row["told_by"]) == ((200_000,), 32, "sizes")
+    assert row["launch_ns"] < 0
+
+
+def unlabelled(source: Path, folder: Path) -> Path:
+    """The recorded run as anybody's: without the engine's labels and manifest."""
+    for file in source.glob("*.json.gz"):
+        document = json.loads(gzip.decompress(file.read_bytes()))
+        document["traceEvents"] = [e for e in document["traceEvents"] if not e["name"].startswith("engine::")]
+        (folder / file.name).write_bytes(gzip.compress(json.dumps(document).encode()))
+    return folder
+
+
+def test_without_its_labels_a_recorded_run_has_the_same_buckets(tmp_path: Path) -> None:
+    told = overlaplab.buckets(overlaplab.load_run(SAMPLE))
+    found = overlaplab.buckets(overlaplab.load_run(unlabelled(SAMPLE, tmp_path)))
+    assert len(told) > 2 * 2 * 2  # some for both ranks and steps
+    assert set(found["source"]) == {"ddp"}
+    same = ["rank", "step", "backward_end_ns", "index", "start_ns", "end_ns", "exposed_ns", "passes", "gradients"]
+    pd.testing.assert_frame_equal(found[same], told[same])
+    for labelled, foreign in zip(told.to_dict("records"), found.to_dict("records"), strict=True):
+        arrived = sorted(zip(labelled["arrivals"], labelled["gradient_ready_ns"], strict=True))
+        assert tuple(place for place, _ in arrived) == foreign["arrivals"]
+        for (_, at), accumulated in zip(arrived, foreign["gradient_ready_ns"], strict=True):
+            assert 0 <= accumulated - at < 100_000  # the label is written within the accumulation
+        assert labelled["ready_ns"] < foreign["ready_ns"] < labelled["start_ns"]  # DDP's copy, and the engine's hook
+
+
+def test_replay_leaves_out_what_has_no_size(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [step(3, 0, 1000), forward(10), *accumulate(30, sends=1, dims=False), sent(36, 40)])
+    assert replay(run, Link(emulated=True, bandwidth_gbps=1, latency_us=5, world_size=2)).empty
