@@ -1,0 +1,264 @@
+"""The part of a run that some of its steps need, as a run of its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import NEXT_STEP, Kind, Run, Trace, Window, classify, launchers, matching, step_windows
+from overlaplab.load.decode import Event
+from overlaplab.load.places import MANIFEST_NAME, local_copy, manifest_text
+from overlaplab.load.raw_events import RawEvents
+from overlaplab.load.times import counts_ns, nanoseconds
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
+
+__all__ = ["rows_of_steps", "slice_run"]
+
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+_NEVER = np.iinfo(np.int64).max
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_OF_COLLECTIVES = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", "record_param_comms")
+_SEQUENCE = re.compile(r"engine::\w+ (?:.* )?seq=(\d+)\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """Which events of a file are copied."""
+
+    starts: Integers
+    """When the chosen ones start, in order."""
+    ends: Integers
+    steps: frozenset[int]
+    following: frozenset[int]
+    """The steps that only mark where the last one ends."""
+
+
+def slice_run(
+    run: Run, first: int | None, last: int | None, out: Path, *, progress: Callable[[int, int], None] | None = None
+) -> list[int]:
+    """Copy the steps from `first` up to, not including, `last` (None: all on that side) to the new folder `out`.
+
+    It holds a gzipped trace per file of the run: the metadata, and as they are written the events that figures of
+    these steps follow from; and run.json with a note under `sliced`. Returns the steps' numbers.
+
+    Raises `OverlaplabError` where `out` exists, or a rank does not have all these steps.
+    """
+    if out.exists() or out.is_symlink():
+        raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
+    by_file: dict[str, list[Trace]] = {}
+    for trace in run.traces:
+        by_file.setdefault(trace.path, []).append(trace)
+    steps = _steps(run.traces, first, last)
+    spans = [_span(trace, steps) for trace in run.traces]
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        part.mkdir(parents=True)
+        for done, (path, traces) in enumerate(by_file.items()):
+            if progress:
+                progress(done, len(by_file))
+            with local_copy(path) as file, gzip.open(part / _name(path, traces), "wb", compresslevel=6) as target:
+                _copy(RawEvents(file), _wanted(traces, steps, spans), target, path)
+        _copy_manifest(run, steps, part)
+        part.rename(out)
+    except OSError as error:
+        raise OverlaplabError(f"cannot be written ({error.strerror or error})", path=out) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return steps
+
+
+def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list[int]:
+    """The chosen steps' numbers; every trace has them."""
+    chosen: list[int] = []
+    for trace in traces:
+        present = [window.step for window in step_windows(trace) if window.step is not None]
+        if not present:
+            raise OverlaplabError(
+                "has no steps to cut at",
+                path=trace.path,
+                rank=trace.rank,
+                remedy="torch.profiler marks them where the training loop calls its step().",
+            )
+        low, high = min(present) if first is None else first, max(present) + 1 if last is None else last
+        chosen = list(range(low, high))
+        missing = sorted(set(chosen) - set(present))
+        if missing or not chosen:
+            what = f"no step {missing[0]}" if missing else f"no step from {low} up to, not including, {high}"
+            raise OverlaplabError(
+                what, path=trace.path, rank=trace.rank, remedy=f"It holds {', '.join(map(str, sorted(present)))}."
+            )
+    return chosen
+
+
+def _name(path: str, traces: Sequence[Trace]) -> str:
+    if len(traces) == 1 and traces[0].rank is not None:
+        return f"rank{traces[0].rank}.pt.trace.json.gz"
+    name = path.rstrip("/").rpartition("/")[2]
+    return name if name.endswith(".gz") else f"{name}.gz"
+
+
+def _wanted(traces: Sequence[Trace], steps: Sequence[int], spans: Sequence[tuple[int, int]]) -> _Wanted:
+    starts, ends, following = [], [], set()
+    for trace in traces:
+        own = _span(trace, steps)
+        met = [span for span in spans if span[0] <= own[1] and span[1] >= own[0]]  # else clocks are far apart
+        rows = rows_of_steps(trace, steps, (min(start for start, _ in met), max(end for _, end in met)))
+        starts.append(trace.events["ts_ns"].to_numpy()[rows])
+        ends.append(starts[-1] + trace.events["dur_ns"].to_numpy()[rows])
+        after = _following(trace, steps)
+        if after is not None and after.step is not None:
+            following.add(after.step)
+    return _Wanted(
+        starts=np.unique(np.concatenate(starts)),
+        ends=np.unique(np.concatenate(ends)),
+        steps=frozenset(steps),
+        following=frozenset(following),
+    )
+
+
+def _span(trace: Trace, steps: Sequence[int]) -> tuple[int, int]:
+    windows = [window for window in step_windows(trace) if window.step in steps]
+    return min(window.start_ns for window in windows), max(window.end_ns for window in windows)
+
+
+def _following(trace: Trace, steps: Sequence[int]) -> Window | None:
+    """The window that ends the last of the steps."""
+    windows = step_windows(trace)
+    last = max(place for place, window in enumerate(windows) if window.step in steps)
+    return windows[last + 1] if last + 1 < len(windows) else None
+
+
+def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -> Mask:
+    """Which rows of the trace's events the figures of these steps follow from.
+
+    `within` is from when to when the ranks were in these steps, in absolute ns: a collective may have begun, or end,
+    on a rank that was not. Rows are: what ran on the device then, and what called it; what the host did meanwhile,
+    back to the first such call, and what that launched; both also for as long as communication among these lasts; on
+    each stream what was last to end of all that came before, for that is when the rank was ready; what begins the
+    step that follows; the collectives of the steps on both sides, for what reaches into a step is matched across
+    ranks; and the other half of every label that is joined by a number.
+    """
+    events, calls = trace.events, launchers(trace)
+    windows = [window for window in step_windows(trace) if window.step in steps]
+    host = min(window.host_start_ns for window in windows), max(window.host_end_ns for window in windows)
+    starts = events["ts_ns"].to_numpy()
+    ends = starts + events["dur_ns"].to_numpy()
+    device = events["category"].isin(DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES).to_numpy()
+    device = device | ((events["stream"] >= 0).to_numpy() & (calls >= 0))
+    called = np.where(calls >= 0, starts[calls], _NEVER)
+    span = min(within[0], *(w.start_ns for w in windows)), max(within[1], *(w.end_ns for w in windows))
+    for _ in range(2):
+        rows = device & (starts <= span[1]) & (ends >= span[0])
+        host = min(host[0], int(called[rows].min(initial=_NEVER))), host[1]
+        hosts = host if device.any() else span  # without devices the two are the same, but for what lasts longer
+        rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
+        rows = rows | (device & (called >= host[0]) & (called < host[1]))
+        communicates = rows & (classify(trace) == Kind.COMMUNICATION)
+        span = (
+            int(starts[communicates].min(initial=span[0])),
+            int(ends[communicates].max(initial=span[1])),
+        )
+    rows = rows | _neighbours(trace, steps)
+    rows[_last_ends(events["stream"].to_numpy(), ends, device & (called < host[0]))] = True
+    after = _following(trace, steps)
+    if after is not None:
+        rows = rows | (device & (starts == after.start_ns))
+        rows = rows | (events["name"] == f"ProfilerStep#{after.step}").to_numpy()
+    rows[calls[rows & (calls >= 0)]] = True
+    found: Mask = rows | _joined(trace, rows)
+    return found
+
+
+def _neighbours(trace: Trace, steps: Sequence[int]) -> Mask:
+    """What tells of collectives, from the step before these to the one after."""
+    windows = step_windows(trace)
+    chosen = [place for place, window in enumerate(windows) if window.step in steps]
+    before, after = windows[max(0, min(chosen) - 1)], windows[min(len(windows) - 1, max(chosen) + 1)]
+    starts = trace.events["ts_ns"].to_numpy()
+    near = (starts >= min(before.start_ns, before.host_start_ns)) & (starts <= max(after.end_ns, after.host_end_ns))
+    told = np.zeros(len(starts), dtype=bool)
+    told[trace.collectives["event"].to_numpy()] = True
+    named = matching(trace.events["name"], lambda text: text.startswith(_OF_COLLECTIVES))
+    found: Mask = near & (told | named | (classify(trace) == Kind.COMMUNICATION))
+    return found
+
+
+def _last_ends(streams: NDArray[np.integer], ends: Integers, among: Mask) -> Integers:
+    """Of each stream the row that ends last among these."""
+    rows = np.flatnonzero(among)
+    rows = rows[np.lexsort((ends[rows], streams[rows]))]
+    last = np.append(streams[rows][1:] != streams[rows][:-1], True) if len(rows) else np.empty(0, dtype=bool)
+    found: Integers = rows[last]
+    return found
+
+
+def _joined(trace: Trace, rows: Mask) -> Mask:
+    """Labels that have a number in common with one of these rows."""
+    names = trace.events["name"].cat
+    codes = names.codes.to_numpy()
+    numbers = {code: match[1] for code, text in enumerate(names.categories) if (match := _SEQUENCE.match(str(text)))}
+    present = {numbers[code] for code in np.unique(codes[rows]).tolist() if code in numbers}
+    return np.isin(codes, [code for code, number in numbers.items() if number in present])
+
+
+def _copy(raw: RawEvents, wanted: _Wanted, target: BinaryIO | gzip.GzipFile, path: str) -> None:
+    base_ns, scale, written = raw.base_ns(), None, 0
+    for events in raw:
+        if not written:
+            target.write(raw.head)
+        if scale is None:
+            scale = counts_ns([event.ts for _, event in events])
+        times = nanoseconds([event.ts for _, event in events], ns=bool(scale)) + base_ns
+        kept = _kept([event for _, event in events], times, wanted)
+        for text in (_text(*pair, wanted) for pair, keep in zip(events, kept.tolist(), strict=True) if keep):
+            if text is not None:
+                target.write((b",\n" if written else b"\n") + text)
+                written += 1
+    target.write(b"\n" + raw.tail)
+    if not written:
+        raise OverlaplabError("its events are not found again in the file", path=path, remedy="Has it changed?")
+
+
+def _kept(events: Sequence[Event], times: Integers, wanted: _Wanted) -> Mask:
+    """Metadata; what starts, or as the end of an event ends, when a chosen event does; counters in between."""
+    phases = np.array([event.ph or "" for event in events])
+    during = (times >= wanted.starts[0]) & (times <= wanted.ends[-1]) if len(wanted.starts) else False
+    kept: Mask = (
+        (phases == "M")
+        | ((phases == "C") & during)
+        | ((phases == "E") & np.isin(times, wanted.ends))
+        | (~np.isin(phases, ["C", "E", "M"]) & np.isin(times, wanted.starts))
+    )
+    return kept
+
+
+def _text(raw: bytes, event: Event, wanted: _Wanted) -> bytes | None:
+    """The event as written; a step that is not wanted only where it ends another one, under another name."""
+    match = _STEP.fullmatch(event.name or "")
+    if match is None or int(match[1]) in wanted.steps:
+        return raw
+    if int(match[1]) in wanted.following and event.cat in ANNOTATION_CATEGORIES:
+        return raw.replace(match[0].encode(), f"{NEXT_STEP}#{match[1]}".encode())
+    return None
+
+
+def _copy_manifest(run: Run, steps: Iterable[int], folder: Path) -> None:
+    text = manifest_text(run.path)
+    if text is None:
+        return
+    raw: Mapping[str, object] = json.loads(text)
+    note = {"sliced": {"steps": list(steps), "of": run.path}}
+    (folder / MANIFEST_NAME).write_text(json.dumps({**raw, **note}, indent=2) + "\n")

@@ -1,0 +1,125 @@
+"""A trace's events as they are written, streamed: for copying some of them into another trace."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.load.decode import Event, decoded, lenient
+from overlaplab.load.inflate import Source, opened
+
+__all__ = ["RawEvents"]
+
+KEYS_BYTES = 1 << 16
+"""Of the file's end are searched for what stands after the events."""
+_ARRAY = re.compile(rb'\A\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
+_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_ATTEMPTS = 8
+
+
+class RawEvents:
+    """Iterating gives slices of (text, what is read of it); `head` and `tail` are the text around all events.
+
+    Of a file that is cut short there are the events before the cut, and `tail` closes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.head = b""
+        self.tail = b""
+        self._path = path
+
+    def base_ns(self) -> int:
+        """What is to be added to all times; read ahead, because kineto writes it last."""
+        first, last = b"", b""
+        with opened(self._path) as file:
+            for chunk in Source(self._path, file):
+                first = first or chunk
+                last = (last + chunk)[-KEYS_BYTES:]
+        before = _ARRAY.match(first)
+        told = _BASE.findall(before[0]) if before else []
+        told += _BASE.findall(last[last.rfind(b"]") :])
+        return int(told[0]) if told else 0
+
+    def __iter__(self) -> Iterator[list[tuple[bytes, Event]]]:
+        with opened(self._path) as file:
+            chunks = iter(Source(self._path, file))
+            buffer = self._head(chunks)
+            for chunk in chunks:
+                buffer += chunk
+                for cut, rest in _boundaries(buffer):
+                    if (found := _events(buffer[:cut])) is not None:
+                        yield found
+                        buffer = buffer[rest:]
+                        break
+                else:
+                    if _end(buffer) is not None:
+                        break
+            yield self._last(buffer)
+            for chunk in chunks:
+                self.tail += chunk
+
+    def _head(self, chunks: Iterator[bytes]) -> bytes:
+        buffer = b""
+        for chunk in chunks:
+            buffer += chunk
+            if match := _ARRAY.match(buffer):
+                self.head = match[0]
+                return buffer[match.end() :]
+        raise OverlaplabError("no list of traceEvents", path=self._path)
+
+    def _last(self, buffer: bytes) -> list[tuple[bytes, Event]]:
+        end = _end(buffer)
+        if end is not None:
+            self.tail = buffer[end:]
+            return _events(buffer[:end]) or []
+        self.tail = b"]" if self.head.strip() == b"[" else b"]}"
+        for cut, _ in _boundaries(buffer):
+            if (found := _events(buffer[:cut])) is not None:
+                return found
+        return []
+
+
+def _boundaries(buffer: bytes) -> list[tuple[int, int]]:
+    """The last places where an event may end and the next begin, latest first."""
+    return [(match.start() + 1, match.end()) for match in list(_BOUNDARY.finditer(buffer))[-_ATTEMPTS:][::-1]]
+
+
+def _events(text: bytes) -> list[tuple[bytes, Event]] | None:
+    """The events in the text, or None where it was not cut between two of them."""
+    text = b"[" + text + b"]"
+    try:
+        raws = msgspec.json.decode(text, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    try:
+        events = decoded(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        events = [_patiently(bytes(raw)) for raw in raws]
+    return [(bytes(raw), event) for raw, event in zip(raws, events, strict=True)]
+
+
+def _patiently(raw: bytes) -> Event:
+    try:
+        told: Any = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = None
+    return lenient(told if isinstance(told, dict) else {}, Counter())
+
+
+def _end(buffer: bytes) -> int | None:
+    """Where the array's closing bracket stands; None where it does not."""
+    text = b"[" + buffer
+    try:
+        msgspec.json.decode(text, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        trailing = _TRAILING.search(str(error))
+        return text.rindex(b"]", 0, int(trailing[1])) - 1 if trailing else None
+    return text.rindex(b"]") - 1
