@@ -9,6 +9,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from overlaplab import analyses
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.load import holds_trace, load_run
+from overlaplab.load import holds_trace, load_run, slice_run
 from overlaplab.report import console as tables
 from overlaplab.report import documents
 
@@ -211,6 +212,35 @@ def compare(
         _check(condition, loaded[0], loaded[-1], chosen)
 
 
+@app.command("slice", epilog="Example: overlaplab slice runs/huge --steps 3:5 -o runs/part    (steps 3 and 4)")
+def slice_command(
+    run: RunPath,
+    steps: Annotated[
+        str, typer.Option(metavar="FROM:TO", help="From this step up to, not including, that one; or one step.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="A folder that does not exist yet.")],
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Copy the part of each trace that these steps need to a folder of its own, as traces.
+
+    Figures of these steps are the same there. Steps are ProfilerStep numbers, as summary shows them, and half-open as
+    in Python: 3:5 is 3 and 4, 3: is 3 and all after it. run.json is copied, with a note under "sliced".
+    """
+    first, last = _half_open(steps)
+    if out.exists():
+        raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
+    loaded = _load([run], assign_rank, recording, no_cache)[0]
+    with _progress() as bar:
+        task = bar.add_task("copying events", total=None)
+        chosen = slice_run(
+            loaded, first, last, out, progress=lambda done, files: bar.update(task, completed=done, total=files)
+        )
+    listed = f"steps {chosen[0]} to {chosen[-1]}" if len(chosen) > 1 else f"step {chosen[0]}"
+    Console().print(tables.plain(f"{out}: {listed} of {len(loaded.traces)} ranks"))
+
+
 @app.command("app", epilog="Example: overlaplab app runs")
 def dashboard(
     folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A folder of runs.")] = None,
@@ -270,6 +300,17 @@ def _load(paths: Sequence[str], assign_rank: Sequence[str] | None, recording: in
             )
             for path in paths
         ]
+
+
+def _half_open(text: str) -> tuple[int | None, int | None]:
+    """`3:5`, `3:`, `:5` or `3`, as the first step and the one after the last; None where it is open."""
+    match = re.fullmatch(r"(\d*)(:?)(\d*)", text.strip())
+    if match is None or not (match[1] or match[3]):
+        raise OverlaplabError(f"--steps {text}: not FROM:TO", remedy="As in --steps 3:5, which is steps 3 and 4.")
+    first = int(match[1]) if match[1] else None
+    if not match[2]:
+        return first, int(match[1]) + 1
+    return first, int(match[3]) if match[3] else None
 
 
 def _assignment(text: str) -> tuple[str, int]:

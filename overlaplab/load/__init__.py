@@ -1,6 +1,7 @@
 """Loading: a path to a run, a folder of foreign traces or one file becomes a `Run`."""
 
+from overlaplab.load.cut import slice_run
 from overlaplab.load.places import MANIFEST_NAME, is_trace_name
 from overlaplab.load.run_folder import holds_trace, load_run
 
-__all__ = ["MANIFEST_NAME", "holds_trace", "is_trace_name", "load_run"]
+__all__ = ["MANIFEST_NAME", "holds_trace", "is_trace_name", "load_run", "slice_run"]

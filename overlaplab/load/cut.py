@@ -30,7 +30,10 @@ Mask = NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).max
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-_OF_COLLECTIVES = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", "record_param_comms")
+_OF_COLLECTIVES = (
+    *("c10d::", "_c10d_functional::", "gloo:", "nccl:", "record_param_comms"),
+    *("engine::collective ", "engine::comm ", "engine::launch "),
+)
 _SEQUENCE = re.compile(r"engine::\w+ (?:.* )?seq=(\d+)\b")
 
 
