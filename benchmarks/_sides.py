@@ -23,14 +23,12 @@ def ours(files: list[str]) -> dict[str, Any]:
     """From files to the table of `overlaplab summary`."""
     import overlaplab
 
-    path = files[0] if len(files) == 1 else Path(files[0]).parent
-
-    def work() -> overlaplab.Run:
-        run = overlaplab.load_run(path, cache=False)
+    def work(files: list[str]) -> overlaplab.Run:
+        run = overlaplab.load_run(files[0] if len(files) == 1 else Path(files[0]).parent, cache=False)
         overlaplab.summary(run)
         return run
 
-    run, found = _measured(work)
+    run, found = _measured(work, files)
     return found | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
 
 
@@ -38,13 +36,13 @@ def hta(files: list[str]) -> dict[str, Any]:
     """From files to HTA's overlap."""
     analysis, trace = _hta_types()
 
-    def work() -> Any:
+    def work(files: list[str]) -> Any:
         loaded = analysis.__new__(analysis)
         loaded.t = trace(trace_files=dict(enumerate(files)), trace_dir="")
         loaded.t.load_traces(include_last_profiler_step=True, use_multiprocessing=len(files) > 1)
         return loaded.get_comm_comp_overlap(visualize=False)
 
-    table, found = _measured(work)
+    table, found = _measured(work, files)
     return found | {"overlaps": table["comp_comm_overlap_pctg"].tolist()}
 
 
@@ -52,7 +50,7 @@ def opened(files: list[str]) -> dict[str, Any]:
     """Opening alone, with the cache."""
     import overlaplab
 
-    run, found = _measured(lambda: overlaplab.load_run(files[0]))
+    run, found = _measured(lambda files: overlaplab.load_run(files[0]), files)
     return found | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
 
 
@@ -60,7 +58,7 @@ def alone(files: list[str]) -> dict[str, Any]:
     """The overlap of loaded tables: seconds of both sides, in turns."""
     import overlaplab
 
-    file, rounds = files[0], int(files[1])
+    rounds, file = int(files[0]), files[1]
     (trace,) = overlaplab.load_run(file, cache=False).traces
     analysis, hta_trace = _hta_types()
     loaded = analysis.__new__(analysis)
@@ -96,12 +94,14 @@ def _overlap(trace: Any) -> float:
     return total(intersect(found.compute, found.communication)) / total(found.communication)
 
 
-def _measured(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+def _measured(work: Callable[[list[str]], Any], files: list[str]) -> tuple[Any, dict[str, Any]]:
     """What the work gives; its seconds, and what the process held at most above what it held before."""
+    small, *files = files
+    work([small])
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark is now the present one
     before = _resident_bytes("VmRSS")
     start = time.perf_counter()
-    result = work()
+    result = work(files)
     seconds = time.perf_counter() - start
     children = getrusage(RUSAGE_CHILDREN).ru_maxrss << 10
     return result, {"seconds": seconds, "peak_bytes": _resident_bytes("VmHWM") - before + children}
