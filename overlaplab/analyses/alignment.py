@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LIMIT_NS", "NEAR_NS", "Fit", "align"]
+__all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align"]
 
 LIMIT_NS = 1_000_000
 """Ends of one collective lie no further apart (DESIGN.md, "Matching")."""
+
+FEWEST = 3
+"""Differences of which a spread says something."""
 
 NEAR_NS = 50_000
 """Spreads that differ by less say nothing: a step like the others fits almost as well as the right one."""
@@ -31,16 +34,17 @@ class Fit:
     offset_ns: int
     """The median of how much later the second rank's clock shows a collective's end."""
     spread_ns: int
-    """The median deviation from that."""
+    """The median deviation from that; of an even number the upper one, since the lower of two is always 0."""
 
 
 def align(a: Signatures, a_end_ns: NDArray[np.int64], b: Signatures, b_end_ns: NDArray[np.int64]) -> Fit | None:
     """How the two ranks' sequences (signatures, and ends in ns) fit, or None where they do not.
 
     Every pair of a shift must agree in what it is. Shifts that bring the ends within `LIMIT_NS` by the clocks as they
-    are, in the median, go before others; where there is none, the clocks differ, and shifts count that pair at least
-    half as many collectives as any. Of these the spread of the ends around their median decides; among spreads within
-    `NEAR_NS` of the smallest, the smaller offset. A spread above `LIMIT_NS` fits nothing.
+    are, in the median, go before others; where there is none, the clocks differ, and shifts count that pair `FEWEST`
+    collectives or more, and at least half as many as any shift does. Of these the spread of the ends around their
+    median decides; among spreads within `NEAR_NS` of the smallest, the smaller offset. A spread above `LIMIT_NS` fits
+    nothing.
     """
     near = _fits(a, a_end_ns, b, b_end_ns, _near_shifts(a_end_ns, b_end_ns))
     found = [fit for fit in near if abs(fit.offset_ns) <= LIMIT_NS]
@@ -48,8 +52,8 @@ def align(a: Signatures, a_end_ns: NDArray[np.int64], b: Signatures, b_end_ns: N
         every = np.arange(1 - len(a), len(b), dtype=np.int64)
         agreeing = [int(shift) for shift in every if _agree(a, b, int(shift))]
         most = max((_pairs(len(a), len(b), shift) for shift in agreeing), default=0)
-        half = [shift for shift in agreeing if 2 * _pairs(len(a), len(b), shift) >= most]
-        found = [_fit(a_end_ns, b_end_ns, shift) for shift in half]
+        enough = [shift for shift in agreeing if _pairs(len(a), len(b), shift) >= max(FEWEST, most / 2)]
+        found = [_fit(a_end_ns, b_end_ns, shift) for shift in enough]
     least = min((fit.spread_ns for fit in found), default=LIMIT_NS + 1)
     if least > LIMIT_NS:
         return None
@@ -99,10 +103,10 @@ def _agree(a: Signatures, b: Signatures, shift: int) -> bool:
 def _fit(a_end_ns: NDArray[np.int64], b_end_ns: NDArray[np.int64], shift: int) -> Fit:
     mine, other = _overlap(len(a_end_ns), len(b_end_ns), shift)
     differences = b_end_ns[other] - a_end_ns[mine]
-    offset = _median(differences)
-    return Fit(shift=shift, offset_ns=offset, spread_ns=_median(np.abs(differences - offset)))
+    offset = _ranked(differences, (len(differences) - 1) // 2)
+    return Fit(shift=shift, offset_ns=offset, spread_ns=_ranked(np.abs(differences - offset), len(differences) // 2))
 
 
-def _median(values: NDArray[np.int64]) -> int:
-    """The lower of the middle ones, so that it stays a whole number."""
-    return int(np.partition(values, (len(values) - 1) // 2)[(len(values) - 1) // 2])
+def _ranked(values: NDArray[np.int64], place: int) -> int:
+    """The value at this place in their order."""
+    return int(np.partition(values, place)[place])

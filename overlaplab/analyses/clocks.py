@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.analyses.alignment import FEWEST
 from overlaplab.analyses.matching import matched
 from overlaplab.analyses.recorded import recorded
 from overlaplab.events import Run, Trace, once_per_run
@@ -16,8 +17,6 @@ LEAST_OFFSET_NS = 200_000
 """Clocks that differ by no more are left as they are."""
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter")
 """Kinds that end on all ranks at once."""
-_FEWEST = 3
-"""Differences of which an interquartile range says something."""
 
 
 def clocks(run: Run) -> pd.DataFrame:
@@ -81,7 +80,7 @@ def _clocks(run: Run) -> pd.DataFrame:
         }
     )
     size = table["offset_ns"].abs()
-    enough = table["collectives"] >= _FEWEST
+    enough = table["collectives"] >= FEWEST
     table["applied"] = (enough & (size > LEAST_OFFSET_NS) & (size > 3 * table["iqr_ns"])).fillna(False).astype(bool)
     left = size.where(~table["applied"], 0)
     table["error_ns"] = left.where(left > table["iqr_ns"], table["iqr_ns"]).fillna(LEAST_OFFSET_NS).astype("Int64")

@@ -19,11 +19,11 @@ from overlaplab.intervals import Intervals, subtract
 
 __all__ = ["COLUMNS", "collectives", "within"]
 
-_TIMES = ("launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns", "transfer_ns", "skew_ns")
+_TIMES = ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns", "transfer_ns", "skew_ns")
 _NUMBERS = ("step", "group_size", "bytes", *_TIMES, "last_rank")
 COLUMNS = (
     *("index", "rank", "step", "group", "group_description", "group_size", "kind", "dtype", "bytes"),
-    *("launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"),
+    *("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"),
     *("transfer_ns", "bus_gb_per_s", "bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "unmatched"),
 )
 """What `collectives` tells, in order."""
@@ -39,15 +39,17 @@ def collectives(
     its ranks, null where none tells), `bytes` (the larger of input and output; of the rank that has most).
 
     This rank's times, in ns from the run's start by the first rank's clock: `launch_ns` (host time), `start_ns`,
-    `end_ns`; `wait_ns` (until the last rank arrived), `exposed_ns` (its time during which this rank computed nothing).
+    `end_ns`, `arrived_ns` (its start; on an emulated link when it was launched and the link free, which is a little
+    earlier); `wait_ns` (from its start until the last rank arrived), `exposed_ns` (its time during which this rank
+    computed nothing).
 
     The collective's, the same on all its rows: `transfer_ns` (from the last arrival to that rank's end),
     `bus_gb_per_s` (decimal: bytes ÷ transfer × 2(n-1)/n for an all-reduce, (n-1)/n for all-gather, reduce-scatter and
     all-to-all, else 1; null for a group of one or of unknown size), `bus_is_lower_bound` (bool: computed from the
     duration, since transfer is unknown; the shortest of the ranks' durations, or the longest where one rank gives or
-    takes all), `skew_ns` (the spread of starts, of those that are here), `within_clock_error` (boolean: the skew is no
-    larger than what clocks may differ by), `last_rank` (null unless all members are here), `unmatched` (the reason why
-    it has no counterpart on other ranks, null for what is matched or has no other member here).
+    takes all), `skew_ns` (the spread of arrivals, of those that are here), `within_clock_error` (boolean: the skew is
+    no larger than what clocks may differ by, see `clocks`), `last_rank` (null unless all members are here), `unmatched`
+    (the reason why it has no counterpart on other ranks, null for what is matched or has no other member here).
 
     `wait_ns` and `transfer_ns` are null unless every member's trace is here, and for send/recv, broadcast, reduce,
     gather and scatter. Int64 and Float64, null where unknown. With `steps` or `skip_steps` only what a rank launched in
@@ -73,7 +75,7 @@ def _all(run: Run) -> pd.DataFrame:
     _place(found, run)
     _measure(found, run)
     origin = run.traces[0].origin_ns if run.traces else 0
-    for name in ("launch_ns", "start_ns", "end_ns"):
+    for name in ("launch_ns", "arrived_ns", "start_ns", "end_ns"):
         found[name] = found[name].where(found[name] == UNKNOWN_NS, found[name] - origin)
     found["group_size"] = found["size"]
     for name in _NUMBERS:
@@ -133,9 +135,9 @@ def _measure(found: pd.DataFrame, run: Run) -> None:
     by = found["match"]
     ran = (found["start_ns"] != UNKNOWN_NS).to_numpy()
     duration = (found["end_ns"] - found["start_ns"]).where(ran)
-    last = ran & (found["start_ns"] == found["start_ns"].groupby(by).transform("max")).to_numpy()
+    last = ran & (found["arrived_ns"] == found["arrived_ns"].groupby(by).transform("max")).to_numpy()
     waited = (found["wait_ns"] != UNKNOWN_NS).to_numpy()
-    of_last = duration.where(last).groupby(by).transform("max")
+    of_last = (found["end_ns"] - found["arrived_ns"]).where(last).groupby(by).transform("max")
     found["transfer_ns"] = of_last.where(waited).astype("Int64")
     rooted = found["kind"].isin({*ROOTED, ""}).to_numpy()
     grouped = duration.groupby(by)
@@ -148,7 +150,7 @@ def _measure(found: pd.DataFrame, run: Run) -> None:
     moved = pd.array(factors, dtype="Float64")
     found["bus_gb_per_s"] = moved / took.mask(took <= 0)
     found["bus_is_lower_bound"] = found["bus_gb_per_s"].notna() & ~waited
-    starts = found["start_ns"].astype("Int64").where(ran)  # of int64 first: a float would round it
+    starts = found["arrived_ns"].astype("Int64").where(ran)  # of int64 first: a float would round it
     several = ran & (by.groupby(by).transform("size") > 1).to_numpy()
     found["skew_ns"] = (starts.groupby(by).transform("max") - starts.groupby(by).transform("min")).where(several)
     found["last_rank"] = found["rank"].where(last).groupby(by).transform("max").where(found["complete"] & several)

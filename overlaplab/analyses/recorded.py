@@ -25,7 +25,7 @@ UNKNOWN_NS = int(np.iinfo(np.int64).min)
 """A time that the trace does not tell."""
 
 RECORDED_COLUMNS = {
-    **dict.fromkeys(("launch_ns", "launch_end_ns", "lane", "host_ns", "start_ns", "end_ns"), "int64"),
+    **dict.fromkeys(("launch_ns", "launch_end_ns", "lane", "host_ns", "arrived_ns", "start_ns", "end_ns"), "int64"),
     **dict.fromkeys((*TEXTS, "named"), "object"),
     **dict.fromkeys(NUMBERS, "int64"),
     "told": "bool",
@@ -33,9 +33,11 @@ RECORDED_COLUMNS = {
 """The columns of `recorded`.
 
 `launch_ns`, `launch_end_ns` and `lane`: the host's range that launched it; `host_ns`: when the host was there, which
-for a CUDA graph's kernels is all that is known; `start_ns`, `end_ns`: the communication itself. Absolute, `UNKNOWN_NS`
-where the trace does not tell. `kind` is what is told, else `named`: the kind by the kernel's name alone. `told` says
-which: NCCL's kernel of an all-to-all is called SendRecv, too.
+for a CUDA graph's kernels is all that is known; `start_ns`, `end_ns`: the communication itself; `arrived_ns`: from when
+the rank was there for it, which is its start, but on an emulated link when it was launched, or the link got free of the
+one before: its thread wakes up a little later. Absolute, `UNKNOWN_NS` where the trace does not tell. `kind` is what is
+told, else `named`: the kind by the kernel's name alone. `told` says which: NCCL's kernel of an all-to-all is called
+SendRecv, too.
 """
 
 
@@ -50,9 +52,9 @@ def recorded(trace: Trace) -> pd.DataFrame:
     else:
         found = _on_gloo(trace, labels)
     if len(trace.groups) == 1:  # then it can be no other
-        only = trace.groups[0]
-        found.loc[found["group"] == "", "group_description"] = only.description
-        found.loc[found["group"] == "", "group"] = only.name
+        found["group"] = found["group"].where(found["group"] != "", trace.groups[0].name)
+    described = found["group"].map({group.name: group.description for group in trace.groups}).fillna("")
+    found["group_description"] = found["group_description"].where(found["group_description"] != "", described)
     began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
     return found.iloc[np.argsort(began, kind="stable")].reset_index(drop=True)
 
@@ -145,6 +147,7 @@ def _merged(found: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
         table[name] = first.where(first != np.iinfo(np.int64).max, UNKNOWN_NS)
     for name in ("launch_end_ns", "end_ns"):
         table[name] = launched[name].max()
+    table["arrived_ns"] = table["start_ns"]
     table["lane"] = launched["lane"].first()
     table["named"] = launched["named"].first()
     table["told"] = table["kind"] != ""
@@ -166,9 +169,19 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     _told_by(carried, comms, np.arange(len(comms)))
     carried[["start_ns", "end_ns"]] = comms[["start_ns", "end_ns"]].to_numpy()
     _launched_by(carried, calls, call)
+    carried["arrived_ns"] = _arrivals(carried, comms["lane"])
     alone = _gloo_ranges(trace)
     inside = _around_any(comms, alone["start_ns"]) >= 0
     return pd.concat([carried, _not_run(calls, call), alone[~inside]], ignore_index=True)
+
+
+def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:
+    """When each was launched, or the link got free of the one before, whichever is later, as engine/carrier.py does."""
+    order = carried.sort_values("start_ns", kind="stable")
+    before = order["end_ns"].groupby(thread).shift(fill_value=UNKNOWN_NS).reindex(carried.index)
+    starts = carried["start_ns"]
+    arrived = carried["launch_ns"].where(carried["launch_ns"] > before, before).where(lambda at: at < starts, starts)
+    return arrived.where(carried["launch_ns"] != UNKNOWN_NS, starts)
 
 
 def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
@@ -204,6 +217,7 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     pair = np.where(pair < len(ran), pair, -1)
     for name in ("start_ns", "end_ns"):
         found.loc[pair >= 0, name] = ran[name].to_numpy()[pair[pair >= 0]]
+    found["arrived_ns"] = found["start_ns"]
     _fill(found, ran, pair)
     return pd.concat([found, _not_run(labelled, in_label), ran.iloc[:skipped]], ignore_index=True)
 
@@ -228,6 +242,7 @@ def _gloo_ranges(trace: Trace) -> pd.DataFrame:
     found = _table(len(rows))
     found["start_ns"] = events["ts_ns"].to_numpy(np.int64)
     found["end_ns"] = found["start_ns"] + events["dur_ns"].to_numpy(np.int64)
+    found["arrived_ns"] = found["start_ns"]
     _fill_told(found, trace, rows)
     found["named"] = _kinds_by_name(events["name"])
     found["kind"] = found["kind"].where(found["kind"] != "", found["named"])

@@ -42,8 +42,8 @@ def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
     for rank, count in known.groupby("rank")["index"].nunique().items():
         last = late[late["last_rank"] == rank]
         others = last[last["rank"] != rank]
-        arrivals = others.groupby("index")["start_ns"]
-        own = last[last["rank"] == rank].set_index("index")["start_ns"].reindex(list(arrivals.groups))
+        arrivals = others.groupby("index")["arrived_ns"]
+        own = last[last["rank"] == rank].set_index("index")["arrived_ns"].reindex(list(arrivals.groups))
         beyond = own.to_numpy(np.float64) - arrivals.median().to_numpy(np.float64)
         alone = (own - arrivals.max()) * arrivals.size()
         rows.append(

@@ -34,9 +34,9 @@ class Exposed:
 def arrivals(run: Run) -> pd.DataFrame:
     """`matched`'s rows with what is known of each, all ranks' times by the first one's clock.
 
-    Columns: those of `matched`; `rank` (Int64); `launch_ns`, `host_ns`, `start_ns`, `end_ns` (absolute int64,
-    `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (of the collective, empty where no rank
-    tells), `bytes` (the largest rank's, -1 where none tells); `last_ns` (when its last rank arrived) and `wait_ns`
+    Columns: those of `matched`; `rank` (Int64); `launch_ns`, `host_ns`, `arrived_ns`, `start_ns`, `end_ns` (absolute
+    int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (of the collective, empty where no
+    rank tells), `bytes` (the largest rank's, -1 where none tells); `last_ns` (when its last rank arrived) and `wait_ns`
     (this rank's, both `UNKNOWN_NS` where wait cannot be told).
     """
     own = matched(run)
@@ -45,14 +45,14 @@ def arrivals(run: Run) -> pd.DataFrame:
     for place, trace in enumerate(run.traces):
         rows = own[own["trace"] == place]
         table = recorded(trace).iloc[rows["row"]].set_index(rows.index)
-        for name in ("launch_ns", "host_ns", "start_ns", "end_ns"):
+        for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
             table[name] = table[name].where(table[name] == UNKNOWN_NS, table[name] - offsets[place])
         tables.append(table)
     found = own.join(pd.concat(tables))
     found["rank"] = pd.array([run.traces[place].rank for place in found["trace"]], dtype="Int64")
     _agree(found)
     known = (found["complete"] & ~found["kind"].isin({*ROOTED, ""})).to_numpy()
-    last = found.groupby("match")["start_ns"].transform("max").to_numpy()
+    last = found.groupby("match")["arrived_ns"].transform("max").to_numpy()
     found["last_ns"] = np.where(known, last, UNKNOWN_NS)
     wait = np.clip(last, found["start_ns"], found["end_ns"]) - found["start_ns"].to_numpy()
     found["wait_ns"] = np.where(known, wait, UNKNOWN_NS)

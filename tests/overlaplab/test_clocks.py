@@ -1,0 +1,114 @@
+"""How far ranks' clocks are apart."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_ranks import carried_all
+from made_traces import op, run_of, step
+
+import overlaplab
+from overlaplab import Run
+from overlaplab.analyses import warnings_of
+from overlaplab.analyses.timeline import timeline_events
+
+ENDS = [1000, 2100, 3050, 4700, 5500]
+
+
+def ranks_with_clocks(folder: Path, *ahead_us: list[float]) -> Run:
+    """Ranks that end each of five collectives so much later, by their clocks, than at `ENDS`."""
+    ranks: list[list[dict[str, Any]]] = []
+    for ahead in ahead_us:
+        spans = [(end - 400 + late, end + late) for end, late in zip(ENDS, ahead, strict=True)]
+        start = ahead[0]
+        ranks.append([step(0, start, start + 6000), op("mm", start, start + 10), *carried_all(spans)])
+    return run_of(folder, *ranks)
+
+
+def test_the_offset_is_the_median_difference_of_ends(tmp_path: Path) -> None:
+    run = ranks_with_clocks(tmp_path, [0] * 5, [2300, 2310, 2320, 2290, 2310], [-20, 10, -30, 0, 5])
+    assert overlaplab.clocks(run).to_dict("list") == {
+        "rank": [0, 1, 2],
+        "offset_ns": [0, 2_310_000, 0],
+        "iqr_ns": [0, 10_000, 25_000],
+        "collectives": [0, 5, 5],
+        "applied": [False, True, False],
+        "error_ns": [0, 10_000, 25_000],
+    }
+    assert warnings_of(run) == (
+        "rank 1's clock was 2.31 ms ahead of rank 0's; corrected (by 5 collectives, ± 0.010 ms)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ahead", "applied", "error_us"),
+    [
+        ([201, 201, 201, 201, 201], True, 0),
+        ([-201, -201, -201, -201, -201], True, 0),
+        ([200, 200, 200, 200, 200], False, 200),  # not above 200 µs
+        ([500, 600, 700, 800, 900], True, 200),
+        ([300, 420, 600, 630, 900], True, 210 - 0),  # 600 > 3 × 210 is false: see below
+    ],
+)
+def test_only_what_is_clear_is_corrected(tmp_path: Path, ahead: list[float], applied: bool, error_us: float) -> None:
+    if ahead[1] == 420:
+        applied, error_us = False, 600  # 600 µs is not above 3 × (630 − 420) µs, and left uncorrected it is an error
+    run = ranks_with_clocks(tmp_path, [0] * 5, ahead)
+    row = overlaplab.clocks(run).iloc[1]
+    assert (row["applied"], row["error_ns"]) == (applied, 1000 * error_us)
+
+
+def test_two_collectives_say_nothing_of_their_spread(tmp_path: Path) -> None:
+    late = [[*carried_all([(0, 10), (20, 30)])], [*carried_all([(5000, 5010), (5020, 5030)])]]
+    run = run_of(tmp_path, *late)
+    row = overlaplab.clocks(run).iloc[1]
+    assert (row["offset_ns"], row["applied"], row["error_ns"]) == (5_000_000, False, 5_000_000)
+
+
+def test_ranks_are_compared_by_corrected_clocks(tmp_path: Path) -> None:
+    run = ranks_with_clocks(tmp_path, [0] * 5, [5000] * 5)
+    assert overlaplab.summary(run)["start_ns"].tolist() == [0, 0]
+    table = overlaplab.collectives(run)
+    assert table["start_ns"].tolist() == [1000 * (end - 400) for end in ENDS for _ in range(2)]
+    assert table["wait_ns"].tolist() == [0] * 10
+    timeline = timeline_events(run)
+    assert timeline.steps["start_ns"].tolist() == [0, 0]
+    exposed = timeline.lanes[timeline.lanes["label"].str.endswith("exposed")]["lane"]
+    drawn = [timeline.events[timeline.events["lane"] == lane]["start_ns"].tolist() for lane in exposed]
+    assert drawn[0] == drawn[1] == [1000 * (end - 400) for end in ENDS]
+
+
+def test_a_rank_that_shares_nothing_with_the_first_is_placed_by_another(tmp_path: Path) -> None:
+    """Ranks 0 and 1 are one group, 1 and 2 another."""
+    spans = [(end - 400, end) for end in ENDS]
+
+    def late(by: float) -> list[tuple[float, float]]:
+        return [(start + by, end + by) for start, end in spans]
+
+    here = [
+        carried_all(spans, group="a"),
+        carried_all(late(3000), group="a") + carried_all(late(13000), group="b"),
+        carried_all(late(14000), group="b"),
+        carried_all(late(0), group="c"),
+    ]
+    table = overlaplab.clocks(run_of(tmp_path, *here))
+    assert table["offset_ns"].tolist() == [0, 3_000_000, 4_000_000, pd.NA]
+    assert table["error_ns"].tolist() == [0, 0, 0, 200_000]
+
+
+def test_against_medians_and_quartiles_of_the_ends(tmp_path: Path) -> None:
+    for case in range(8):
+        chance = random.Random(case)
+        ends = [sorted(chance.sample(range(10**6), 9)) for _ in range(3)]
+        ranks = [carried_all([(end - 5, end) for end in one]) for one in ends]
+        table = overlaplab.clocks(run_of(tmp_path / str(case), *ranks))
+        for rank in (1, 2):
+            differences = [1000 * (a - b) for a, b in zip(ends[rank], ends[0], strict=True)]
+            low, _, high = statistics.quantiles(differences, n=4, method="inclusive")
+            assert table["offset_ns"][rank] == statistics.median(differences)
+            assert table["iqr_ns"][rank] == pytest.approx(high - low, abs=1)

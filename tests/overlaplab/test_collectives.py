@@ -1,0 +1,218 @@
+"""The table of collectives, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_ranks import carried
+from made_traces import gloo, launched, op, run_of, step
+
+import overlaplab
+from overlaplab import OverlaplabError, load_run
+from overlaplab.analyses.collectives import within
+from overlaplab.intervals import clip, total, union
+from overlaplab.report.documents import collectives_document
+
+SAMPLES = sorted(path.parent for path in (Path(__file__).parents[2] / "traces").glob("*/run.json"))
+
+
+def test_one_collective(tmp_path: Path) -> None:
+    """Rank 1 comes 10 µs later, its thread wakes up after 2 more, and it computes during 5 µs of it."""
+    rank0 = [step(3, 0, 60), op("mm", 0, 5), *carried(7, 7, 40, launch=6, num_bytes=48_000)]
+    rank1 = [step(4, 0, 60), op("mm", 0, 23), *carried(7, 18, 40, launch=16, num_bytes=48_000)]
+    shared = {
+        "index": 0,
+        "group": "0",
+        "group_description": None,
+        "group_size": 2,
+        "kind": "all_reduce",
+        "dtype": "float32",
+        "bytes": 48_000,
+        "transfer_ns": 24_000,
+        "bus_gb_per_s": 2.0,  # 48 kB in 24 µs, × 2(2−1)/2
+        "bus_is_lower_bound": False,
+        "skew_ns": 10_000,
+        "within_clock_error": False,
+        "last_rank": 1,
+        "unmatched": None,
+    }
+    first = {"rank": 0, "step": 3, "launch_ns": 6_000, "arrived_ns": 6_000, "start_ns": 7_000, "wait_ns": 9_000}
+    second = {"rank": 1, "step": 4, "launch_ns": 16_000, "arrived_ns": 16_000, "start_ns": 18_000, "wait_ns": 0}
+    shared |= {"end_ns": 40_000}
+    table = overlaplab.collectives(run_of(tmp_path, rank0, rank1))
+    rows = [{key: None if pd.isna(value) else value for key, value in row.items()} for row in table.to_dict("records")]
+    assert rows == [shared | first | {"exposed_ns": 33_000}, shared | second | {"exposed_ns": 17_000}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        ("all_reduce", 2 * 2 / 3),
+        ("all_gather", 2 / 3),
+        ("reduce_scatter", 2 / 3),
+        ("all_to_all", 2 / 3),
+        ("barrier", 1),
+    ],
+)
+def test_bus_bandwidth_is_of_the_transfer(tmp_path: Path, kind: str, factor: float) -> None:
+    ranks = [carried(0, start, 50, kind=kind, num_bytes=30_000) for start in (0, 10, 40)]
+    table = overlaplab.collectives(run_of(tmp_path, *ranks))
+    assert table["transfer_ns"].tolist() == [10_000] * 3
+    assert table["bus_gb_per_s"].tolist() == pytest.approx([3 * factor] * 3)
+    assert not table["bus_is_lower_bound"].any()
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter"])
+def test_where_one_rank_gives_or_takes_all_nothing_tells_wait(tmp_path: Path, kind: str) -> None:
+    table = overlaplab.collectives(run_of(tmp_path, *(carried(0, start, 50, kind=kind) for start in (0, 10))))
+    assert table["wait_ns"].isna().all()
+    assert table["transfer_ns"].isna().all()
+    assert table["skew_ns"].tolist() == [10_000] * 2
+    assert table["last_rank"].tolist() == [1, 1]
+    assert table["bus_is_lower_bound"].all()
+    assert table["bus_gb_per_s"].tolist() == pytest.approx([8 / 50_000] * 2)  # the root may leave early
+
+
+def test_without_all_ranks_bandwidth_is_a_lower_bound(tmp_path: Path) -> None:
+    run_of(tmp_path, *(carried(0, start, 50, num_bytes=30_000) for start in (0, 20, 40)))
+    (tmp_path / "rank2.pt.trace.json.gz").unlink()
+    table = overlaplab.collectives(load_run(tmp_path))
+    assert table[["wait_ns", "transfer_ns", "last_rank"]].isna().all(axis=None)
+    assert table["bus_is_lower_bound"].all()
+    assert table["bus_gb_per_s"].tolist() == pytest.approx([4 / 3] * 2)  # in 30 µs, the shorter duration
+
+
+def test_one_rank_has_no_bus(tmp_path: Path) -> None:
+    table = overlaplab.collectives(run_of(tmp_path, carried(0, 0, 50)))
+    assert (table["wait_ns"].tolist(), table["transfer_ns"].tolist()) == ([0], [50_000])
+    assert table["bus_gb_per_s"].isna().all()
+    assert table["skew_ns"].isna().all()
+
+
+def test_skews_that_clocks_explain(tmp_path: Path) -> None:
+    """The ends' interquartile range is 4 µs."""
+    spans = [((0, 100), (2, 100)), ((200, 300), (204, 304)), ((400, 500), (405, 504))]
+    ranks = [[e for n, both in enumerate(spans) for e in carried(n, *both[rank])] for rank in (0, 1)]
+    run = run_of(tmp_path, *ranks)
+    assert overlaplab.clocks(run)["error_ns"].tolist() == [0, 4_000]
+    first_rank = overlaplab.collectives(run, ranks=[0])
+    assert first_rank["within_clock_error"].tolist() == [True, True, False]
+    assert overlaplab.stragglers(run)["last"].tolist() == [1, 0]
+
+
+def test_steps_are_those_of_the_launch(tmp_path: Path) -> None:
+    """On the border: launched in step 1, running in step 2; one was launched before the recording."""
+    events = [step(1, 10, 50), step(2, 50, 90), op("mm", 10, 20)]
+    events += carried(0, 12, 14) + carried(1, 52, 60, launch=45) + carried(2, 61, 70, launch=60)
+    events += carried(3, 2, 4, launch=1)
+    run = run_of(tmp_path, events)
+    table = overlaplab.collectives(run)
+    assert table["step"].tolist() == [pd.NA, 1, 1, 2]
+    assert overlaplab.collectives(run, steps=[1])["index"].tolist() == [1, 2]
+    assert overlaplab.collectives(run, skip_steps=1)["index"].tolist() == [3]
+    with pytest.raises(OverlaplabError, match="no step 9"):
+        overlaplab.collectives(run, steps=[9])
+    with pytest.raises(OverlaplabError, match="rank 5"):
+        overlaplab.collectives(run, ranks=[5])
+
+
+def test_of_a_kernels_name_alone_little_is_known(tmp_path: Path) -> None:
+    events = launched("ncclDevKernel_AllReduce_Sum_f32", 0, 5, 9, correlation=1) + launched(
+        "gemm", 1, 0, 4, correlation=2
+    )
+    (row,) = overlaplab.collectives(run_of(tmp_path, events, backend="nccl")).to_dict("records")
+    assert (row["kind"], row["launch_ns"], row["start_ns"]) == ("all_reduce", 0, 5_000)
+    told = (row[name] for name in ("group", "dtype", "bytes", "bus_gb_per_s"))
+    assert [None if pd.isna(value) else value for value in told] == [None] * 4
+
+
+def test_an_empty_run(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [op("mm", 0, 5)], [op("mm", 0, 5)])
+    assert len(overlaplab.collectives(run)) == 0
+    assert len(overlaplab.stragglers(run)) == 0
+    assert len(overlaplab.communication_by(run)) == 0
+    assert collectives_document(run)["collectives"] == []
+
+
+def test_times_far_from_zero_stay_exact(tmp_path: Path) -> None:
+    late = 1_700_000_000_000_000
+    later = [*carried(0, late + 3, late + 9), op("mm", late, late + 1), gloo(late + 20, late + 21)]
+    table = overlaplab.collectives(run_of(tmp_path, carried(0, late + 1, late + 9) + later[1:], later))
+    assert table["start_ns"].tolist() == [1000, 3000, 20_000, 20_000]
+    assert table["wait_ns"].tolist() == [2000, 0, 0, 0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 9)), max_size=8),
+    st.lists(st.tuples(st.integers(-9, 99), st.integers(0, 40)), max_size=8),
+)
+def test_how_much_of_a_set_lies_within(pieces: list[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
+    found = union([start for start, _ in pieces], [start + length for start, length in pieces])
+    starts, ends = (np.array([at, at + n]) for at, n in asked), [at + n for at, n in asked]
+    starts = np.array([at for at, _ in asked], dtype=np.int64)
+    measured = within(found, starts, np.array(ends, dtype=np.int64))
+    assert measured.tolist() == [total(clip(found, at, at + length)) for at, length in asked]
+
+
+def test_by_group_and_kind(tmp_path: Path) -> None:
+    """Two collectives of one group overlap, and count once."""
+    steps = [step(0, 0, 100), step(1, 100, 200), op("mm", 0, 20)]
+    events = [*steps, *carried(0, 10, 30, launch=9, num_bytes=5), *carried(1, 25, 40, launch=24, num_bytes=7)]
+    events += carried(2, 50, 60, launch=49, kind="all_gather", num_bytes=9)
+    events += carried(3, 95, 110, launch=94, kind="all_gather", num_bytes=11)
+    run = run_of(tmp_path, events)
+    columns = ["group", "kind", "count", "bytes", "busy_ns", "exposed_ns"]
+    assert overlaplab.communication_by(run)[columns].to_numpy().tolist() == [
+        ["0", "all_reduce", 2, 12, 30_000, 20_000],
+        ["0", "all_gather", 2, 20, 25_000, 25_000],
+    ]
+    assert overlaplab.communication_by(run, steps=[1])[columns].to_numpy().tolist() == []
+    assert overlaplab.communication_by(run, steps=[0])[columns].to_numpy().tolist()[1] == [
+        *("0", "all_gather", 2, 20, 15_000, 15_000)
+    ]
+
+
+def test_the_document(tmp_path: Path) -> None:
+    steps = [[step(3, 0, 60)], [step(4, 0, 60)]]
+    rank0 = carried(0, 10, 40, launch=10) + carried(1, 45, 50, launch=44, kind="send_recv")
+    ranks = [steps[0] + rank0, steps[1] + carried(0, 18, 40, launch=18), steps[1] + carried(0, 19, 40, launch=19)]
+    run = run_of(tmp_path, *ranks)
+    document: dict[str, Any] = json.loads(json.dumps(collectives_document(run), allow_nan=False))
+    (one,) = document["collectives"]
+    (other,) = document["unmatched"]
+    keys = {"index", "step", "group", "kind", "dtype", "bytes", "ranks", "transfer_ns", "bus_gb_per_s", "skew_ns"}
+    assert keys | {"last_rank", "bus_is_lower_bound"} <= one.keys()
+    assert one["step"] is None
+    assert [rank["step"] for rank in one["ranks"]] == [3, 4, 4]
+    assert {"rank", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"} <= one["ranks"][0].keys()
+    assert [rank["wait_ns"] for rank in one["ranks"]] == [9_000, 1_000, 0]
+    assert (other["step"], other["reason"]) == (3, "sends and receives are not matched")
+    assert document["stragglers"][0] | {"rank": 2, "cost_ns": 10_000} == document["stragglers"][0]
+    assert [row["kind"] for row in document["by_group_and_kind"]][:2] == ["all_reduce", "send_recv"]
+    assert collectives_document(run, ranks=[1])["collectives"][0]["ranks"][0]["rank"] == 1
+
+
+@pytest.mark.parametrize("folder", SAMPLES, ids=lambda folder: str(folder.name))
+def test_the_samples_match_and_take_as_long_as_their_link(folder: Path) -> None:
+    run = load_run(folder)
+    table = overlaplab.collectives(run)
+    assert table["unmatched"].isna().all()
+    assert table["wait_ns"].notna().all()
+    own = table[table["rank"] == 0]
+    assert run.manifest is not None
+    if run.manifest.link is None:
+        return
+    told = pd.DataFrame(run.manifest.raw["collectives"])
+    told = told[told["rank"] == 0].tail(len(own))
+    assert own["bytes"].tolist() == told["bytes"].tolist()
+    share = own["transfer_ns"].to_numpy(float) / told["modelled_ns"].to_numpy(float)
+    assert np.median(share) == pytest.approx(1, abs=0.05)
+    exposed = overlaplab.summary(run)
+    assert (exposed["exposed_wait_ns"] + exposed["exposed_transfer_ns"] == exposed["exposed_comm_ns"]).all()

@@ -1,0 +1,189 @@
+"""Which recorded collectives of different ranks are one."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_ranks import carried, carried_all, group, groups_of
+from made_traces import event, launched, run_of
+
+import overlaplab
+from overlaplab import Run
+from overlaplab.analyses.matching import matched
+from overlaplab.analyses.recorded import recorded
+
+
+def matches(run: Run) -> list[tuple[tuple[int, float], ...]]:
+    """Every match as (trace, start in µs) of its members, in order."""
+    table = matched(run)
+    starts = [recorded(run.traces[t])["start_ns"].iloc[row] / 1000 for t, row in table[["trace", "row"]].to_numpy()]
+    members: dict[int, list[tuple[int, float]]] = {}
+    for match, trace, start in zip(table["match"], table["trace"], starts, strict=True):
+        members.setdefault(match, []).append((trace, start))
+    return sorted(tuple(sorted(found)) for found in members.values())
+
+
+def reasons(run: Run) -> list[str | None]:
+    return [None if pd.isna(reason) else reason for reason in matched(run)["reason"]]
+
+
+def kernels(
+    *ends: float, kind: str = "AllReduce_Sum_f32", first: float = 0, length: float = 50, stream: int = 9
+) -> list[dict[str, Any]]:
+    """NCCL's kernels that end at these µs, of which nothing but their name tells."""
+    found = launched("gemm", first, first, first + 5, correlation=10_000)
+    for number, end in enumerate(ends):
+        name = f"ncclDevKernel_{kind}_RING_LL"
+        found += launched(name, end - length - 1, end - length, end, stream=stream, correlation=number + 1)
+    return found
+
+
+def test_by_number(tmp_path: Path) -> None:
+    rank0 = carried(4, 0, 10) + carried(5, 20, 30) + carried(6, 40, 50)
+    rank1 = carried(5, 25, 30) + carried(6, 41, 50)
+    run = run_of(tmp_path, rank0, rank1)
+    assert matches(run) == [((0, 0),), ((0, 20), (1, 25)), ((0, 40), (1, 41))]
+    assert reasons(run) == ["rank 1 did not record it", None, None, None, None]
+    assert matched(run)["complete"].tolist() == [False, True, True, True, True]
+
+
+def test_ends_of_one_number_may_lie_apart(tmp_path: Path) -> None:
+    run = run_of(tmp_path, carried(0, 0, 10), carried(0, 9000, 9900))
+    assert matches(run) == [((0, 0), (1, 9000))]
+
+
+def test_one_number_for_several_collectives(tmp_path: Path) -> None:
+    """Coalesced ones share a number: by their order, if every rank has as many."""
+    two = carried(7, 0, 5, num_bytes=8) + carried(7, 5, 9, num_bytes=16)
+    assert matches(run_of(tmp_path / "a", two, two)) == [((0, 0), (1, 0)), ((0, 5), (1, 5))]
+    run = run_of(tmp_path / "b", two, carried(7, 5, 9, num_bytes=16))
+    assert set(reasons(run)) == {"several have its number, and not as many on every rank"}
+    assert len(matches(run)) == 3
+
+
+@pytest.mark.parametrize(
+    "other", [{"kind": "all_gather"}, {"num_bytes": 16}, {"dtype": "float16"}], ids=["kind", "bytes", "dtype"]
+)
+def test_ranks_that_disagree_are_no_match(tmp_path: Path, other: dict[str, Any]) -> None:
+    run = run_of(tmp_path, carried(0, 0, 5), carried(0, 0, 5, **other))
+    assert set(reasons(run)) == {"the ranks that have its number disagree on what it is"}
+
+
+def test_an_all_to_all_may_be_uneven(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *(carried(0, 0, 5, kind="all_to_all", num_bytes=size) for size in (8, 24)))
+    assert reasons(run) == [None, None]
+    assert overlaplab.collectives(run)["bytes"].tolist() == [24, 24]
+
+
+def test_sends_and_receives_are_listed_and_not_matched(tmp_path: Path) -> None:
+    run = run_of(tmp_path, carried(0, 0, 5, kind="send_recv"), carried(0, 0, 5, kind="send_recv"))
+    assert reasons(run) == ["sends and receives are not matched"] * 2
+    assert len(matches(run)) == 2
+
+
+def test_what_did_not_run_in_the_recording(tmp_path: Path) -> None:
+    rank0 = [*carried(0, 0, 5, launch=0), event("engine::launch seq=1", 6, 7)]
+    run = run_of(tmp_path, rank0, carried_all([(0, 5), (7, 9)]))
+    assert sorted(map(str, reasons(run))) == sorted(
+        ["None", "None", "when it ran was not recorded", "rank 0 did not record it"]
+    )
+
+
+def test_groups_of_one_name_are_told_apart_by_their_members(tmp_path: Path) -> None:
+    pairs = [group("1", [0, 1], "mesh_tp"), group("1", [2, 3], "mesh_tp")]
+    run = groups_of(tmp_path, *((carried(0, rank, 9, group="1"), [pairs[rank // 2]]) for rank in range(4)))
+    assert matches(run) == [((0, 0), (1, 1)), ((2, 2), (3, 3))]
+    assert matched(run)["complete"].all()
+    table = overlaplab.collectives(run)
+    assert table["group_description"].tolist() == ["mesh_tp"] * 4
+    assert table["group_size"].tolist() == [2] * 4
+    assert table["last_rank"].tolist() == [1, 1, 3, 3]
+
+
+def test_groups_of_one_name_whose_members_nobody_tells(tmp_path: Path) -> None:
+    told = [{"pg_name": "1", "pg_desc": "mesh_tp", "pg_size": 2, "ranks": []}]
+    run = groups_of(tmp_path, *((carried(0, rank, 9, group="1"), told) for rank in range(4)))
+    assert set(reasons(run)) == {"several groups are called '1', and nothing tells their members"}
+    assert len(matches(run)) == 4
+
+
+def test_a_member_without_a_trace_here(tmp_path: Path) -> None:
+    told = [group("1", [0, 1, 5])]
+    run = groups_of(tmp_path, *((carried(0, rank, 9, group="1"), told) for rank in range(2)))
+    assert matches(run) == [((0, 0), (1, 1))]
+    assert reasons(run) == [None, None]
+    assert not matched(run)["complete"].any()
+
+
+def test_without_numbers_by_alignment(tmp_path: Path) -> None:
+    """Rank 1 began to record one collective later, and its clock is ahead by 5 ms."""
+    ends = [1000, 2700, 3100, 6000, 9500]
+    run = run_of(tmp_path, kernels(*ends), kernels(*(end + 5000 for end in ends[1:]), first=5000), backend="nccl")
+    pairs = [((0, end - 50), (1, end + 5000 - 50)) for end in ends[1:]]
+    assert matches(run) == [((0, 950),), *pairs]
+    assert reasons(run)[0] == "rank 1 did not record it"
+    assert overlaplab.clocks(run)["offset_ns"].tolist() == [0, 5_000_000]
+
+
+def test_ends_further_apart_than_a_millisecond_are_no_match(tmp_path: Path) -> None:
+    run = run_of(tmp_path, kernels(1000, 5000, 9000, 14000), kernels(1000, 5000, 10001.5, 14000), backend="nccl")
+    far = "the ends of those in its place lie 1.0 ms apart"
+    assert reasons(run) == [None, None, far, None] * 2
+    assert len(matches(run)) == 5
+
+
+def test_sequences_of_other_kinds_do_not_fit(tmp_path: Path) -> None:
+    run = run_of(tmp_path, kernels(1000, 5000), kernels(1000, 5000, kind="AllGather"), backend="nccl")
+    assert set(reasons(run)) == {"what its rank did fits no other rank's sequence"}
+
+
+def test_an_odd_one_out_is_said_to_be_missing(tmp_path: Path) -> None:
+    odd = kernels(1000, 5000, 7000, kind="AllGather")
+    run = run_of(tmp_path, odd, kernels(1000, 5000), kernels(1001, 5001), backend="nccl")
+    assert reasons(run) == ["what its rank did fits no other rank's sequence"] * 3 + ["rank 0 did not record it"] * 4
+    assert [len(found) for found in matches(run)] == [1] * 7
+
+
+def test_a_kernel_whose_launch_was_not_recorded_counts(tmp_path: Path) -> None:
+    rank1 = [e for e in kernels(1000, 2700, 6000) if e["args"]["correlation"] != 1 or "stream" in e["args"]]
+    run = run_of(tmp_path, kernels(1000, 2700, 6000), rank1, backend="nccl")
+    assert len(matches(run)) == 3
+    table = overlaplab.collectives(run)
+    assert table["launch_ns"].isna().tolist() == [False, True, False, False, False, False]
+
+
+def test_one_rank_alone_matches_itself(tmp_path: Path) -> None:
+    run = run_of(tmp_path, carried(0, 0, 5) + carried(1, 6, 9))
+    assert reasons(run) == [None, None]
+    assert matched(run)["complete"].all()
+
+
+def test_against_the_truth_of_simulated_ranks(tmp_path: Path) -> None:
+    """What really belongs together is known here: ranks record different stretches of one job, by their own clocks."""
+    for case in range(12):
+        chance = random.Random(case)
+        times = list(accumulate(chance.randint(3, 90) * 100 for _ in range(30)))
+        kinds = [chance.choice(["all_reduce", "all_gather", "reduce_scatter"]) for _ in times]
+        numbered = case % 2 == 0
+        ranks, truth = [], {}
+        for rank in range(3):
+            first, last = chance.randint(0, 6), chance.randint(22, 30)
+            ahead = 0 if rank == 0 else chance.randint(-40, 40) * 100
+            events: list[dict[str, Any]] = launched("gemm", 0, ahead, ahead + 5, correlation=9999)
+            for number in range(first, last):
+                end = times[number] + ahead + chance.randint(0, 8)
+                truth.setdefault(number, set()).add((rank, end - 50))
+                if numbered:
+                    events += carried(number, end - 50, end, kind=kinds[number])
+                else:
+                    name = f"ncclDevKernel_{kinds[number].title().replace('_', '')}"
+                    events += launched(name, end - 60, end - 50, end, stream=9, correlation=number + 1)
+            ranks.append([e for e in events if not numbered or e["name"].startswith("engine")])
+        run = run_of(tmp_path / str(case), *ranks, backend="gloo" if numbered else "nccl")
+        whole = [tuple(sorted(members)) for members in truth.values() if len(members) == 3]
+        assert [found for found in matches(run) if len(found) > 1] == sorted(whole)
