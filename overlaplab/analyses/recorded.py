@@ -53,8 +53,9 @@ def recorded(trace: Trace) -> pd.DataFrame:
         found = _on_gloo(trace, labels)
     if len(trace.groups) == 1:  # then it can be no other
         found["group"] = found["group"].where(found["group"] != "", trace.groups[0].name)
-    described = found["group"].map({group.name: group.description for group in trace.groups}).fillna("")
-    found["group_description"] = found["group_description"].where(found["group_description"] != "", described)
+    for group in trace.groups:
+        undescribed = (found["group"] == group.name) & (found["group_description"] == "")
+        found.loc[undescribed, "group_description"] = group.description
     began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
     return found.iloc[np.argsort(began, kind="stable")].reset_index(drop=True)
 
