@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,14 @@ _INT32 = np.iinfo(np.int32)
 class Texts(dict[Value, int]):
     """Codes of texts, in order of appearance; a number stands for its decimal text."""
 
-    def __missing__(self, value: Value) -> int:
-        self[value] = code = len(self)
-        return code
-
-    def codes(self, values: Iterable[Value]) -> NDArray[np.int32]:
+    def codes(self, values: Sequence[Value]) -> NDArray[np.int32]:
         """One code per value."""
-        return np.frombuffer(array("i", [self[value] for value in values]), dtype=np.int32)
+        known: dict[Value, int] = self
+        try:
+            codes = [known[value] for value in values]
+        except KeyError:
+            codes = [self.setdefault(value, len(self)) for value in values]
+        return np.array(codes, dtype=np.int32)
 
     def categorical(self, codes: NDArray[np.int32]) -> pd.Categorical:
         """These codes with their texts; `9` and `"9"` are one."""
@@ -74,12 +74,12 @@ class Columns:
     def __init__(self) -> None:
         self.rows = 0
         self.texts = {name: Texts() for name in _TEXTS}
-        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in EVENT_COLUMNS}
+        self._grown = {name: Grown(_dtype(name)) for name in EVENT_COLUMNS}
 
     def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
         """Add a slice: each column's values, of texts their codes."""
         for name, part in columns.items():
-            self._parts[name].append(part if EVENT_COLUMNS[name] != "int32" else narrowed(part))
+            self._grown[name].extend(part if EVENT_COLUMNS[name] != "int32" else narrowed(part))
         self.rows += len(columns["ts_ns"])
 
     def table(self, base_ns: int, added: Mapping[str, NDArray[Any]]) -> tuple[pd.DataFrame, NDArray[np.intp]]:
@@ -87,29 +87,45 @@ class Columns:
 
         `added` are whole columns. Also gives the row of the file that each row of the table was.
         """
-        times = self._joined("ts_ns")
+        times = self._grown.pop("ts_ns").values()
         times += base_ns
-        durations = self._joined("dur_ns")
+        durations = self._grown.pop("dur_ns").values()
         order = _order(times, durations)
         found: dict[str, object] = {}
         for name in EVENT_COLUMNS:
             if name in ("ts_ns", "dur_ns"):
                 values = times if name == "ts_ns" else durations
             else:
-                values = narrowed(added[name]) if name in added else self._joined(name)
+                values = narrowed(added[name]) if name in added else self._grown.pop(name).values()
             values = values[order]
             found[name] = self.texts[name].categorical(values) if name in self.texts else values
         return pd.DataFrame(found, copy=False), order
 
     def places(self) -> tuple[Integers, Integers, Integers]:
         """Every row's time, and the codes of its process and thread."""
-        time, process, thread = (np.concatenate(self._parts[name]) for name in ("ts_ns", "pid", "tid"))
+        time, process, thread = (self._grown[name].values() for name in ("ts_ns", "pid", "tid"))
         return time, process, thread
 
-    def _joined(self, name: str) -> NDArray[Any]:
-        """The column; its slices are freed."""
-        parts = self._parts.pop(name)
-        return np.concatenate(parts) if parts else np.empty(0, dtype=_dtype(name))
+
+class Grown:
+    """An array that grows where it lies, so that neither growing nor joining needs it twice."""
+
+    def __init__(self, dtype: str) -> None:
+        self._values = np.empty(0, dtype=dtype)
+        self._size = 0
+
+    def extend(self, part: NDArray[Any]) -> None:
+        """Add values; the type widens where they need it."""
+        start, self._size = self._size, self._size + len(part)
+        if part.dtype.itemsize > self._values.dtype.itemsize:
+            self._values = self._values.astype(part.dtype)
+        if self._size > len(self._values):
+            self._values.resize(max(self._size, len(self._values) * 3 // 2, 1 << 14), refcheck=False)
+        self._values[start : self._size] = part
+
+    def values(self) -> NDArray[Any]:
+        """All values."""
+        return self._values[: self._size]
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -17,8 +18,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS
-from overlaplab.load.columns import numbers
-from overlaplab.load.decode import NOTHING, Arguments, Event, Value
+from overlaplab.load.columns import Texts, numbers
+from overlaplab.load.decode import NOTHING, Arguments, Value
 from overlaplab.load.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.vocabulary import collective_kind
 
@@ -28,6 +29,7 @@ _COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functiona
 _SHAPED = re.compile(_COMMUNICATES.pattern + "|.*AccumulateGrad", re.I)
 _OUTPUT_FIRST = re.compile(r"c10d::", re.I)
 """Its operators take output, then input, unless they work in place."""
+_NAMED, _GIVEN = 1, 2
 _TENSORS = {*DTYPE_BYTES, "tensorlist"}
 _MOST_ELEMENTS = 2**48
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
@@ -40,52 +42,46 @@ class Communication:
     def __init__(self) -> None:
         self._collectives: list[tuple[Any, ...]] = []
         self._inputs: list[tuple[int, str, str]] = []
-        self._wanted: dict[str, tuple[bool, bool]] = {}
+        self._flags = bytearray()
+        """Of each name, by its code: whether it is one of `_COMMUNICATES`, `_SHAPED`."""
 
-    def append(self, events: Sequence[Event], arguments: Sequence[Arguments], first_row: int) -> None:
-        """Add what a slice's events tell."""
-        wanted = self._wanted
-        for row, (event, told) in enumerate(zip(events, arguments, strict=True), first_row):
-            name = event.name or ""
-            if (of := wanted.get(name)) is None:
-                of = wanted[name] = (_COMMUNICATES.match(name) is not None, _SHAPED.match(name) is not None)
-            if told.collective is not None or (of[0] and told.shapes is not NOTHING):
-                self._collectives.append((row, *_collective(name, told)))
-            if of[1] and told.shapes is not NOTHING:
-                self._inputs.append((row, _json(told.shapes), _json(told.types)))
+    def append(self, names: Texts, codes: NDArray[np.int32], arguments: Sequence[Arguments], first_row: int) -> None:
+        """Add what the events of a slice tell, whose names have these codes."""
+        for name in islice(names, len(self._flags), None):
+            text = str(name)
+            self._flags.append(_NAMED * bool(_COMMUNICATES.match(text)) | _GIVEN * bool(_SHAPED.match(text)))
+        flags = np.frombuffer(bytes(self._flags), dtype=np.uint8)[codes]
+        told = np.array([told.collective is not None for told in arguments], dtype=bool)
+        texts = list(names) if flags.any() or told.any() else []
+        for row in np.flatnonzero((flags > 0) | told).tolist():
+            given, shaped = arguments[row], arguments[row].shapes is not NOTHING
+            if told[row] or (flags[row] & _NAMED and shaped):
+                self._collectives.append((first_row + row, *_collective(str(texts[codes[row]]), given)))
+            if flags[row] & _GIVEN and shaped:
+                self._inputs.append((first_row + row, _json(given.shapes), _json(given.types)))
 
     def collectives(self, position: NDArray[np.intp]) -> pd.DataFrame:
         """The table, where row `i` of the file has become row `position[i]` of the events."""
-        values: list[list[Any]] = list(map(list, zip(*self._collectives, strict=True))) or [
-            [] for _ in COLLECTIVE_COLUMNS
-        ]
-        found = {
-            name: position[values[index]] if name == "event" else _column(values[index], dtype)
-            for index, (name, dtype) in enumerate(COLLECTIVE_COLUMNS.items())
-        }
-        return _sorted(found)
+        return _table(self._collectives, COLLECTIVE_COLUMNS, position)
 
     def inputs(self, position: NDArray[np.intp]) -> pd.DataFrame:
         """The table, where row `i` of the file has become row `position[i]` of the events."""
-        values: list[list[Any]] = list(map(list, zip(*self._inputs, strict=True))) or [[] for _ in INPUT_COLUMNS]
-        found = {
-            name: position[values[index]] if name == "event" else _column(values[index], dtype)
-            for index, (name, dtype) in enumerate(INPUT_COLUMNS.items())
-        }
-        return _sorted(found)
+        return _table(self._inputs, INPUT_COLUMNS, position)
 
 
-def _column(values: list[Any], dtype: str) -> object:
+def _table(rows: list[Any], columns: Mapping[str, str], position: NDArray[np.intp]) -> pd.DataFrame:
+    values: list[Any] = list(zip(*rows, strict=True)) or [()] * len(columns)
+    found = {name: _column(of, dtype) for of, (name, dtype) in zip(values, columns.items(), strict=True)}
+    found["event"] = position[np.array(values[0], dtype=np.intp)].astype(np.int64)
+    return pd.DataFrame(found).sort_values("event", kind="stable", ignore_index=True)
+
+
+def _column(values: Sequence[Any], dtype: str) -> object:
     if dtype == "category":
         texts: dict[str, int] = {}
         codes = [texts.setdefault(value, len(texts)) for value in values]
         return pd.Categorical.from_codes(codes, pd.Index(list(texts), dtype=object))
     return np.array(values, dtype=dtype)
-
-
-def _sorted(columns: dict[str, Any]) -> pd.DataFrame:
-    columns["event"] = np.asarray(columns["event"], dtype=np.int64)
-    return pd.DataFrame(columns).sort_values("event", kind="stable", ignore_index=True)
 
 
 def _collective(name: str, told: Arguments) -> tuple[str, str, int, int, int, str, str, int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import compress
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,12 +19,20 @@ from overlaplab.load.columns import Columns, Integers, narrowed, numbers
 from overlaplab.load.communication import Communication
 from overlaplab.load.decode import NO_ARGUMENTS, Arguments, Event
 from overlaplab.load.spans import Spans
-from overlaplab.load.times import ABSENT, Time, counts_ns, nanoseconds
+from overlaplab.load.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds
 
 __all__ = ["Gathered"]
 
 _COMPLETE, _INSTANT, _ARROW, _BEGIN, _END = range(1, 6)
-_PHASES = {"X": _COMPLETE, "i": _INSTANT, "I": _INSTANT, "s": _ARROW, "f": _ARROW, "B": _BEGIN, "E": _END}
+_PHASES: dict[str | None, int] = {
+    "X": _COMPLETE,
+    "i": _INSTANT,
+    "I": _INSTANT,
+    "s": _ARROW,
+    "f": _ARROW,
+    "B": _BEGIN,
+    "E": _END,
+}
 """What of the Trace Event Format makes rows or arrows; counters, metadata and asynchronous ranges do not."""
 
 
@@ -37,12 +46,14 @@ class Gathered:
         self.communication = Communication()
         self._arrows = Arrows()
         self._spans = Spans()
-        self._ranks: list[Integers] = []
+        self._ranks: list[NDArray[Any]] = []
         self._ns: bool | None = None
+        self._latest_ns = 0
 
     def append(self, events: list[Event]) -> None:
         """Add a slice."""
-        kinds = np.frombuffer(bytes([_PHASES.get(event.ph or "", 0) for event in events]), dtype=np.uint8)
+        phase = _PHASES.get
+        kinds = np.frombuffer(bytes([phase(event.ph, 0) for event in events]), dtype=np.uint8)
         if not kinds.all():
             events, kinds = _chosen(events, kinds > 0), kinds[kinds > 0]
         if not events:
@@ -53,6 +64,7 @@ class Gathered:
         if (absent := times == ABSENT).any():
             self.repairs["events without a usable time were left out"] += int(absent.sum())
             events, kinds, times = _chosen(events, ~absent), kinds[~absent], times[~absent]
+        self._latest_ns = max(self._latest_ns, int(times.max(initial=0)))
         pids = self.columns.texts["pid"].codes([event.pid for event in events])
         tids = self.columns.texts["tid"].codes([event.tid for event in events])
         row = kinds <= _INSTANT
@@ -78,11 +90,12 @@ class Gathered:
         if (external < 0).all():
             external = numbers([told.external_2021 for told in arguments])
         self._add_ranks(arguments)
-        self.communication.append(events, arguments, self.columns.rows)
         texts = self.columns.texts
+        names = texts["name"].codes([event.name for event in events])
+        self.communication.append(texts["name"], names, arguments, self.columns.rows)
         self.columns.append(
             {
-                "name": texts["name"].codes([event.name for event in events]),
+                "name": names,
                 "category": texts["category"].codes([event.cat for event in events]),
                 "phase": phases[(durations < 0).astype(np.intp)],
                 "ts_ns": times,
@@ -101,7 +114,8 @@ class Gathered:
         if (ranks < 0).all():
             # torch writes a collective's `Rank`, which for send and receive is the other side's.
             ranks = numbers([told.collective_rank if told.collective is None else -1 for told in arguments])
-        self._ranks.append(narrowed(ranks))
+        unknown = np.broadcast_to(np.int32(-1), len(arguments))  # without memory of its own
+        self._ranks.append(unknown if (ranks < 0).all() else narrowed(ranks))
 
     def _paired(
         self, events: list[Event], kinds: NDArray[np.uint8], times: Integers
@@ -131,17 +145,24 @@ class Gathered:
             self.repairs["events that begin and do not end were left out"] += self._spans.unmatched_begins
         if self._spans.unmatched_ends:
             self.repairs["ends of events that did not begin were left out"] += self._spans.unmatched_ends
+        if base_ns > LIMIT_NS - self._latest_ns:
+            base_ns = 0
+            self.repairs["baseTimeNanoseconds beyond what 64 bits hold was taken as absent"] += 1
         arrows = {name: self._arrows.column(name, self.columns) for name in ("flow_launch", "flow_backward")}
         events, order = self.columns.table(base_ns, arrows)
         position = np.empty(len(order), dtype=np.intp)
         position[order] = np.arange(len(order))
-        ranks = np.concatenate(self._ranks) if self._ranks else np.empty(0, dtype=np.int64)
         return Tables(
             events=events,
             collectives=self.communication.collectives(position),
             inputs=self.communication.inputs(position),
-            event_ranks=ranks[order].astype(np.int64) if (ranks >= 0).any() else None,
+            event_ranks=self._event_ranks(order),
         )
+
+    def _event_ranks(self, order: NDArray[np.intp]) -> Integers | None:
+        if all(ranks.strides == (0,) for ranks in self._ranks):
+            return None
+        return np.concatenate(self._ranks)[order].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

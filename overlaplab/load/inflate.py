@@ -19,6 +19,7 @@ __all__ = ["Source"]
 
 CHUNK_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
+_GZIP_BITS = zlib.MAX_WBITS | 16
 MOST_RATIO = 400
 """Traces shrink to a 26th; the most that deflate can do, and that only a bomb does, is a 1032nd."""
 RATIO_FROM_BYTES = 64 << 20
@@ -59,33 +60,51 @@ class Source:
                 chunk = member.decompress(packed, CHUNK_BYTES)
             except _inflater.error as error:
                 self.damage = f"damaged gzip ({error})"
+                yield self._salvaged(written)
                 return
             written += len(chunk)
-            if written > RATIO_FROM_BYTES and written > MOST_RATIO * read:
-                raise OverlaplabError(
-                    f"unpacks to over {MOST_RATIO} times its size, as no trace does",
-                    path=self._path,
-                    remedy="Unpack it yourself if you trust it.",
-                )
+            self._refuse_bombs(read, written)
             if chunk:
                 yield chunk
             packed = member.unused_data if member.eof else member.unconsumed_tail
-            if member.eof:
-                packed = (packed or self._file.read(CHUNK_BYTES)).lstrip(b"\0")  # padding is allowed
-                read += len(packed)
+            if member.eof or (not packed and len(chunk) < CHUNK_BYTES):
+                more = b"" if packed else self._file.read(CHUNK_BYTES)
+                read += len(more)
+                packed += more
+                if member.eof:
+                    packed = packed.lstrip(b"\0")  # padding is allowed
+                    member = _member() if packed else member
                 if not packed:
+                    self.damage = None if member.eof else "the gzip file is cut short"
                     return
-                member = _member()
-            elif not packed and len(chunk) < CHUNK_BYTES:
-                packed = self._file.read(CHUNK_BYTES)
-                read += len(packed)
-                if not packed:
-                    self.damage = "the gzip file is cut short"
-                    return
+
+    def _refuse_bombs(self, read: int, written: int) -> None:
+        if written > RATIO_FROM_BYTES and written > MOST_RATIO * read:
+            raise OverlaplabError(
+                f"unpacks to over {MOST_RATIO} times its size, as no trace does",
+                path=self._path,
+                remedy="Unpack it yourself if you trust it.",
+            )
+
+    def _salvaged(self, known: int) -> bytes:
+        """What an inflater that failed had made of the last chunk: all after the known bytes, made one by one."""
+        found = bytearray()
+        if not self._file.seekable():
+            return b""
+        self._file.seek(0)
+        member, packed, written = zlib.decompressobj(wbits=_GZIP_BITS), b"", 0
+        with suppress(zlib.error):
+            while packed := packed or self._file.read(CHUNK_BYTES):
+                chunk = member.decompress(packed, min(CHUNK_BYTES, max(known - written, 1)))
+                written += len(chunk)
+                found += chunk if written > known else b""
+                packed = member.unused_data if member.eof else member.unconsumed_tail
+                member = zlib.decompressobj(wbits=_GZIP_BITS) if member.eof else member
+        return bytes(found)
 
 
 def _member() -> _Inflating:
-    made: _Inflating = _inflater.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    made: _Inflating = _inflater.decompressobj(wbits=_GZIP_BITS)
     return made
 
 

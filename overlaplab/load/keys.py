@@ -15,7 +15,6 @@ from overlaplab.load.columns import number
 __all__ = ["Keys", "base_ns", "keys_after", "keys_before", "process"]
 
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-MOST_NS = 2**62
 
 
 class Keys(msgspec.Struct):
@@ -73,8 +72,7 @@ def _value(text: str, name: str) -> object:
 
 def base_ns(keys: Keys) -> int:
     """What is to be added to all times; 0 where the file says nothing of use."""
-    base = number(keys.baseTimeNanoseconds)
-    return base if 0 <= base <= MOST_NS else 0
+    return max(0, number(keys.baseTimeNanoseconds))
 
 
 def process(keys: Keys) -> Process:

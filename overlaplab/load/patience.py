@@ -87,7 +87,7 @@ class _Reading:
 
     def _skip(self) -> bool:
         """Move behind the next place where an event may end; whether there is one."""
-        match = _NEXT.search(self.text, self.at + 1)
+        match = _NEXT.search(self.text, self.at)
         if match is None:
             self.at = len(self.text) if self._final else self.at
             return False

@@ -22,8 +22,8 @@ Time = int | float | str | Decimal | None
 
 ABSENT = np.iinfo(np.int64).min
 """In place of a time that is none."""
-LIMIT_NS = 2**62
-"""146 years: below it, a sum of two times still fits into 64 bits."""
+LIMIT_NS = 2**61 - 1
+"""Up to 2043 as Unix time; a difference between any two, with a duration added, still fits into 64 bits."""
 EXACT_FLOAT_US = 2.0**43
 LEAST_NS = 10**17
 
