@@ -55,12 +55,16 @@ def _each(files: Sequence[Located], cache: Cache | None, executor: Executor | No
                 for place, content in _by_workers(workers, files, tuple(left), cache):
                     left.remove(place)
                     yield place, content
-            except BrokenExecutor as error:
-                if executor is not None:
+            except OverlaplabError:
+                raise
+            except Exception as error:
+                if executor is not None:  # of which each has errors of its own
                     raise OverlaplabError(
-                        f"the executor lost its workers ({error})", path=files[left[0]].path
-                    ) from None
-                # Else go on: one file at a time needs less memory than the processes that were killed for it.
+                        f"the executor did not read it ({type(error).__name__}: {error})", path=files[left[0]].path
+                    ) from error
+                if not isinstance(error, BrokenExecutor):
+                    raise
+                # Go on: one file at a time needs less memory than the processes that were killed for it.
     for place in left:
         yield place, _read_here(files[place], cache)
 

@@ -1,0 +1,220 @@
+"""Tables kept of traces: the same as the traces give, never stale, never in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from made_traces import op, write
+from pandas.testing import assert_frame_equal
+
+from overlaplab import OverlaplabError, Run, load_run
+from overlaplab.load import cache, reading
+from overlaplab.load.cache import Cache
+from overlaplab.load.packed import pack, unpack
+from overlaplab.load.places import sources
+from overlaplab.load.trace_file import read_trace
+
+SAMPLES = Path(__file__).parents[2] / "traces"
+RUNS = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir())
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, which keeps the smallest files."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("OVERLAPLAB_CACHE_DIR", str(folder))
+    monkeypatch.setattr(cache, "SMALLEST_BYTES", 0)
+    return folder
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write(tmp_path / "rank0.json", [op("mm", 0, 10)])
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.trace"))
+
+
+def names(run: Run) -> list[str]:
+    return run.traces[0].events["name"].astype(str).tolist()
+
+
+def unreadable(path: object, file: object = None) -> None:
+    raise AssertionError("the trace is read, not the cache")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_sample_comes_back_as_it_was(name: str, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = load_run(SAMPLES / name, cache=False)
+    assert not kept.exists()
+    first = load_run(SAMPLES / name)
+    monkeypatch.setattr(reading, "read_trace", unreadable)
+    second = load_run(SAMPLES / name)
+    for run in (first, second):
+        assert (run.manifest, run.warnings, run.path) == (read.manifest, read.warnings, read.path)
+        for one, other in zip(run.traces, read.traces, strict=True):
+            for table in ("events", "collectives", "inputs"):
+                assert_frame_equal(getattr(one, table), getattr(other, table))
+            for field in ("path", "rank", "groups", "world_size", "backend", "origin_ns"):
+                assert getattr(one, field) == getattr(other, field)
+
+
+def test_all_that_a_file_holds_is_packed(tmp_path: Path) -> None:
+    told = {"distributedInfo": {"rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [3, 4]}]}}
+    events = [op("mm", 0, 1) | {"args": {"rank": 3}}, op("b\udc80d", 2, 3), {"ph": "E", "ts": 5, "pid": 1, "tid": 1}]
+    content = read_trace(write(tmp_path / "t.json", events, **told))
+    again = unpack(pack(content))
+    assert content.event_ranks is not None
+    assert again.event_ranks is not None
+    assert again.event_ranks.tolist() == content.event_ranks.tolist()
+    assert again.event_ranks.dtype == content.event_ranks.dtype
+    assert_frame_equal(again.events, content.events)
+    assert content.warnings
+    for field in ("rank", "world_size", "backend", "groups", "warnings"):
+        assert getattr(again, field) == getattr(content, field)
+
+
+def test_categories_keep_their_order_also_those_without_rows(tmp_path: Path) -> None:
+    content = read_trace(write(tmp_path / "t.json", [op("b", 0, 1), op("a", 2, 3), op("c", 4, 5)]))
+    part = type(content)(
+        **{field: getattr(content, field) for field in content.__slots__} | {"events": content.events.iloc[[2]]}
+    )
+    categories = unpack(pack(part)).events["name"].cat.categories
+    assert categories.tolist() == content.events["name"].cat.categories.tolist()
+
+
+def test_a_file_that_changed_is_read_again(kept: Path, trace: Path) -> None:
+    load_run(trace)
+    write(trace, [op("relu", 0, 10)])
+    assert names(load_run(trace)) == ["aten::relu"]
+    assert len(entries(kept)) == 2
+
+
+def test_another_loader_reads_again(kept: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_run(trace)
+    monkeypatch.setattr(cache, "_loader", lambda: "another")
+    load_run(trace)
+    assert len(entries(kept)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut short", "a bit", "another kind", "empty"])
+def test_a_damaged_entry_is_rewritten(kept: Path, trace: Path, damage: str) -> None:
+    load_run(trace)
+    (entry,) = entries(kept)
+    whole = entry.read_bytes()
+    spoilt = {"cut short": whole[:-40], "another kind": b"PK no archive", "empty": b""}.get(damage)
+    if spoilt is None:
+        place = whole.index(b"PAR1") + 8
+        spoilt = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+    entry.write_bytes(spoilt)
+    assert names(load_run(trace)) == ["aten::mm"]
+    assert entry.read_bytes() == whole
+
+
+def test_it_can_be_switched_off(kept: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_run(trace, cache=False)
+    monkeypatch.setenv("OVERLAPLAB_NO_CACHE", "1")
+    load_run(trace)
+    assert not kept.exists()
+
+
+def test_the_command_line_can_switch_it_off(kept: Path) -> None:
+    for options, count in ((["--no-cache"], 0), ([], 2)):
+        subprocess.run([sys.executable, "-m", "overlaplab", "summary", SAMPLES / "naive", *options], check=True)
+        assert len(entries(kept)) == count
+
+
+def test_what_was_used_longest_ago_goes_first(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write(tmp_path / f"t{number}.json", [op("mm", 0, number + 1)]) for number in range(3)]
+    for age, file in ((300, files[0]), (200, files[1])):
+        load_run(file)
+        newest = max(entries(kept), key=lambda entry: entry.stat().st_mtime)
+        os.utime(newest, (newest.stat().st_mtime - age,) * 2)
+    load_run(files[0])  # used just now
+    size = max(entry.stat().st_size for entry in entries(kept))
+    monkeypatch.setenv("OVERLAPLAB_CACHE_BYTES", str(2 * size + 100))
+    load_run(files[2])
+    monkeypatch.setattr(reading, "read_trace", unreadable)
+    load_run(files[0])
+    load_run(files[2])
+    with pytest.raises(AssertionError):
+        load_run(files[1])
+
+
+def test_what_is_larger_than_the_limit_is_not_kept(kept: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERLAPLAB_CACHE_BYTES", "100")
+    load_run(trace)
+    assert not entries(kept)
+
+
+def test_what_killed_processes_left_is_removed(kept: Path, trace: Path) -> None:
+    kept.mkdir()
+    (kept / "old.part").write_bytes(b"half")
+    os.utime(kept / "old.part", (0, 0))
+    (kept / "new.part").write_bytes(b"being written")
+    load_run(trace)
+    assert [file.name for file in kept.glob("*.part")] == ["new.part"]
+
+
+def test_where_nothing_can_be_written_it_loads(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "SMALLEST_BYTES", 0)
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("OVERLAPLAB_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert names(load_run(trace)) == ["aten::mm"]
+
+
+def test_a_full_disk_leaves_nothing_behind(kept: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "replace", full)
+    assert names(load_run(trace)) == ["aten::mm"]
+    assert not list(kept.iterdir())
+
+
+def test_files_that_cannot_be_read_are_not_kept(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("no trace")
+    with pytest.raises(OverlaplabError):
+        load_run(tmp_path / "t.json")
+    assert not kept.exists()
+
+
+def test_two_processes_at_once(kept: Path) -> None:
+    script = (
+        "import overlaplab, sys\n"
+        f"for _ in range(4): run = overlaplab.load_run({str(SAMPLES / 'naive')!r})\n"
+        "print(len(run.traces), len(run.traces[0].events))\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = {process.communicate(timeout=120) for process in processes}
+    assert len(answers) == 1
+    assert answers.pop()[1] == ""
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_readers_see_whole_entries_while_they_are_rewritten(kept: Path, trace: Path) -> None:
+    (source,) = sources(str(trace))
+    packed = pack(read_trace(trace))
+    store = Cache()
+    store.put(source, packed)
+    stop = threading.Event()
+
+    def rewrite() -> None:
+        while not stop.is_set():
+            store.put(source, packed)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    found = [store.get(source) is not None for _ in range(200)]
+    stop.set()
+    writer.join()
+    assert all(found)
