@@ -174,13 +174,14 @@ def _by_alignment(rest: pd.DataFrame) -> pd.DataFrame:
         place[rows] = np.arange(len(rows)) - shift
         corrected[rows] -= offset
     paired = place != UNKNOWN_NS
-    spread = pd.Series(corrected[paired]).groupby(place[paired]).transform(np.ptp).to_numpy()
+    together = pd.Series(corrected[paired]).groupby(place[paired])
+    spread = (together.transform("max") - together.transform("min")).to_numpy()
     first = pd.Series(order.index[paired]).groupby(place[paired]).transform("first").to_numpy()
     rows = np.flatnonzero(paired)
     far = spread > LIMIT_NS
     pairs.iloc[rows[~far], 0] = first[~far]
-    for row, apart in zip(rows[far], spread[far], strict=True):
-        pairs.iloc[row, 1] = f"the ends of those in its place lie {apart / 1e6:.1f} ms apart"
+    told = [f"the ends of those in its place lie {apart / 1e6:.1f} ms apart" for apart in spread[far]]
+    pairs.iloc[rows[far], 1] = np.array(told, dtype=object)
     return pairs
 
 
@@ -198,17 +199,28 @@ def _checked(rest: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[int], run: 
     table.loc[~table["told"], "kind"] = ""
     table["bytes"] = table["bytes"].where(table["kind"].isin(_SAME_BYTES) & (table["bytes"] >= 0))
     matched_ = table["reason"].isna()
-    groups = table[matched_].groupby("match")
     several = pd.Series(False, index=table.index[matched_])
     for column in ("kind", "dtype", "bytes"):
         values = table.loc[matched_, column].replace("", None)
         several |= values.groupby(table.loc[matched_, "match"]).transform("nunique") > 1
-    lacking = groups["trace"].transform("nunique") < len(here)
-    for _, own in table[matched_][lacking & ~several].groupby("match"):
-        absent = [run.traces[place].rank for place in here if place not in set(own["trace"])]
-        shown = ", ".join(map(str, absent[:4])) + (", …" if len(absent) > 4 else "")
-        pairs.loc[own.index, "reason"] = f"rank {shown} did not record it"
+    lacking = _absent(table[matched_], here, run)
+    pairs.loc[lacking.index, "reason"] = lacking
     pairs.loc[several.index[several], "reason"] = "the ranks that have its number disagree on what it is"
     alone = pairs["reason"].notna()
     pairs.loc[alone, "match"] = pairs.index[alone]
     return pairs
+
+
+def _absent(table: pd.DataFrame, here: Sequence[int], run: Run) -> pd.Series:
+    """For the rows of matches that lack a rank, which one did not record it."""
+    match, place = np.unique(table["match"], return_inverse=True)
+    present = np.zeros((len(match), len(run.traces)), dtype=bool)
+    present[place, table["trace"]] = True
+    patterns, pattern = np.unique(present[:, list(here)], axis=0, return_inverse=True)
+    told = []
+    for there in patterns:
+        ranks = [str(run.traces[trace].rank) for trace, is_there in zip(here, there, strict=True) if not is_there]
+        shown = ", ".join(ranks[:4]) + (", …" if len(ranks) > 4 else "")
+        told.append(f"rank {shown} did not record it" if ranks else None)
+    reasons = pd.Series(np.array([*told, None], dtype=object)[pattern.ravel()[place]], index=table.index, dtype=object)
+    return reasons[reasons.notna()]
