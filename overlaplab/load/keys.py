@@ -46,7 +46,7 @@ def keys_after(text: bytes, repairs: Counter[str]) -> Keys:
     text = text.strip()
     if text in (b"", b"}"):
         return Keys()
-    whole = b"{" + text.lstrip(b", \t\r\n")
+    whole = b"{" + text.lstrip(b"], \t\r\n")
     try:
         return msgspec.json.decode(whole, type=Keys)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -12,6 +12,7 @@ from overlaplab.load.decode import Event, lenient
 __all__ = ["one_by_one"]
 
 _SEPARATORS = re.compile(r"[\s,]*")
+_AFTER = re.compile(r"[\s,\]]*")
 _NEXT = re.compile(r"\}\s*(?:,\s*(?=\{)|(?=\]))")
 """Where an event may end and the next begin, or the array may end."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
@@ -70,20 +71,29 @@ class _Reading:
 
     def _approach(self, lost: bool) -> bool:
         """Move to the next value; whether there is one."""
-        self._pass_separators()
-        while self.text.startswith("]", self.at):
-            if not lost:
+        while self._pass_separators():
+            if self.text[self.at] not in "[]":
+                return True
+            after = _AFTER.match(self.text, self.at + 1)
+            follows = self.text[after.end() : after.end() + 1] if after else ""
+            if self.text[self.at] == "[" or follows == "{":
+                self.at += 1  # events go on, so that it is not the end of their array
+            elif not follows and not self._final:
+                return False
+            elif not lost:
                 self.at, self.ended = self.at + 1, True
                 return False
-            self._end = self._end or self.at + 1
-            if not self._skip():
-                return False
-            self._pass_separators()
-        return self.at < len(self.text)
+            else:
+                self._end = self._end or self.at + 1
+                if not self._skip():
+                    return False
+        return False
 
-    def _pass_separators(self) -> None:
+    def _pass_separators(self) -> bool:
+        """Move to what is no space or comma; whether there is something."""
         match = _SEPARATORS.match(self.text, self.at)
         self.at = match.end() if match else self.at
+        return self.at < len(self.text)
 
     def _skip(self) -> bool:
         """Move behind the next place where an event may end; whether there is one."""

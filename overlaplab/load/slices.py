@@ -28,6 +28,7 @@ _NEAR_BYTES = 1 << 14
 _ATTEMPTS = 8
 """How many boundaries are tried before more of the file is read; all but the last lie inside an event's arguments."""
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_GOES_ON = re.compile(rb"[\s,\]]*(\{|$)")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -138,6 +139,8 @@ def _to_end(text: bytes) -> _Taken:
         if trailing is None:
             raise
         end = text.rindex(b"]", 0, int(trailing[1])) + 1
+        if _GOES_ON.match(text, end):
+            raise
         return _Taken(decoded(text[:end]), text[end:], ended=True)
 
 
