@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from overlaplab.events import runtime_calls
 from overlaplab.load.trace_file import TraceFile
+from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
 __all__ = ["rank_masks"]
 
@@ -54,7 +55,7 @@ def _devices(content: TraceFile) -> NDArray[np.int64]:
     events = content.events
     on_device = ((events["stream"] >= 0) & (events["device"] >= 0)).to_numpy()
     owners = np.where(on_device, events["device"].to_numpy().astype(np.int64), -1)
-    kernels = (events["category"] == "kernel").to_numpy()
+    kernels = events["category"].isin(DEVICE_KERNEL_CATEGORIES).to_numpy()
     computing = _known(np.where(kernels, owners, -1))  # a copy on another device makes it no rank
     hosts = runtime_calls(events)["pid"].nunique()
     one_rank = content.rank is not None and (content.world_size or 1) > 1 and hosts < 2

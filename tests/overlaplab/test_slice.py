@@ -1,0 +1,194 @@
+"""`overlaplab slice`: the figures of some steps are the same in the part that they need."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_traces import event, gloo, launched, op, run_of, step, write
+from pandas.testing import assert_frame_equal
+
+from overlaplab import OverlaplabError, Run, buckets, load_run, schedule, summary, volume
+from overlaplab.load import slice_run
+
+SAMPLES = Path(__file__).parents[2] / "traces"
+RUNS = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir())
+
+
+def assert_same_figures(part: Run, whole: Run, steps: list[int]) -> None:
+    """Also where each step is: times within steps are from their start, and the run's zero may differ."""
+    figures: tuple[Callable[..., pd.DataFrame], ...] = (summary, buckets, schedule, volume)
+    for figure in figures:
+        mine, theirs = figure(part), figure(whole, steps=steps)
+        if figure is summary:
+            mine, theirs = mine.drop(columns="start_ns"), theirs.drop(columns="start_ns")
+        assert_frame_equal(mine, theirs.reset_index(drop=True))
+
+
+def raw_events(path: Path) -> list[dict[str, Any]]:
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    found: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_step_of_every_sample(name: str, tmp_path: Path) -> None:
+    whole = load_run(SAMPLES / name)
+    for number in sorted(summary(whole)["step"].unique().tolist()):
+        out = tmp_path / str(number)
+        assert slice_run(whole, number, number + 1, out) == [number]
+        assert_same_figures(load_run(out), whole, [number])
+
+
+def test_several_steps_keep_the_events_as_they_are_written(tmp_path: Path) -> None:
+    out = tmp_path / "part"
+    slice_run(load_run(SAMPLES / "bucketed"), 2, 4, out)
+    assert sorted(file.name for file in out.iterdir()) == [
+        "rank0.pt.trace.json.gz",
+        "rank1.pt.trace.json.gz",
+        "run.json",
+    ]
+    whole = raw_events(SAMPLES / "bucketed" / "rank0.pt.trace.json.gz")
+    part = raw_events(out / "rank0.pt.trace.json.gz")
+    texts = {json.dumps(one) for one in whole}
+    foreign = [one for one in part if json.dumps(one) not in texts]
+    assert [one["name"] for one in foreign] == ["overlaplab::next_step#4"]
+    assert [one for one in part if one["ph"] == "M"] == [one for one in whole if one["ph"] == "M"]
+    assert 0.5 * len(whole) < len(part) < 0.8 * len(whole)
+
+
+def test_what_is_beside_the_events_stays_and_the_manifest_has_a_note(tmp_path: Path) -> None:
+    folder, out = SAMPLES / "bucketed", tmp_path / "part"
+    slice_run(load_run(folder), 3, None, out)
+    documents = [
+        json.loads(gzip.decompress((place / "rank1.pt.trace.json.gz").read_bytes())) for place in (folder, out)
+    ]
+    assert {**documents[0], "traceEvents": None} == {**documents[1], "traceEvents": None}
+    manifests = [json.loads((place / "run.json").read_text()) for place in (folder, out)]
+    assert manifests[1] == manifests[0] | {"sliced": {"steps": [3, 4], "of": str(folder)}}
+    assert load_run(out).manifest is not None
+
+
+def gpu_events() -> list[dict[str, Any]]:
+    """Three steps whose kernels run 100 µs behind the host; an all-reduce of each runs into the next one."""
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 9, "args": {"name": "python"}}]
+    for number in range(3):
+        at, late, first = 100 * number, 100 * number + 100, 10 * number + 1
+        events += [
+            step(number, at, at + 90),
+            event(f"ProfilerStep#{number}", late, late + 90, cat="gpu_user_annotation", tid=7, stream=7, device=0),
+            event("engine::comm", at + 29, at + 33, cat="user_annotation"),
+            *launched("gemm", at + 10, late + 10, late + 40 + number, correlation=first),
+            *launched("ncclDevKernel_AllReduce", at + 30, late + 50, late + 130, stream=20, correlation=first + 1),
+            *launched("Memcpy DtoH", at + 40, late + 60, late + 62, correlation=first + 2, cat="gpu_memcpy"),
+            *launched("relu", at + 60, late + 70, late + 90, correlation=first + 3),
+            {"ph": "s", "id": first, "pid": 9, "tid": 1, "ts": at + 10, "cat": "ac2g", "name": "ac2g"},
+            {"ph": "f", "id": first, "pid": 9, "tid": 7, "ts": late + 10, "cat": "ac2g", "name": "ac2g", "bp": "e"},
+        ]
+    return events
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)])
+def test_gpu_steps(tmp_path: Path, first: int, last: int) -> None:
+    whole = load_run(write(tmp_path / "trace.json", gpu_events(), baseTimeNanoseconds=1_700_000_000_000_000_000))
+    slice_run(whole, first, last, tmp_path / "part")
+    part = load_run(tmp_path / "part")
+    assert_same_figures(part, whole, list(range(first, last)))
+    assert sorted(summary(part)["step"].unique().tolist()) == list(range(first, last))
+
+
+def test_arrows_come_along(tmp_path: Path) -> None:
+    whole = load_run(write(tmp_path / "trace.json", gpu_events()))
+    slice_run(whole, 2, 3, tmp_path / "part")
+    (trace,) = load_run(tmp_path / "part").traces
+    gemm = trace.events[trace.events["name"] == "gemm"]
+    assert 21 in gemm["flow_launch"].tolist()
+
+
+def test_a_base_time_behind_the_events_is_found(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": gpu_events(), "baseTimeNanoseconds": 1_700_000_000_000_000_000})
+    (tmp_path / "rank2.json").write_text(text)
+    whole = load_run(tmp_path / "rank2.json")
+    slice_run(whole, 1, 2, tmp_path / "part")
+    part = load_run(tmp_path / "part")
+    assert part.traces[0].rank == 2
+    assert_same_figures(part, whole, [1])
+
+
+def test_an_array_alone_and_exact_epoch_times(tmp_path: Path) -> None:
+    text = json.dumps([step(1, 0, 10), op("mm", 1, 2), gloo(3, 5), step(2, 10, 20), op("mm", 11, 12)])
+    for time in ("0", "1", "3", "10", "11"):
+        text = text.replace(f'"ts": {time},', f'"ts": 17000000000000{int(time):02}.123,')
+    (tmp_path / "rank0.json").write_text(text)
+    whole = load_run(tmp_path / "rank0.json")
+    slice_run(whole, 1, 2, tmp_path / "part")
+    part = load_run(tmp_path / "part")
+    assert_same_figures(part, whole, [1])
+    assert part.traces[0].events["ts_ns"].tolist()[0] == 1_700_000_000_000_000_123 * 1
+    assert b".123" in gzip.decompress((tmp_path / "part" / "rank0.pt.trace.json.gz").read_bytes())
+
+
+def test_merged_ranks_stay_one_file(tmp_path: Path) -> None:
+    events = [
+        one | {"args": one["args"] | {"rank": rank}} for rank in (0, 1) for one in gpu_events()[1:] if "args" in one
+    ]
+    whole = load_run(write(tmp_path / "both.json", events))
+    slice_run(whole, 1, 2, tmp_path / "part")
+    assert [file.name for file in (tmp_path / "part").iterdir()] == ["both.json.gz"]
+    assert_same_figures(load_run(tmp_path / "part"), whole, [1])
+
+
+def test_a_trace_that_is_cut_short(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", gpu_events())
+    path.write_bytes(path.read_bytes()[:-300])
+    whole = load_run(path)
+    slice_run(whole, 0, 1, tmp_path / "part")
+    part = load_run(tmp_path / "part")
+    assert part.warnings == ()
+    assert_same_figures(part, whole, [0])
+
+
+def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", gpu_events())
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OverlaplabError, match="out: exists already"):
+        slice_run(run, 0, 1, tmp_path / "out")
+    (Path(run.traces[0].path)).unlink()
+    with pytest.raises(OverlaplabError):
+        slice_run(run, 0, 1, tmp_path / "other")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "run"]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "line"),
+    [
+        (2, 5, r"rank0.*: rank 0: no step 3\. It holds 0, 1, 2"),
+        (7, None, "no step from 7"),
+        (2, 1, "no step from 2 up to, not including, 1"),
+    ],
+)
+def test_steps_that_are_not_there(tmp_path: Path, first: int, last: int | None, line: str) -> None:
+    with pytest.raises(OverlaplabError, match=line):
+        slice_run(run_of(tmp_path / "run", gpu_events()), first, last, tmp_path / "out")
+
+
+def test_a_trace_without_steps_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OverlaplabError, match="has no steps to cut at"):
+        slice_run(run_of(tmp_path / "run", [op("mm", 0, 1)]), 0, 1, tmp_path / "out")
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "overlaplab", "slice", str(SAMPLES / "zero3"), "--steps"]
+    for steps, out, status in (("2:3", "out", 0), ("2:3", "out", 2), ("2-3", "other", 2), (":", "other", 2)):
+        done = subprocess.run([*command, steps, "-o", str(tmp_path / out)], capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        assert done.stderr.count("\n") == (1 if status else 0)
+    assert summary(load_run(tmp_path / "out"))["step"].unique().tolist() == [2]
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
