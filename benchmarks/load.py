@@ -29,6 +29,8 @@ import typer
 from _ratios import line
 
 SHOWN = ("pandas", "numpy", "msgspec", "isal", "HolisticTraceAnalysis")
+JOB_RANKS = 8
+"""Of the job that the traces tell of, be there fewer of them."""
 SMALL_EVENTS = 4_000
 """HTA fails on pandas 3 where correlations fit into a smaller type than events' numbers, as in still smaller traces."""
 SAMPLE_S = 0.05
@@ -69,7 +71,8 @@ def _made(folder: Path, events: int, ranks: int) -> tuple[list[Path], int]:
     files = [here / f"rank{rank}.pt.trace.json.gz" for rank in range(ranks)]
     size = folder / f"{ranks}x{events}.bytes"
     if not size.exists():
-        made = [_kineto.write(file, events=events, rank=rank, ranks=ranks) for rank, file in enumerate(files)]
+        job = max(ranks, JOB_RANKS)
+        made = [_kineto.write(file, events=events, rank=rank, ranks=job) for rank, file in enumerate(files)]
         size.write_text(str(sum(made)))
     return files, int(size.read_text())
 
