@@ -144,8 +144,9 @@ def collectives_table(table: pd.DataFrame, title: str) -> Table:
     longest = table.groupby("index")["exposed_ns"].max().fillna(-1)
     listed = longest if len(longest) <= MOST_LISTED else longest.nlargest(FEW_LISTED)
     shown = _table(title, "#", "step")
-    for column in ("group", "kind"):
-        shown.add_column(column, overflow="ellipsis", no_wrap=True)
+    shown.padding = (0, 0)
+    shown.add_column("group", overflow="ellipsis", no_wrap=True, max_width=12)
+    shown.add_column("kind", overflow="ellipsis", no_wrap=True, max_width=14)
     for column in ("MB", "wait", "transfer", "exposed", "last", "GB/s"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.caption = (
@@ -153,14 +154,14 @@ def collectives_table(table: pd.DataFrame, title: str) -> Table:
         "exposed: of the rank with most; GB/s: bus bandwidth, ≥ where only the duration is known"
     )
     if len(listed) < len(longest):
-        shown.caption += f"; the {len(listed)} of {len(longest)} that were exposed most, --step lists a step's"
+        shown.caption += f"; the {len(listed)} of {len(longest)} that were exposed most (--json tells all)"
     for index, rows in table[table["index"].isin(listed.index)].groupby("index"):
         first = rows.iloc[0]
         waited = rows["wait_ns"].max()
         near = pd.notna(waited) and pd.notna(first["within_clock_error"]) and bool(first["within_clock_error"])
-        bus = "–" if pd.isna(first["bus_gb_per_s"]) else f"{first['bus_gb_per_s']:.3g}"
-        texts = [_known(first["group_description"] or first["group"]), _known(first["kind"]), _mb(first["bytes"])]
-        times = ["≈0" if near else _ms(waited), _ms(first["transfer_ns"]), _ms(rows["exposed_ns"].max())]
+        bus = "–" if pd.isna(first["bus_gb_per_s"]) else f"{first['bus_gb_per_s']:.2f}"
+        texts = [_known(first["group_description"] or first["group"]), _known(first["kind"]), _size(first["bytes"])]
+        times = ["≈0" if near else _fine_ms(waited), _fine_ms(first["transfer_ns"]), _fine_ms(rows["exposed_ns"].max())]
         last = _known(first["last_rank"])
         bound = "≥" if first["bus_is_lower_bound"] else ""
         _add(shown, [str(index), _known(first["step"]), *texts, *times, last, bound + bus])
@@ -170,8 +171,8 @@ def collectives_table(table: pd.DataFrame, title: str) -> Table:
 def communication_table(table: pd.DataFrame) -> Table:
     """`communication_by`'s rows, by group and kind: the median of the ranks."""
     shown = _table("By group and kind, the median rank")
-    for column in ("group", "kind"):
-        shown.add_column(column, overflow="ellipsis", no_wrap=True)
+    shown.add_column("group", overflow="ellipsis", no_wrap=True, max_width=14)
+    shown.add_column("kind", overflow="ellipsis", no_wrap=True, max_width=14)
     for column in ("ranks", "count", "MB", "busy ms", "exposed", "most exposed"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.caption = "groups may work at once, so their times may add up to more than the rank's communication"
@@ -180,7 +181,7 @@ def communication_table(table: pd.DataFrame) -> Table:
         middle = rows[["count", "busy_ns", "exposed_ns"]].median()
         size = rows["bytes"].astype("Float64").median() if rows["bytes"].notna().all() else None
         times = [_ms(middle["busy_ns"]), _ms(middle["exposed_ns"]), _ms(rows["exposed_ns"].max())]
-        _add(shown, [_known(name), _known(kind), str(len(rows)), f"{middle['count']:g}", _mb(size), *times])
+        _add(shown, [_known(name), _known(kind), str(len(rows)), f"{middle['count']:g}", _size(size), *times])
     return shown
 
 
@@ -232,8 +233,18 @@ def _ms(value: Any) -> str:
     return "–" if pd.isna(value) else f"{value / NS_PER_MS:.1f}"
 
 
+def _fine_ms(value: Any) -> str:
+    """On a GPU a transfer takes microseconds."""
+    return "–" if pd.isna(value) else f"{value / NS_PER_MS:.{1 if value >= 10 * NS_PER_MS else 3}f}"
+
+
 def _mb(value: Any) -> str:
     return "–" if pd.isna(value) else f"{value / 1e6:.2f}"
+
+
+def _size(value: Any) -> str:
+    """MB, with no more digits than tell something."""
+    return "–" if pd.isna(value) else f"{value / 1e6:.{2 if value < 1e9 else 0}f}"
 
 
 def _number(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_ranks import carried
+from made_ranks import carried, group, groups_of
 from made_traces import gloo, launched, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError, load_run
 from overlaplab.analyses.collectives import within
+from overlaplab.cli import main
 from overlaplab.intervals import clip, total, union
 from overlaplab.report.documents import collectives_document
 
@@ -197,6 +199,50 @@ def test_the_document(tmp_path: Path) -> None:
     assert document["stragglers"][0] | {"rank": 2, "cost_ns": 10_000} == document["stragglers"][0]
     assert [row["kind"] for row in document["by_group_and_kind"]][:2] == ["all_reduce", "send_recv"]
     assert collectives_document(run, ranks=[1])["collectives"][0]["ranks"][0]["rank"] == 1
+
+
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    monkeypatch.setattr(sys, "argv", ["overlaplab", "collectives", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long names and large numbers still fit 80 columns; what has no counterpart is said."""
+    info = [group("mesh_expert_tensor_parallel", [0, 1], "expert_tensor_parallel_group")]
+    ranks = []
+    for late in (0, 4_000_000):
+        events = [step(103, 0, 90_000_000), op("mm", 0, 9)]
+        for seq in range(3):
+            start = 10 + 20_000_000 * seq
+            more = {"kind": "reduce_scatter", "num_bytes": 10**11, "group": "mesh_expert_tensor_parallel"}
+            events += carried(seq, start + late, start + 9_000_000, launch=start + late, **more)
+        ranks.append(([*events, *carried(9, 80_000_000, 80_000_010, kind="send_recv")], info))
+    groups_of(tmp_path, *ranks)
+    text = printed(capsys, monkeypatch, tmp_path)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    (first, *_) = (line.split() for line in lines if "reduce_scatter" in line)
+    assert first == ["0", "103", "expert_tens…", "reduce_scatter", "100000", "4000.0", "5000.0", "9000.0", "1", "10.00"]
+    assert "warning: 2 without a counterpart: sends and receives are not matched" in " ".join(text.split())
+    assert "Who came last" in text
+    document = json.loads(printed(capsys, monkeypatch, tmp_path, "--json", "--step", 103))
+    assert [len(one["ranks"]) for one in document["collectives"]] == [2, 2, 2]
+    assert len(document["unmatched"]) == 2
+
+
+def test_of_many_the_most_exposed_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [e for n in range(70) for e in carried(n, 100 * n, 100 * n + 10 + (n > 60), launch=100 * n)]
+    run_of(tmp_path, events)
+    text = printed(capsys, monkeypatch, tmp_path)
+    listed = {int(line.split()[0]) for line in text.splitlines() if "all_reduce" in line and line.split()[0] != "0"}
+    assert set(range(61, 70)) < listed
+    assert "20 of 70" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("folder", SAMPLES, ids=lambda folder: str(folder.name))
