@@ -11,8 +11,6 @@ from overlaplab.dashboard.widgets import show_table
 
 __all__ = ["costs_beside_theory"]
 
-_WORDS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
-
 
 def costs_beside_theory(opened: Opened, windows: pd.DataFrame) -> None:
     """Draw both tables, where a run tells them, for the ranks and steps of `windows`, rows of `overlaplab.summary`."""
@@ -45,10 +43,7 @@ def _sent(opened: Opened, windows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     number = len(windows)
     sums = volume.groupby("kind", sort=False)[["count", "bytes", "sent_bytes"]].sum().astype("float64") / number
-    rows = [
-        (_WORDS.get(str(kind), str(kind)), row["count"], row["bytes"] / 1e6, row["sent_bytes"] / 1e6)
-        for kind, row in sums.iterrows()
-    ]
+    rows = [(_word(kind), row["count"], row["bytes"] / 1e6, row["sent_bytes"] / 1e6) for kind, row in sums.iterrows()]
     rows.append(("in all", sums["count"].sum(), sums["bytes"].sum() / 1e6, sums["sent_bytes"].sum() / 1e6))
     return pd.DataFrame(rows, columns=["what", "collectives", "full tensors MB", "sent MB"])
 
@@ -58,8 +53,7 @@ def _unsized(opened: Opened, windows: pd.DataFrame) -> str:
     volume = opened.volume.merge(windows[["rank", "step"]].drop_duplicates(), on=["rank", "step"])
     counts = volume[volume["sent_bytes"].isna()].groupby("kind", sort=False)["count"].sum()
     kinds = [
-        f"{count(int(number), 'collective')} of kind {shorten(_WORDS.get(str(kind), str(kind)), 40)}"
-        for kind, number in counts.items()
+        f"{count(int(number), 'collective')} of kind {shorten(_word(kind), 40)}" for kind, number in counts.items()
     ]
     return f"Unknown, since the trace does not tell all sizes of {', '.join(kinds)}." if kinds else ""
 
@@ -119,3 +113,7 @@ def _memory(held: pd.DataFrame) -> pd.DataFrame:
             "theory": held["formula"],
         }
     )
+
+
+def _word(kind: object) -> str:
+    return str(kind).replace("_", "-")

@@ -71,7 +71,7 @@ def _metrics(table: pd.DataFrame) -> None:
         ),
         (
             "Worst rank",
-            rank_word(means.index[worst]),
+            "–" if pd.isna(means.index[worst]) else rank_word(means.index[worst]),
             "The most exposed time per step. A rank that waits for others has most: the late one may have least.",
         ),
     ]
