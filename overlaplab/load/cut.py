@@ -218,18 +218,19 @@ def _joined(trace: Trace, rows: Mask) -> Mask:
 
 
 def _copy(raw: RawEvents, wanted: _Wanted, target: BinaryIO | gzip.GzipFile, path: str) -> None:
-    base_ns, scale, written = raw.base_ns(), None, 0
-    for events in raw:
-        if not written:
+    base_ns, in_ns, written = raw.base_ns(), None, 0
+    for number, events in enumerate(raw):
+        if number == 0:
             target.write(raw.head)
-        if scale is None:
-            scale = counts_ns([event.ts for _, event in events])
-        times = nanoseconds([event.ts for _, event in events], ns=bool(scale)) + base_ns
-        kept = _kept([event for _, event in events], times, wanted)
-        for text in (_text(*pair, wanted) for pair, keep in zip(events, kept.tolist(), strict=True) if keep):
-            if text is not None:
-                target.write((b",\n" if written else b"\n") + text)
-                written += 1
+        if in_ns is None:
+            in_ns = counts_ns([event.ts for _, event in events])
+        times = nanoseconds([event.ts for _, event in events], ns=bool(in_ns)) + base_ns
+        kept = _kept([event for _, event in events], times, wanted).tolist()
+        chosen = (_text(text, event, wanted) for (text, event), keep in zip(events, kept, strict=True) if keep)
+        texts = [text for text in chosen if text is not None]
+        if texts:
+            target.write((b",\n" if written else b"\n") + b",\n".join(texts))
+            written += len(texts)
     target.write(b"\n" + raw.tail)
     if not written:
         raise OverlaplabError("its events are not found again in the file", path=path, remedy="Has it changed?")
@@ -242,10 +243,18 @@ def _kept(events: Sequence[Event], times: Integers, wanted: _Wanted) -> Mask:
     kept: Mask = (
         (phases == "M")
         | ((phases == "C") & during)
-        | ((phases == "E") & np.isin(times, wanted.ends))
-        | (~np.isin(phases, ["C", "E", "M"]) & np.isin(times, wanted.starts))
+        | ((phases == "E") & _among(times, wanted.ends))
+        | (~np.isin(phases, ["C", "E", "M"]) & _among(times, wanted.starts))
     )
     return kept
+
+
+def _among(values: Integers, ordered: Integers) -> Mask:
+    """Which of the values are among the ordered ones."""
+    if not len(ordered):
+        return np.zeros(len(values), dtype=bool)
+    found: Mask = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return found
 
 
 def _text(raw: bytes, event: Event, wanted: _Wanted) -> bytes | None:
