@@ -48,7 +48,7 @@ _REFUSED = {
     "overlay_critical_path_analysis": _IN_THE_FILE,
 }
 _REMEDIES = {
-    "critical_path_analysis": "HTA up to 0.5 needs pandas below 3 for it.",
+    "critical_path_analysis": "It needs pandas below 3 or HTA 0.6 (named traceinsight), and no cuda_sync events.",
     "get_potential_stragglers": "It compares kernels named ncclKernel* of several ranks; `overlaplab collectives` "
     "tells stragglers of any.",
 }
@@ -79,7 +79,7 @@ def trace_analysis(run: Run) -> TraceAnalysis:
     Raises `OverlaplabError` where HTA is not installed. What of HTA's methods fails, or needs what the tables do not
     hold, raises one, too, when called: `generate_trace_with_counters`, `get_cupti_counter_data_with_operators`,
     `get_frequent_cuda_kernel_sequences`, `get_memory_bw_summary`, `get_memory_bw_time_series` and
-    `overlay_critical_path_analysis` always do, `critical_path_analysis` on pandas 3.
+    `overlay_critical_path_analysis` always do, `critical_path_analysis` on pandas 3 up to HTA 0.5.
     """
     try:
         from hta.common.trace import Trace as HtaTrace
@@ -226,8 +226,10 @@ def _hta_table(rows: pd.DataFrame, filled: HtaTrace, zero_ns: int) -> pd.DataFra
             **{column: rows[column].to_numpy() for column in ("stream", "correlation", "external_id")},
         }
     )
-    table.index = pd.Index(table["index"], name=None)
+    table.index = pd.Index(table["index"].to_numpy())
     linked: pd.DataFrame = transform_correlation_to_index(table, filled.symbol_table)
+    if not rows["cat"].eq("cuda_sync").any():  # whose arguments these are; where there are some, they are not known
+        linked = linked.assign(wait_on_stream=-1, wait_on_cuda_event_record_corr_id=-1)
     return linked.assign(iteration=_iterations(rows, linked), end=linked["ts"] + linked["dur"])
 
 

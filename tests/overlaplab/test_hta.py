@@ -255,7 +255,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "overlay_critical_path_analysis": {"rank": 0, "critical_path_graph": None, "output_dir": "."},
 }
 REFUSED = {
-    "critical_path_analysis": "HTA up to 0.5 needs pandas below 3",
+    "critical_path_analysis": "needs pandas below 3 or HTA 0.6",
     "generate_trace_with_counters": "writes into the trace file",
     "get_cupti_counter_data_with_operators": "needs hardware counters",
     "get_frequent_cuda_kernel_sequences": "writes into the trace file",
