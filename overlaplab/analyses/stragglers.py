@@ -24,8 +24,9 @@ def stragglers(
     Columns: `rank` (Int64), `collectives` (in which it took part, and waits are known), `last` (in how many of them it
     arrived last, by more than clocks may differ), `late_median_ns` and `late_max_ns` (Int64: how much later than the
     median arrival of the others, in those; null where it never was last), `cost_ns` (what all others together waited
-    in those), `alone_ns` (the part of it that would vanish had it come no later than the one before it). `ranks` only
-    chooses rows: all ranks' arrivals count. Raises `OverlaplabError` for an unknown rank or step.
+    for it in those, from their arrivals to its own), `alone_ns` (the part of it that would vanish had it come no later
+    than the one before it). `ranks` only chooses rows: all ranks' arrivals count. Raises `OverlaplabError` for an
+    unknown rank or step.
     """
     found = stragglers_of(collectives(run, steps=steps, skip_steps=skip_steps))
     if ranks is None:
@@ -45,6 +46,7 @@ def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
         arrivals = others.groupby("index")["arrived_ns"]
         own = last[last["rank"] == rank].set_index("index")["arrived_ns"].reindex(list(arrivals.groups))
         beyond = own.to_numpy(np.float64) - arrivals.median().to_numpy(np.float64)
+        cost = own * arrivals.size() - arrivals.sum()
         alone = (own - arrivals.max()) * arrivals.size()
         rows.append(
             {
@@ -53,7 +55,7 @@ def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
                 "last": len(own),
                 "late_median_ns": round(float(np.median(beyond))) if len(beyond) else None,
                 "late_max_ns": round(float(beyond.max())) if len(beyond) else None,
-                "cost_ns": int(others["wait_ns"].sum()),
+                "cost_ns": int(cost.sum()),
                 "alone_ns": int(alone.sum()),
             }
         )

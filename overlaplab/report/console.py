@@ -173,9 +173,11 @@ def communication_table(table: pd.DataFrame) -> Table:
     shown = _table("By group and kind, the median rank")
     shown.add_column("group", overflow="ellipsis", no_wrap=True, max_width=14)
     shown.add_column("kind", overflow="ellipsis", no_wrap=True, max_width=14)
-    for column in ("ranks", "count", "MB", "busy ms", "exposed", "most exposed"):
+    for column in ("ranks", "count", "MB", "busy ms", "exposed", "at most"):
         shown.add_column(column, justify="right", no_wrap=True)
-    shown.caption = "groups may work at once, so their times may add up to more than the rank's communication"
+    shown.caption = (
+        "at most: of the rank most exposed; groups may work at once, so times may add up to more than there is"
+    )
     named = table.assign(name=table["group_description"].fillna(table["group"]))
     for (name, kind), rows in named.groupby(["name", "kind"], dropna=False, sort=False):
         middle = rows[["count", "busy_ns", "exposed_ns"]].median()
