@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, TypeVar
+from math import prod
+from typing import Annotated, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
 import pandas as pd
 
 __all__ = [
@@ -28,6 +30,11 @@ __all__ = [
     "once_per_run",
     "once_per_trace",
 ]
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
+"""A count, or bytes: sums of thousands stay whole numbers of 64 bits."""
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+"""A number of ranks."""
 
 Found = TypeVar("Found")
 
@@ -88,11 +95,11 @@ class Link:
     """The network model that a run was recorded under."""
 
     emulated: bool
-    bandwidth_gbps: float
+    bandwidth_gbps: Annotated[float, msgspec.Meta(gt=0)]
     """Decimal Gbit/s per rank."""
-    latency_us: float
+    latency_us: Annotated[float, msgspec.Meta(ge=0)]
     """Microseconds per message."""
-    world_size: int
+    world_size: Ranks
     """Ranks that the model assumes."""
 
     def __str__(self) -> str:
@@ -104,18 +111,22 @@ class Parameter:
     """One parameter of the model, as run.json names it."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: str
-    bytes: int
+    bytes: Size
     unit: str | None = None
+
+    def __post_init__(self) -> None:
+        if prod(self.shape) > 2**50:
+            raise ValueError(f"{self.name} has too many elements")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """One bucket of gradients, in launch order."""
 
-    index: int
-    bytes: int
+    index: Size
+    bytes: Size
     parameters: tuple[str, ...]
 
 
@@ -124,7 +135,7 @@ class Unit:
     """Parameters that are gathered and freed together."""
 
     name: str
-    bytes: int
+    bytes: Size
     parameters: tuple[str, ...]
 
 
@@ -132,10 +143,10 @@ class Unit:
 class Model:
     """The model that was trained; None for what run.json does not tell."""
 
-    layers: int | None = None
+    layers: Size | None = None
     dtype: str | None = None
     tied: bool | None = None
-    parameters: int | None = None
+    parameters: Size | None = None
     """Number of elements."""
 
 
@@ -143,12 +154,12 @@ class Model:
 class Held:
     """Bytes of tensors' storages that a rank held after the last step's update."""
 
-    rank: int
-    parameters: int
-    gradients: int
-    optimizer: int
+    rank: Size
+    parameters: Size
+    gradients: Size
+    optimizer: Size
     """Moments, and masters of higher precision."""
-    peak_allocated: int | None = None
+    peak_allocated: Size | None = None
     """The CUDA allocator's highest mark; None on CPU."""
 
 
@@ -160,8 +171,8 @@ class Manifest:
     strategy: str
     device: str
     backend: str
-    world_size: int
-    bucket_cap_mb: float | None = None
+    world_size: Ranks
+    bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
     link: Link | None = None
     link_attained: bool | None = None
     """Whether at most 5 % of the collectives overran the emulated link; None without one."""
@@ -171,9 +182,9 @@ class Manifest:
     model: Model | None = None
     main_grad: bool | None = None
     """Whether gradients are kept and sent in fp32 beside parameters of lower precision."""
-    accumulate: int | None = None
+    accumulate: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
     """Microbatches per step."""
-    prefetch: int | None = None
+    prefetch: Size | None = None
     """Units gathered ahead of the one in use."""
     keep_last: bool | None = None
     """Whether the last layer stays gathered from its forward into its backward."""
