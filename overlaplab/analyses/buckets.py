@@ -80,7 +80,7 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
     if found.rule is Rule.UNRECORDED:
         return
     labels = labels_of(trace)
-    ran = executions(trace, labels)
+    ran = executions(trace)
     if any(label.word == "bucket_launch" for label in labels):
         for step in steps:
             yield from _of_step(launched_in(labels, step), step, ran, found.compute)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from overlaplab.analyses.labels import Label, Span
+from overlaplab.analyses.labels import Span
 from overlaplab.analyses.launches import Launch, launches, spans_of
 from overlaplab.events import Kind, Trace, classify, launchers, main_stream, matching, rule_of
 from overlaplab.vocabulary import Rule
@@ -51,11 +51,11 @@ class Executions(Protocol):
         """When the backward pass labelled by the range began, and when autograd's last operation ended."""
 
 
-def executions(trace: Trace, labels: Sequence[Label]) -> Executions:
-    """For a trace and its engine labels (see `labels_of`)."""
+def executions(trace: Trace) -> Executions:
+    """For a trace."""
     if rule_of(trace) is Rule.GPU:
-        return _OnDevice(trace, labels)
-    return _OnHost(trace, labels)
+        return _OnDevice(trace)
+    return _OnHost(trace)
 
 
 def bounds_of(found: Sequence[Launch]) -> tuple[int, int] | None:
@@ -84,7 +84,7 @@ class _Launches:
 
 
 class _OnHost:
-    def __init__(self, trace: Trace, labels: Sequence[Label]) -> None:
+    def __init__(self, trace: Trace) -> None:
         autograd = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
         self._autograd = spans_of(trace)[autograd]
         self.launches: Sequence[Launch] = launches(trace)
@@ -116,7 +116,7 @@ class _OnHost:
 
 
 class _OnDevice:
-    def __init__(self, trace: Trace, labels: Sequence[Label]) -> None:
+    def __init__(self, trace: Trace) -> None:
         events, calls = trace.events, launchers(trace)
         compute = classify(trace) == Kind.COMPUTE
         on_main = compute & (events["stream"] == main_stream(events[compute])).to_numpy()

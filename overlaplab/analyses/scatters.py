@@ -45,13 +45,13 @@ def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) 
     labels = labels_of(trace)
     launched = [label for label in labels if label.word == "scatter_launch"]
     if launched:
-        ran = executions(trace, labels)
+        ran = executions(trace)
         for label, step in _in_steps(launched, steps):
             fields = label.fields
             row = _row(label, unquote(fields["unit"]), step, ran.of_launch(label))
             yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
     elif ranges := fsdp2_ranges_of(trace):
-        ran = executions(trace, labels)
+        ran = executions(trace)
         passes, size_of = Passes(ranges), unit_sizes(manifest, ranges)
         for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
             microbatch = passes.before(label.start_ns) - passes.before(step.host_start_ns)

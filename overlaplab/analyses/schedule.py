@@ -75,12 +75,12 @@ def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) 
         return
     labels = labels_of(trace)
     if any(label.word == "gather_launch" for label in labels):
-        ran = executions(trace, labels)
+        ran = executions(trace)
         for step in steps:
             for gather in engine_gathers(launched_in(labels, step)):
                 yield _row(gather, step, ran) | {"source": "engine"}
     elif ranges := fsdp2_ranges_of(trace):
-        ran = executions(trace, labels)
+        ran = executions(trace)
         gathers = fsdp2_gathers(ranges, ran)
         passes = Passes(ranges)
         size_of = unit_sizes(manifest, ranges)

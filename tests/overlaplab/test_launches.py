@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_traces import event, gloo, launched, op, run_of
 
 from overlaplab.analyses.executions import executions
-from overlaplab.analyses.labels import Span, labels_of
+from overlaplab.analyses.labels import Span
 from overlaplab.analyses.launches import launches
 from overlaplab.vocabulary import collective_kind
 
@@ -34,7 +34,7 @@ def test_a_range_holds_what_its_thread_launched_in_it(
             events.append(event(f"engine::comm seq={seq} kind=all_reduce bytes=8", at + 5, at + 9 + seq, tid=7))
     with tempfile.TemporaryDirectory() as folder:
         (trace,) = run_of(Path(folder), events).traces
-    found = executions(trace, labels_of(trace))
+    found = executions(trace)
     threads = list(trace.events["tid"].cat.categories)
     lanes = {tid: threads.index(str(tid)) for tid in (1, 2)}
     for start, length, tid in ranges:
@@ -79,7 +79,7 @@ def test_on_a_gpu_any_thread_may_launch(tmp_path: Path) -> None:
         *launched("ncclDevKernel_ReduceScatter", 16, 40, 50, stream=9, correlation=4, tid=2),
     ]
     (trace,) = run_of(tmp_path, events, backend="nccl").traces
-    found = executions(trace, labels_of(trace))
+    found = executions(trace)
     assert [(one.kind, one.bytes, one.ran) for one in found.launches] == [
         ("all_gather", 8, (18_000, 30_000)),
         ("reduce_scatter", None, (40_000, 50_000)),
