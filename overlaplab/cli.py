@@ -290,16 +290,19 @@ def _load(paths: Sequence[str], assign_rank: Sequence[str] | None, recording: in
             bar.update(task, completed=done, total=files)
 
         return [
-            load_run(
-                path,
-                # Of several runs, each takes its own files: by path, or whatever it holds by that name.
-                assign_ranks={file: rank for file, rank in ranks if len(paths) == 1 or holds_trace(path, file)},
-                recording=recording,
-                cache=not no_cache,
-                progress=advance,
-            )
-            for path in paths
+            load_run(path, assign_ranks=own, recording=recording, cache=not no_cache, progress=advance)
+            for path, own in zip(paths, _by_run(paths, ranks), strict=True)
         ]
+
+
+def _by_run(paths: Sequence[str], ranks: Sequence[tuple[str, int]]) -> list[dict[str, int]]:
+    """The ranks that are assigned to each run's files: by path, or whatever it holds by that name."""
+    own: list[dict[str, int]] = [{} for _ in paths]
+    for file, rank in ranks:
+        holders = [place for place, path in enumerate(paths) if len(paths) == 1 or holds_trace(path, file)]
+        for place in holders or [0]:  # which says that there is none
+            own[place][file] = rank
+    return own
 
 
 def _half_open(text: str) -> tuple[int | None, int | None]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
@@ -43,7 +44,7 @@ def load_run(
 
     Raises `OverlaplabError` naming the file, the rank and the remedy for anything that cannot be read.
     """
-    where = os.fspath(path).removeprefix("file://")
+    where = _plain(path)
     files = sources(where)
     given = assigned(files, assign_ranks or {})
     manifest = _manifest(where)
@@ -67,7 +68,12 @@ def load_run(
 
 def holds_trace(path: str | os.PathLike[str], file: str) -> bool:
     """Whether a run has a trace of this name or path; raises as `load_run`."""
-    return named(sources(os.fspath(path).removeprefix("file://")), file) is not None
+    return named(sources(_plain(path)), file) is not None
+
+
+def _plain(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path).removeprefix("file://")
+    return text if "://" in text else str(Path(text))
 
 
 def _traces(

@@ -85,6 +85,18 @@ class TestAssigned:
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
         assert "not FILE=N" in wrong.stderr
 
+    def test_of_several_runs_each_takes_its_own(self, tmp_path: Path) -> None:
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            write(tmp_path / name / "a.json", kernels(0, 5, 1))
+        runs = [str(tmp_path / name) for name in ("first", "second")]
+        command = [sys.executable, "-m", "overlaplab", "compare", *runs, "--rank", "4", "--json", "--assign-rank"]
+        statuses = [
+            subprocess.run([*command, file], capture_output=True, text=True).returncode
+            for file in ("a.json=4", f"{runs[1]}/a.json=4", "b.json=4")
+        ]
+        assert statuses == [0, 2, 2]
+
 
 class TestRecordings:
     @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pandas as pd
 import pytest
 from made_traces import event, gloo, launched, op, run_of, step, write
@@ -153,6 +154,19 @@ def test_a_trace_that_is_cut_short(tmp_path: Path) -> None:
     part = load_run(tmp_path / "part")
     assert part.warnings == ()
     assert_same_figures(part, whole, [0])
+
+
+def test_a_run_that_lies_elsewhere(tmp_path: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    for file in (SAMPLES / "zero2").iterdir():
+        fs.pipe_file(f"/slices/run/{file.name}", file.read_bytes())
+    try:
+        slice_run(load_run("memory://slices/run"), 2, 3, tmp_path / "part")
+    finally:
+        fs.rm("/slices", recursive=True)
+    part = load_run(tmp_path / "part")
+    assert part.manifest is not None
+    assert_same_figures(part, load_run(SAMPLES / "zero2"), [2])
 
 
 def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
