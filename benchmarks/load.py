@@ -88,8 +88,9 @@ def _to_the_overlap(files: list[Path], size: int, rounds: int, *, together: bool
         assert abs(mine - its) < 0.006, f"overlaps differ: {mine} and {its}"
     print(line("time, HTA ÷ ours", _all(hta, "seconds"), _all(ours, "seconds"), unit="s", scale=1))
     print(line("peak memory, HTA ÷ ours", _all(hta, "peak_bytes"), _all(ours, "peak_bytes"), unit="MB", scale=1e-6))
-    sizes = [float(size)] * rounds
-    print(line("peak memory, ours ÷ uncompressed size", _all(ours, "peak_bytes"), sizes, unit="MB", scale=1e-6))
+    if not together:
+        sizes = [float(size)] * rounds
+        print(line("peak memory, ours ÷ uncompressed size", _all(ours, "peak_bytes"), sizes, unit="MB", scale=1e-6))
 
 
 def _alone(file: Path, rounds: int) -> None:

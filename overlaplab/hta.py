@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from overlaplab.analyses.launches import launches
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Kind, Run, Trace, activity, classify, lanes, rule_of
+from overlaplab.intervals import pieces
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind
 
 if TYPE_CHECKING:
@@ -149,17 +150,11 @@ def _outermost(trace: Trace, kind: Kind) -> pd.DataFrame:
 
 def _computing(trace: Trace) -> pd.DataFrame:
     """Every thread's outermost computing operators, cut to the time that counts (columns of `_outermost`, `name`)."""
-    compute, whole = activity(trace).compute, _outermost(trace, Kind.COMPUTE)
-    first = np.searchsorted(compute[:, 1], whole["start_ns"], side="right")
-    count = np.maximum(np.searchsorted(compute[:, 0], whole["end_ns"], side="left") - first, 0)
-    cut = whole.loc[whole.index.repeat(count)]
-    nth = np.arange(len(cut)) - np.repeat(np.cumsum(count) - count, count)
-    piece = compute[np.repeat(first, count) + nth]
-    return cut.assign(
-        name=trace.events["name"].astype(object).to_numpy()[cut["event"]],
-        start_ns=np.maximum(cut["start_ns"], piece[:, 0]),
-        end_ns=np.minimum(cut["end_ns"], piece[:, 1]),
-    )
+    whole = _outermost(trace, Kind.COMPUTE)
+    of, starts, ends = pieces(whole["start_ns"].to_numpy(), whole["end_ns"].to_numpy(), activity(trace).compute)
+    cut = whole.iloc[of]
+    names = trace.events["name"].astype(object).to_numpy()[cut["event"]]
+    return cut.assign(name=names, start_ns=starts, end_ns=ends)
 
 
 def _communicating(trace: Trace) -> pd.DataFrame:

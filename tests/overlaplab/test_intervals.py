@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.intervals import EMPTY, clip, intersect, subtract, total, union
+from overlaplab.intervals import EMPTY, clip, intersect, pieces, subtract, total, union
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
 
@@ -55,6 +55,23 @@ def test_intersect_and_subtract_split_a_set(a: list[tuple[int, int]], b: list[tu
     assert_canonical(only)
     assert covered(both) == moments(a) & moments(b)
     assert covered(only) == moments(a) - moments(b)
+
+
+def test_pieces_tell_whose_they_are() -> None:
+    found = pieces(np.array([4, 0, 9, 9]), np.array([12, 3, 9, 20]), union([0, 10], [5, 15]))
+    assert [part.tolist() for part in found] == [[0, 0, 1, 3], [4, 10, 0, 10], [5, 12, 3, 15]]
+
+
+@given(pairs, pairs)
+def test_pieces_of_any_intervals_are_each_ones_moments_in_the_set(
+    spans: list[tuple[int, int]], within: list[tuple[int, int]]
+) -> None:
+    starts, lengths = (np.array([span[i] for span in spans], dtype=np.int64) for i in (0, 1))
+    of, *bounds = pieces(starts, starts + lengths, as_set(within))
+    for place, span in enumerate(spans):
+        parts = np.column_stack(bounds)[of == place]
+        assert_canonical(parts)
+        assert covered(parts) == moments([span]) & moments(within)
 
 
 @given(pairs, st.integers(0, 50), st.integers(0, 50))
