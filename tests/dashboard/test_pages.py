@@ -78,6 +78,24 @@ def test_buckets_name_the_parameter_that_came_last(opened, runs: Path) -> None:
     assert app.dataframe[0].value["exposed ms"].tolist() == [0.0, 0.35]
 
 
+def test_buckets_of_anybodys_ddp_have_gradients_without_names(opened, tmp_path: Path) -> None:
+    name = "torch::autograd::AccumulateGrad"
+    events = [
+        event("ProfilerStep#3", 0, 90, cat="user_annotation"),
+        event("DistributedDataParallel.forward", 1, 9, cat="user_annotation"),
+        event(f"autograd::engine::evaluate_function: {name}", 20, 29),
+        event(name, 20, 21, **{"Input Dims": [[1024, 8]], "Input type": ["float"]}),
+        event("c10d::allreduce_", 25, 26),
+        event("gloo:all_reduce", 27, 60, cat="user_annotation", tid=7),
+    ]
+    run_of(tmp_path / "strange", events)
+    app = opened(tmp_path, page="buckets", run="strange")
+    assert "Bucket 0 was held by gradient 1 (1024×8), which came last, the only one in it." in words(app)
+    assert "Note: read from torch's DDP: a bucket is an all-reduce launched as a gradient is accumulated" in words(app)
+    assert app.dataframe[0].value["last gradient"].tolist() == ["gradient 1 (1024×8)"]
+    assert charts(app) == 1
+
+
 def test_timeline_counts_every_event(opened, runs: Path) -> None:
     app = opened(runs, "timeline", "one-rank")
     # Two steps of each: 1 step, 3 phases, 3 operators, 2 collectives, 1 exposed stretch.
