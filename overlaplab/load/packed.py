@@ -23,6 +23,9 @@ from overlaplab.load.trace_file import TraceFile
 __all__ = ["pack", "unpack"]
 
 _REST = "rest.json"
+_ARRAY = "values"
+ROWS = 1 << 18
+"""Encoded at a time: what the writer holds grows with it."""
 
 
 def pack(content: TraceFile) -> bytes:
@@ -34,7 +37,7 @@ def pack(content: TraceFile) -> bytes:
         for field in fields(content):
             value = getattr(content, field.name)
             if isinstance(value, np.ndarray):
-                value = pd.DataFrame({"": value})
+                value = pd.DataFrame({_ARRAY: value})
                 columns[field.name] = {}
             elif isinstance(value, pd.DataFrame):
                 columns[field.name] = {str(name): _dictionary(value[name]) for name in value}
@@ -86,6 +89,7 @@ def _parquet(table: pd.DataFrame) -> bytes:
         use_dictionary=[name for name in plain if name not in integers],
         column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         write_statistics=False,
+        row_group_size=ROWS,
     )
     return file.getvalue()
 
@@ -94,10 +98,13 @@ def _restored(parquet: bytes, dictionaries: dict[str, Any]) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    arrow = pq.read_table(pa.BufferReader(parquet), use_threads=False)
-    columns: dict[str, Any] = {name: arrow[name].to_numpy() for name in arrow.column_names}
+    file = pq.ParquetFile(pa.BufferReader(parquet))
+    # One by one: all at once would hold the whole table twice.
+    columns: dict[str, Any] = {
+        name: file.read(columns=[name], use_threads=False).column(0).to_numpy() for name in file.schema_arrow.names
+    }
     if not dictionaries:
-        return columns[""]
+        return columns[_ARRAY]
     for name, dictionary in dictionaries.items():
         if dictionary is not None:
             categories = pd.Index(dictionary["values"], dtype=dictionary["dtype"])
