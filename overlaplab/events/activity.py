@@ -49,14 +49,13 @@ class Activity:
         return int(min(s[0, 0] for s in bounds)), int(max(s[-1, 1] for s in bounds))
 
 
+@once_per_trace
 def rule_of(trace: Trace) -> Rule:
     """Which rule the trace's evidence allows."""
-    column = trace.events["category"]
-    present = np.unique(column.cat.codes.to_numpy())  # a part of a table keeps the categories of the whole
-    categories = set(column.cat.categories[present[present >= 0]])
-    if categories & _DEVICE_CATEGORIES:
+    category = trace.events["category"]  # a part of a table keeps the categories of the whole, so rows are asked
+    if matching(category, _DEVICE_CATEGORIES.__contains__).any():
         return Rule.GPU
-    if categories & RUNTIME_CATEGORIES or "nccl" in (trace.backend or ""):
+    if matching(category, RUNTIME_CATEGORIES.__contains__).any() or "nccl" in (trace.backend or ""):
         return Rule.UNRECORDED
     return Rule.CPU
 
@@ -89,8 +88,9 @@ def activity(trace: Trace) -> Activity:
 def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[np.bool_]:
     """Which rows of a categorical column hold a text that the predicate accepts; each text is asked once."""
     accepted = np.array([bool(predicate(text)) for text in column.cat.categories], dtype=bool)
-    codes = column.cat.codes.to_numpy()
-    return np.append(accepted, False)[codes]
+    if not accepted.any():
+        return np.zeros(len(column), dtype=bool)
+    return np.append(accepted, False).take(column.cat.codes.to_numpy(), mode="wrap")  # -1 is the last
 
 
 def lanes(events: pd.DataFrame) -> NDArray[np.int64]:
@@ -110,7 +110,7 @@ def _codes(trace: Trace) -> NDArray[np.int8]:
 
 
 def _during(trace: Trace, kind: Kind) -> Intervals:
-    rows = _codes(trace) == _KINDS.index(kind)
+    rows = np.flatnonzero(_codes(trace) == _KINDS.index(kind))
     starts = trace.events["ts_ns"].to_numpy()[rows]
     return union(starts, starts + trace.events["dur_ns"].to_numpy()[rows])
 
@@ -118,18 +118,14 @@ def _during(trace: Trace, kind: Kind) -> Intervals:
 def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
     events = trace.events
     codes = np.full(len(events), _KINDS.index(Kind.NOTHING), dtype=np.int8)
-    device = np.flatnonzero(events["category"].isin(_DEVICE_CATEGORIES).to_numpy())
-    own = events.iloc[device]
-    pairs = own.groupby(["category", "name"], observed=True, sort=False).ngroup().to_numpy()
-    _, first = np.unique(pairs, return_index=True)
-    texts = own.iloc[first]
-    of_pair = np.array(
-        [
-            _KINDS.index(device_kind(category, name))
-            for category, name in zip(texts["category"], texts["name"], strict=True)
-        ],
-        dtype=np.int8,
-    )
+    category, name = events["category"], events["name"]
+    device = np.flatnonzero(matching(category, _DEVICE_CATEGORIES.__contains__))
+    names = len(name.cat.categories)
+    pairs = category.cat.codes.to_numpy()[device].astype(np.int64) * names + name.cat.codes.to_numpy()[device]
+    of_pair = np.full(len(category.cat.categories) * names, _KINDS.index(Kind.NOTHING), dtype=np.int8)
+    for pair in np.flatnonzero(np.bincount(pairs)):  # each pair of category and name is asked once
+        texts = category.cat.categories[pair // names], name.cat.categories[pair % names]
+        of_pair[pair] = _KINDS.index(device_kind(*texts))
     found = of_pair[pairs]
     inside = _launched_inside_comm(trace)[device]
     found[inside & (found != _KINDS.index(Kind.NOTHING))] = _KINDS.index(Kind.COMMUNICATION)
@@ -139,11 +135,12 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
 
 def _launched_inside_comm(trace: Trace) -> NDArray[np.bool_]:
     """Which events a call inside an `engine::comm` range launched, on the range's own thread or another."""
-    events, calls = trace.events, launchers(trace)
+    events = trace.events
     ranges = events[_annotated(events) & matching(events["name"], lambda text: text.startswith("engine::comm"))]
     inside = union(ranges["ts_ns"], ranges["ts_ns"] + ranges["dur_ns"])
     if not len(inside):
         return np.zeros(len(events), dtype=bool)
+    calls = launchers(trace)
     at = events["ts_ns"].to_numpy()[calls]
     row = np.searchsorted(inside[:, 0], at, side="right") - 1
     return np.asarray((calls >= 0) & (row >= 0) & (at < inside[row, 1]))
@@ -151,7 +148,7 @@ def _launched_inside_comm(trace: Trace) -> NDArray[np.bool_]:
 
 def _annotated(events: pd.DataFrame) -> NDArray[np.bool_]:
     """Which events are the host's ranges, not their mirror images on a device."""
-    return np.asarray(events["category"].isin(ANNOTATION_CATEGORIES))
+    return matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
 
 
 def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:

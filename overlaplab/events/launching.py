@@ -25,13 +25,13 @@ def launchers(trace: Trace) -> NDArray[np.int64]:
     """
     events = trace.events
     called = np.flatnonzero((events["category"].isin(RUNTIME_CATEGORIES) & (events["correlation"] >= 0)).to_numpy())
-    device = events["category"].isin(DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES).to_numpy()
+    device = np.flatnonzero(events["category"].isin(DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES).to_numpy())
     found = np.full(len(events), -1, dtype=np.int64)
     if len(called):
         correlations = events["correlation"].to_numpy()
         numbers, first = np.unique(correlations[called], return_index=True)
-        place = np.minimum(np.searchsorted(numbers, correlations), len(numbers) - 1)
-        launched = device & (numbers[place] == correlations)
-        found[launched] = called[first[place[launched]]]
+        place = np.minimum(np.searchsorted(numbers, correlations[device]), len(numbers) - 1)
+        known = numbers[place] == correlations[device]
+        found[device[known]] = called[first[place[known]]]
     found.flags.writeable = False
     return found
