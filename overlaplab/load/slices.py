@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -21,7 +22,10 @@ from overlaplab.load.patience import one_by_one
 __all__ = ["NoTraceError", "Slices"]
 
 MOST_BYTES = 64 << 20
-"""Of text before or after the array, and of one event."""
+"""Of text before or after the array."""
+MOST_EVENT_BYTES = 16 << 20
+_MOST_ARRAYS = 16
+"""Of other keys of the same name before it."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _NEAR_BYTES = 1 << 14
@@ -87,7 +91,7 @@ class Slices:
                 return buffer[1:]
             if buffer and buffer[:1] != b"{":
                 raise NoTraceError("not JSON")
-            for match in _ARRAY.finditer(buffer):
+            for match in islice(_ARRAY.finditer(buffer), _MOST_ARRAYS):
                 if (keys := keys_before(buffer[: match.end()])) is not None:
                     self.keys = keys
                     return buffer[match.end() :]
@@ -100,14 +104,13 @@ class Slices:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         else:
-            if taken is not None or (not final and len(buffer) < MOST_BYTES and b"\\u" not in buffer):
+            if taken is not None or (not final and len(buffer) < MOST_EVENT_BYTES and b"\\u" not in buffer):
                 return taken
-        events, rest, ended = one_by_one(buffer, final or len(buffer) >= MOST_BYTES, self.repairs)
+        events, rest, ended = one_by_one(buffer, final or len(buffer) >= MOST_EVENT_BYTES, self.repairs)
         return _Taken(events, rest, ended) if events or ended or final or len(rest) < len(buffer) else None
 
     def _tail(self, buffer: bytes) -> None:
-        while len(buffer) < MOST_BYTES and (chunk := next(self._chunks, b"")):
-            buffer += chunk
+        buffer, _ = self._more(buffer, MOST_BYTES)
         keys = keys_after(buffer, self.repairs)
         self.keys = Keys(*(getattr(self.keys, name) or getattr(keys, name) for name in Keys.__struct_fields__))
 

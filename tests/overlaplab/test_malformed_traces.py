@@ -84,9 +84,9 @@ NAMES = {
     "a lone surrogate": (rb'"a\ud800"', "a�", "1 texts were not valid UTF-8 and were repaired"),
     "a low surrogate": (rb'"\udc00b"', "�b", "1 texts were not valid UTF-8 and were repaired"),
     "an encoded surrogate": ('"\ud800"', "�", "1 texts were not valid UTF-8 and were repaired"),
-    "a path": (rb'"C:\path\q"', r"C:\path\q", "2 invalid escapes were taken literally"),
-    "half a code": (rb'"\u12x"', r"\u12x", "1 invalid escapes were taken literally"),
-    "a path's end": (rb'"C:\Dir\"', "C:\\Dir\\", "2 invalid escapes were taken literally"),
+    "a path": (rb'"C:\path\q"', r"C:\path\q", "1 events with invalid escapes were read literally"),
+    "half a code": (rb'"\u12x"', r"\u12x", "1 events with invalid escapes were read literally"),
+    "a path's end": (rb'"C:\Dir\"', "C:\\Dir\\", "1 events with invalid escapes were read literally"),
     "a line": (b'"a\nb"', "a\nb", None),
     "a control character": (b'"a\x01b"', "a\x01b", None),
     "NUL": (b'"a\x00b"', "a\x00b", None),
@@ -391,6 +391,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 def test_an_endless_event_is_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "MOST_BYTES", 1000)
+    monkeypatch.setattr(slices, "MOST_EVENT_BYTES", 1000)
     monkeypatch.setattr(inflate, "CHUNK_BYTES", 100)
     endless = '{"ph": "X", "name": "' + "x" * 5000
     content = read(tmp_path, '{"traceEvents": [' + FIRST + ", " + endless + '"}, ' + LAST + "]}")
