@@ -127,8 +127,7 @@ class _OnDevice:
         order = np.argsort(hosts, kind="stable")
         self._hosts = hosts[order]
         self._done = np.maximum.accumulate(ends[order])
-        # A graph's kernels have one launch in common: the first to start after it need not be the first in the table.
-        self._next = np.minimum.accumulate(starts[order][::-1])[::-1]
+        self._starts = starts[order]  # those of one launch, as of a graph, in order of start
         self.launches: Sequence[Launch] = launches(trace)
         self._all = _Launches(self.launches, any_lane=True)
 
@@ -144,7 +143,7 @@ class _OnDevice:
 
     def begun(self, host_ns: int) -> int | None:
         after = int(np.searchsorted(self._hosts, host_ns))
-        return int(self._next[after]) if after < len(self._next) else None
+        return int(self._starts[after]) if after < len(self._starts) else None
 
     def waited(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
         if not blocked or end_ns is None:

@@ -102,7 +102,7 @@ def _row(bucket: dict[Any, Any]) -> dict[str, Any]:
         shows = max(times["end_ns"] - (times["exposed_ns"] or 0.0), times["start_ns"])
     spans = [
         (ARRIVING, first, times["ready_ns"]),
-        (WAITING, times["ready_ns"], go),
+        (WAITING, None if bucket.get("source") == "ddp" else times["ready_ns"], go),
         (QUEUED, go, times["start_ns"]),
         (HIDDEN, times["start_ns"], shows),
         (EXPOSED, shows, times["end_ns"]),
@@ -185,9 +185,10 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
         for start, end in zip(starts, ends, strict=True)
         if _ms(start) is not None and _ms(end) is not None
     )
+    labelled = table[table["source"] != "ddp"] if "source" in table else table  # DDP's are told by their launches
     waited = sum(
         (_ms(launch) or 0.0) - (_ms(ready) or 0.0) > SHORT
-        for ready, launch in zip(table["ready_ns"], table["launch_ns"], strict=True)
+        for ready, launch in zip(labelled["ready_ns"], labelled["launch_ns"], strict=True)
         if _ms(launch) is not None and _ms(ready) is not None
     )
     title = "The buckets' communication was not found in the trace"

@@ -191,6 +191,15 @@ def test_buckets_of_unnamed_gradients_are_drawn() -> None:
     assert {label for label, *_ in bands(chart)} == {"0: 8.4 MB, 2 gradients", "1: unknown gradients"}
 
 
+def test_a_bucket_told_by_its_launch_waits_for_no_other() -> None:
+    """The device may be done with all that the host has launched so far: the bucket is there, its launch not."""
+    late = {"launch_ns": 12 * MS + 500_000, "start_ns": 13 * MS}
+    for source, waits in (("ddp", False), ("engine", True)):
+        chart = charts.buckets(pd.DataFrame([bucket(0, **late, source=source)]))
+        assert ("ready, waits for an earlier bucket" in {part for _, part, _, _ in bands(chart)}) is waits
+        assert ("waited more than" in json.dumps(spec(chart)["title"])) is waits
+
+
 def test_buckets_without_their_communication_claim_nothing_about_it() -> None:
     unknown = {"start_ns": None, "end_ns": None, "exposed_ns": None}
     title = spec(charts.buckets(pd.DataFrame([bucket(0, **unknown), bucket(1, **unknown)])))["title"]

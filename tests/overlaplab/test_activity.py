@@ -131,6 +131,14 @@ def test_waiting_inside_an_operator_is_cut_out(tmp_path: Path, name: str) -> Non
     assert counted(tmp_path, events) == {"compute": [[0, 10], [20, 30], [90, 100]]}
 
 
+def test_other_categories_of_a_host_count_for_nothing(tmp_path: Path) -> None:
+    """Python's functions, say, whatever they are called."""
+    named = [event(name, 0, 10, cat="python_function") for name in ("aten::mm", "gloo:all_reduce", "mylib::kernel")]
+    assert counted(tmp_path, [*named, event("aten::mm", 0, 10, cat="user_annotation"), op("mm", 20, 30)]) == {
+        "compute": [[20, 30]]
+    }
+
+
 def test_of_other_namespaces_the_leaves_count(tmp_path: Path) -> None:
     events = [
         event("mylib::layer", 0, 50),

@@ -150,6 +150,37 @@ def test_a_gradient_that_arrives_early_makes_members_unknown_until_all_is_accoun
     assert table["told_by"].tolist() == [None, None, "sizes"]
 
 
+def test_what_is_accounted_for_is_in_no_later_bucket(tmp_path: Path) -> None:
+    """Gradients 1 to 4 are of buckets 0 and 1; bucket 2 also sends 5 elements of a parameter that was not used."""
+    table = table_of(
+        tmp_path,
+        forward(10),
+        accumulate(30, 8),
+        accumulate(40, 4),
+        accumulate(50, 2, sends=1),
+        sent(56, 60, 10),
+        accumulate(70, 5, sends=1),
+        sent(76, 80, 9),
+        accumulate(90, 6, sends=1),
+        sent(96, 99, 11),
+    )
+    assert held(table) == [(), (), ()]
+
+
+def test_what_stood_ready_is_not_told_by_the_last_gradients(tmp_path: Path) -> None:
+    """Bucket 1 may hold gradient 2, or 1 and a part that was not used: it does not hold the one that launched it."""
+    table = table_of(
+        tmp_path,
+        forward(10),
+        accumulate(30, 4),
+        accumulate(40, 4),
+        accumulate(50, 8, sends=2),
+        sent(56, 60, 8),
+        sent(61, 65, 4),
+    )
+    assert held(table) == [(3,), ()]
+
+
 def test_flags_of_unused_parameters_are_no_bucket(tmp_path: Path) -> None:
     """reducer.cpp: all_reduce_local_used_map runs after the last bucket, within the same hook."""
     table = table_of(tmp_path, forward(10), accumulate(30, 8, sends=2), sent(36, 40, 8), sent(41, 44, 1, "int"))
@@ -253,7 +284,8 @@ def test_odd_shapes_are_unknown(tmp_path: Path, dims: Any) -> None:
 
 def test_on_a_gpu_readiness_is_device_time_and_the_kernel_is_found_by_correlation(tmp_path: Path) -> None:
     annotation = event("nccl:all_reduce", 33.5, 36, cat="user_annotation", tid=2)
-    mirrored = forward(110) | {"cat": "gpu_user_annotation", "tid": 7}
+    mirrored = forward(29.5) | {"cat": "gpu_user_annotation", "tid": 7}
+    other = launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 34.1, 400, 410, stream=10, correlation=5, tid=3)
     kernel = launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 34.2, 310, 390, stream=9, correlation=3, tid=2)
     kernel[1]["args"] |= {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8}
     events = [
@@ -261,7 +293,8 @@ def test_on_a_gpu_readiness_is_device_time_and_the_kernel_is_found_by_correlatio
         forward(5),
         *launched("forward_gemm", 6, 100, 200, correlation=1),
         *launched("backward_gemm", 31, 200, 300, correlation=2, tid=2),
-        *(e | {"tid": 2} for e in accumulate(30, 8, sends=1)),
+        *(e | {"tid": 2} for e in (*accumulate(20, 4), *accumulate(30, 8, sends=1))),
+        *other,  # of another thread
         annotation,
         mirrored,
         *kernel,
@@ -272,6 +305,7 @@ def test_on_a_gpu_readiness_is_device_time_and_the_kernel_is_found_by_correlatio
     times = {key: row[key] // 1000 for key in ("ready_ns", "start_ns", "end_ns", "exposed_ns")}
     assert times == {"ready_ns": 200, "start_ns": 210, "end_ns": 290, "exposed_ns": 40}
     assert (row["gradient_ready_ns"], row["bytes"], row["told_by"]) == ((200_000,), 32, "sizes")
+    assert (row["arrivals"], row["gradients"]) == ((2,), 2)
     assert row["launch_ns"] < 0
 
 

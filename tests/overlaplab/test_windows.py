@@ -83,6 +83,12 @@ def test_the_kernels_of_a_graph_belong_to_the_step_that_launched_it(tmp_path: Pa
     assert found(tmp_path, events) == [(1, 30, 70), (2, 70, 99)]
 
 
+def test_windows_are_in_the_order_in_which_the_device_began_them(tmp_path: Path) -> None:
+    """Two threads that launch on one stream: what the host began first need not run first."""
+    first, second = launched("gemm", 9, 80, 90, correlation=1), launched("gemm", 12, 60, 70, correlation=2)
+    assert found(tmp_path, [step(1, 0, 10), step(2, 10, 20), *first, *second]) == [(2, 60, 80), (1, 80, 90)]
+
+
 def test_steps_of_a_trace_without_device_activity_are_the_hosts(tmp_path: Path) -> None:
     call = event("cudaLaunchKernel", 1, 2, cat="cuda_runtime", correlation=1)
     assert found(tmp_path, [step(1, 0, 10), step(2, 12, 20), call]) == [(1, 0, 12), (2, 12, 20)]
