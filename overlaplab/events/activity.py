@@ -123,7 +123,7 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
     names = len(name.cat.categories)
     pairs = category.cat.codes.to_numpy()[device].astype(np.int64) * names + name.cat.codes.to_numpy()[device]
     of_pair = np.full(len(category.cat.categories) * names, _KINDS.index(Kind.NOTHING), dtype=np.int8)
-    for pair in np.flatnonzero(np.bincount(pairs)):  # each pair of category and name is asked once
+    for pair in np.flatnonzero(np.bincount(pairs)).tolist():  # each pair of category and name is asked once
         texts = category.cat.categories[pair // names], name.cat.categories[pair % names]
         of_pair[pair] = _KINDS.index(device_kind(*texts))
     found = of_pair[pairs]
