@@ -238,7 +238,8 @@ def slice_command(
             loaded, first, last, out, progress=lambda done, files: bar.update(task, completed=done, total=files)
         )
     listed = f"steps {chosen[0]} to {chosen[-1]}" if len(chosen) > 1 else f"step {chosen[0]}"
-    Console().print(tables.plain(f"{out}: {listed} of {len(loaded.traces)} ranks"))
+    ranks = "1 rank" if len(loaded.traces) == 1 else f"{len(loaded.traces)} ranks"
+    Console().print(tables.plain(f"{out}: {listed} of {ranks}"))
 
 
 @app.command("app", epilog="Example: overlaplab app runs")

@@ -12,7 +12,6 @@ import hashlib
 import os
 import tempfile
 import time
-from functools import cache
 from pathlib import Path
 
 from overlaplab.load.packed import unpack
@@ -21,6 +20,22 @@ from overlaplab.load.trace_file import TraceFile
 
 __all__ = ["Cache", "is_off"]
 
+
+def _digest() -> str:
+    package = Path(__file__).parents[1]
+    code = [*sorted(Path(__file__).parent.glob("*.py")), package / "events" / "run.py", package / "vocabulary.py"]
+    digest = hashlib.sha256()
+    for file in code:
+        with contextlib.suppress(OSError):  # packed into an archive
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+LOADER = _digest()
+"""The format's version: a digest of the code that reads traces, so that no change of it serves old tables.
+
+Taken at import: a process that runs on while overlaplab is replaced must not pass for the new one.
+"""
 LIMIT_BYTES = 5_000_000_000
 """What the cache may grow to, unless OVERLAPLAB_CACHE_BYTES says otherwise; least recently used entries go first."""
 SMALLEST_BYTES = 1 << 14
@@ -78,7 +93,7 @@ class Cache:
         if source.version is None or not self.keeps(source):
             return None
         path = source.path if source.remote else os.path.abspath(source.path)
-        made_from = "\0".join([path, str(source.size), source.version, _loader()])
+        made_from = "\0".join([path, str(source.size), source.version, LOADER])
         return self._folder / f"{hashlib.sha256(made_from.encode(errors='surrogateescape')).hexdigest()}.trace"
 
     def _evict(self, newest: Path) -> None:
@@ -115,14 +130,3 @@ def _limit() -> int:
         return int(float(os.environ["OVERLAPLAB_CACHE_BYTES"]))
     except (KeyError, ValueError, OverflowError):
         return LIMIT_BYTES
-
-
-@cache
-def _loader() -> str:
-    """The format's version: a digest of the code that reads traces, so that no change of it serves old tables."""
-    package = Path(__file__).parents[1]
-    code = [*sorted(Path(__file__).parent.glob("*.py")), package / "events" / "run.py", package / "vocabulary.py"]
-    digest = hashlib.sha256()
-    for file in code:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

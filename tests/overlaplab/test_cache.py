@@ -98,7 +98,7 @@ def test_a_file_that_changed_is_read_again(kept: Path, trace: Path) -> None:
 
 def test_another_loader_reads_again(kept: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_run(trace)
-    monkeypatch.setattr(cache, "_loader", lambda: "another")
+    monkeypatch.setattr(cache, "LOADER", "another")
     load_run(trace)
     assert len(entries(kept)) == 2
 
