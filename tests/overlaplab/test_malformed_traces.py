@@ -398,3 +398,22 @@ def test_an_endless_event_is_not_kept_in_memory(tmp_path: Path, monkeypatch: pyt
     assert content.events["name"].tolist() == ["first", "last"]
     with pytest.raises(OverlaplabError, match="no list of traceEvents"):
         read(tmp_path, '{"a": "' + "x" * 5000 + '", "traceEvents": []}')
+
+
+def test_without_isal_files_are_inflated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"traceEvents": [' + ", ".join([FIRST] * 1000) + "]}"
+    packed = gzip.compress(text[:50_000].encode()) + b"\0" * 512 + gzip.compress(text[50_000:].encode())
+    for inflater in (zlib, inflate._inflater):
+        monkeypatch.setattr(inflate, "_inflater", inflater)
+        for chunk in (100, 1 << 20):
+            monkeypatch.setattr(inflate, "CHUNK_BYTES", chunk)
+            content = read(tmp_path, packed)
+            assert (len(content.events), content.warnings) == (1000, ())
+            content = read(tmp_path, packed[:-30])
+            assert 500 < len(content.events) < 1000
+            assert "cut short" in content.warnings[0]
+            damaged = bytearray(packed)
+            damaged[-6] ^= 255
+            content = read(tmp_path, bytes(damaged))
+            assert len(content.events) == 1000
+            assert "gzip" in content.warnings[0]

@@ -6,6 +6,7 @@ gives the number of the first.
 
 from __future__ import annotations
 
+import io
 import os
 import time
 import tracemalloc
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutations import mutated, seeds
+from mutations import damage_once, mutated, seeds
 
 from overlaplab import OverlaplabError
 from overlaplab.events import COLLECTIVE_COLUMNS, EVENT_COLUMNS, INPUT_COLUMNS
@@ -94,3 +95,15 @@ def test_sound_seeds_give_tables_without_warnings(tmp_path: Path) -> None:
         check(content)
         assert content.warnings == ()
         assert len(content.events) >= 10
+
+
+@pytest.mark.parametrize("number", range(150))
+def test_one_damage_costs_few_events(number: int) -> None:
+    """A byte changed, some text put in or some taken out among the events spoils those that it touches."""
+    seed = seeds()[number % len(seeds())]
+    head, tail = seed.index(b'"traceEvents"') + 30, seed.index(b"]", seed.rindex(b'"ts"')) - 20
+    damaged = seed[:head] + damage_once(seed[head:tail], number) + seed[tail:]
+    whole, left = (read_trace("rank0.json", io.BytesIO(text)).events for text in (seed, damaged))
+    rows, kept = (Counter(zip(table["name"], table["ts_ns"], strict=True)) for table in (whole, left))
+    assert (rows - kept).total() <= 4
+    assert (kept - rows).total() <= 2

@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ _TOKENS: tuple[bytes, ...] = (
 _STEPS = 4
 
 
+@cache
 def seeds() -> list[bytes]:
     """Texts of sound traces: the first events of our samples, and a made one of a GPU."""
     return [_cut(path) for path in sorted(TRACES.glob("*/rank0.pt.trace.json.gz"))] + [_made()]
@@ -78,6 +80,12 @@ def mutated(seed: bytes, number: int) -> bytes:
         if chance.random() < 0.5:
             data = chance.choice((_cut_off, _flip))(data, chance)
     return data
+
+
+def damage_once(data: bytes, number: int) -> bytes:
+    """The text with one thing amiss, the same for the same number."""
+    chance = random.Random(number)
+    return chance.choice((_flip, _insert, _delete))(data, chance)
 
 
 def _place(data: bytes, chance: random.Random) -> int:
