@@ -142,7 +142,6 @@ def _by_number(rest: pd.DataFrame) -> pd.DataFrame:
     first = order.reset_index().groupby([order["sequence"].to_numpy(), times.to_numpy()])["index"].transform("first")
     pairs["match"] = first.to_numpy()
     pairs.loc[uneven, "reason"] = "several have its number, and not as many on every rank"
-    pairs.loc[uneven, "match"] = pairs.index[uneven]
     return pairs
 
 

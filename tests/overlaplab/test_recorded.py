@@ -102,6 +102,14 @@ def test_an_all_to_all_is_sends_and_receives_on_the_device(tmp_path: Path) -> No
     ]
 
 
+def test_of_nested_operators_the_one_that_is_told_most_knows_best(tmp_path: Path) -> None:
+    """A barrier is an all-reduce of a byte for the device."""
+    events = operator(2, 9, **{"Collective name": "barrier"})
+    events[0]["args"] = shapes([[1]], ["unsigned char"])
+    events += kernel("ncclDevKernel_AllReduce_Sum_u8", 5, 10, 20, 1)
+    assert table_of(tmp_path, events)[["kind", "dtype"]].to_numpy().tolist() == [["barrier", "bfloat16"]]
+
+
 def test_an_operators_kernels_are_one_collective(tmp_path: Path) -> None:
     """One call may need several kernels, on several streams, and copies between devices."""
     events = operator(2, 12) + kernel("ncclDevKernel_AllReduce", 5, 20, 30, 1) + kernel("ncclX", 6, 15, 22, 2)
