@@ -42,6 +42,7 @@ class Source:
         self.damage: str | None = None
         self._path = path
         self._file = file
+        self._read = 0
 
     def __iter__(self) -> Iterator[bytes]:
         first = self._file.read(CHUNK_BYTES)
@@ -54,7 +55,8 @@ class Source:
 
     def _inflated(self, packed: bytes) -> Iterator[bytes]:
         """The members of the gzip file, one after the other."""
-        member, read, written = _member(), len(packed), 0
+        member, written = _member(), 0
+        self._read = len(packed)
         while True:
             try:
                 chunk = member.decompress(packed, CHUNK_BYTES)
@@ -63,23 +65,27 @@ class Source:
                 yield self._salvaged(written)
                 return
             written += len(chunk)
-            self._refuse_bombs(read, written)
+            self._refuse_bombs(written)
             if chunk:
                 yield chunk
             packed = member.unused_data if member.eof else member.unconsumed_tail
-            if member.eof or (not packed and len(chunk) < CHUNK_BYTES):
-                more = b"" if packed else self._file.read(CHUNK_BYTES)
-                read += len(more)
-                packed += more
-                if member.eof:
-                    packed = packed.lstrip(b"\0")  # padding is allowed
-                    member = _member() if packed else member
+            if member.eof or len(chunk) < CHUNK_BYTES:  # else it may hold more than it gave
+                packed = self._refilled(packed, member.eof)
                 if not packed:
                     self.damage = None if member.eof else "the gzip file is cut short"
                     return
+            member = _member() if member.eof else member
 
-    def _refuse_bombs(self, read: int, written: int) -> None:
-        if written > RATIO_FROM_BYTES and written > MOST_RATIO * read:
+    def _refilled(self, packed: bytes, before_member: bool) -> bytes:
+        """What was read, or the next if that is nothing; before a member there may be padding."""
+        packed = packed.lstrip(b"\0") if before_member else packed
+        while not packed and (more := self._file.read(CHUNK_BYTES)):
+            self._read += len(more)
+            packed = more.lstrip(b"\0") if before_member else more
+        return packed
+
+    def _refuse_bombs(self, written: int) -> None:
+        if written > RATIO_FROM_BYTES and written > MOST_RATIO * self._read:
             raise OverlaplabError(
                 f"unpacks to over {MOST_RATIO} times its size, as no trace does",
                 path=self._path,
@@ -92,14 +98,16 @@ class Source:
         if not self._file.seekable():
             return b""
         self._file.seek(0)
-        member, packed, written = zlib.decompressobj(wbits=_GZIP_BITS), b"", 0
+        member, packed, written, chunk = zlib.decompressobj(wbits=_GZIP_BITS), b"", 0, b""
         with suppress(zlib.error):
-            while packed := packed or self._file.read(CHUNK_BYTES):
+            while len(found) < CHUNK_BYTES and (
+                (packed := self._refilled(packed, before_member=not written or member.eof)) or chunk
+            ):
+                member = zlib.decompressobj(wbits=_GZIP_BITS) if member.eof else member
                 chunk = member.decompress(packed, min(CHUNK_BYTES, max(known - written, 1)))
                 written += len(chunk)
                 found += chunk if written > known else b""
                 packed = member.unused_data if member.eof else member.unconsumed_tail
-                member = zlib.decompressobj(wbits=_GZIP_BITS) if member.eof else member
         return bytes(found)
 
 
