@@ -16,12 +16,13 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_notebook_snippet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_snippets_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    (snippet,) = blocks("python")
     names: dict[str, object] = {}
-    exec(compile(snippet, "README.md", "exec"), names)
+    for snippet in blocks("python"):
+        exec(compile(snippet, "README.md", "exec"), names)
     assert len(names["table"]) == 6  # type: ignore[arg-type]
+    assert names["analysis"].t.traces.keys() == {0, 1}  # type: ignore[attr-defined]
 
 
 def test_the_make_targets_exist() -> None:
