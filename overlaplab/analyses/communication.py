@@ -25,10 +25,11 @@ def communication_by(
     """One row per rank, process group and kind of collective, the one that took longest first within each rank.
 
     Columns: `rank` (Int64), `group` and `group_description` (what the group is for, such as `mesh_tp`), `kind` (all
-    null where nothing tells), `count`, `bytes` (Int64, their sum, null where one tells none), `busy_ns` (the union of
-    their times) and `exposed_ns` (its part during which the rank computed nothing). Counts and bytes are of what the
-    chosen steps launched (of all, where no step is chosen), times are cut to these steps' windows. Groups may work at
-    the same time, so the parts may add up to more than `comm_ns`. Raises `OverlaplabError` for an unknown rank or step.
+    null where nothing tells), `count`, `bytes` (Int64, the sum of `collectives`' bytes, null where one is), `busy_ns`
+    (the union of their times) and `exposed_ns` (its part during which the rank computed nothing). Counts and bytes are
+    of what the chosen steps launched (of all, where no step is chosen), times are cut to these steps' windows. Groups
+    may work at the same time, so the parts may add up to more than `comm_ns`. Raises `OverlaplabError` for an unknown
+    rank or step.
     """
     every = steps is None and not skip_steps
     launched = collectives(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
