@@ -76,12 +76,13 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
     Where a rank is in several collectives at a moment: transfer, if one of them is known to transfer then; else
     unknown, if nothing is known of one; else wait. So wait is only the time in which nothing moved.
     """
+    exposures = [subtract(busy.communication, busy.compute) for busy in map(activity, run.traces)]
+    if len(exposures) == 1:  # a rank alone tells nothing of the others
+        return (Exposed(wait=EMPTY, transfer=EMPTY, unknown=exposures[0]),)
     found = arrivals(run)
     offsets = corrections(run)
     parts = []
-    for place, trace in enumerate(run.traces):
-        busy = activity(trace)
-        exposed = subtract(busy.communication, busy.compute)
+    for place, exposed in enumerate(exposures):
         own = found[(found["trace"] == place) & (found["start_ns"] != UNKNOWN_NS)]
         starts, ends, waits = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns", "wait_ns"))
         starts, ends = starts + offsets[place], ends + offsets[place]
