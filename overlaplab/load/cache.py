@@ -14,16 +14,16 @@ import tempfile
 import time
 from pathlib import Path
 
+from overlaplab.load.file import TraceFile
 from overlaplab.load.packed import unpack
 from overlaplab.load.places import Located
-from overlaplab.load.trace_file import TraceFile
 
 __all__ = ["Cache", "is_off"]
 
 
 def _digest() -> str:
     package = Path(__file__).parents[1]
-    code = [*sorted(Path(__file__).parent.glob("*.py")), package / "events" / "run.py", package / "vocabulary.py"]
+    code = [*sorted(Path(__file__).parent.rglob("*.py")), package / "events" / "run.py", package / "vocabulary.py"]
     digest = hashlib.sha256()
     for file in code:
         with contextlib.suppress(OSError):  # packed into an archive

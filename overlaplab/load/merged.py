@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import runtime_calls
-from overlaplab.load.trace_file import TraceFile
+from overlaplab.load.file import TraceFile
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
 __all__ = ["rank_masks"]

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from overlaplab.load.trace_file import TraceFile
+from overlaplab.load.file import TraceFile
 
 __all__ = ["pack", "unpack"]
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Trace
+from overlaplab.load.file import TraceFile
 from overlaplab.load.merged import rank_masks
 from overlaplab.load.places import Located
-from overlaplab.load.trace_file import TraceFile
 
 __all__ = ["assigned", "named", "one_recording", "traces_of"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.load.decode import Event, decoded, lenient
-from overlaplab.load.inflate import Source, opened
+from overlaplab.load.file.decode import Event, decoded, lenient
+from overlaplab.load.file.inflate import Source, opened
 
 __all__ = ["RawEvents"]
 

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.load.cache import Cache
+from overlaplab.load.file import TraceFile, read_trace
 from overlaplab.load.packed import pack, unpack
 from overlaplab.load.places import Located, stream
-from overlaplab.load.trace_file import TraceFile, read_trace
 
 __all__ = ["read_all"]
 

@@ -15,9 +15,9 @@ from pandas.testing import assert_frame_equal
 from overlaplab import OverlaplabError, Run, load_run
 from overlaplab.load import cache, reading
 from overlaplab.load.cache import Cache
+from overlaplab.load.file.trace_file import read_trace
 from overlaplab.load.packed import pack, unpack
 from overlaplab.load.places import sources
-from overlaplab.load.trace_file import read_trace
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 RUNS = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir())

@@ -14,8 +14,8 @@ import pytest
 from made_traces import document, event, op
 
 from overlaplab import OverlaplabError, load_run
-from overlaplab.load import inflate, slices
-from overlaplab.load.trace_file import TraceFile, read_trace
+from overlaplab.load.file import inflate, slices
+from overlaplab.load.file.trace_file import TraceFile, read_trace
 
 FIRST = '{"ph": "X", "cat": "cpu_op", "name": "first", "pid": 9, "tid": 1, "ts": 1, "dur": 1}'
 LAST = '{"ph": "X", "cat": "cpu_op", "name": "last", "pid": 9, "tid": 1, "ts": 8, "dur": 1, "args": {"stream": 7}}'

@@ -11,8 +11,8 @@ from made_traces import event, op, write
 
 from overlaplab import OverlaplabError, load_run
 from overlaplab.events import EVENT_COLUMNS
-from overlaplab.load import inflate
-from overlaplab.load.trace_file import read_trace
+from overlaplab.load.file import inflate
+from overlaplab.load.file.trace_file import read_trace
 
 
 def table(path: Path) -> Any:

@@ -13,8 +13,8 @@ from made_traces import document, event, op
 
 from overlaplab import OverlaplabError
 from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS, Group
-from overlaplab.load.dtypes import DTYPE_BYTES, torch_dtype
-from overlaplab.load.trace_file import TraceFile, read_trace
+from overlaplab.load.file.dtypes import DTYPE_BYTES, torch_dtype
+from overlaplab.load.file.trace_file import TraceFile, read_trace
 
 
 def read(events: list[dict[str, Any]], **keys: Any) -> TraceFile:

@@ -19,8 +19,8 @@ from mutations import damage_once, mutated, seeds
 
 from overlaplab import OverlaplabError
 from overlaplab.events import COLLECTIVE_COLUMNS, EVENT_COLUMNS, INPUT_COLUMNS
-from overlaplab.load import inflate
-from overlaplab.load.trace_file import TraceFile, read_trace
+from overlaplab.load.file import inflate
+from overlaplab.load.file.trace_file import TraceFile, read_trace
 
 COUNT = int(os.environ.get("FUZZ", "600"))
 FIRST = int(os.environ.get("FUZZ_FROM", "0"))

@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.load.arrows import Arrows
-from overlaplab.load.columns import Columns, Integers, narrowed, numbers
-from overlaplab.load.communication import Communication
-from overlaplab.load.decode import NO_ARGUMENTS, Arguments, Event
-from overlaplab.load.spans import Spans
-from overlaplab.load.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds
+from overlaplab.load.file.arrows import Arrows
+from overlaplab.load.file.columns import Columns, Integers, narrowed, numbers
+from overlaplab.load.file.communication import Communication
+from overlaplab.load.file.decode import NO_ARGUMENTS, Arguments, Event
+from overlaplab.load.file.spans import Spans
+from overlaplab.load.file.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds
 
 __all__ = ["Gathered"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from overlaplab.events import Group
-from overlaplab.load.columns import number
+from overlaplab.load.file.columns import number
 
 __all__ = ["Keys", "base_ns", "keys_after", "keys_before", "process"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.load.columns import Columns, Integers, narrowed, numbers
-from overlaplab.load.decode import Event
+from overlaplab.load.file.columns import Columns, Integers, narrowed, numbers
+from overlaplab.load.file.decode import Event
 
 __all__ = ["Arrows"]
 

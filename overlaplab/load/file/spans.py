@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from overlaplab.load.decode import Event, Value
-from overlaplab.load.times import ABSENT
+from overlaplab.load.file.decode import Event, Value
+from overlaplab.load.file.times import ABSENT
 
 __all__ = ["Spans"]
 

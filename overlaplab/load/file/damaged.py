@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from itertools import islice
 
-from overlaplab.load.decode import Event, lenient
+from overlaplab.load.file.decode import Event, lenient
 
 __all__ = ["one_by_one"]
 

@@ -18,9 +18,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS
-from overlaplab.load.columns import Texts, numbers
-from overlaplab.load.decode import NOTHING, Arguments, Value
-from overlaplab.load.dtypes import DTYPE_BYTES, torch_dtype
+from overlaplab.load.file.columns import Texts, numbers
+from overlaplab.load.file.decode import NOTHING, Arguments, Value
+from overlaplab.load.file.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.vocabulary import collective_kind
 
 __all__ = ["Communication"]

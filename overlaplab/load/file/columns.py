@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import EVENT_COLUMNS
-from overlaplab.load.arrays import integers
-from overlaplab.load.decode import Value
+from overlaplab.load.file.arrays import integers
+from overlaplab.load.file.decode import Value
 
 __all__ = ["Columns", "Integers", "Texts", "narrowed", "number", "numbers"]
 

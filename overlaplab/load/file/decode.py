@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from overlaplab.load.times import needs_text
+from overlaplab.load.file.times import needs_text
 
 __all__ = ["NO_ARGUMENTS", "Arguments", "Event", "Value", "decoded", "lenient"]
 

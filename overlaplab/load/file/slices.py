@@ -15,9 +15,9 @@ from itertools import islice
 
 import msgspec
 
-from overlaplab.load.decode import Event, decoded
-from overlaplab.load.keys import Keys, keys_after, keys_before
-from overlaplab.load.patience import one_by_one
+from overlaplab.load.file.damaged import one_by_one
+from overlaplab.load.file.decode import Event, decoded
+from overlaplab.load.file.keys import Keys, keys_after, keys_before
 
 __all__ = ["NoTraceError", "Slices"]
 

@@ -1,7 +1,7 @@
 """One `torch.profiler` trace file, streamed into tables.
 
 The file is inflated in chunks (`inflate`), cut into slices of whole events (`slices`), decoded with only the wanted
-fields (`decode`; event by event where that fails, `patience`) and appended to columns (`gather`). Memory holds a slice
+fields (`decode`; event by event where that fails, `damaged`) and appended to columns (`tables`). Memory holds a slice
 of the text and the tables, never the whole text.
 """
 
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Group
-from overlaplab.load.gather import Gathered
-from overlaplab.load.inflate import Source, opened
-from overlaplab.load.keys import base_ns, process
-from overlaplab.load.slices import NoTraceError, Slices
+from overlaplab.load.file.inflate import Source, opened
+from overlaplab.load.file.keys import base_ns, process
+from overlaplab.load.file.slices import NoTraceError, Slices
+from overlaplab.load.file.tables import Gathered
 
 __all__ = ["TraceFile", "read_trace"]
 

@@ -14,7 +14,7 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 from numpy.typing import NDArray
 
-from overlaplab.load.arrays import floats, integers
+from overlaplab.load.file.arrays import floats, integers
 
 __all__ = ["ABSENT", "LIMIT_NS", "Time", "counts_ns", "nanoseconds", "needs_text"]
 
