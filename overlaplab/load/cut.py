@@ -85,9 +85,8 @@ def slice_run(
 
 def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list[int]:
     """The chosen steps' numbers; every trace has them."""
-    chosen: list[int] = []
-    for trace in traces:
-        present = [window.step for window in step_windows(trace) if window.step is not None]
+    held = [[window.step for window in step_windows(trace) if window.step is not None] for trace in traces]
+    for trace, present in zip(traces, held, strict=True):
         if not present:
             raise OverlaplabError(
                 "has no steps to cut at",
@@ -95,15 +94,16 @@ def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list
                 rank=trace.rank,
                 remedy="torch.profiler marks them where the training loop calls its step().",
             )
-        low, high = min(present) if first is None else first, max(present) + 1 if last is None else last
-        chosen = list(range(low, high))
-        missing = sorted(set(chosen) - set(present))
-        if missing or not chosen:
-            what = f"no step {missing[0]}" if missing else f"no step from {low} up to, not including, {high}"
+    low = min(map(min, held)) if first is None else first
+    high = max(map(max, held)) + 1 if last is None else last
+    for trace, present in zip(traces, held, strict=True):
+        missing = next((step for step in range(low, high) if step not in present), None)
+        if missing is not None or low >= high:
+            what = f"no step from {low} up to, not including, {high}" if missing is None else f"no step {missing}"
             raise OverlaplabError(
                 what, path=trace.path, rank=trace.rank, remedy=f"It holds {', '.join(map(str, sorted(present)))}."
             )
-    return chosen
+    return list(range(low, high))
 
 
 def _name(path: str, traces: Sequence[Trace]) -> str:
@@ -177,7 +177,9 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
     rows = rows | _neighbours(trace, steps)
     rows[_last_ends(events["stream"].to_numpy(), ends, device & (called < host[0]))] = True
     after = _following(trace, steps)
-    if after is not None:
+    if after is None:  # the trace may be a part itself, and tell where its last step ends
+        rows = rows | matching(events["name"], lambda text: text.startswith(NEXT_STEP))
+    else:
         rows = rows | (device & (starts == after.start_ns))
         rows = rows | (events["name"] == f"ProfilerStep#{after.step}").to_numpy()
     rows[calls[rows & (calls >= 0)]] = True

@@ -16,9 +16,8 @@ from overlaplab.load.file.inflate import Source, opened
 
 __all__ = ["RawEvents"]
 
-KEYS_BYTES = 1 << 16
-"""Of the file's end are searched for what stands after the events."""
-_ARRAY = re.compile(rb'\A\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
+_KEY_BYTES = 64
+_ARRAY = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
@@ -38,15 +37,12 @@ class RawEvents:
 
     def base_ns(self) -> int:
         """What is to be added to all times; read ahead, because kineto writes it last."""
-        first, last = b"", b""
+        told, text = [b"0"], b""
         with opened(self._path) as file:
             for chunk in Source(self._path, file):
-                first = first or chunk
-                last = (last + chunk)[-KEYS_BYTES:]
-        before = _ARRAY.match(first)
-        told = _BASE.findall(before[0]) if before else []
-        told += _BASE.findall(last[last.rfind(b"]") :])
-        return int(told[0]) if told else 0
+                text = text[-_KEY_BYTES:] + chunk  # the key may span two of them
+                told = _BASE.findall(text)[-1:] or told
+        return int(told[0])
 
     def __iter__(self) -> Iterator[list[tuple[bytes, Event]]]:
         with opened(self._path) as file:
@@ -80,7 +76,7 @@ class RawEvents:
         if end is not None:
             self.tail = buffer[end:]
             return _events(buffer[:end]) or []
-        self.tail = b"]" if self.head.strip() == b"[" else b"]}"
+        self.tail = b"]}" if b"{" in self.head else b"]"
         for cut, _ in _boundaries(buffer):
             if (found := _events(buffer[:cut])) is not None:
                 return found

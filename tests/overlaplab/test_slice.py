@@ -123,6 +123,33 @@ def test_a_base_time_behind_the_events_is_found(tmp_path: Path) -> None:
     assert_same_figures(part, whole, [1])
 
 
+@pytest.mark.parametrize("after", [{"x": [1]}, {"x": [{"ranks": [number]} for number in range(6000)]}])
+def test_other_keys_may_stand_behind_the_base_time(tmp_path: Path, after: dict[str, Any]) -> None:
+    text = json.dumps({"traceEvents": gpu_events(), "baseTimeNanoseconds": 1_700_000_000_000_000_000} | after)
+    (tmp_path / "rank0.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    whole = load_run(tmp_path / "rank0.json")
+    slice_run(whole, 1, 2, tmp_path / "part")
+    assert_same_figures(load_run(tmp_path / "part"), whole, [1])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_part_can_be_cut_again(tmp_path: Path, number: int, on_gpu: bool) -> None:
+    on_cpu = [one for at in range(3) for one in (step(at, 10 * at, 10 * at + 8), op("mm", 10 * at, 10 * at + 9))]
+    whole = run_of(tmp_path / "run", gpu_events() if on_gpu else on_cpu)
+    slice_run(whole, 0, 2, tmp_path / "part")
+    slice_run(load_run(tmp_path / "part"), number, number + 1, tmp_path / "again")
+    assert_same_figures(load_run(tmp_path / "again"), whole, [number])
+
+
+def test_an_open_end_is_the_last_step_of_any_rank(tmp_path: Path) -> None:
+    fewer = [one for one in gpu_events() if one.get("name") != "ProfilerStep#2"]
+    for ranks in ((fewer, gpu_events()), (gpu_events(), fewer)):
+        run = run_of(tmp_path / "run", *ranks)
+        with pytest.raises(OverlaplabError, match=r"no step 2\. It holds 0, 1"):
+            slice_run(run, 1, None, tmp_path / "out")
+
+
 def test_an_array_alone_and_exact_epoch_times(tmp_path: Path) -> None:
     text = json.dumps([step(1, 0, 10), op("mm", 1, 2), gloo(3, 5), step(2, 10, 20), op("mm", 11, 12)])
     for time in ("0", "1", "3", "10", "11"):
@@ -185,6 +212,7 @@ def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
     [
         (2, 5, r"rank0.*: rank 0: no step 3\. It holds 0, 1, 2"),
         (7, None, "no step from 7"),
+        (1, 10**18, r"no step 3\. It holds"),
         (2, 1, "no step from 2 up to, not including, 1"),
     ],
 )
