@@ -308,7 +308,7 @@ def _by_run(paths: Sequence[str], ranks: Sequence[tuple[str, int]]) -> list[dict
 
 def _half_open(text: str) -> tuple[int | None, int | None]:
     """`3:5`, `3:`, `:5` or `3`, as the first step and the one after the last; None where it is open."""
-    match = re.fullmatch(r"(\d*)(:?)(\d*)", text.strip())
+    match = re.fullmatch(r"(\d{0,18})(:?)(\d{0,18})", text.strip())
     if match is None or not (match[1] or match[3]):
         raise OverlaplabError(f"--steps {text}: not FROM:TO", remedy="As in --steps 3:5, which is steps 3 and 4.")
     first = int(match[1]) if match[1] else None
@@ -319,7 +319,7 @@ def _half_open(text: str) -> tuple[int | None, int | None]:
 
 def _assignment(text: str) -> tuple[str, int]:
     file, _, rank = text.rpartition("=")
-    if not file or not rank.isdecimal():
+    if not file or not re.fullmatch(r"\d{1,18}", rank):
         raise OverlaplabError(f"--assign-rank {text}: not FILE=N", remedy="As in --assign-rank trace_b.json.gz=1.")
     return file, int(rank)
 

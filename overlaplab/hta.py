@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["trace_analysis"]
 
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 _LAUNCH = "cudaLaunchKernel"
 """What HTA takes for a launch; it knows no others on a CPU."""
 

@@ -21,7 +21,7 @@ __all__ = ["NEXT_STEP", "Window", "main_stream", "step_windows", "window_warning
 
 NEXT_STEP = "overlaplab::next_step"
 """What `overlaplab slice` calls the first step that it leaves out: it ends the step before it, and is none itself."""
-_STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d+)")
+_STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d{{1,18}})")  # fits into 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,10 @@ from overlaplab.load.places import Located
 
 __all__ = ["assigned", "named", "one_recording", "traces_of"]
 
-_RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d+)|worker(\d+)_", re.I)
+_RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d{1,18})(?!\d)|worker(\d{1,18})_", re.I)
 """torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
+_MOST = 10**18
+"""Numbers of 18 digits fit into 64 bits."""
 
 
 def named(files: Sequence[Located], wanted: str) -> Located | None:
@@ -42,7 +44,7 @@ def assigned(files: Sequence[Located], ranks: Mapping[str, int]) -> dict[str, in
         if meant is None:
             names = ", ".join(file.name for file in files[:4]) + (" …" if len(files) > 4 else "")
             raise OverlaplabError("no such trace to assign a rank to", path=wanted, remedy=f"There is {names}.")
-        if rank < 0:
+        if not 0 <= rank < _MOST:
             raise OverlaplabError(f"{rank} is not a rank", path=wanted, remedy="Ranks count from 0.")
         found[meant.path] = rank
     return found

@@ -68,6 +68,13 @@ class TestAssigned:
             load_run(tmp_path, assign_ranks={"c.json": 0})
         with pytest.raises(OverlaplabError, match="-1 is not a rank"):
             load_run(tmp_path, assign_ranks={"a.json": -1})
+        with pytest.raises(OverlaplabError, match=r"a\.json: 1000000000000000000 is not a rank"):
+            load_run(tmp_path, assign_ranks={"a.json": 10**18})
+
+    def test_a_number_too_large_in_a_name_is_none(self, tmp_path: Path) -> None:
+        long, short = "9" * 19, "9" * 18
+        assert load_run(write(tmp_path / f"rank{long}.json", [step(1, 0, 9)])).traces[0].rank is None
+        assert load_run(write(tmp_path / f"rank{short}.json", [step(1, 0, 9)])).traces[0].rank == int(short)
 
     def test_without_it_the_error_says_how(self, tmp_path: Path) -> None:
         write(tmp_path / "a.json", [])
@@ -82,6 +89,8 @@ class TestAssigned:
         done = subprocess.run([*command, "--assign-rank", "a.json=1", "--assign-rank", "b.json=0"], capture_output=True)
         assert done.returncode == 0, done.stderr
         wrong = subprocess.run([*command, "--assign-rank", "a.json"], capture_output=True, text=True)
+        huge = subprocess.run([*command, "--assign-rank", f"a.json={'9' * 5000}"], capture_output=True, text=True)
+        assert (huge.returncode, huge.stdout, huge.stderr.count("\n")) == (2, "", 1)
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
         assert "not FILE=N" in wrong.stderr
 

@@ -105,6 +105,11 @@ def test_steps_annotated_on_the_gpu_are_ignored(tmp_path: Path) -> None:
     assert found(tmp_path, [annotated, *launched("gemm", 0, 5, 9, correlation=1)]) == [(None, 5, 9)]
 
 
+def test_what_does_not_fit_into_64_bits_is_no_step(tmp_path: Path) -> None:
+    assert found(tmp_path, [step(10**18, 0, 100), op("mm", 1, 2)]) == [(None, 1, 2)]
+    assert found(tmp_path, [step(10**18 - 1, 0, 9), op("mm", 1, 2)]) == [(10**18 - 1, 0, 9)]
+
+
 def test_the_table_has_the_fields_as_columns(tmp_path: Path) -> None:
     table = windows(run_of(tmp_path, [step(3, 0, 9)]).traces[0])
     assert table.dtypes.astype(str).to_dict() == {
