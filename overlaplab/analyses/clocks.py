@@ -57,8 +57,8 @@ def clock_warnings(run: Run) -> tuple[str, ...]:
 
 @once_per_run
 def _clocks(run: Run) -> pd.DataFrame:
-    ends = _ends_together(run)
     traces = len(run.traces)
+    ends = _ends_together(run) if traces > 1 else pd.DataFrame()
     offsets: dict[int, int] = {0: 0}
     ranges: dict[int, int] = {0: 0}
     counts: dict[int, int] = {0: 0}

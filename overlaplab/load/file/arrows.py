@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.load.file.columns import Columns, Integers, narrowed, numbers
+from overlaplab.load.file.columns import Columns, Grown, Integers, narrowed, numbers
 from overlaplab.load.file.decode import Event
 
 __all__ = ["Arrows"]
@@ -28,6 +28,7 @@ _COLUMNS = {
 }
 """By category, as kineto has written them since 2021."""
 _NAMES = ("flow_launch", "flow_backward")
+_NUMBERS = {category: _NAMES.index(name) for category, name in _COLUMNS.items()}
 _PLACE = ["time", "process", "thread"]
 
 
@@ -35,7 +36,8 @@ class Arrows:
     """The ends of arrows so far, each with its event's row in the file, or with what to search it by."""
 
     def __init__(self) -> None:
-        self._found: dict[str, list[tuple[Integers, Integers]]] = {name: [] for name in _NAMES}
+        self._found = {name: (Grown("int32"), Grown("int32")) for name in _NAMES}
+        """Rows and numbers. Not a list of small arrays: these, strewn over the heap, would keep it from shrinking."""
         self._lost: dict[str, list[NDArray[np.int64]]] = {name: [] for name in _NAMES}
         self._last = np.array([-1, -1, -1], dtype=np.int64)
 
@@ -51,11 +53,13 @@ class Arrows:
         self._last = known[-1]
         adjacent = (known[before] == where).all(axis=1)
         identity = numbers([end.id for end in ends])
-        column = np.array([_NAMES.index(_COLUMNS[end.cat]) if end.cat in _COLUMNS else -1 for end in ends])
+        number = _NUMBERS.get
+        column = np.array([number(end.cat, -1) for end in ends], dtype=np.int8)  # type: ignore[arg-type]
         for index, name in enumerate(_NAMES):
             here, far = adjacent & (column == index), ~adjacent & (column == index)
             if here.any():
-                self._found[name].append((narrowed(before[here] + first_row - 1), narrowed(identity[here])))
+                for grown, part in zip(self._found[name], (before[here] + first_row - 1, identity[here]), strict=True):
+                    grown.extend(narrowed(part))
             if far.any():
                 self._lost[name].append(np.column_stack((where[far], identity[far])))
 
@@ -63,10 +67,9 @@ class Arrows:
         """The arrows' numbers of all rows, -1 where there is none; of several at one event, the first."""
         values: NDArray[np.int32] | Integers = np.full(columns.rows, -1, dtype=np.int32)
         found, lost = self._found.pop(name), self._lost.pop(name)
-        for rows, identity in reversed(found):
-            if identity.dtype.itemsize > values.dtype.itemsize:
-                values = values.astype(np.int64)
-            values[rows[::-1]] = identity[::-1]
+        rows, identity = (grown.values() for grown in found)
+        values = values.astype(identity.dtype)
+        values[rows[::-1]] = identity[::-1]
         if lost:
             rows, identity = _searched(np.concatenate(lost), columns)
             values = values.astype(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from overlaplab.events import EVENT_COLUMNS
 from overlaplab.load.file.arrays import integers
 from overlaplab.load.file.decode import Value
 
-__all__ = ["Columns", "Integers", "Texts", "narrowed", "number", "numbers"]
+__all__ = ["Columns", "Grown", "Integers", "Texts", "narrowed", "number", "numbers"]
 
 Integers = NDArray[np.int64]
 _INT32 = np.iinfo(np.int32)
+_PART_ROWS = 1 << 16
 
 
 class Texts(dict[Value, int]):
@@ -24,12 +26,10 @@ class Texts(dict[Value, int]):
 
     def codes(self, values: Sequence[Value]) -> NDArray[np.int32]:
         """One code per value."""
-        known: dict[Value, int] = self
         try:
-            codes = [known[value] for value in values]
+            return np.fromiter(map(self.__getitem__, values), np.int32, len(values))
         except KeyError:
-            codes = [self.setdefault(value, len(self)) for value in values]
-        return np.array(codes, dtype=np.int32)
+            return np.array([self.setdefault(value, len(self)) for value in values], dtype=np.int32)
 
     def categorical(self, codes: NDArray[np.int32]) -> pd.Categorical:
         """These codes with their texts; `9` and `"9"` are one."""
@@ -91,13 +91,13 @@ class Columns:
         times += base_ns
         durations = self._grown.pop("dur_ns").values()
         order = _order(times, durations)
+        times, durations = times[order], durations[order]
         found: dict[str, object] = {}
         for name in EVENT_COLUMNS:
             if name in ("ts_ns", "dur_ns"):
-                values = times if name == "ts_ns" else durations
-            else:
-                values = narrowed(added[name]) if name in added else self._grown.pop(name).values()
-            values = values[order]
+                found[name] = times if name == "ts_ns" else durations
+                continue
+            values = (narrowed(added[name]) if name in added else self._grown.pop(name).values())[order]
             found[name] = self.texts[name].categorical(values) if name in self.texts else values
         return pd.DataFrame(found, copy=False), order
 
@@ -108,24 +108,39 @@ class Columns:
 
 
 class Grown:
-    """An array that grows where it lies, so that neither growing nor joining needs it twice."""
+    """An array that grows by parts outside the heap, in which moving a whole one would leave holes."""
 
     def __init__(self, dtype: str) -> None:
-        self._values = np.empty(0, dtype=dtype)
-        self._size = 0
+        self._parts: list[NDArray[Any]] = []
+        self._dtype = np.dtype(dtype)
+        self._room = 0
 
-    def extend(self, part: NDArray[Any]) -> None:
+    def extend(self, values: NDArray[Any]) -> None:
         """Add values; the type widens where they need it."""
-        start, self._size = self._size, self._size + len(part)
-        if part.dtype.itemsize > self._values.dtype.itemsize:
-            self._values = self._values.astype(part.dtype)
-        if self._size > len(self._values):
-            self._values.resize(max(self._size, len(self._values) * 3 // 2, 1 << 14), refcheck=False)
-        self._values[start : self._size] = part
+        if values.dtype.itemsize > self._dtype.itemsize:
+            self._dtype = values.dtype
+            self._close()
+        while len(values):
+            if not self._room:
+                memory = mmap(-1, _PART_ROWS * self._dtype.itemsize)  # goes back to the system once it is read
+                self._parts.append(np.frombuffer(memory, dtype=self._dtype))
+                self._room = _PART_ROWS
+            fitting = values[: self._room]
+            first = _PART_ROWS - self._room
+            self._parts[-1][first : first + len(fitting)] = fitting
+            self._room -= len(fitting)
+            values = values[len(fitting) :]
 
     def values(self) -> NDArray[Any]:
         """All values."""
-        return self._values[: self._size]
+        self._close()
+        self._parts = [np.concatenate(self._parts) if self._parts else np.empty(0, dtype=self._dtype)]
+        return self._parts[0]
+
+    def _close(self) -> None:
+        if self._room:
+            self._parts[-1] = self._parts[-1][: _PART_ROWS - self._room]
+            self._room = 0
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:

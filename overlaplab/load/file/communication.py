@@ -51,7 +51,10 @@ class Communication:
             text = str(name)
             self._flags.append(_NAMED * bool(_COMMUNICATES.match(text)) | _GIVEN * bool(_SHAPED.match(text)))
         flags = np.frombuffer(bytes(self._flags), dtype=np.uint8)[codes]
-        told = np.array([told.collective is not None for told in arguments], dtype=bool)
+        collectives = [told.collective for told in arguments]
+        told = np.zeros(len(collectives), dtype=bool)
+        if collectives.count(None) < len(collectives):
+            told[:] = [collective is not None for collective in collectives]
         texts = list(names) if flags.any() or told.any() else []
         for row in np.flatnonzero((flags > 0) | told).tolist():
             given, shaped = arguments[row], arguments[row].shapes is not NOTHING

@@ -71,7 +71,7 @@ _fast = msgspec.json.Decoder(list[Event])
 _exact = msgspec.json.Decoder(list[_ExactEvent])
 
 
-def decoded(text: bytes) -> list[Event]:
+def decoded(text: bytes | bytearray | memoryview) -> list[Event]:
     """The events of a JSON array; raises what msgspec raises where it is none of the usual events."""
     events = _fast.decode(text)
     if needs_text([event.ts for event in events]):

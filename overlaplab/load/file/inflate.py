@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -45,8 +46,14 @@ class Source:
         self._read = 0
 
     def __iter__(self) -> Iterator[bytes]:
+        """Each chunk is read while the one before it is in use."""
         first = self._file.read(CHUNK_BYTES)
-        return self._inflated(first) if first.startswith(GZIP) else self._plain(first)
+        chunks = self._inflated(first) if first.startswith(GZIP) else self._plain(first)
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(next, chunks, b"")
+            while chunk := coming.result():
+                coming = reader.submit(next, chunks, b"")
+                yield chunk
 
     def _plain(self, chunk: bytes) -> Iterator[bytes]:
         while chunk:

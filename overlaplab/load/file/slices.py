@@ -61,32 +61,32 @@ class Slices:
     def __iter__(self) -> Iterator[list[Event]]:
         buffer, wanted, final = self._head(), 0, False
         while not self.whole and not final:
-            buffer, final = self._more(buffer, wanted)
-            taken = self._taken(buffer, final)
+            text, final = self._more(buffer, wanted, b"[")
+            taken = self._taken(text, final)
             if taken is None:
-                wanted = 2 * len(buffer)
+                buffer, wanted = bytes(text[1:]), 2 * len(text)
                 continue
             buffer, wanted, self.whole = taken.rest, 0, taken.ended
             yield taken.events
         if self.whole:
             self._tail(buffer)
 
-    def _more(self, buffer: bytes, wanted: int) -> tuple[bytes, bool]:
+    def _more(self, buffer: bytes, wanted: int, opening: bytes = b"") -> tuple[bytearray, bool]:
         """What was read and the next chunk, or as many as are wanted; and whether there are no more."""
-        parts, size = [buffer], len(buffer)
+        parts, size = [opening, buffer], len(buffer)
         for chunk in self._chunks:
             parts.append(chunk)
             size += len(chunk)
             if size >= wanted:
-                return b"".join(parts), False
-        return b"".join(parts), True
+                return bytearray().join(parts), False
+        return bytearray().join(parts), True
 
     def _head(self) -> bytes:
         """Read the keys before the array; what was read after its opening bracket."""
         buffer, final = b"", False
         while not final and len(buffer) < MOST_BYTES:
-            buffer, final = self._more(buffer, 2 * len(buffer))
-            buffer = buffer.removeprefix(_BOM).lstrip()
+            read, final = self._more(buffer, 2 * len(buffer))
+            buffer = bytes(read).removeprefix(_BOM).lstrip()
             if buffer[:1] == b"[":
                 return buffer[1:]
             if buffer and buffer[:1] != b"{":
@@ -97,32 +97,32 @@ class Slices:
                     return buffer[match.end() :]
         raise NoTraceError("no list of traceEvents" if buffer else "empty")
 
-    def _taken(self, buffer: bytes, final: bool) -> _Taken | None:
-        """As many whole events as there are; None where more has to be read first."""
+    def _taken(self, text: bytearray, final: bool) -> _Taken | None:
+        """As many whole events as there are after the bracket; None where more has to be read first."""
         try:
-            taken = _quickly(buffer, final)
+            taken = _quickly(text, final)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         else:
-            if taken is not None or (not final and len(buffer) < MOST_EVENT_BYTES and b"\\u" not in buffer):
+            if taken is not None or (not final and len(text) < MOST_EVENT_BYTES and b"\\u" not in text):
                 return taken
+        buffer = bytes(text[1:])
         events, rest, ended = one_by_one(buffer, final or len(buffer) >= MOST_EVENT_BYTES, self.repairs)
         return _Taken(events, rest, ended) if events or ended or final or len(rest) < len(buffer) else None
 
     def _tail(self, buffer: bytes) -> None:
-        buffer, _ = self._more(buffer, MOST_BYTES)
-        keys = keys_after(buffer, self.repairs)
+        text, _ = self._more(buffer, MOST_BYTES)
+        keys = keys_after(bytes(text), self.repairs)
         self.keys = Keys(*(getattr(self.keys, name) or getattr(keys, name) for name in Keys.__struct_fields__))
 
 
-def _quickly(buffer: bytes, final: bool) -> _Taken | None:
-    """Raises where this is not usual JSON of usual events."""
-    text = b"[" + buffer
+def _quickly(text: bytearray, final: bool) -> _Taken | None:
+    """Raises where this, a bracket first, is not usual JSON of usual events."""
     if final:
         return _to_end(text)
-    for cut, rest in _boundaries(buffer):
+    for cut, rest in _boundaries(text):
         try:
-            return _Taken(decoded(b"[" + buffer[:cut] + b"]"), buffer[rest:])
+            return _Taken(_up_to(text, cut), bytes(memoryview(text)[rest:]))
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError as error:
@@ -133,7 +133,17 @@ def _quickly(buffer: bytes, final: bool) -> _Taken | None:
     return None
 
 
-def _to_end(text: bytes) -> _Taken:
+def _up_to(text: bytearray, cut: int) -> list[Event]:
+    """The events before this place, as a list that ends there: without copying the text, which takes as long."""
+    there = text[cut]
+    text[cut] = ord("]")
+    try:
+        return decoded(memoryview(text)[: cut + 1])
+    finally:
+        text[cut] = there
+
+
+def _to_end(text: bytearray) -> _Taken:
     """The events of an array that may have something after it."""
     try:
         return _Taken(decoded(text), b"", ended=True)
@@ -144,10 +154,10 @@ def _to_end(text: bytes) -> _Taken:
         end = text.rindex(b"]", 0, int(trailing[1])) + 1
         if _GOES_ON.match(text, end):
             raise
-        return _Taken(decoded(text[:end]), text[end:], ended=True)
+        return _Taken(decoded(text[:end]), bytes(text[end:]), ended=True)
 
 
-def _boundaries(buffer: bytes) -> Iterator[tuple[int, int]]:
+def _boundaries(buffer: bytearray) -> Iterator[tuple[int, int]]:
     """The last places where an event may end and the next begin, latest first: (end of the one, start of the other)."""
     for start in (max(0, len(buffer) - _NEAR_BYTES), 0):
         matches = list(_BOUNDARY.finditer(buffer, start))[-_ATTEMPTS:]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any
 
 import msgspec
@@ -52,8 +52,8 @@ class Gathered:
 
     def append(self, events: list[Event]) -> None:
         """Add a slice."""
-        phase = _PHASES.get
-        kinds = np.frombuffer(bytes([phase(event.ph, 0) for event in events]), dtype=np.uint8)
+        phases = [event.ph for event in events]
+        kinds = np.fromiter(map(_PHASES.get, phases, repeat(0)), np.uint8, len(phases))
         if not kinds.all():
             events, kinds = _chosen(events, kinds > 0), kinds[kinds > 0]
         if not events:
@@ -110,12 +110,12 @@ class Gathered:
         )
 
     def _add_ranks(self, arguments: Sequence[Arguments]) -> None:
-        ranks = numbers([told.rank for told in arguments])
-        if (ranks < 0).all():
+        ranks = [told.rank for told in arguments]
+        if ranks.count(-1) == len(ranks):
             # torch writes a collective's `Rank`, which for send and receive is the other side's.
-            ranks = numbers([told.collective_rank if told.collective is None else -1 for told in arguments])
+            ranks = [told.collective_rank if told.collective is None else -1 for told in arguments]
         unknown = np.broadcast_to(np.int32(-1), len(arguments))  # without memory of its own
-        self._ranks.append(unknown if (ranks < 0).all() else narrowed(ranks))
+        self._ranks.append(unknown if ranks.count(-1) == len(ranks) else narrowed(numbers(ranks)))
 
     def _paired(
         self, events: list[Event], kinds: NDArray[np.uint8], times: Integers
