@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from overlaplab.analyses.launches import launches
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Kind, Run, Trace, activity, classify, lanes, rule_of
+from overlaplab.events import Kind, Run, Trace, activity, lanes, of_kind, rule_of
 from overlaplab.intervals import pieces
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind
 
@@ -140,7 +140,7 @@ def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
 def _outermost(trace: Trace, kind: Kind) -> pd.DataFrame:
     """The events of a kind that no other of that kind on their thread holds: `event` (row), `lane`, times."""
     events = trace.events
-    rows = np.flatnonzero(classify(trace) == kind)
+    rows = np.flatnonzero(of_kind(trace, kind))
     starts = events["ts_ns"].to_numpy(dtype=np.int64)[rows]
     ends = starts + events["dur_ns"].to_numpy(dtype=np.int64)[rows]
     found = pd.DataFrame({"event": rows, "lane": lanes(events)[rows], "start_ns": starts, "end_ns": ends})

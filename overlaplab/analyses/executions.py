@@ -14,7 +14,7 @@ import numpy as np
 
 from overlaplab.analyses.labels import Span
 from overlaplab.analyses.launches import Launch, launches, spans_of
-from overlaplab.events import Kind, Trace, classify, launchers, main_stream, matching, rule_of
+from overlaplab.events import Kind, Trace, launchers, main_stream, matching, of_kind, rule_of
 from overlaplab.vocabulary import Rule
 
 __all__ = ["Executions", "bounds_of", "executions"]
@@ -118,7 +118,7 @@ class _OnHost:
 class _OnDevice:
     def __init__(self, trace: Trace) -> None:
         events, calls = trace.events, launchers(trace)
-        compute = classify(trace) == Kind.COMPUTE
+        compute = of_kind(trace, Kind.COMPUTE)
         on_main = compute & (events["stream"] == main_stream(events[compute])).to_numpy()
         rows = np.flatnonzero(on_main & (calls >= 0))
         starts = events["ts_ns"].to_numpy()[rows]

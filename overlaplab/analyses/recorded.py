@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from overlaplab.analyses.labels import Label, labels_of
 from overlaplab.analyses.told import NUMBERS, TEXTS, around, first_known, operators, told_of
-from overlaplab.events import Kind, Trace, classify, lanes, launchers, matching, once_per_trace, rule_of
+from overlaplab.events import Kind, Trace, lanes, launchers, matching, of_kind, once_per_trace, rule_of
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
 __all__ = ["RECORDED_COLUMNS", "UNKNOWN_NS", "recorded"]
@@ -72,7 +72,7 @@ def _table(rows: int) -> pd.DataFrame:
 
 def _on_device(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     events = trace.events
-    rows = np.flatnonzero(classify(trace) == Kind.COMMUNICATION)
+    rows = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
     found = _device_events(trace, rows)
     comms = _ranges([label for label in labels if label.word == "comm"])
     calls, by_external_id = operators(trace)

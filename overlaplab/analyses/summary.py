@@ -15,7 +15,7 @@ from overlaplab.events import (
     Run,
     Trace,
     activity,
-    classify,
+    of_kind,
     rule_of,
     step_windows,
     window_warnings,
@@ -172,7 +172,7 @@ def _outside(trace: Trace) -> int:
 
 def _top(trace: Trace) -> str:
     """The names that took most time, for a reader to see what was missed."""
-    counted = trace.events[classify(trace) != Kind.NOTHING]
+    counted = trace.events[~of_kind(trace, Kind.NOTHING)]
     longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(3)
     names = [str(name) if len(str(name)) <= 60 else f"{str(name)[:59]}…" for name in longest.index]
     return "most time is in " + ", ".join(names) if names else "nothing that counts was recorded"

@@ -1,6 +1,6 @@
 """The event table: what a run holds, what each event counts as, and where steps begin and end."""
 
-from overlaplab.events.activity import Activity, activity, classify, lanes, matching, rule_of
+from overlaplab.events.activity import Activity, activity, classify, lanes, matching, of_kind, rule_of
 from overlaplab.events.launching import launchers, runtime_calls
 from overlaplab.events.rules import Kind
 from overlaplab.events.run import (
@@ -48,6 +48,7 @@ __all__ = [
     "launchers",
     "main_stream",
     "matching",
+    "of_kind",
     "once_per_run",
     "once_per_trace",
     "rule_of",

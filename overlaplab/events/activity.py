@@ -25,7 +25,7 @@ from overlaplab.vocabulary import (
     Rule,
 )
 
-__all__ = ["Activity", "activity", "classify", "lanes", "matching", "rule_of"]
+__all__ = ["Activity", "activity", "classify", "lanes", "matching", "of_kind", "rule_of"]
 
 _DEVICE_CATEGORIES = DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES
 _KINDS = tuple(Kind)
@@ -66,6 +66,11 @@ def classify(trace: Trace) -> NDArray[np.object_]:
     kinds = np.array(_KINDS, dtype=object)[_codes(trace)]
     kinds.flags.writeable = False
     return kinds
+
+
+def of_kind(trace: Trace, kind: Kind) -> NDArray[np.bool_]:
+    """Which events count as this, in the table's order."""
+    return np.asarray(_codes(trace) == _KINDS.index(kind))
 
 
 @once_per_trace
@@ -110,7 +115,7 @@ def _codes(trace: Trace) -> NDArray[np.int8]:
 
 
 def _during(trace: Trace, kind: Kind) -> Intervals:
-    rows = np.flatnonzero(_codes(trace) == _KINDS.index(kind))
+    rows = np.flatnonzero(of_kind(trace, kind))
     starts = trace.events["ts_ns"].to_numpy()[rows]
     return union(starts, starts + trace.events["dur_ns"].to_numpy()[rows])
 

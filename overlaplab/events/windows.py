@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from overlaplab.events.activity import activity, classify, matching, rule_of
+from overlaplab.events.activity import activity, matching, of_kind, rule_of
 from overlaplab.events.launching import launchers
 from overlaplab.events.rules import Kind
 from overlaplab.events.run import Trace, once_per_trace
@@ -104,9 +104,9 @@ def _host_window(step: int | None, start_ns: int, end_ns: int) -> Window:
 
 def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     """From each step's first compute kernel on the main stream to the next step's; the last to its last own event."""
-    events, kinds, calls = trace.events, classify(trace), launchers(trace)
-    rows = np.flatnonzero((kinds != Kind.NOTHING) & (calls >= 0))
-    compute = kinds == Kind.COMPUTE
+    events, calls = trace.events, launchers(trace)
+    rows = np.flatnonzero(~of_kind(trace, Kind.NOTHING) & (calls >= 0))
+    compute = of_kind(trace, Kind.COMPUTE)
     main = (compute & (events["stream"] == main_stream(events[compute])).to_numpy())[rows]
     starts = events["ts_ns"].to_numpy()[rows]
     ends = starts + events["dur_ns"].to_numpy()[rows]
