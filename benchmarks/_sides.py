@@ -33,13 +33,14 @@ def ours(files: list[str]) -> dict[str, Any]:
 
 
 def hta(files: list[str]) -> dict[str, Any]:
-    """From files to HTA's overlap."""
+    """From files to HTA's temporal breakdown and overlap, which together tell what `overlaplab summary` does."""
     analysis, trace = _hta_types()
 
     def work(files: list[str]) -> Any:
         loaded = analysis.__new__(analysis)
         loaded.t = trace(trace_files=dict(enumerate(files)), trace_dir="")
         loaded.t.load_traces(include_last_profiler_step=True, use_multiprocessing=len(files) > 1)
+        loaded.get_temporal_breakdown(visualize=False)
         return loaded.get_comm_comp_overlap(visualize=False)
 
     table, found = _measured(work, files)

@@ -1,12 +1,13 @@
 """Loading a trace, beside Holistic Trace Analysis (HTA), as ratios; the two sides of each take turns.
 
-    python benchmarks/load.py          a trace of 100 MB: time and memory to the overlap, the overlap alone, reopening
-    python benchmarks/load.py --big    a run of 8 ranks of a million events: time and memory to the overlap
+    python benchmarks/load.py          a trace of 100 MB: time and memory to `summary`, the overlap alone, reopening
+    python benchmarks/load.py --big    a run of 8 ranks of a million events: time and memory to `summary`
 
 The traces are made here (`_kineto.py`), once, in a temporary folder. Every measurement is a process of its own
 (`_sides.py`) that does the same with a small trace first, and reads the clock then. Both sides go from gzipped files to
-the overlap: ours to the table of `overlaplab summary`, HTA's to its own, without rounding to µs (it is quicker without)
-and without processes where there is one file; that both find the same overlap is checked. Peak memory is resident
+the breakdown and the overlap: ours to the table of `overlaplab summary`, HTA's to its `get_temporal_breakdown` and
+`get_comm_comp_overlap`, without rounding to µs (it is quicker without) and without processes where there is one file;
+that both find the same overlap is checked. Peak memory is resident
 memory above what the process held before, as Linux counts both (see proc(5)); with --big, what all processes of a side
 hold together (proportional set size, every 50 ms). Run it on an idle machine.
 """

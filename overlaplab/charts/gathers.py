@@ -268,9 +268,7 @@ def _finding(table: pd.DataFrame, prefetch: int | None, dark: bool) -> tuple[str
         names = [unit_name(unit, 24) for unit in table.loc[hidden, "unit"].unique()]
         told.append(f"Compute of {_listed(names)} stands around the layers' and is not drawn.")
     if (table["source"] == "fsdp2").any():
-        told.append(
-            "Read from FSDP2's ranges: what is gathered again was freed after its forward."
-        )
+        told.append("Read from FSDP2's ranges: what is gathered again was freed after its forward.")
     return title, [" ".join(told), _unknown(table)]
 
 

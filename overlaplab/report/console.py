@@ -36,9 +36,14 @@ FEW_LISTED = 20
 
 def summary_table(table: pd.DataFrame, title: str) -> Table:
     """`summary`'s rows: the five parts of each step, and the share of communication that was hidden."""
-    shown = _table(title, "rank", "step", "step ms", "compute", "overlap", "exposed", "memory", "idle", "hidden")
-    shown.caption = "ms; compute + overlap + exposed + memory + idle = step; hidden = overlap ÷ communication"
+    waited = ["wait"] if table["exposed_wait_ns"].notna().any() else []
+    columns = ["step ms", "compute", "overlap", "exposed", *waited, "memory", "idle", "hidden"]
+    shown = _table(title, "rank", "step", *columns)
+    shown.caption = "ms; compute + overlap + exposed + memory + idle = step; hidden = overlap ÷ communication" + (
+        "; wait: of the exposed, until the last rank came" if waited else ""
+    )
     parts = ["span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns"]
+    parts[4:4] = ["exposed_wait_ns"] if waited else []
     for _, row in table.iterrows():
         times = (_ms(row[part]) for part in parts)
         _add(shown, [_known(row["rank"]), _known(row["step"]), *times, _percent(row["overlap_ratio"])])

@@ -262,6 +262,27 @@ def test_tables_fit_the_terminal(
         assert "…" not in "".join(line for line in out.splitlines() if "0.1" in line)
 
 
+def test_summary_tells_the_wait_where_it_is_known(command: Any, tmp_path: Path) -> None:
+    """Rank 1 comes 40 ms later, and both compute nothing meanwhile."""
+    label = "engine::comm seq={} kind=all_reduce dtype=float32 bytes=400 group=default_pg"
+
+    def rank(late_us: float) -> list[dict[str, Any]]:
+        carried = [
+            event(label.format(seq), at + late_us, at + 100_000, cat="user_annotation", tid=7)
+            for seq, at in enumerate((20_000, 220_000, 420_000))
+        ]
+        return [step(1, 0, 600_000), op("mm", 0, 10_000), *carried]
+
+    run_of(tmp_path / "both", rank(0), rank(40_000))
+    run_of(tmp_path / "one", rank(0))
+    rows = [line.split() for line in command("summary", tmp_path / "both")[1].splitlines()]
+    assert ["rank", "step", "step", "ms", "compute", "overlap", "exposed", "wait", "memory", "idle", "hidden"] in rows
+    assert ["0", "1", "600.0", "10.0", "0.0", "300.0", "120.0", "0.0", "290.0", "0", "%"] in rows
+    assert ["1", "1", "600.0", "10.0", "0.0", "180.0", "0.0", "0.0", "410.0", "0", "%"] in rows
+    alone = [line.split() for line in command("summary", tmp_path / "one")[1].splitlines()]
+    assert ["rank", "step", "step", "ms", "compute", "overlap", "exposed", "memory", "idle", "hidden"] in alone
+
+
 def test_markup_and_escapes_in_a_trace_stay_text(command: Any, tmp_path: Path) -> None:
     name = "[red]%1B[31mw"
     events = [
