@@ -180,7 +180,6 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
     if after is None:  # the trace may be a part itself, and tell where its last step ends
         rows = rows | matching(events["name"], lambda text: text.startswith(NEXT_STEP))
     else:
-        rows = rows | (device & (starts == after.start_ns))
         rows = rows | (events["name"] == f"ProfilerStep#{after.step}").to_numpy()
     rows[calls[rows & (calls >= 0)]] = True
     found: Mask = rows | _joined(trace, rows)

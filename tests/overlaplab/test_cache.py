@@ -96,6 +96,17 @@ def test_a_file_that_changed_is_read_again(kept: Path, trace: Path) -> None:
     assert len(entries(kept)) == 2
 
 
+def test_of_size_and_time_either_tells_a_change(kept: Path, trace: Path) -> None:
+    assert names(load_run(trace)) == ["aten::mm"]
+    before = trace.stat().st_mtime_ns
+    write(trace, [op("ab", 0, 10)])  # of the same size
+    os.utime(trace, ns=(before, before + 1))
+    assert names(load_run(trace)) == ["aten::ab"]
+    write(trace, [op("longer", 0, 10)])
+    os.utime(trace, ns=(before, before + 1))
+    assert names(load_run(trace)) == ["aten::longer"]
+
+
 def test_another_loader_reads_again(kept: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_run(trace)
     monkeypatch.setattr(cache, "LOADER", "another")

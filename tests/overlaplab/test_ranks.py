@@ -133,6 +133,13 @@ class TestRecordings:
         assert names == [["rank0_0.json", "rank1_0.json"], ["rank0_1.json", "rank1_1.json"]]
         assert load_run(folder, recording=1).warnings == ()
 
+    def test_a_short_trace_does_not_end_a_recording(self, tmp_path: Path) -> None:
+        """Rank 1 ends before rank 2 begins, but rank 0 lasts longer than both."""
+        for at in (0, 1000):
+            for rank, start, end in ((0, 0, 100), (1, 10, 20), (2, 50, 90)):
+                write(tmp_path / f"rank{rank}_{at}.json", [op("mm", at + start, at + end)], **info(rank, 3))
+        assert [trace.rank for trace in load_run(tmp_path, recording=1).traces] == [0, 1, 2]
+
     @pytest.mark.parametrize("number", [0, 3, -1])
     def test_others_are_refused(self, folder: Path, number: int) -> None:
         with pytest.raises(OverlaplabError, match=rf"no recording {number}\. It holds 2"):

@@ -70,6 +70,11 @@ def test_a_step_launches_in_its_own_process_on_any_thread(tmp_path: Path) -> Non
     assert found(tmp_path, [step(1, 0, 10), *other, *own]) == [(1, 20, 50)]
 
 
+def test_what_is_called_as_a_step_ends_is_not_its_own(tmp_path: Path) -> None:
+    kernels = [*launched("gemm", 4, 20, 30, correlation=1), *launched("gemm", 10, 40, 50, correlation=2)]
+    assert found(tmp_path, [step(1, 0, 10), *kernels]) == [(1, 20, 30)]
+
+
 def test_the_kernels_of_a_graph_belong_to_the_step_that_launched_it(tmp_path: Path) -> None:
     def graph(number: int, host: float, start: float) -> list[dict[str, Any]]:
         """Three kernels of one launch, the first to start written last."""
