@@ -113,6 +113,39 @@ def test_arrows_come_along(tmp_path: Path) -> None:
     assert 21 in gemm["flow_launch"].tolist()
 
 
+def test_counters_come_along_while_the_steps_last(tmp_path: Path) -> None:
+    counters = [{"ph": "C", "name": "memory", "pid": 9, "ts": at, "args": {"bytes": at}} for at in (1, 250, 999)]
+    whole = load_run(write(tmp_path / "trace.json", [*gpu_events(), *counters]))
+    slice_run(whole, 2, 3, tmp_path / "part")
+    part = raw_events(tmp_path / "part" / "trace.json.gz")
+    assert [one["ts"] for one in part if one["ph"] == "C"] == [250]
+
+
+def test_when_the_rank_was_ready_is_known_from_what_ended_before(tmp_path: Path) -> None:
+    """A bucket of step 2 is launched before any kernel of that step: it was ready when step 1's last one ended."""
+    bucket = {"bucket": 0, "bytes": 4, "parameters": "w"}
+
+    def label(word: str, start: float, end: float, **fields: object) -> dict[str, Any]:
+        text = " ".join(["engine::" + word, *(f"{key}={value}" for key, value in fields.items())])
+        return event(text, start, end, cat="user_annotation")
+
+    events = [
+        *(step(1, 0, 10), step(2, 10, 40)),
+        *launched("gemm", 1, 100, 130, correlation=1),
+        *launched("relu", 2, 130, 140, correlation=2),
+        label("backward", 12, 30, sync=1),
+        label("gradient_ready", 13, 14, parameter="w"),
+        label("bucket_ready", 14, 15, **bucket),
+        label("bucket_launch", 16, 18, bucket=0),
+        *launched("ncclDevKernel_AllReduce", 17, 150, 190, stream=20, correlation=3),
+        *launched("gemm", 25, 160, 180, correlation=4),
+    ]
+    whole = load_run(write(tmp_path / "trace.json", events))
+    assert buckets(whole, steps=[2])["ready_ns"].tolist() == [-20_000]
+    slice_run(whole, 2, 3, tmp_path / "part")
+    assert_same_figures(load_run(tmp_path / "part"), whole, [2])
+
+
 def test_a_base_time_behind_the_events_is_found(tmp_path: Path) -> None:
     text = json.dumps({"traceEvents": gpu_events(), "baseTimeNanoseconds": 1_700_000_000_000_000_000})
     (tmp_path / "rank2.json").write_text(text)
