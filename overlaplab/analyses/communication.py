@@ -27,27 +27,25 @@ def communication_by(
     Columns: `rank` (Int64), `group` and `group_description` (what the group is for, such as `mesh_tp`), `kind` (all
     null where nothing tells), `count`, `bytes` (Int64, the sum of `collectives`' bytes, null where one is), `busy_ns`
     (the union of their times) and `exposed_ns` (its part during which the rank computed nothing). Counts and bytes are
-    of what the chosen steps launched (of all, where no step is chosen), times are cut to these steps' windows. Groups
-    may work at the same time, so the parts may add up to more than `comm_ns`. Raises `OverlaplabError` for an unknown
+    of what the chosen steps launched, times are cut to their windows: what lies in no step is in no sum. Groups may
+    work at the same time, so the parts may add up to more than `comm_ns`. Raises `OverlaplabError` for an unknown
     rank or step.
     """
-    every = steps is None and not skip_steps
     launched = collectives(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
-    timed = launched if every else collectives(run, ranks=ranks)
+    timed = collectives(run, ranks=ranks)
     rows: list[dict[str, Any]] = []
     for trace in selected_traces(run, ranks):
-        window = None
-        if not every:
-            chosen = selected_windows(trace, steps, skip_steps)
-            window = union([one.start_ns for one in chosen], [one.end_ns for one in chosen])
-        rows += _of_trace(run, trace, launched, timed, window)
+        chosen = selected_windows(trace, steps, skip_steps)
+        window = union([one.start_ns for one in chosen], [one.end_ns for one in chosen])
+        stepless = any(one.step is None for one in chosen)
+        rows += _of_trace(run, trace, launched if stepless else launched.dropna(subset=["step"]), timed, window)
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(
         {"rank": "Int64", "bytes": "Int64"} | dict.fromkeys(("count", "busy_ns", "exposed_ns"), "int64")
     )
 
 
 def _of_trace(
-    run: Run, trace: Trace, launched: pd.DataFrame, timed: pd.DataFrame, window: Intervals | None
+    run: Run, trace: Trace, launched: pd.DataFrame, timed: pd.DataFrame, window: Intervals
 ) -> list[dict[str, Any]]:
     busy, zero = activity(trace), zero_of(run, trace)
     identity = ["group", "group_description", "kind"]
@@ -61,8 +59,7 @@ def _of_trace(
         inside = busy.communication[:0]
         if ran is not None:
             hulls = union(*(ran[name].to_numpy(np.int64) + zero for name in ("start_ns", "end_ns")))
-            inside = intersect(hulls, busy.communication)
-        inside = inside if window is None else intersect(inside, window)
+            inside = intersect(intersect(hulls, busy.communication), window)
         rows.append(
             {
                 "rank": trace.rank,

@@ -22,11 +22,14 @@ _EARLY = 0.02
 """A process whose launches come after what they launched more often than this did not launch it."""
 
 
-def rank_masks(content: TraceFile) -> dict[int, NDArray[np.bool_]]:
-    """Which events each rank has, in order of rank; empty where the file is one rank's."""
+def rank_masks(content: TraceFile, *, named: bool = False) -> dict[int, NDArray[np.bool_]]:
+    """Which events each rank has, in order of rank; empty where the file is one rank's.
+
+    `named` says that the file's name is a rank's.
+    """
     owners = _told(content)
     if len(_known(owners)) < 2:
-        owners = _devices(content)
+        owners = _devices(content, named)
     if len(_known(owners)) < 2:
         return {}
     pids = content.events["pid"].cat.codes.to_numpy().astype(np.int64)
@@ -47,7 +50,7 @@ def _told(content: TraceFile) -> NDArray[np.int64]:
     return np.full(len(content.events), -1) if told is None else np.asarray(told, dtype=np.int64)
 
 
-def _devices(content: TraceFile) -> NDArray[np.int64]:
+def _devices(content: TraceFile, named: bool) -> NDArray[np.int64]:
     """The device of every device event; -1 everywhere where they are not ranks.
 
     A process that tells its rank in a job of several is one rank, whatever devices it uses.
@@ -58,7 +61,8 @@ def _devices(content: TraceFile) -> NDArray[np.int64]:
     kernels = events["category"].isin(DEVICE_KERNEL_CATEGORIES).to_numpy()
     computing = _known(np.where(kernels, owners, -1))  # a copy on another device makes it no rank
     hosts = runtime_calls(events)["pid"].nunique()
-    one_rank = content.rank is not None and (content.world_size or 1) > 1 and hosts < 2
+    told = named or (content.rank is not None and (content.world_size or 1) > 1)
+    one_rank = told and hosts < 2
     return np.where(np.isin(owners, computing) & (not one_rank), owners, -1)
 
 

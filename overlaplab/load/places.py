@@ -44,8 +44,10 @@ def sources(path: str) -> list[Located]:
     """The trace files of a folder in order of name, or the one file; raises `OverlaplabError` where there is none."""
     found = _remote_sources(path) if _is_remote(path) else _local_sources(Path(path))
     if not found:
+        inner = [] if _is_remote(path) else sorted(folder.name for folder in Path(path).iterdir() if folder.is_dir())
+        hint = f" Is one of its folders meant: {', '.join(inner[:3])}{' …' if inner[3:] else ''}?" if inner else ""
         raise OverlaplabError(
-            "holds no trace", path=path, remedy="Traces are files named *.json or *.json.gz, one per rank."
+            "holds no trace", path=path, remedy=f"Traces are files named *.json or *.json.gz, one per rank.{hint}"
         )
     return found
 

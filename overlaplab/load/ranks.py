@@ -55,7 +55,7 @@ def traces_of(file: Located, content: TraceFile, given: int | None) -> tuple[lis
 
     Its rank is the one that the user gave, else the one that the file tells, else the one in its name, else None.
     """
-    masks = rank_masks(content)
+    masks = rank_masks(content, named=_RANK_IN_NAME.match(file.name) is not None)
     if masks and given is not None:
         raise OverlaplabError(f"holds ranks {', '.join(map(str, masks))}, so it cannot be assigned one", path=file.path)
     if masks:

@@ -181,6 +181,16 @@ def test_by_group_and_kind(tmp_path: Path) -> None:
     ]
 
 
+def test_what_lies_in_no_step_is_in_no_sum(tmp_path: Path) -> None:
+    events = [
+        step(1, 100, 200),
+        *carried(0, 10, 30, launch=9, num_bytes=5),
+        *carried(1, 120, 140, launch=110, num_bytes=7),
+    ]
+    (row,) = overlaplab.communication_by(run_of(tmp_path, events)).itertuples()
+    assert (row.count, row.bytes, row.busy_ns) == (1, 7, 20_000)
+
+
 def test_the_document(tmp_path: Path) -> None:
     steps = [[step(3, 0, 60)], [step(4, 0, 60)]]
     rank0 = carried(0, 10, 40, launch=10) + carried(1, 45, 50, launch=44, kind="send_recv")

@@ -215,6 +215,7 @@ class TestMerged:
     def test_a_rank_that_uses_two_devices_stays_one(self, tmp_path: Path) -> None:
         events = [*of(9, 0, kernels(0, 20, 1)), *of(9, 1, launched("gemm", 5, 12, 14, correlation=9))]
         assert [trace.rank for trace in load_run(write(tmp_path / "t.json", events, **info(3, 4))).traces] == [3]
+        assert [trace.rank for trace in load_run(write(tmp_path / "rank5.json", events)).traces] == [5]
 
     def test_a_copy_on_another_device_makes_no_rank(self, tmp_path: Path) -> None:
         copy = launched("Memset", 5, 12, 14, correlation=9, cat="gpu_memset")

@@ -63,6 +63,9 @@ def test_an_empty_folder_and_no_folder_are_refused(tmp_path: Path) -> None:
         load_run(tmp_path)
     with pytest.raises(OverlaplabError, match="no such file"):
         load_run(tmp_path / "absent")
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(OverlaplabError, match=r"Is one of its folders meant: inner\?"):
+        load_run(tmp_path)
 
 
 def test_the_manifest_is_read(tmp_path: Path) -> None:

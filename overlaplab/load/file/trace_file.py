@@ -62,7 +62,8 @@ def read_trace(path: str | Path, file: BinaryIO | None = None) -> TraceFile:
         raise OverlaplabError(
             f"not a torch.profiler trace ({error})",
             path=path,
-            remedy="A trace is what torch.profiler's export_chrome_trace or tensorboard_trace_handler writes.",
+            remedy="A trace is what torch.profiler's export_chrome_trace or tensorboard_trace_handler writes; "
+            "move other files away.",
         ) from None
     except OSError as error:
         raise OverlaplabError(error.strerror or str(error), path=path) from None
