@@ -111,3 +111,9 @@ def test_the_command_needs_neither_torch_nor_streamlit() -> None:
 
 def _with_bin() -> dict[str, str]:
     return {"PATH": str(Path(sys.executable).parent)}
+
+
+def test_the_command_line_starts_without_drawing() -> None:
+    """Importing altair takes seconds, which every command would."""
+    code = "import sys, overlaplab.cli; sys.exit({'altair', 'streamlit', 'hta'} & sys.modules.keys() and 1)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,7 +8,8 @@ from typing import Literal
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, shorten
+from overlaplab.charts.theme import MS, colours, count, finish, ms, palette
+from overlaplab.words import shorten
 
 __all__ = ["compare", "run_labels"]
 

@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses.timeline import Mark, View
-from overlaplab.charts.theme import MS, Palette, colours, finish, ms, palette, percent, shorten
+from overlaplab.charts.theme import MS, Palette, colours, finish, ms, palette, percent
+from overlaplab.words import shorten
 
 __all__ = ["WINDOW", "timeline", "timeline_rows"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, shorten, size
-from overlaplab.charts.words import gradient_word, last_gradient
+from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, size
+from overlaplab.words import gradient_word, last_gradient, shorten
 
 __all__ = ["buckets"]
 

@@ -26,7 +26,6 @@ __all__ = [
     "palette",
     "percent",
     "rank_word",
-    "shorten",
     "size",
     "size_exact",
     "unit_of",
@@ -166,17 +165,6 @@ def _wrap_title(title: str, line: int) -> list[str]:
     """The lines of a title; what stands in parentheses stays on one."""
     glued = re.sub(r"\([^)]*\)", lambda group: group[0].replace(" ", "\u00a0"), title)
     return [part.replace("\u00a0", " ") for part in textwrap.wrap(glued, line)]
-
-
-def shorten(text: str, limit: int = 60) -> str:
-    """At most `limit` characters of a string out of a trace, on one line, cut in the middle: names differ at
-    the ends.
-    """
-    flat = "".join(char if char.isprintable() else " " for char in text[:20_000])
-    if len(flat) <= limit:
-        return flat
-    head = (limit - 1) // 2
-    return f"{flat[:head]}…{flat[len(flat) - (limit - 1 - head) :]}"
 
 
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.charts.theme import shorten
+from overlaplab.words import shorten
 
 __all__ = ["shown_rows", "unit_name", "unit_rows"]
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.charts.theme import count, ms, percent, rank_word, shorten
+from overlaplab.charts.theme import count, ms, percent, rank_word
 from overlaplab.events import Manifest
+from overlaplab.words import gradient_word, shorten
 
-__all__ = ["gradient_word", "last_gradient", "late_sentences", "link_note", "note", "verdict"]
+__all__ = ["late_sentences", "link_note", "note", "verdict"]
 
 
 def note(manifest: Manifest | None) -> str | None:
@@ -58,25 +59,6 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None) -> str:
         f" ({percent(row['exposed_comm_ns'], row['span_ns'])} of its step time)."
         f" Over all ranks, {percent(hidden, comm)} of communication time is hidden behind compute."
     )
-
-
-def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
-    """A gradient's parameter by its name; else by its place in the order of arrival and its shape, if it has them:
-    `gradient 17 (1024×4096)`.
-    """
-    if not _missing(name):
-        return shorten(str(name), 80)
-    word = "an unknown gradient" if _missing(arrival) else f"gradient {arrival}"
-    return word if shape is None else f"{word} ({'×'.join(map(str, shape)) or 'a scalar'})"
-
-
-def last_gradient(bucket: dict[Any, Any]) -> str | None:
-    """Which gradient of a row of `overlaplab.buckets` came last, as `gradient_word` has it; None where unknown."""
-    if not _missing(bucket["last_parameter"]):
-        return gradient_word(bucket["last_parameter"], None, None)
-    told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
-    arrived = [(arrival, shape) for arrival, shape in told if not _missing(arrival)]
-    return gradient_word(None, *max(arrived, key=lambda found: found[0])) if arrived else None
 
 
 def late_sentences(late: pd.DataFrame, limit: int = 6) -> list[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import streamlit as st
 from streamlit import net_util
 
-from overlaplab.charts.theme import shorten
 from overlaplab.dashboard.folder import HERE, find_runs
 from overlaplab.dashboard.widgets import opened_folder
+from overlaplab.words import shorten
 
 __all__ = ["main"]
 

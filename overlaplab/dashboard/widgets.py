@@ -12,12 +12,12 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from overlaplab.charts.theme import shorten
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import find_runs
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.vocabulary import Rule
+from overlaplab.words import shorten
 
 __all__ = [
     "chosen_rows",

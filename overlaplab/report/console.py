@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from overlaplab.charts.words import last_gradient
+from overlaplab.words import last_gradient
 
 __all__ = [
     "buckets_table",

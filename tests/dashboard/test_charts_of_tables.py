@@ -11,7 +11,8 @@ import pytest
 
 from overlaplab import charts
 from overlaplab.analyses.timeline import View
-from overlaplab.charts.theme import DARK, LIGHT, ms, percent, shorten, size
+from overlaplab.charts.theme import DARK, LIGHT, ms, percent, size
+from overlaplab.words import shorten
 
 MS = 1_000_000
 

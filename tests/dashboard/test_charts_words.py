@@ -9,8 +9,8 @@ import pytest
 
 from overlaplab.analyses import late_buckets
 from overlaplab.charts import GatherCost, late_sentences, link_note, note, prefetch_gain, verdict
-from overlaplab.charts.words import gradient_word
 from overlaplab.events import Link, Manifest
+from overlaplab.words import gradient_word
 
 MS = 1_000_000
 

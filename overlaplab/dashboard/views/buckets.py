@@ -8,7 +8,6 @@ import streamlit as st
 from overlaplab import charts
 from overlaplab.analyses import bucket_notes, last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.charts.theme import count
-from overlaplab.charts.words import last_gradient
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
@@ -20,6 +19,7 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     window_words,
 )
+from overlaplab.words import last_gradient
 
 _COLUMNS = {
     "index": "bucket",

@@ -9,11 +9,11 @@ import streamlit as st
 
 import overlaplab
 from overlaplab import charts
-from overlaplab.charts.theme import shorten
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE
 from overlaplab.dashboard.widgets import dark, error_line, milliseconds, show_chart, show_table
 from overlaplab.errors import OverlaplabError
+from overlaplab.words import shorten
 
 _MOST = 12  # runs compared unless the user chooses more
 _COLUMNS = {

@@ -11,7 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from overlaplab import charts
 from overlaplab.analyses import gathered_bytes, schedule_steps
-from overlaplab.charts.theme import LINE, shorten
+from overlaplab.charts.theme import LINE
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, strategy_of
 from overlaplab.dashboard.widgets import (
@@ -28,6 +28,7 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Manifest
+from overlaplab.words import shorten
 
 _COLUMNS = {
     "unit": "unit",

@@ -1,0 +1,39 @@
+"""Texts out of traces as people read them, in terminals, charts and pages alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+__all__ = ["gradient_word", "last_gradient", "shorten"]
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """At most `limit` characters of a string out of a trace, on one line, cut in the middle: names differ at
+    the ends.
+    """
+    flat = "".join(char if char.isprintable() else " " for char in text[:20_000])
+    if len(flat) <= limit:
+        return flat
+    head = (limit - 1) // 2
+    return f"{flat[:head]}…{flat[len(flat) - (limit - 1 - head) :]}"
+
+
+def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
+    """A gradient's parameter by its name; else by its place in the order of arrival and its shape, if it has them:
+    `gradient 17 (1024×4096)`.
+    """
+    if not pd.isna(name):
+        return shorten(str(name), 80)
+    word = "an unknown gradient" if pd.isna(arrival) else f"gradient {arrival}"
+    return word if shape is None else f"{word} ({'×'.join(map(str, shape)) or 'a scalar'})"
+
+
+def last_gradient(bucket: dict[Any, Any]) -> str | None:
+    """Which gradient of a row of `overlaplab.buckets` came last, as `gradient_word` has it; None where unknown."""
+    if not pd.isna(bucket["last_parameter"]):
+        return gradient_word(bucket["last_parameter"], None, None)
+    told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
+    arrived = [(arrival, shape) for arrival, shape in told if not pd.isna(arrival)]
+    return gradient_word(None, *max(arrived, key=lambda found: found[0])) if arrived else None
