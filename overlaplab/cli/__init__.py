@@ -1,0 +1,49 @@
+"""The `overlaplab` command: reads its arguments, composes analyses and reports, and says what went wrong in one line.
+
+Exit codes: 0 done, 1 a check failed, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import typer
+
+from overlaplab.cli import figures, runs
+from overlaplab.errors import OverlaplabError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Where did my communication time go, and what would hide it?",
+    no_args_is_help=True,
+    add_completion=True,
+)
+app.add_typer(figures.app)
+app.add_typer(runs.app)
+
+
+def main() -> None:
+    """Run the command line; whatever the user did wrong is one line on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        result = app(standalone_mode=False)
+    except OverlaplabError as error:
+        _fail(str(error))
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("interrupted")
+    except typer.TyperException as error:  # a wrong option or argument
+        _fail(f"{getattr(error, 'format_message', error.__str__)() or 'no command given.'} See --help.")
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        _fail(f"{error.filename}: {error.strerror}")
+    else:
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(line: str) -> None:
+    print("overlaplab:", " ".join(line.split()), file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,187 @@
+"""The commands that print figures of runs, as tables or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from overlaplab import analyses
+from overlaplab.cli.options import (
+    AssignRank,
+    Json,
+    NoCache,
+    Ranks,
+    Recording,
+    RunPath,
+    RunPaths,
+    SkipSteps,
+    Steps,
+)
+from overlaplab.cli.shared import load, print_json, print_table, print_warnings, title
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+from overlaplab.report import console as tables
+from overlaplab.report import documents
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: overlaplab summary runs/bucketed --skip-steps 1")
+def summary(
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
+    loaded = load([run], assign_rank, recording, no_cache)[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return print_json(documents.summary_document(loaded, **chosen))
+    table = analyses.summary(loaded, **chosen)
+    print_table(tables.summary_table(table, title(loaded)), analyses.warnings_of(loaded))
+    return None
+
+
+@app.command(epilog="Example: overlaplab buckets runs/bucketed --rank 0 --step 4")
+def buckets(
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """When each bucket's gradients arrived, when its all-reduce ran, and what of it was exposed."""
+    loaded = load([run], assign_rank, recording, no_cache)[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return print_json(documents.buckets_document(loaded, **chosen))
+    table = analyses.buckets(loaded, **chosen)
+    console = Console()
+    console.print(tables.plain(title(loaded)))
+    console.print("ms from each step's start; exposed: the collective's time without compute")
+    for _, of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
+        console.print(tables.buckets_table(of_step))
+    print_warnings((*analyses.warnings_of(loaded), *analyses.bucket_notes(table)))
+    return None
+
+
+@app.command(epilog="Example: overlaplab schedule runs/zero3 --rank 0 --step 4")
+def schedule(
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """When each layer's parameters were gathered, used and freed; of one rank and step, every gather."""
+    loaded = load([run], assign_rank, recording, no_cache)[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return print_json(documents.schedule_document(loaded, **chosen))
+    table = analyses.schedule(loaded, **chosen)
+    per_step = analyses.schedule_steps(table)
+    console = Console()
+    if len(per_step) == 1:
+        console.print(tables.plain(title(loaded)))
+        console.print(tables.plain(tables.schedule_line(per_step.iloc[0], table["layer"].nunique())))
+        console.print(tables.gathers_table(table))
+    elif len(per_step):
+        console.print(tables.schedule_table(per_step, title(loaded)))
+    else:
+        console.print(tables.plain(title(loaded)))
+    print_warnings((*analyses.warnings_of(loaded), *analyses.schedule_notes(table)))
+    return None
+
+
+@app.command(epilog="Example: overlaplab collectives runs/bucketed --step 4")
+def collectives(
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Every collective across ranks: who came last, who waited, how fast the data moved; by group and kind."""
+    loaded = load([run], assign_rank, recording, no_cache)[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return print_json(documents.collectives_document(loaded, **chosen))
+    table = analyses.collectives(loaded, **chosen)
+    late = tables.stragglers_table(analyses.stragglers(loaded, **chosen))
+    for shown in (tables.collectives_table(table, title(loaded)), late):
+        if shown is not None:
+            Console().print(shown)
+    print_table(
+        tables.communication_table(analyses.communication_by(loaded, **chosen)),
+        (*analyses.warnings_of(loaded), *_unmatched(table["unmatched"].dropna().tolist())),
+    )
+    return None
+
+
+@app.command(epilog="Example: overlaplab compare runs/naive runs/bucketed --fail-if 'exposed_comm_ns > 5%'")
+def compare(
+    runs: RunPaths,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    fail_if: Annotated[
+        str | None,
+        typer.Option(help="Exit with 1 where the last run differs so from the first, as in 'exposed_comm_ns > 5%'."),
+    ] = None,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Runs side by side: step time, its parts, and which is fastest beyond the spread."""
+    if len(runs) < 2:
+        raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare.")
+    condition = analyses.parse_condition(fail_if) if fail_if is not None else None
+    loaded = load(runs, assign_rank, recording, no_cache)
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        print_json(documents.compare_document(loaded, **chosen))
+    else:
+        warnings = [f"{one.path}: {warning}" for one in loaded for warning in analyses.warnings_of(one)]
+        table = analyses.compare(loaded, **chosen)
+        sizes = tables.sizes_table(table)
+        Console().print(tables.compare_table(table))
+        if sizes is not None:
+            Console().print(sizes)
+        print_warnings(warnings)
+    if condition is not None:
+        _check(condition, loaded[0], loaded[-1], chosen)
+
+
+def _unmatched(reasons: list[str]) -> list[str]:
+    """How many have no counterpart, and why."""
+    return [f"{count} without a counterpart: {reason}" for reason, count in Counter(reasons).most_common(5)]
+
+
+def _check(condition: analyses.Condition, first: Run, last: Run, chosen: dict[str, Any]) -> None:
+    change = condition.change(analyses.summary(first, **chosen), analyses.summary(last, **chosen))
+    if change is None:
+        raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs", path=last.path)
+    if condition.met_by(change):
+        print(f"overlaplab: {condition.column} changed by {change:+.1f} %: {condition}", file=sys.stderr)
+        raise typer.Exit(1)

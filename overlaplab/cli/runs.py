@@ -1,0 +1,95 @@
+"""The commands that make something of runs: recordings, slices, the dashboard."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from overlaplab.cli.options import AssignRank, NoCache, Recording, RunPath
+from overlaplab.cli.shared import load, progress_bar
+from overlaplab.dashboard.server import command as dashboard_command
+from overlaplab.errors import OverlaplabError
+from overlaplab.load import slice_run
+from overlaplab.report import console as tables
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    help="Record a run: the options are those of python -m engine, shown by `overlaplab record --help`.",
+)
+def record(context: typer.Context) -> None:
+    """Become the engine, which records; its options, progress and exit code are this command's."""
+    for module in ("engine", "torch"):
+        if importlib.util.find_spec(module) is None:
+            raise OverlaplabError(
+                f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."
+            )
+    os.execv(sys.executable, [sys.executable, "-m", "engine", *context.args])
+
+
+@app.command("slice", epilog="Example: overlaplab slice runs/huge --steps 3:5 -o runs/part    (steps 3 and 4)")
+def slice_command(
+    run: RunPath,
+    steps: Annotated[
+        str, typer.Option(metavar="FROM:TO", help="From this step up to, not including, that one; or one step.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="A folder that does not exist yet.")],
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Copy the part of each trace that these steps need to a folder of its own, as traces.
+
+    Figures of these steps are the same there. Steps are ProfilerStep numbers, as summary shows them, and half-open as
+    in Python: 3:5 is 3 and 4, 3: is 3 and all after it. run.json is copied, with a note under "sliced".
+    """
+    first, last = _half_open(steps)
+    if out.exists():
+        raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
+    loaded = load([run], assign_rank, recording, no_cache)[0]
+    with progress_bar() as bar:
+        task = bar.add_task("copying events", total=None)
+        chosen = slice_run(
+            loaded, first, last, out, progress=lambda done, files: bar.update(task, completed=done, total=files)
+        )
+    listed = f"steps {chosen[0]} to {chosen[-1]}" if len(chosen) > 1 else f"step {chosen[0]}"
+    ranks = "1 rank" if len(loaded.traces) == 1 else f"{len(loaded.traces)} ranks"
+    Console().print(tables.plain(f"{out}: {listed} of {ranks}"))
+
+
+@app.command("app", epilog="Example: overlaplab app runs")
+def dashboard(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A folder of runs.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="On 127.0.0.1.")] = 8501,
+) -> None:
+    """Open the dashboard on a folder of runs."""
+    if importlib.util.find_spec("streamlit") is None:
+        raise OverlaplabError("the dashboard needs streamlit", remedy="Install it with: pip install 'overlaplab[app]'.")
+    folder = folder or Path.cwd()
+    if not folder.is_dir():
+        raise OverlaplabError("not a directory", path=folder, remedy="Give the folder that holds your runs.")
+    arguments = dashboard_command(folder.resolve(), port)
+    os.execv(arguments[0], arguments)
+
+
+def _half_open(text: str) -> tuple[int | None, int | None]:
+    """`3:5`, `3:`, `:5` or `3`, as the first step and the one after the last; None where it is open."""
+    match = re.fullmatch(r"(\d{0,18})(:?)(\d{0,18})", text.strip())
+    if match is None or not (match[1] or match[3]):
+        raise OverlaplabError(f"--steps {text}: not FROM:TO", remedy="As in --steps 3:5, which is steps 3 and 4.")
+    first = int(match[1]) if match[1] else None
+    if not match[2]:
+        return first, int(match[1]) + 1
+    return first, int(match[3]) if match[3] else None
