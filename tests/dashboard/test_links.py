@@ -1,0 +1,68 @@
+"""Permalinks: what a link says is chosen, and what cannot be is not."""
+
+from __future__ import annotations
+
+import pytest
+import streamlit as st
+
+from overlaplab.dashboard import links
+
+
+def test_a_link_to_a_spot_of_the_timeline() -> None:
+    assert links.timeline_link("sweep/cap-1", start_ns=5, end_ns=9) == {"run": "sweep/cap-1", "from": "5", "to": "9"}
+    assert links.timeline_link("a", start_ns=-5, end_ns=9, rank=3, event=(1, 7)) == {
+        "run": "a",
+        "from": "-5",
+        "to": "9",
+        "rank": "3",
+        "event": "1-7",
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "window"),
+    [
+        ({"from": "5", "to": "9"}, (5, 9)),
+        ({"from": "-5", "to": "9"}, (-5, 9)),
+        ({"from": "5"}, None),
+        ({"from": "9", "to": "9"}, None),
+        ({"from": "5", "to": "nan"}, None),
+        ({"from": "0", "to": "1e9"}, None),
+        ({"from": "0", "to": "1_000"}, None),
+        ({"from": "0", "to": "٣"}, None),
+        ({"from": "0", "to": "9" * 40}, None),
+        ({"from": "<script>", "to": "9"}, None),
+    ],
+)
+def test_a_window_is_read_or_nothing(
+    query: dict[str, str], window: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(st, "query_params", query)
+    assert links.window_of_query() == window
+
+
+@pytest.mark.parametrize(
+    ("text", "event"),
+    [("1-7", (1, 7)), ("0-0", (0, 0)), ("1", None), ("-1-7", None), ("1--7", None), ("1-7-8", None), ("", None)],
+)
+def test_an_event_is_read_or_nothing(text: str, event: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "query_params", {"event": text})
+    assert links.event_of_query() == event
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("0,3", (0, 3)), ("3,3", (3,)), ("0,", None), ("a", None), (None, None), ("", None)]
+)
+def test_several_ranks_are_read_or_nothing(text: str | None, found: tuple[int, ...] | None) -> None:
+    assert links.numbers(text) == found
+
+
+def test_a_window_and_an_event_are_written_and_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "query_params", query := {"run": "a"})
+    links.keep_window((-5, 9))
+    links.keep_event((1, 7))
+    assert query == {"run": "a", "from": "-5", "to": "9", "event": "1-7"}
+    assert (links.window_of_query(), links.event_of_query()) == ((-5, 9), (1, 7))
+    links.keep_window(None)
+    links.keep_event(None)
+    assert query == {"run": "a"}
