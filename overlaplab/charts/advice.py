@@ -1,0 +1,109 @@
+"""What to do about what the tables show: a sentence or two for the end of a page or of a report's section, plain text.
+
+Each takes the tables its page shows; figures are theirs, so that advice never says more than what was measured.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlaplab.analyses import launched_after_backward, schedule_steps
+from overlaplab.charts.theme import ms, percent
+from overlaplab.events import Manifest
+
+__all__ = ["buckets_advice", "collectives_advice", "compare_advice", "gathers_advice", "summary_advice"]
+
+_LITTLE = 0.02  # of the step time: less than this is not worth an effort
+
+
+def summary_advice(table: pd.DataFrame) -> str:
+    """Of `overlaplab.summary`'s rows: which part of the step to go after first."""
+    span = int(table["span_ns"].sum())
+    if span == 0:
+        return "Nothing to do: nothing was measured."
+    exposed, idle = int(table["exposed_comm_ns"].sum()), int(table["idle_ns"].sum())
+    if idle > exposed and idle > _LITTLE * span:
+        return (
+            f"Go after idle time first: it is {percent(idle, span)} of the step time, exposed communication"
+            f" {percent(exposed, span)}. Look in the timeline at what the host does while nothing runs."
+        )
+    if exposed <= _LITTLE * span:
+        return (
+            f"Leave communication as it is: all that is exposed is {percent(exposed, span)} of the step time,"
+            " which is the most that hiding it could gain."
+        )
+    per_step = ms(exposed / len(table))
+    begin = f"Hiding all exposed communication would gain at most {per_step} per rank and step."
+    waits = table["exposed_wait_ns"]
+    if waits.notna().all() and 2 * int(waits.sum()) > exposed:
+        return (
+            f"{begin} {percent(int(waits.sum()), exposed)} of it is waiting for a rank that came late: balance the"
+            " ranks' work before changing buckets or the link."
+        )
+    return f"{begin} Start with the first row of where the exposed time went."
+
+
+def buckets_advice(table: pd.DataFrame, late: pd.DataFrame) -> str:
+    """Of `overlaplab.buckets`' rows of one rank and step, and what `late_buckets` makes of them."""
+    if late.empty:
+        return "Nothing to do: no bucket was late."
+    if launched_after_backward(table):
+        return (
+            "Launch each bucket when its gradients are there instead of after the backward pass:"
+            " strategy bucketed does, and so does torch's DistributedDataParallel."
+        )
+    worst = late.iloc[0]
+    if worst["index"] == table["index"].max() and worst["held_ns"] == 0:
+        return (
+            f"Bucket {worst['index']} is the last: nothing is left to compute while it is sent. Make it smaller: try a"
+            " lower bucket_cap_mb, and compare the runs."
+        )
+    if worst["link_ns"] > worst["held_ns"]:
+        return (
+            f"Bucket {worst['index']} waited for the link, which had work already: send less (gradients of lower"
+            " precision, fewer synchronisations by accumulating), or use a faster link."
+        )
+    return (
+        f"Bucket {worst['index']} waited for one gradient while others stood ready: a lower bucket_cap_mb parts them."
+        " Record a sweep of caps and compare."
+    )
+
+
+def gathers_advice(table: pd.DataFrame, manifest: Manifest | None, step_ns: int | None) -> str:
+    """Of `overlaplab.schedule`'s rows of one rank and step, whose step took `step_ns`."""
+    wait = schedule_steps(table)["wait_ns"].iloc[0]
+    if pd.isna(wait):
+        return "Record with labels or device activity to see how long compute waited for gathers."
+    if step_ns is not None and wait <= _LITTLE * step_ns:
+        return f"Nothing to do: compute waited {ms(int(wait))} for gathers, {percent(int(wait), step_ns)} of the step."
+    if manifest is not None and manifest.prefetch is not None:
+        return (
+            f"Compute waited {ms(int(wait))} for gathers with prefetch {manifest.prefetch}: try prefetch"
+            f" {manifest.prefetch + 1}, which holds one more layer at a time, and compare."
+        )
+    return f"Compute waited {ms(int(wait))} for gathers: gather units earlier (prefetch), or make them larger."
+
+
+def collectives_advice(late: pd.DataFrame, table: pd.DataFrame) -> str:
+    """Of `overlaplab.stragglers`' rows and `overlaplab.collectives`' rows."""
+    known = table[table["transfer_ns"].notna()]
+    if known.empty:
+        return "Open all ranks' traces together to tell waiting from transfer."
+    per_collective = known.drop_duplicates("index")
+    transfer, wait = int(per_collective["transfer_ns"].sum()), int(known["wait_ns"].sum())
+    if late.empty or not late["last"].any() or wait * 10 < transfer * max(known["rank"].nunique(), 1):
+        return (
+            "No rank makes the others wait much: what is left is the transfer, which fewer bytes or a faster link cut."
+        )
+    worst = late.iloc[0]
+    return (
+        f"Look first at rank {worst['rank']}: it came last {worst['last']} of {worst['collectives']} times, and the"
+        f" others together waited {ms(int(worst['cost_ns']))} for it. Compare its compute with theirs on the timeline."
+    )
+
+
+def compare_advice(table: pd.DataFrame) -> str:
+    """Of `overlaplab.compare`'s rows."""
+    if table["fastest"].any():
+        return "Keep the fastest, or vary one more thing about it and compare again."
+    return "Record more steps or repeat the runs before choosing: the difference is within the spread."
