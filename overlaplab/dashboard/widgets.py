@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab.dashboard.data import Opened, open_run
+from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
@@ -28,12 +30,14 @@ __all__ = [
     "nothing_counts",
     "one_window",
     "opened_folder",
+    "page_head",
     "pick_ranks",
     "pick_step",
     "run_or_stop",
     "show_chart",
     "show_table",
     "show_warnings",
+    "what_to_do",
     "window_words",
 ]
 
@@ -116,9 +120,27 @@ def window_words(table: pd.DataFrame) -> str:
     return ", ".join(place for place in places if place)
 
 
-def show_chart(chart: alt.LayerChart, key: str) -> None:
-    """Draw a chart as it is, in its own theme, over the page's width."""
+def page_head(title: str, shows: str) -> None:
+    """A page's title, and what the page shows in one sentence; both are the program's own words."""
+    st.title(title, anchor=False)
+    st.caption(shows)
+
+
+def what_to_do(sentences: Iterable[str]) -> None:
+    """The end of a page: what to do about what it shows, a line each."""
+    st.subheader("What to do about it", anchor=False)
+    with st.container(key="todo", gap="xsmall"):
+        for sentence in sentences:
+            st.text(sentence)
+
+
+def show_chart(chart: alt.LayerChart, key: str, table: pd.DataFrame | None = None) -> None:
+    """Draw a chart as it is, in its own theme, over the page's width; under it downloads: PNG, and `table` as CSV.
+
+    The chart's own description is what screen readers say. `key` names the files, too.
+    """
     st.altair_chart(chart, theme=None, width="stretch", key=key)
+    download_buttons(chart, key, table, dark=dark())
 
 
 def milliseconds(table: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:

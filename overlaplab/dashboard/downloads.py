@@ -1,0 +1,57 @@
+"""What a reader takes away: a chart as PNG, a table as CSV; both are made on this machine when they are asked for."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+__all__ = ["csv_of", "download_buttons", "png_of"]
+
+_WIDTH = 1100  # pixels, of which the PNG has twice as many
+_BACKGROUND = {True: "#0E1117", False: "#FFFFFF"}  # Streamlit's own
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def download_buttons(chart: alt.LayerChart, key: str, table: pd.DataFrame | None, *, dark: bool) -> None:
+    """Buttons for a chart: PNG, and CSV where there is a table."""
+    with st.container(horizontal=True, gap="small", key=f"{key}_downloads"):
+        if table is not None:
+            st.download_button(
+                "CSV",
+                partial(csv_of, table),
+                f"{key}.csv",
+                "text/csv",
+                f"{key}_csv",
+                on_click="ignore",
+                type="tertiary",
+            )
+        st.download_button(
+            "PNG",
+            partial(png_of, chart, dark=dark),
+            f"{key}.png",
+            "image/png",
+            f"{key}_png",
+            on_click="ignore",
+            type="tertiary",
+        )
+
+
+def csv_of(table: pd.DataFrame) -> bytes:
+    """A table as CSV in UTF-8, in which no text out of a trace is a formula for a spreadsheet."""
+    return table.map(_quoted).to_csv(index=False).encode()
+
+
+def png_of(chart: alt.LayerChart, *, dark: bool) -> bytes:
+    """A chart as PNG of 2200 pixels' width and more, on the theme's background; needs no network."""
+    drawn = chart.properties(width=_WIDTH, background=_BACKGROUND[dark])
+    file = io.BytesIO()
+    drawn.save(file, format="png", scale_factor=2)
+    return file.getvalue()
+
+
+def _quoted(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
