@@ -1,10 +1,14 @@
-"""What holds for all tests: none touches the user's own cache of tables."""
+"""What holds for all tests: none touches the user's own cache of tables; browser tests share one Chromium."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,3 +19,23 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("OVERLAPLAB_NO_CACHE", raising=False)
         patch.delenv("OVERLAPLAB_CACHE_BYTES", raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests."""
+    from browser import chromium
+
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh page, 1280 wide and light, that fails the test on a request that leaves 127.0.0.1, an error in the
+    console, an uncaught exception, and injected script that ran.
+    """
+    from browser import watched
+
+    with watched(browser) as found:
+        yield found

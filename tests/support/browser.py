@@ -1,0 +1,215 @@
+"""Chromium and the app's server for tests: started once, watched all the time, waited for without sleeping.
+
+Fixtures made of this stand in tests/conftest.py: `browser` (one Chromium per session), `page` (a fresh, watched page).
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, sync_playwright
+
+PWNED = "window.pwned&&pwned(document.URL)"
+"""What injected script would run; `watched` fails the test where it does."""
+
+_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+_SETTLED = """() => {
+  const app = document.querySelector('[data-testid=stApp]');
+  if (app === null || app.dataset.testScriptState !== 'notRunning') return false;
+  if (document.querySelector('[data-testid=stSkeleton], [data-stale=true]') !== null) return false;
+  if (document.querySelector('h1, h2, h3') === null) return false;
+  const charts = [...document.querySelectorAll('[data-testid=stVegaLiteChart]')];
+  return charts.every((chart) => chart.querySelector('canvas, svg.marks') !== null);
+}"""
+_WATCH_STATE = """() => {
+  const app = document.querySelector('[data-testid=stApp]');
+  window.__ran = false;
+  const observer = new MutationObserver(() => { window.__ran = true; observer.disconnect(); });
+  observer.observe(app, {attributes: true, attributeFilter: ['data-test-script-state']});
+}"""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless Chromium that finds no host but 127.0.0.1."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.fail("Chromium is missing. Install it with: sudo apt-get install chromium", pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=_ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Watch:
+    """What a page did that no page may do; a line each."""
+
+    foreign: list[str] = field(default_factory=list)
+    """Requests and sockets that would leave 127.0.0.1, and files that an opened file asks for."""
+    errors: list[str] = field(default_factory=list)
+    """The console's errors and uncaught exceptions."""
+    executed: list[str] = field(default_factory=list)
+    """Injected script that ran, and dialogs that opened."""
+
+    def check(self) -> None:
+        """Fail on anything that was seen."""
+        assert (self.foreign, self.executed, self.errors) == ([], [], [])
+
+
+@contextmanager
+def watched(browser: Browser, **options: Any) -> Iterator[Page]:
+    """A page of a browser context of its own (`Browser.new_context`'s options); on leaving, the test fails on
+    what its `Watch` (`watch_of`) has seen.
+    """
+    context = browser.new_context(**({"viewport": {"width": 1280, "height": 1400}, "color_scheme": "light"} | options))
+    watch = Watch()
+    try:
+        context.expose_function("pwned", lambda where: watch.executed.append(f"script on {where}"))
+        context.on("request", lambda request: _note_request(watch, request))
+        context.on("console", lambda message: _note_message(watch, message))
+        context.on("weberror", lambda error: watch.errors.append(str(error.error)))
+        context.on("dialog", lambda dialog: (watch.executed.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        context.on("page", lambda page: page.on("websocket", lambda socket: _note_socket(watch, socket)))
+        page = context.new_page()
+        _WATCHES[page] = watch
+        yield page
+        watch.check()
+    finally:
+        _WATCHES.pop(page, None)
+        context.close()
+
+
+_WATCHES: dict[Page, Watch] = {}
+
+
+def watch_of(page: Page) -> Watch:
+    """What a watched page has done so far; a test that provokes an error clears it."""
+    return _WATCHES[page]
+
+
+def _note_request(watch: Watch, request: Request) -> None:
+    url = urlsplit(request.url)
+    inside = url.scheme in ("data", "blob", "about") or url.hostname == "127.0.0.1"
+    opened = url.scheme == "file" and request.is_navigation_request()
+    if not (inside or opened):
+        watch.foreign.append(request.url[:300])
+
+
+def _note_socket(watch: Watch, socket: WebSocket) -> None:
+    if urlsplit(socket.url).hostname != "127.0.0.1":
+        watch.foreign.append(socket.url[:300])
+
+
+def _note_message(watch: Watch, message: ConsoleMessage) -> None:
+    """Keep the browser's complaints, except of Streamlit, which first looks for its service below the page's path."""
+    if message.type == "error" and "/_stcore/" not in message.location["url"]:
+        watch.errors.append(message.text)
+
+
+@contextmanager
+def served(*arguments: str, folder: Path) -> Iterator[str]:
+    """The address of an app started in a folder with these arguments to Python (`{port}` in them), until the
+    block ends.
+    """
+    with serving(*arguments, folder=folder) as (address, _):
+        yield address
+
+
+@contextmanager
+def serving(*arguments: str, folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """As `served`, with the process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    line = [sys.executable, *(argument.format(port=port) for argument in arguments)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+        try:
+            _wait_until_healthy(process, port, log)
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+def app_on(folder: Path) -> Any:
+    """The dashboard on a folder, as `overlaplab app` starts it: a context manager of its address."""
+    return served("-m", "overlaplab", "app", str(folder), "--port", "{port}", folder=folder)
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            log.seek(0)
+            pytest.fail(f"the app ended with exit code {process.returncode}: {log.read().decode(errors='replace')}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health"):
+                return
+        except OSError:
+            time.sleep(0.05)
+    pytest.fail("the app did not start within a minute")
+
+
+def settle(page: Page) -> None:
+    """Wait until the app's script has finished and its charts are drawn; fail where it shows an exception."""
+    page.wait_for_function(_SETTLED, timeout=60_000)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    failed = page.locator("[data-testid=stException]")
+    assert failed.count() == 0, failed.first.inner_text()
+
+
+@contextmanager
+def rerun(page: Page) -> Iterator[None]:
+    """Wait until what the block does (a click, a choice) has made the script run and finish."""
+    page.evaluate(_WATCH_STATE)
+    yield
+    page.wait_for_function("() => window.__ran", timeout=60_000)
+    settle(page)
+
+
+def visit(page: Page, address: str, name: str = "summary", run: str | None = None, query: str = "") -> None:
+    """Show a page of the app, on the run whose name holds `run`: by the side bar where the app is open already and
+    no query is given, else by its address.
+    """
+    link = page.locator(f'[data-testid=stSidebarNavLink][href$="/{"" if name == "summary" else name}"]')
+    if page.url.startswith(address) and not query and link.count():
+        with rerun(page):
+            link.click()
+    else:
+        page.goto(f"{address}/{'' if name == 'summary' else name}{'?' if query else ''}{query}")
+        settle(page)
+    if run is not None:
+        pick(page, "run_picker", run)
+
+
+def pick(page: Page, key: str, text: str) -> None:
+    """Choose the first option that holds a text in the select box of this key, unless it is chosen."""
+    box = page.locator(f".st-key-{key} input")
+    if text == (box.input_value() or box.evaluate("(box) => box.closest('[data-baseweb=select]').innerText")):
+        return
+    box.click()
+    with rerun(page):
+        page.locator("[role=option]").filter(has_text=text).first.click()
