@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from overlaplab.cli import sweep
 from overlaplab.cli.options import AssignRank, NoCache, Recording, RunPath
 from overlaplab.cli.shared import load, progress_bar
 from overlaplab.dashboard.server import command as dashboard_command
@@ -31,12 +32,43 @@ app = typer.Typer()
 )
 def record(context: typer.Context) -> None:
     """Become the engine, which records; its options, progress and exit code are this command's."""
-    for module in ("engine", "torch"):
-        if importlib.util.find_spec(module) is None:
-            raise OverlaplabError(
-                f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."
-            )
+    _need_engine()
     os.execv(sys.executable, [sys.executable, "-m", "engine", *context.args])
+
+
+@app.command(
+    "sweep",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example: overlaplab sweep --bucket-cap-mb 1,5,25,100 --out runs/caps --link 1Gbps,500us --batch 16",
+)
+def sweep_command(
+    context: typer.Context,
+    bucket_cap_mb: Annotated[str, typer.Option(metavar="CAPS", help="Caps in MiB, as in 1,5,25,100.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Gets DIR/cap-1, DIR/cap-5, …; runs in it are kept.")],
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Recordings of each cap: DIR/cap-5, DIR/cap-5-2, DIR/cap-5-3 …")
+    ] = 3,
+    order_seed: Annotated[int, typer.Option(min=0, help="Seed of the random order of the caps.")] = 0,
+) -> None:
+    """Record the same training with several bucket_cap_mb; further options are those of `overlaplab record`.
+
+    Unless told otherwise: --strategy bucketed --warmup 3 --steps 5. Warm-up steps are not recorded. Each round records
+    every cap once, in a random order. What is there already is not recorded again, so an interrupted sweep goes on
+    where it was. Compare with: overlaplab compare DIR
+    """
+    _need_engine()
+    if "RANK" in os.environ:
+        raise OverlaplabError("a sweep starts its ranks itself", remedy="Run it without torchrun.")
+    options = sweep.with_defaults(context.args)
+    rounds = sweep.plan(sweep.parse_caps(bucket_cap_mb), repeats, out, order_seed)
+    told = " | ".join(" ".join(one.cap for one in each) for each in rounds)
+    print(f"overlaplab sweep: caps in random order (--order-seed {order_seed}): {told}", file=sys.stderr)
+    failed = sweep.record_all(rounds, options)
+    for line in failed:
+        print(f"overlaplab sweep: {line}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(2)
+    print(f"overlaplab sweep: done. Next: overlaplab compare {out}", file=sys.stderr)
 
 
 @app.command("slice", epilog="Example: overlaplab slice runs/huge --steps 3:5 -o runs/part    (steps 3 and 4)")
@@ -82,6 +114,14 @@ def dashboard(
         raise OverlaplabError("not a directory", path=folder, remedy="Give the folder that holds your runs.")
     arguments = dashboard_command(folder.resolve(), port)
     os.execv(arguments[0], arguments)
+
+
+def _need_engine() -> None:
+    for module in ("engine", "torch"):
+        if importlib.util.find_spec(module) is None:
+            raise OverlaplabError(
+                f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."
+            )
 
 
 def _half_open(text: str) -> tuple[int | None, int | None]:

@@ -1,0 +1,241 @@
+"""`overlaplab sweep`: one recording after the other, each by the engine as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from rich.markup import escape
+
+from overlaplab.cli.shared import progress_bar
+from overlaplab.errors import OverlaplabError
+from overlaplab.load import MANIFEST_NAME
+from overlaplab.words import shorten
+
+__all__ = ["CAPPED", "Recording", "parse_caps", "plan", "record_all", "with_defaults"]
+
+CAPPED = ("bucketed", "zero1", "zero2", "torch-ddp")
+"""The strategies whose buckets have a cap."""
+
+DEFAULTS = {"--strategy": "bucketed", "--warmup": "3", "--steps": "5"}
+"""What a sweep tells the engine where the user says nothing; warm-up steps are run and not recorded."""
+
+OWN = {
+    "--save": "every recording would write the same checkpoint",
+    "--no-trace": "nothing would be recorded",
+}
+"""Options of record that make no sense here, and why."""
+
+ENDING_S = 30.0
+"""How long an interrupted recording may take to end its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """One run of a sweep, still to be made."""
+
+    cap: str
+    """As it is told to the engine and named in the folder: `25`, `0.5`."""
+    out: Path
+    """`DIR/cap-<M>`; the second and later recordings of a cap are `DIR/cap-<M>-2` and so on."""
+
+
+def parse_caps(text: str) -> tuple[str, ...]:
+    """`1,5,25` as the caps' names, in the given order; raises `OverlaplabError`."""
+    caps: list[str] = []
+    for word in text.split(","):
+        try:
+            cap = float(word)
+        except ValueError:
+            cap = math.nan
+        if not 0 < cap < math.inf:
+            raise OverlaplabError(
+                f"--bucket-cap-mb {shorten(text)}: {shorten(word.strip()) or 'nothing'} is no cap",
+                remedy="Numbers above 0 with commas between them, in MiB, as in --bucket-cap-mb 1,5,25,100.",
+            )
+        caps.append(str(int(cap)) if cap.is_integer() else repr(cap))
+    if len(set(caps)) < len(caps):
+        raise OverlaplabError(f"--bucket-cap-mb {shorten(text)}: the same cap twice", remedy="Use --repeats.")
+    return tuple(caps)
+
+
+def plan(caps: Sequence[str], repeats: int, out: Path, seed: int) -> list[list[Recording]]:
+    """`repeats` rounds, each with every cap once in an order of its own.
+
+    What drifts while the sweep runs, such as a machine that gets warm, so falls on all caps alike.
+    """
+    dice = random.Random(seed)
+    return [
+        [
+            Recording(cap=cap, out=out / (f"cap-{cap}" if number == 1 else f"cap-{cap}-{number}"))
+            for cap in dice.sample(list(caps), len(caps))
+        ]
+        for number in range(1, repeats + 1)
+    ]
+
+
+def with_defaults(options: Sequence[str]) -> list[str]:
+    """Record's options, with a sweep's defaults where they say nothing; raises `OverlaplabError` for unfit ones."""
+    given = _pairs(options)
+    for option, why in OWN.items():
+        if option in given:
+            raise OverlaplabError(f"{option}: {why}", remedy="Leave it out.")
+    strategy = given.get("--strategy", DEFAULTS["--strategy"])
+    if strategy not in CAPPED:
+        raise OverlaplabError(
+            f"--strategy {shorten(strategy)} has no buckets with a cap", remedy=f"These have: {', '.join(CAPPED)}."
+        )
+    return [*(word for pair in DEFAULTS.items() if pair[0] not in given for word in pair), *options]
+
+
+def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) -> list[str]:
+    """Record what is not there yet, and say so on stderr; returns a line for each cap that failed.
+
+    A cap that failed is not tried again in later rounds, and the others go on; if the first two fail alike, so would
+    the rest, and the sweep ends. Raises `OverlaplabError` where a folder holds a run that was recorded otherwise.
+    """
+    every = [recording for one in rounds for recording in one]
+    todo = [recording for recording in every if not _is_there(recording, options)]
+    if len(todo) < len(every):
+        _say(f"{len(every) - len(todo)} of {len(every)} recordings are there already")
+    failed: dict[str, str] = {}
+    with _signals_interrupt(), progress_bar() as bar:
+        task = bar.add_task("", total=len(todo))
+        for done, recording in enumerate(todo):
+            bar.update(task, completed=done, description=escape(recording.out.name))
+            if recording.cap in failed:
+                continue
+            began = time.monotonic()
+            problem = _record(recording, options)
+            if problem is None:
+                if bar.disable:
+                    _say(f"{recording.out.name} recorded in {time.monotonic() - began:.0f} s ({done + 1}/{len(todo)})")
+                continue
+            failed[recording.cap] = f"{recording.out.name} failed: {problem}"
+            if len(failed) == done + 1 == 2 and len({line.partition(": ")[2] for line in failed.values()}) == 1:
+                break
+    return list(failed.values())
+
+
+def _record(recording: Recording, options: Sequence[str]) -> str | None:
+    """Let the engine record; what went wrong in one line, None where nothing did."""
+    recording.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile() as said:
+        # A session of its own: Ctrl-C reaches the engine once, through here, and its ranks end in order.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "engine", *_arguments(recording, options)],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait()
+        except BaseException:
+            _end(process)
+            _remove_unfinished(recording.out)
+            raise
+        if code == 0:
+            return None
+        _remove_unfinished(recording.out)
+        return _last_line(said) or (f"ended with exit code {code}" if code > 0 else f"killed by signal {-code}")
+
+
+def _arguments(recording: Recording, options: Sequence[str]) -> list[str]:
+    return [*options, "--bucket-cap-mb", recording.cap, "--out", str(recording.out)]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let the engine end its ranks; it and what is left of its group are killed if it does not."""
+    process.terminate()
+    try:
+        process.wait(timeout=ENDING_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _remove_unfinished(out: Path) -> None:
+    """Take away what a recording without an end left: traces without a manifest would look like a run."""
+    if (out / MANIFEST_NAME).exists():
+        return
+    for file in out.glob("rank*.pt.trace.json.gz"):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # it is not there, or holds something else
+        out.rmdir()
+
+
+def _last_line(said: IO[bytes]) -> str:
+    """The engine's last words, without its name."""
+    said.seek(0)
+    lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
+    spoken = [line for line in lines if line]
+    return shorten(spoken[-1].removeprefix("overlaplab record: "), 400) if spoken else ""
+
+
+def _is_there(recording: Recording, options: Sequence[str]) -> bool:
+    """Whether the run was recorded already; raises `OverlaplabError` if that was with other options."""
+    file = recording.out / MANIFEST_NAME
+    if not file.is_file():
+        return False
+    try:
+        command = shlex.split(json.loads(file.read_bytes())["command"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        command = []
+    found, wanted = (_pairs(words) for words in (command[2:], _arguments(recording, options)))
+    if {**found, "--out": ""} == {**wanted, "--out": ""}:
+        return True
+    changed = sorted(word for word in found.keys() | wanted.keys() if found.get(word) != wanted.get(word))
+    raise OverlaplabError(
+        f"holds a run that was recorded otherwise ({shorten(', '.join({*changed} - {'--out'}), 200)})",
+        path=recording.out,
+        remedy="Name another --out, or remove it.",
+    )
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    """Options and their values, empty for a switch; `--a 1` and `--a=1` are the same."""
+    found: dict[str, str] = {}
+    option = ""
+    for word in words:
+        if word.startswith("--"):
+            option, _, value = word.partition("=")
+            found[option] = value
+        elif option:
+            found[option] = word
+    return found
+
+
+def _say(line: str) -> None:
+    print(f"overlaplab sweep: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a sweep as Ctrl-C does: no ranks are left behind."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(name, interrupt) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
