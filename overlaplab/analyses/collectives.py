@@ -14,10 +14,10 @@ from overlaplab.analyses.recorded import UNKNOWN_NS
 from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.analyses.volume import ring_factor
 from overlaplab.analyses.waits import arrivals
-from overlaplab.events import Run, Trace, activity, step_windows
+from overlaplab.events import Run, Trace, activity, once_per_run, step_windows
 from overlaplab.intervals import Intervals, subtract
 
-__all__ = ["COLUMNS", "collectives", "within"]
+__all__ = ["COLUMNS", "collectives", "numbered", "within"]
 
 _TIMES = ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns", "transfer_ns", "skew_ns")
 _NUMBERS = ("step", "group_size", "bytes", *_TIMES, "last_rank")
@@ -66,12 +66,27 @@ def collectives(
     return table.loc[keep, list(COLUMNS)].reset_index(drop=True)
 
 
-def _all(run: Run) -> pd.DataFrame:
-    found = arrivals(run).copy()
+def numbered(run: Run) -> pd.DataFrame:
+    """Columns `trace` (the place in `run.traces`), `row` (of `recorded`), `index` (see `collectives`), `kind`."""
+    return _all(run)[["trace", "row", "index", "kind"]].copy()
+
+
+@once_per_run
+@once_per_run
+def numbered(run: Run) -> pd.DataFrame:
+    """`arrivals`' rows in order of the collective's first start, with `index`, the number that `collectives` gives it.
+
+    `trace` and `row` tell where each comes from: the place in `run.traces`, the row of `recorded`.
+    """
+    found = arrivals(run)
     began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
     first = pd.Series(began, index=found.index).groupby(found["match"]).transform("min")
     found = found.assign(first=first).sort_values(["first", "match", "trace"], kind="stable", ignore_index=True)
-    found["index"] = pd.factorize(found["match"])[0]
+    return found.assign(index=pd.factorize(found["match"])[0])
+
+
+def _all(run: Run) -> pd.DataFrame:
+    found = numbered(run).copy()
     _place(found, run)
     _measure(found, run)
     origin = run.traces[0].origin_ns if run.traces else 0

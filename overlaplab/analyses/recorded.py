@@ -19,7 +19,7 @@ from overlaplab.analyses.told import NUMBERS, TEXTS, around, first_known, operat
 from overlaplab.events import Kind, Trace, lanes, launchers, matching, of_kind, once_per_trace, rule_of
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
-__all__ = ["RECORDED_COLUMNS", "UNKNOWN_NS", "recorded"]
+__all__ = ["RECORDED_COLUMNS", "UNKNOWN_NS", "recorded", "recorded_of_events"]
 
 UNKNOWN_NS = int(np.iinfo(np.int64).min)
 """A time that the trace does not tell."""
@@ -41,12 +41,22 @@ SendRecv, too.
 """
 
 
-@once_per_trace
 def recorded(trace: Trace) -> pd.DataFrame:
     """The trace's collectives in order of start (launch, where it is not known that they ran): `RECORDED_COLUMNS`."""
+    return _recorded(trace)[0]
+
+
+def recorded_of_events(trace: Trace) -> NDArray[np.int64]:
+    """For every event the row of `recorded` that it communicates for, -1 for none; read-only."""
+    return _recorded(trace)[1]
+
+
+@once_per_trace
+def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
     labels = labels_of(trace)
+    unit: NDArray[np.int64] | None = None
     if rule_of(trace) is Rule.GPU:
-        found = _on_device(trace, labels)
+        found, unit = _on_device(trace, labels)
     elif any(label.word in ("launch", "comm") for label in labels):
         found = _on_link(trace, labels)
     else:
@@ -57,7 +67,27 @@ def recorded(trace: Trace) -> pd.DataFrame:
         undescribed = (found["group"] == group.name) & (found["group_description"] == "")
         found.loc[undescribed, "group_description"] = group.description
     began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
-    return found.iloc[np.argsort(began, kind="stable")].reset_index(drop=True)
+    order = np.argsort(began, kind="stable")
+    found = found.iloc[order].reset_index(drop=True)
+    rows = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
+    of_event = np.full(len(trace.events), -1, dtype=np.int64)
+    of_event[rows] = _by_time(found, trace.events.iloc[rows]) if unit is None else np.argsort(order)[unit]
+    of_event.flags.writeable = False
+    return found, of_event
+
+
+def _by_time(found: pd.DataFrame, events: pd.DataFrame) -> NDArray[np.int64]:
+    """The row of `found` that has each event's times, else the last begun one that holds it, else -1."""
+    ran = np.flatnonzero(found["start_ns"] != UNKNOWN_NS)
+    bounds = pd.MultiIndex.from_arrays([found["start_ns"].to_numpy()[ran], found["end_ns"].to_numpy()[ran]])
+    starts = events["ts_ns"].to_numpy(np.int64)
+    ends = starts + events["dur_ns"].to_numpy(np.int64)
+    first = ~bounds.duplicated()
+    exact = bounds[first].get_indexer(pd.MultiIndex.from_arrays([starts, ends]))
+    last = np.searchsorted(found["start_ns"].to_numpy()[ran], starts, side="right") - 1
+    holds = (last >= 0) & (np.append(found["end_ns"].to_numpy()[ran], UNKNOWN_NS)[last] >= ends)
+    place = np.where(exact >= 0, np.append(np.flatnonzero(first), -1)[exact], np.where(holds, last, -1))
+    return np.asarray(np.append(ran, -1)[place], dtype=np.int64)
 
 
 def _table(rows: int) -> pd.DataFrame:
@@ -70,7 +100,8 @@ def _table(rows: int) -> pd.DataFrame:
     return table
 
 
-def _on_device(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
+def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+    """The collectives, and for each event that communicates the place of its own among them."""
     events = trace.events
     rows = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
     found = _device_events(trace, rows)
@@ -90,7 +121,8 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     merged = _merged(found, unit)
     _labelled(merged, comms, np.where(merged.index < 0, -1 - merged.index, -1))
     merged["told"] |= merged.index < 0
-    return pd.concat([merged, _not_run(comms, in_label)], ignore_index=True)
+    place = merged.index.get_indexer(pd.Index(unit))
+    return pd.concat([merged, _not_run(comms, in_label)], ignore_index=True), place
 
 
 def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:

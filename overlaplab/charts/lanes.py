@@ -9,7 +9,7 @@ from overlaplab.analyses.timeline import Mark, View
 from overlaplab.charts.theme import MS, Palette, colours, finish, ms, palette, percent
 from overlaplab.words import shorten
 
-__all__ = ["WINDOW", "timeline", "timeline_rows"]
+__all__ = ["WINDOW", "mark_colours", "timeline", "timeline_rows"]
 
 WINDOW = "window"
 """The name of the chart's selection parameter: the visible part of the time axis, in ms."""
@@ -95,21 +95,26 @@ def timeline_rows(view: View) -> pd.DataFrame:
 
 
 def _fills(view: View, tones: Palette) -> list[tuple[str, str]]:
-    """The colours of what may appear in these lanes."""
-    phases = [
-        (Mark.FORWARD.value, tones.queued),
-        (Mark.BACKWARD.value, tones.reduce),
-        (Mark.OPTIMIZER.value, tones.memory),
-    ]
+    """The colours of what these lanes hold."""
     found = set(view.marks["part"])
-    return [
-        (Mark.STEP.value, tones.idle),
-        *[pair for pair in phases if pair[0] in found],
-        (Mark.COMPUTE.value, tones.compute),
-        (Mark.COMMUNICATION.value, tones.gather),
-        (Mark.EXPOSED.value, tones.exposed),
-        *([(Mark.MEMORY.value, tones.memory)] if Mark.MEMORY.value in found else []),
-    ]
+    return [(mark.value, tone) for mark, tone in mark_colours(tones).items() if mark.value in found]
+
+
+def mark_colours(tones: Palette) -> dict[Mark, str]:
+    """The colour of each kind of mark, in the legend's order."""
+    return {
+        Mark.STEP: tones.idle,
+        Mark.FORWARD: tones.queued,
+        Mark.BACKWARD: tones.soft,
+        Mark.OPTIMIZER: tones.memory,
+        Mark.COMPUTE: tones.compute,
+        Mark.GATHER: tones.gather,
+        Mark.REDUCE: tones.reduce,
+        Mark.COMMUNICATION: tones.other,
+        Mark.EXPOSED: tones.exposed,
+        Mark.MEMORY: tones.memory,
+        Mark.FREE: tones.ink,
+    }
 
 
 def _word(part: str, name: str) -> str:

@@ -46,6 +46,8 @@ class Palette:
     gather: str
     """Hidden communication, and communication where hidden and exposed are not told apart."""
     reduce: str
+    other: str
+    """Communication that neither gathers nor reduces."""
     exposed: str
     memory: str
     idle: str
@@ -66,6 +68,7 @@ LIGHT = Palette(
     compute="#0072B2",
     gather="#C97F0A",
     reduce="#4B2A63",
+    other="#3E8E7E",
     exposed="#C5263A",
     memory="#8C8C8C",
     idle="#DADDE5",
@@ -80,6 +83,7 @@ DARK = Palette(
     compute="#56B4E9",
     gather="#F0B429",
     reduce="#9D6BFF",
+    other="#7FD1AE",
     exposed="#FF5A4F",
     memory="#8A909B",
     idle="#3B404A",

@@ -85,7 +85,7 @@ def test_lanes_of_a_cpu_run(tmp_path: Path) -> None:
         step(0, 0, 100),
         event("engine::forward microbatch=0", 0, 40, cat="user_annotation"),
         op("linear", 0, 40),
-        op("addmm", 10, 30),  # inside linear: its time is drawn already
+        op("addmm", 10, 30),  # inside linear, and drawn over it
         gloo(30, 90),
     ]
     found = timeline_events(run_of(tmp_path, events, events))
@@ -102,7 +102,8 @@ def test_lanes_of_a_cpu_run(tmp_path: Path) -> None:
         ["rank 1 steps", "step", 0, 100_000, "step 0"],
         ["rank 1 phases", "forward", 0, 40_000, "engine::forward microbatch=0"],
         ["rank 1 thread 1", "compute", 0, 40_000, "aten::linear"],
-        ["rank 1 thread 7", "communication", 30_000, 90_000, "gloo:all_reduce"],
+        ["rank 1 thread 1", "compute", 10_000, 30_000, "aten::addmm"],
+        ["rank 1 thread 7", "reduce", 30_000, 90_000, "gloo:all_reduce"],
         ["rank 1 exposed", "exposed communication", 40_000, 90_000, "communication while nothing computes"],
     ]
 

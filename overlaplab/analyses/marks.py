@@ -1,0 +1,124 @@
+"""What a timeline is made of: lanes, and in them marks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from overlaplab.events import Activity, Kind
+
+__all__ = ["Lane", "LaneKind", "Mark", "Timeline", "mark_code", "mark_of_collective", "marks_table"]
+
+LaneKind: TypeAlias = Literal["steps", "phases", "labels", "stream", "exposed"]
+
+
+class Mark(StrEnum):
+    """What a mark on the timeline stands for; where a mark's time is shared equally, the later word here wins."""
+
+    STEP = "step"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    FREE = "free"
+    """An instant: the memory of a unit's full parameters is given back."""
+    MEMORY = "memory"
+    COMPUTE = "compute"
+    COMMUNICATION = "other communication"
+    """Neither of the next two: all-to-all, broadcast, send and receive, barrier, and what nothing tells."""
+    GATHER = "gather"
+    REDUCE = "reduce"
+    """All-reduce, reduce-scatter, reduce."""
+    EXPOSED = "exposed communication"
+
+
+_ORDER = tuple(Mark)
+_OF_COLLECTIVE = {
+    **dict.fromkeys(("all_gather", "gather"), Mark.GATHER),
+    **dict.fromkeys(("all_reduce", "reduce_scatter", "reduce"), Mark.REDUCE),
+}
+
+
+def mark_code(mark: Mark) -> int:
+    """Its place in `Mark`, as `Timeline.events` holds it in `part`."""
+    return _ORDER.index(mark)
+
+
+def mark_of_collective(kind: str) -> Mark:
+    """What a collective of this kind is drawn as."""
+    return _OF_COLLECTIVE.get(kind, Mark.COMMUNICATION)
+
+
+MARK_OF_KIND = {Kind.COMPUTE: Mark.COMPUTE, Kind.MEMORY: Mark.MEMORY, Kind.COMMUNICATION: Mark.COMMUNICATION}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A run's marks before any merging; times in ns from the run's zero, by the first rank's clock."""
+
+    lanes: pd.DataFrame
+    """One row per lane, top to bottom: `lane` (its number), `label`, `rank` (Int64), `kind` (a `LaneKind`: `steps`;
+    `phases`, the engine's; `labels`, buckets, gathers and reduce-scatters as labels tell them; `stream`, of a device,
+    or on the CPU a thread; `exposed`)."""
+    events: pd.DataFrame
+    """By lane and start, of those with one start the longest first: every event that the rule counts, and the marks of
+    the other lanes. Columns `lane`, `part` (int8, a place in `Mark`), `start_ns`, `end_ns` (int64), `name` (category),
+    `trace` (place in `run.traces`), `event` (row of the trace's events, -1 where the mark is no event), `collective`
+    (`index` of `overlaplab.collectives`, the same on all ranks, -1 for none).
+    """
+    steps: pd.DataFrame
+    """Columns `rank` (Int64), `step` (Int64), `start_ns`, `end_ns`."""
+    activities: tuple[tuple[int | None, Activity, int], ...]
+    """Rank, activity (absolute ns) and the run's zero by the rank's clock, for figures from the raw intervals."""
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """From the first step's start to the last one's end, or of all events where there is no step."""
+        table = self.steps if len(self.steps) else self.events
+        if table.empty:
+            return 0, 1
+        return int(table["start_ns"].min()), int(table["end_ns"].max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One lane of one rank."""
+
+    label: str
+    kind: LaneKind
+    marks: pd.DataFrame
+    """As `marks_table` makes them."""
+
+
+def marks_table(
+    starts: ArrayLike,
+    ends: ArrayLike,
+    names: pd.Categorical | ArrayLike,
+    part: Mark | NDArray[np.int8],
+    *,
+    event: ArrayLike = -1,
+    collective: ArrayLike = -1,
+) -> pd.DataFrame:
+    """The marks of a lane, in any order: `start_ns`, `end_ns`, `name`, `part`, `event`, `collective`."""
+    start_ns = np.asarray(starts, dtype=np.int64)
+    rows = len(start_ns)
+    return pd.DataFrame(
+        {
+            "start_ns": start_ns,
+            "end_ns": np.asarray(ends, dtype=np.int64),
+            "name": names if isinstance(names, pd.Categorical) else _encoded(names),
+            "part": np.full(rows, mark_code(part), dtype=np.int8) if isinstance(part, Mark) else part,
+            "event": np.broadcast_to(np.asarray(event, dtype=np.int64), rows),
+            "collective": np.broadcast_to(np.asarray(collective, dtype=np.int64), rows),
+        }
+    )
+
+
+def _encoded(names: ArrayLike) -> pd.Categorical:
+    """Texts by number, with categories of the kind that traces have."""
+    codes, texts = pd.factorize(np.asarray(names, dtype=object))
+    return pd.Categorical.from_codes(codes, pd.Index(texts, dtype=object))
