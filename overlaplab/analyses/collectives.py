@@ -66,12 +66,6 @@ def collectives(
     return table.loc[keep, list(COLUMNS)].reset_index(drop=True)
 
 
-def numbered(run: Run) -> pd.DataFrame:
-    """Columns `trace` (the place in `run.traces`), `row` (of `recorded`), `index` (see `collectives`), `kind`."""
-    return _all(run)[["trace", "row", "index", "kind"]].copy()
-
-
-@once_per_run
 @once_per_run
 def numbered(run: Run) -> pd.DataFrame:
     """`arrivals`' rows in order of the collective's first start, with `index`, the number that `collectives` gives it.
