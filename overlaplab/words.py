@@ -6,14 +6,23 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["gradient_word", "last_gradient", "shorten"]
+__all__ = ["gradient_word", "last_gradient", "shorten", "visible"]
+
+
+def visible(text: str) -> str:
+    """A string out of a trace as one line of what can be seen: each order to a terminal, each mark that turns the
+    direction of what follows, and whatever else is invisible becomes U+FFFD; line ends, tabs and strange spaces a space.
+    """
+    return "".join(
+        char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """At most `limit` characters of a string out of a trace, on one line, cut in the middle: names differ at
+    """At most `limit` characters of a string out of a trace, as `visible` has it, cut in the middle: names differ at
     the ends.
     """
-    flat = "".join(char if char.isprintable() else " " for char in text[:20_000])
+    flat = visible(text[:20_000])
     if len(flat) <= limit:
         return flat
     head = (limit - 1) // 2

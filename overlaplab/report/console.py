@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from overlaplab.words import last_gradient
+from overlaplab.words import last_gradient, visible
 
 __all__ = [
     "buckets_table",
@@ -223,7 +223,7 @@ def _table(title: str, *columns: str, first: str | None = None) -> Table:
 
 def plain(text: str, style: str = "") -> Text:
     """Text as it is: what comes out of a trace is neither markup nor an order to the terminal."""
-    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text), style=style)
+    return Text(visible(text), style=style)
 
 
 def _add(shown: Table, cells: Iterable[str]) -> None:
