@@ -10,7 +10,29 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["merged_marks"]
+__all__ = ["added_ns", "merged_marks", "touching"]
+
+
+def touching(events: pd.DataFrame, start: int, end: int, lanes: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The rows of events in these lanes that touch [start, end); an instant does if it stands in it."""
+    starts, ends = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    lane = events["lane"].to_numpy()
+    chosen = np.zeros(int(lane.max(initial=-1)) + 1, dtype=bool)
+    chosen[lanes[lanes < len(chosen)]] = True
+    return np.flatnonzero((starts < end) & ((ends > start) | ((starts == start) & (ends == start))) & chosen[lane])
+
+
+def added_ns(group: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The time that each event adds to those before it in its group: the sum is the length of the group's union.
+
+    Groups stand together, in each the events by start.
+    """
+    if not len(group):
+        return np.zeros(0, dtype=np.int64)
+    reach = pd.Series(ends).groupby(group).cummax().to_numpy()
+    first = np.append(True, group[1:] != group[:-1])
+    before = np.where(first, begins, np.append(0, reach[:-1]))
+    return np.maximum(ends - np.maximum(begins, before), 0)
 
 
 def merged_marks(events: pd.DataFrame, start: int, end: int, limit: int) -> pd.DataFrame:
@@ -72,11 +94,7 @@ def _marks(
     group: NDArray[np.intp],
 ) -> pd.DataFrame:
     """One row per mark: its extent, its count, the union of its events' time, its busiest part, its longest's name."""
-    # Within a mark, the time that an event adds to those before it: their sum is the union's length.
-    reach = pd.Series(ends).groupby(group).cummax().to_numpy() if len(group) else ends
-    first = np.append(True, group[1:] != group[:-1])[: len(group)]
-    before = np.where(first, begins, np.append(0, reach[:-1])[: len(group)])
-    adds = np.maximum(ends - np.maximum(begins, before), 0)
+    adds = added_ns(group, begins, ends)
     frame = pd.DataFrame({"mark": group, "part": part, "adds": adds, "row": np.arange(len(group))})
     busiest = (
         frame.groupby(["mark", "part"])["adds"]

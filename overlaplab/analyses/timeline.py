@@ -14,13 +14,24 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from overlaplab.analyses.clocks import zero_of
-from overlaplab.analyses.level_of_detail import merged_marks
+from overlaplab.analyses.event_details import event_details
+from overlaplab.analyses.level_of_detail import merged_marks, touching
 from overlaplab.analyses.marks import Lane, Mark, Timeline, marks_table
 from overlaplab.analyses.rank_lanes import rank_lanes
+from overlaplab.analyses.window_statistics import WindowStatistics, chosen_lanes, timeline_window, window_totals
 from overlaplab.events import Activity, Run, activity, windows
-from overlaplab.intervals import clip, intersect, total
 
-__all__ = ["MARKS", "Mark", "Timeline", "View", "timeline_events", "timeline_view"]
+__all__ = [
+    "MARKS",
+    "Mark",
+    "Timeline",
+    "View",
+    "WindowStatistics",
+    "event_details",
+    "timeline_events",
+    "timeline_view",
+    "timeline_window",
+]
 
 MARKS = 1500
 """Marks in a view: what a browser redraws within a third of a second."""
@@ -40,8 +51,7 @@ class View:
     lanes: pd.DataFrame
     """`Timeline.lanes` of the chosen ranks."""
     totals: pd.DataFrame
-    """One row per rank: `rank`, `span_ns`, `compute_ns`, `comm_ns`, `overlapped_ns`, `exposed_comm_ns`,
-    within the window, from the raw intervals."""
+    """What each rank did within the window, from the raw intervals: see `window_totals`."""
 
 
 def timeline_events(run: Run) -> Timeline:
@@ -106,17 +116,8 @@ def timeline_view(
     start, end = timeline.extent
     start, end = start if start_ns is None else start_ns, end if end_ns is None else end_ns
     end = max(end, start + 1)
-    chosen = timeline.lanes
-    if ranks is not None:
-        chosen = chosen[chosen["rank"].isin(ranks) | chosen["rank"].isna()]
-    events = timeline.events
-    inside = (
-        (events["start_ns"].to_numpy() < end)
-        & (events["end_ns"].to_numpy() >= start)
-        & ((events["end_ns"].to_numpy() > start) | (events["start_ns"].to_numpy() == start))
-        & events["lane"].isin(chosen["lane"]).to_numpy()
-    )
-    cut = events[inside]
+    chosen = chosen_lanes(timeline, ranks)
+    cut = timeline.events.iloc[touching(timeline.events, start, end, chosen["lane"].to_numpy())]
     merged = merged_marks(cut, start, end, marks)
     merged["part"] = [_ORDER[code].value for code in merged["part"]]
     merged = merged.merge(chosen, on="lane", how="left")
@@ -125,20 +126,5 @@ def timeline_view(
         end_ns=end,
         marks=merged,
         lanes=chosen.reset_index(drop=True),
-        totals=_totals(timeline, start, end, ranks),
+        totals=window_totals(timeline, start, end, ranks),
     )
-
-
-def _totals(timeline: Timeline, start: int, end: int, ranks: frozenset[int] | None) -> pd.DataFrame:
-    """What each rank did within the window, from its intervals."""
-    rows = []
-    for rank, found, origin in timeline.activities:
-        if ranks is not None and rank is not None and rank not in ranks:
-            continue
-        compute, comm = (
-            clip(intervals, start + origin, end + origin) for intervals in (found.compute, found.communication)
-        )
-        both = total(intersect(compute, comm))
-        rows.append((rank, end - start, total(compute), total(comm), both, total(comm) - both))
-    columns = ["rank", "span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns"]
-    return pd.DataFrame(rows, columns=columns).astype({"rank": "Int64"})
