@@ -13,12 +13,13 @@ from overlaplab.analyses import (
     schedule,
     stragglers,
     summary,
+    sweep,
     totals,
     volume,
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.load import load_run
+from overlaplab.load import load_run, load_sweep
 
 __all__ = [
     "OverlaplabError",
@@ -29,10 +30,12 @@ __all__ = [
     "communication_by",
     "compare",
     "load_run",
+    "load_sweep",
     "memory",
     "schedule",
     "stragglers",
     "summary",
+    "sweep",
     "totals",
     "volume",
 ]

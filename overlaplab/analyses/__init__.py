@@ -13,8 +13,11 @@ from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.replay import replay
 from overlaplab.analyses.scatters import scatters
 from overlaplab.analyses.schedule import schedule, schedule_notes
+from overlaplab.analyses.settings import is_sweep, setting_words
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals, warnings_of
+from overlaplab.analyses.sweep import sweep, sweep_links
+from overlaplab.analyses.sweep_words import sweep_advice, sweep_finding, sweep_notes
 from overlaplab.analyses.volume import Theory, volume, volume_theory
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "communication_by",
     "compare",
     "gathered_bytes",
+    "is_sweep",
     "last_gap_ns",
     "late_buckets",
     "launched_after_backward",
@@ -38,9 +42,15 @@ __all__ = [
     "schedule",
     "schedule_notes",
     "schedule_steps",
+    "setting_words",
     "stragglers",
     "stragglers_of",
     "summary",
+    "sweep",
+    "sweep_advice",
+    "sweep_finding",
+    "sweep_links",
+    "sweep_notes",
     "totals",
     "transfer_ns",
     "volume",

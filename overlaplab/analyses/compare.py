@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.memory import memory
+from overlaplab.analyses.settings import is_sweep
+from overlaplab.analyses.spread import fastest, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run
@@ -44,13 +46,15 @@ def compare(
     `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most), `theory_memory_bytes`
     (see `memory`): all four Float64, null where unknown.
 
-    A run is fastest if its median step is shorter than every other's by more than the larger of the two
-    interquartile ranges: within that spread none is.
+    A run is fastest if its median step is shorter than every other's by more than the larger of the two spreads (see
+    `spread`); within them none is. In a sweep, whose runs differ in bucket_cap_mb alone, runs of one cap are repeats,
+    judged together: all of the fastest cap's are fastest.
     """
     chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
-    rows = [_row(run, summary(run, **chosen)) | _sizes(run, volume(run, **chosen)) for run in runs]
+    measured = [summary(run, **chosen) for run in runs]
+    rows = [_row(run, table) | _sizes(run, volume(run, **chosen)) for run, table in zip(runs, measured, strict=True)]
     table = pd.DataFrame(rows)
-    table["fastest"] = _fastest(table)
+    table["fastest"] = _fastest(runs, measured)
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
     numbers = ("bucket_cap_mb", "overlap_ratio", *figures, *_SIZES)
     table = table.astype(dict.fromkeys(numbers, "Float64"))
@@ -105,14 +109,13 @@ def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _fastest(table: pd.DataFrame) -> pd.Series:
-    """True for the run that is faster than every other beyond the spread, if there is one."""
-    order = table["step_ms_median"].sort_values().index
-    won = pd.Series(False, index=table.index)
-    if len(order) < 2 or table["step_ms_median"].isna().any():
-        return won
-    best = table.loc[order[0]]
-    rivals = table.loc[order[1:]]
-    spread = rivals["step_ms_iqr"].clip(lower=best["step_ms_iqr"])
-    won[order[0]] = bool((rivals["step_ms_median"] - best["step_ms_median"] > spread).all())
-    return won
+def _fastest(runs: Sequence[Run], measured: Sequence[pd.DataFrame]) -> list[bool]:
+    """True for each run of the fastest setting, if there is one."""
+    settings = (
+        [one.manifest.bucket_cap_mb if one.manifest else None for one in runs] if is_sweep(runs) else range(len(runs))
+    )
+    of_setting: dict[Any, list[pd.DataFrame]] = {}
+    for setting, table in zip(settings, measured, strict=True):
+        of_setting.setdefault(setting, []).append(table)
+    won = fastest([[step_times(table) for table in tables] for tables in of_setting.values()])
+    return [won is not None and setting == list(of_setting)[won] for setting in settings]

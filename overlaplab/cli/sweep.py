@@ -120,7 +120,12 @@ def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) ->
             if recording.cap in failed:
                 continue
             began = time.monotonic()
-            problem = _record(recording, options)
+            try:
+                problem = _record(recording, options)
+            except KeyboardInterrupt:
+                bar.stop()
+                _say(f"interrupted: {done} of {len(todo)} recorded. The same command goes on from here.")
+                raise
             if problem is None:
                 if bar.disable:
                     _say(f"{recording.out.name} recorded in {time.monotonic() - began:.0f} s ({done + 1}/{len(todo)})")

@@ -220,7 +220,9 @@ def test_compare_shows_what_was_sent_and_held(
 
 
 def test_compare_json(command: Any, folder: Path, tmp_path: Path) -> None:
-    run_of(tmp_path / "slow", [step(3, 0, 300), op("mm", 0, 60)])
+    more = [step(number, at, at + 100) for number, at in ((4, 100), (5, 200))]
+    run_of(folder, EVENTS + more, EVENTS + more, manifest={"strategy": "bucketed"})
+    run_of(tmp_path / "slow", [*(step(n, 300 * n, 300 * n + 300) for n in range(3)), op("mm", 0, 60)])
     _, out, _ = command("compare", folder, tmp_path / "slow", "--json")
     document = json.loads(out)
     assert [list(row) for row in document["runs"]] == [list(document["runs"][0])] * 2

@@ -1,0 +1,69 @@
+"""What runs were told: in words, and whether several were told the same but for their bucket_cap_mb."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from overlaplab.events import Manifest, Run
+
+__all__ = ["differing", "is_sweep", "setting_words"]
+
+_SAME = (
+    *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
+    *("keep_last", "checkpointing", "main_grad", "accumulate", "link", "hardware"),
+)
+"""The keys of run.json that a sweep holds fixed."""
+
+
+def is_sweep(runs: Sequence[Run]) -> bool:
+    """Whether they differ in bucket_cap_mb, and in nothing else that their manifests tell of the training, the link and
+    the machine: two caps or more. Runs of one cap are its repeats.
+    """
+    manifests = [run.manifest for run in runs if run.manifest is not None]
+    caps = {manifest.bucket_cap_mb for manifest in manifests}
+    if len(manifests) < len(runs) or len(caps) < 2 or None in caps:
+        return False
+    return len({_fixed(manifest) for manifest in manifests}) == 1
+
+
+def differing(runs: Sequence[Run]) -> str:
+    """What keeps these runs from being a sweep, in words."""
+    manifests = [run.manifest for run in runs if run.manifest is not None]
+    if len(manifests) < len(runs):
+        return "some have no run.json"
+    differ = [key for key in _SAME if len({_plain(manifest.raw.get(key)) for manifest in manifests}) > 1]
+    if differ:
+        return f"they differ in {', '.join(differ)}"
+    return "their bucket_cap_mb is the same or unknown"
+
+
+def setting_words(manifest: Manifest | None) -> str:
+    """What the strategy was told, where it is worth a word; empty where nothing tells."""
+    if manifest is None:
+        return ""
+    words = []
+    if manifest.bucket_cap_mb is not None:
+        words.append(f"cap {manifest.bucket_cap_mb:g} MiB")
+    if manifest.prefetch is not None:
+        words.append(f"prefetch {manifest.prefetch}")
+    if manifest.accumulate is not None and manifest.accumulate > 1:
+        words.append(f"{manifest.accumulate} microbatches")
+    if manifest.overlap_param_gather is not None:
+        words.append("gathers in forward" if manifest.overlap_param_gather else "gathers before forward")
+    if manifest.keep_last is not None:
+        words.append("last layer kept" if manifest.keep_last else "last layer freed")
+    if manifest.checkpointing:
+        words.append("checkpointing")
+    if manifest.main_grad:
+        words.append("fp32 gradients")
+    return ", ".join(words)
+
+
+def _fixed(manifest: Manifest) -> tuple[str, ...]:
+    return tuple(_plain(manifest.raw.get(key)) for key in _SAME)
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

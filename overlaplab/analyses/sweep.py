@@ -1,0 +1,187 @@
+"""A sweep over bucket_cap_mb: the step by cap, and when its buckets were on the link."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.buckets import buckets
+from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.analyses.settings import differing, is_sweep
+from overlaplab.analyses.spread import fastest, spread, step_times
+from overlaplab.analyses.summary import summary
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, Trace, Window, activity
+from overlaplab.intervals import Intervals, clip, intersect, subtract, union
+
+__all__ = ["LINK_PARTS", "STEP_PARTS", "sweep", "sweep_links"]
+
+STEP_PARTS = {
+    "compute_only_ms": ("compute_only_ns",),
+    "hidden_ms": ("overlapped_ns",),
+    "exposed_ms": ("exposed_comm_ns",),
+    "rest_ms": ("memory_only_ns", "idle_ns"),
+}
+"""The parts of a cap's step, and the columns of `summary` that each is made of."""
+
+LINK_PARTS = ("hidden", "exposed")
+
+_FIGURES = ("step_ms", "spread_ms", "lowest_ms", "highest_ms", *STEP_PARTS)
+
+
+def sweep(
+    runs: Sequence[Run],
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> pd.DataFrame:
+    """One row per cap, the smallest first; its recordings are pooled.
+
+    Columns: `bucket_cap_mb`, `runs` (recordings), `steps` (of all of them), `buckets` (the most in one step; Int64,
+    null where the traces do not tell), `step_ms` (median over every rank's every step), `spread_ms` (see `spread`; null
+    where too few steps tell it), `lowest_ms` and `highest_ms` (of the recordings' medians), `compute_only_ms`,
+    `hidden_ms`, `exposed_ms` and `rest_ms` (memory and idle: their shares of all the steps' time, of the median step,
+    so that they add up to it), `overlap_ratio` (of the sums), `fastest` (see `spread`), `emulated`. Figures are
+    Float64.
+
+    Raises `OverlaplabError` for runs that are no sweep, or of which nothing was measured, and as `summary`.
+    """
+    found = _by_cap(runs)
+    measured = {
+        cap: [_measured(run, ranks=ranks, steps=steps, skip_steps=skip_steps) for run in own]
+        for cap, own in found.items()
+    }
+    won = fastest([[step_times(table) for table in tables] for tables in measured.values()])
+    rows = []
+    for place, (cap, tables) in enumerate(measured.items()):
+        counts = [_bucket_count(run, ranks, steps, skip_steps) for run in found[cap]]
+        rows.append(
+            {"bucket_cap_mb": cap, "buckets": max((count for count in counts if count), default=None)}
+            | _row(tables)
+            | {"fastest": place == won, "emulated": any(map(_is_emulated, found[cap]))}
+        )
+    table = pd.DataFrame(rows).astype({"buckets": "Int64", "bucket_cap_mb": "Float64", "overlap_ratio": "Float64"})
+    table = table.astype(dict.fromkeys(_FIGURES, "Float64"))
+    shown = ["bucket_cap_mb", "runs", "steps", "buckets", *_FIGURES, "overlap_ratio", "fastest", "emulated"]
+    return table[shown]
+
+
+def sweep_links(
+    runs: Sequence[Run],
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> pd.DataFrame:
+    """When communication was on the link in one step of each cap: the first rank's step nearest to the cap's median.
+
+    One row per stretch of time, in ns from the step's start: `bucket_cap_mb`, `path`, `rank`, `step` (both Int64),
+    `bucket` (Int64, null for communication that is no bucket's, such as a gather of parameters), `bytes` (Int64),
+    `part` (one of `LINK_PARTS`: `hidden` while the rank computed, `exposed` while it did not), `start_ns`, `end_ns`.
+    Raises as `sweep`.
+    """
+    rows: list[dict[str, Any]] = []
+    for cap, own in _by_cap(runs).items():
+        tables = [_measured(run, ranks=ranks, steps=steps, skip_steps=skip_steps) for run in own]
+        median = pd.concat(tables)["span_ns"].median()
+        firsts = [_first_rank(table) for table in tables]
+        off = [(first["span_ns"] - median).abs() for first in firsts]
+        place = int(np.argmin([found.min() for found in off]))
+        at = int(off[place].to_numpy().argmin())
+        row = firsts[place].iloc[at]
+        trace = selected_traces(own[place], ranks)[0] if pd.isna(row["rank"]) else _trace(own[place], int(row["rank"]))
+        window = selected_windows(trace, steps, skip_steps)[at]
+        shared = {"bucket_cap_mb": cap, "path": own[place].path, "rank": trace.rank, "step": window.step}
+        rows += [shared | stretch for stretch in _on_link(own[place], trace, window)]
+    columns = ["bucket_cap_mb", "path", "rank", "step", "bucket", "bytes", "part", "start_ns", "end_ns"]
+    return pd.DataFrame(rows, columns=columns, dtype="object").astype(
+        {"bucket_cap_mb": "Float64", "path": "str", "part": "str", "start_ns": "int64", "end_ns": "int64"}
+        | dict.fromkeys(("rank", "step", "bucket", "bytes"), "Int64")
+    )
+
+
+def _on_link(run: Run, trace: Trace, window: Window) -> Iterator[dict[str, Any]]:
+    """The step's communication, each bucket's stretches first, then what is no bucket's."""
+    found = activity(trace)
+    compute = clip(found.compute, window.start_ns, window.end_ns)
+    own = buckets(run, ranks=None if trace.rank is None else [trace.rank])
+    own = own[own["step"].isna() if window.step is None else own["step"].eq(window.step)].dropna(subset=["start_ns"])
+    spans = own[["start_ns", "end_ns"]].to_numpy(dtype="int64") + window.start_ns
+    for bucket, (start, end) in zip(own.to_dict("records"), spans, strict=True):
+        known = {"bucket": bucket["index"], "bytes": bucket["bytes"]}
+        yield from _stretches(union([start], [end]), compute, window, known)
+    other = subtract(clip(found.communication, window.start_ns, window.end_ns), union(spans[:, 0], spans[:, 1]))
+    yield from _stretches(other, compute, window, {"bucket": pd.NA, "bytes": pd.NA})
+
+
+def _stretches(spans: Intervals, compute: Intervals, window: Window, known: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    parts = [(LINK_PARTS[0], intersect(spans, compute)), (LINK_PARTS[1], subtract(spans, compute))]
+    stretches = sorted((int(start), int(end), part) for part, stretch in parts for start, end in stretch)
+    for start, end, part in stretches:
+        yield known | {"part": part, "start_ns": start - window.start_ns, "end_ns": end - window.start_ns}
+
+
+def _by_cap(runs: Sequence[Run]) -> dict[float, list[Run]]:
+    """The runs of each cap, the smallest first."""
+    if not is_sweep(runs):
+        raise OverlaplabError(
+            "these runs are no sweep over bucket_cap_mb", remedy=f"Compare them instead: {differing(runs)}."
+        )
+    found: dict[float, list[Run]] = {}
+    for run in runs:
+        if run.manifest is not None and run.manifest.bucket_cap_mb is not None:
+            found.setdefault(run.manifest.bucket_cap_mb, []).append(run)
+    return dict(sorted(found.items()))
+
+
+def _measured(run: Run, **chosen: Any) -> pd.DataFrame:
+    table = summary(run, **chosen)
+    if table.empty:
+        raise OverlaplabError("no step was measured", path=run.path, remedy="Leave this run out.")
+    return table
+
+
+def _row(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
+    """A cap's figures, of the summaries of its recordings."""
+    pooled = pd.concat(tables)
+    times = [step_times(table) for table in tables]
+    median, span, comm = pooled["span_ns"].median() / 1e6, int(pooled["span_ns"].sum()), int(pooled["comm_ns"].sum())
+    wide, middles = spread(times), [float(np.nanmedian(one)) for one in times]
+    shares = {
+        part: median * sum(int(pooled[column].sum()) for column in columns) / span if span else None
+        for part, columns in STEP_PARTS.items()
+    }
+    return {
+        "runs": len(tables),
+        "steps": sum(one.shape[1] for one in times),
+        "step_ms": median,
+        "spread_ms": wide if np.isfinite(wide) else None,
+        "lowest_ms": min(middles),
+        "highest_ms": max(middles),
+        **shares,
+        "overlap_ratio": int(pooled["overlapped_ns"].sum()) / comm if comm else None,
+    }
+
+
+def _bucket_count(
+    run: Run, ranks: Collection[int] | None, steps: Collection[int] | None, skip_steps: int
+) -> int | None:
+    table = buckets(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
+    return int(table.groupby(["rank", "step"], dropna=False).size().max()) if len(table) else None
+
+
+def _first_rank(table: pd.DataFrame) -> pd.DataFrame:
+    first = table["rank"].iloc[0]
+    return table[table["rank"].isna() if pd.isna(first) else table["rank"].eq(first)]
+
+
+def _trace(run: Run, rank: int) -> Trace:
+    return next(trace for trace in run.traces if trace.rank == rank)
+
+
+def _is_emulated(run: Run) -> bool:
+    return bool(run.manifest and run.manifest.link and run.manifest.link.emulated)

@@ -1,0 +1,105 @@
+"""What a sweep's table says, in sentences of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.analyses.spread import FEWEST
+
+__all__ = ["sweep_advice", "sweep_finding", "sweep_notes"]
+
+_LITTLE = 0.02  # of the step time: less than this is not worth an effort
+_ENOUGH = 3  # recordings of each cap from which on their order says something, see `spread`
+
+
+def sweep_finding(table: pd.DataFrame) -> str:
+    """Of `sweep`'s rows: the fastest cap, or that none is beyond the spread."""
+    first, second = _two_shortest(table)
+    if table["fastest"].any():
+        lead = second["step_ms"] - first["step_ms"]
+        return (
+            f"Fastest: bucket_cap_mb {_cap(first)}, median step {first['step_ms']:.1f} ms;"
+            f" the next, {_cap(second)}, takes {lead:.1f} ms longer ({_percent(lead, second['step_ms'])} of its step)"
+        )
+    return (
+        f"No difference beyond the spread: bucket_cap_mb {_cap(first)} has the shortest median step,"
+        f" {first['step_ms']:.1f} ms; the next, {_cap(second)}, has {second['step_ms']:.1f} ms"
+    )
+
+
+def sweep_notes(table: pd.DataFrame) -> tuple[str, ...]:
+    """What a reader of `sweep`'s figures must know, a line each."""
+    notes = []
+    if table["spread_ms"].isna().any():
+        notes.append(f"fewer than {FEWEST} steps of a cap tell no spread, so that none can be the fastest")
+    fewest = int(table["runs"].min())
+    if fewest == 1:
+        notes.append("one recording of a cap: what differs between recordings of the same cap is not known")
+    elif fewest < _ENOUGH:
+        notes.append(f"{fewest} recordings of a cap tell little of what differs between them; {_ENOUGH} tell enough")
+    if table["runs"].nunique() > 1:
+        counts = ", ".join(f"{_cap(row)}: {row['runs']}" for row in table.to_dict("records"))
+        notes.append(f"not every cap was recorded as often (recordings by cap: {counts})")
+    known = table.dropna(subset=["buckets"])
+    for buckets, same in known.groupby("buckets", sort=True):
+        if len(same) > 1:
+            caps = " and ".join(_cap(row) for row in same.to_dict("records"))
+            notes.append(f"caps {caps} make as many buckets, {buckets}: a difference between them is chance")
+    return tuple(notes)
+
+
+def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
+    """What to do about it, a sentence each."""
+    first, second = _two_shortest(table)
+    if not table["fastest"].any():
+        return (_tell_apart(table, first, second),)
+    advice = [f"Train with bucket_cap_mb {_cap(first)} on this model, link and number of ranks."]
+    smallest, largest = first["bucket_cap_mb"] == table["bucket_cap_mb"].min(), _is_largest(table, first)
+    if smallest or largest:
+        where = "smallest" if smallest else "largest"
+        advice.append(f"It is the {where} cap of the sweep: add {'smaller' if smallest else 'larger'} ones.")
+    exposed = first["exposed_ms"]
+    if exposed <= _LITTLE * first["step_ms"]:
+        advice.append("Little is left to hide: its exposed communication is 2 % of the step at most.")
+    else:
+        advice.append(
+            f"{exposed:.1f} ms of its step ({_percent(exposed, first['step_ms'])}) is still exposed communication:"
+            " its Summary shows where."
+        )
+    return tuple(advice)
+
+
+def _tell_apart(table: pd.DataFrame, first: Mapping[Any, Any], second: Mapping[Any, Any]) -> str:
+    """What tells the two apart that are not, or why that is not worth it."""
+    lead = second["step_ms"] - first["step_ms"]
+    if lead <= _LITTLE * second["step_ms"]:
+        return (
+            f"Leave bucket_cap_mb as it is among {_cap(first)} and {_cap(second)}: they differ by"
+            f" {_percent(lead, second['step_ms'])} of the step time."
+        )
+    if int(table["runs"].min()) < _ENOUGH:
+        return f"Record more before choosing: overlaplab sweep with --repeats {_ENOUGH} and the same --out goes on."
+    return "Record more steps (--steps) in a new sweep, on a machine with nothing else to do."
+
+
+def _two_shortest(table: pd.DataFrame) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
+    first, second, *_ = table.sort_values("step_ms", kind="stable").to_dict("records")
+    return first, second
+
+
+def _is_largest(table: pd.DataFrame, row: Mapping[Any, Any]) -> bool:
+    """Whether a larger cap would make other buckets that nobody tried."""
+    return bool(
+        row["bucket_cap_mb"] == table["bucket_cap_mb"].max() and (pd.isna(row["buckets"]) or row["buckets"] > 1)
+    )
+
+
+def _cap(row: Mapping[Any, Any]) -> str:
+    return f"{row['bucket_cap_mb']:g}"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %"

@@ -1,0 +1,51 @@
+"""A sweep's folder: several runs, each in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from overlaplab.events import Run
+from overlaplab.load.places import MANIFEST_NAME, is_trace_name
+from overlaplab.load.run_folder import load_run
+
+__all__ = ["load_sweep", "run_folders"]
+
+
+def run_folders(path: str | os.PathLike[str]) -> list[str]:
+    """The runs that a path means: a folder without traces of its own stands for the runs in its folders.
+
+    They come in order of name, numbers by their value: cap-1, cap-5, cap-5-2, cap-25. Anything else stands for itself,
+    a folder of no runs and a place on another machine included.
+    """
+    text = os.fspath(path)
+    if "://" in text or _holds_run(Path(text)):
+        return [text]
+    try:
+        inner = [folder for folder in Path(text).iterdir() if not folder.name.startswith(".") and _holds_run(folder)]
+    except OSError:
+        return [text]
+    return [str(folder) for folder in sorted(inner, key=lambda folder: _by_value(folder.name))] or [text]
+
+
+def load_sweep(
+    path: str | os.PathLike[str], *, cache: bool = True, progress: Callable[[int, int], None] | None = None
+) -> list[Run]:
+    """The runs of a sweep's folder, as `load_run` loads each; raises as it does."""
+    return [load_run(folder, cache=cache, progress=progress) for folder in run_folders(path)]
+
+
+def _holds_run(folder: Path) -> bool:
+    try:
+        names = [entry.name for entry in os.scandir(folder)]
+    except OSError:
+        return False
+    return MANIFEST_NAME in names or any(map(is_trace_name, names))
+
+
+def _by_value(name: str) -> list[tuple[float, str]]:
+    """Texts and numbers in turn, the latter by value."""
+    parts = re.split(r"(\d{1,15}(?:\.\d{1,15})?)", name)
+    return [(float(part), "") if place % 2 else (0.0, part) for place, part in enumerate(parts)]
