@@ -10,8 +10,9 @@ import sys
 
 import typer
 
-from overlaplab.cli import figures, runs
+from overlaplab.cli import figures, files, runs
 from overlaplab.errors import OverlaplabError
+from overlaplab.words import visible
 
 __all__ = ["app", "main"]
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(figures.app)
 app.add_typer(runs.app)
+app.add_typer(files.app)
 
 
 def main() -> None:
@@ -45,5 +47,5 @@ def main() -> None:
 
 
 def _fail(line: str) -> None:
-    print("overlaplab:", " ".join(line.split()), file=sys.stderr)
+    print("overlaplab:", visible(" ".join(line.split())), file=sys.stderr)
     sys.exit(2)

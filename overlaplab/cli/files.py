@@ -1,0 +1,50 @@
+"""The commands that write one file about runs: a report, an export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from overlaplab.cli.options import AssignRank, NoCache, Ranks, Recording, RunPaths, SkipSteps, Steps
+from overlaplab.cli.shared import load, progress_bar
+from overlaplab.report import console as tables
+from overlaplab.report.whole_file import refuse_target, whole_file
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: overlaplab report runs/naive runs/bucketed -o report.html")
+def report(
+    runs: RunPaths,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="An older one is replaced.")],
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Write one HTML file that holds the charts and tables of these runs: it opens from disk and can be mailed."""
+    refuse_target(out, [])
+    loaded = load(runs, assign_rank, recording, no_cache)
+    refuse_target(out, loaded)
+    with progress_bar() as bar:
+        task = bar.add_task("drawing", total=None)
+        from overlaplab.report.page import report_page  # it imports altair, for which other commands need not wait
+
+        text = report_page(
+            loaded,
+            ranks=rank,
+            steps=step,
+            skip_steps=skip_steps,
+            progress=lambda done, runs: bar.update(task, completed=done, total=runs),
+        )
+    page = text.encode("utf-8", errors="replace")
+    with whole_file(out) as file:
+        file.write(page)
+    Console().print(tables.plain(f"{out}: {len(page) / 1e6:.1f} MB"))

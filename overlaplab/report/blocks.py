@@ -1,0 +1,99 @@
+"""What a report is made of: sections of charts, tables and lines of text, all plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import altair as alt
+
+from overlaplab.charts.lanes import WINDOW
+from overlaplab.report.bundle import themed
+from overlaplab.report.cells import Cells
+
+__all__ = ["Block", "Drawn", "Lines", "Section", "drawn"]
+
+_ZOOM = "wheel![event.ctrlKey || event.metaKey]"
+"""The wheel alone scrolls the page."""
+_HINT = "Ctrl + wheel zooms, drag pans, double-click shows all."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A chart whose title is the page's own text, which wraps and is read aloud."""
+
+    title: str
+    lines: tuple[str, ...]
+    spec: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Sentences, one to a line."""
+
+    heading: str
+    lines: tuple[str, ...]
+
+
+Block: TypeAlias = Drawn | Cells | Lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the report: begins with what it shows, ends with what to do."""
+
+    title: str
+    shows: str
+    blocks: Sequence[Block]
+    advice: str
+
+
+def drawn(chart: alt.LayerChart, note: str | None = None) -> Drawn:
+    """A chart of `overlaplab.charts`, drawn in the light theme, as a report shows it.
+
+    `note` is the line that was given to the chart: it gets a line of its own.
+    """
+    spec = themed(chart.to_dict())
+    head = spec.pop("title", "")
+    texts = head if isinstance(head, dict) else {"text": head}
+    told = " ".join(_listed(texts.get("subtitle"))).strip()
+    if note is not None:
+        told = told.removesuffix(note).strip()
+    zooms = _zooms_with_ctrl(spec)
+    lines = (told, _sentence(note), _HINT if zooms else "")
+    return Drawn(
+        title=" ".join(_listed(texts.get("text"))),
+        lines=tuple(line for line in lines if line),
+        spec=_without_hint(spec) if zooms else spec,
+    )
+
+
+def _sentence(note: str | None) -> str:
+    return f"{note[0].upper()}{note[1:]}." if note else ""
+
+
+def _zooms_with_ctrl(spec: dict[str, Any]) -> bool:
+    """Make a chart that the wheel zooms need Ctrl for it; whether there was such a chart."""
+    windows = [parameter for parameter in spec.get("params", []) if parameter.get("name") == WINDOW]
+    for parameter in windows:
+        parameter["select"] = {"type": "interval", "encodings": ["x"], "zoom": _ZOOM}
+    return bool(windows)
+
+
+def _listed(value: Any) -> list[str]:
+    return [str(value)] if isinstance(value, str) else list(value or [])
+
+
+def _without_hint(spec: Any) -> Any:
+    """The spec without what the axis' title says of the wheel."""
+    if isinstance(spec, dict):
+        return {
+            key: kept.partition(":")[0]
+            if key == "title" and isinstance(kept, str) and "wheel" in kept
+            else kept
+            if key in ("data", "datasets")
+            else _without_hint(kept)
+            for key, kept in spec.items()
+        }
+    return [_without_hint(member) for member in spec] if isinstance(spec, list) else spec

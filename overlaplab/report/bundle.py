@@ -1,0 +1,94 @@
+"""The scripts and styles of a report, and the policy that lets these run and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from overlaplab.charts.theme import DARK, LIGHT, Palette
+
+__all__ = ["asset", "data_island", "libraries", "policy", "style", "themed"]
+
+
+def asset(name: str) -> str:
+    """A file that lies beside this module."""
+    return files("overlaplab.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@cache
+def libraries() -> str:
+    """Vega, Vega-Lite and vega-embed as one script of about 0.9 MB that sets `window.vegaEmbed`; made offline."""
+    version = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
+    assert not any(end in script.lower() for end in ("</script", "<!--")), "the libraries would end their own element"
+    return script
+
+
+def style() -> str:
+    """The style sheet; the palette's colours are variables, so that a chart follows the reader's theme as it is."""
+    tones = {"light": _variables(LIGHT), "dark": _variables(DARK)}
+    return (
+        f":root {{ {tones['light']} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {tones['dark']} }} }}\n"
+        f"{asset('page.css')}"
+    )
+
+
+def policy(*, scripts: list[str], styles: list[str]) -> str:
+    """The content security policy of a page: these scripts and styles by their hashes, no connection to anywhere.
+
+    Vega's expressions are interpreted (`ast`), so that it needs no `unsafe-eval`.
+    """
+    allowed = {
+        "default-src": "'none'",
+        "script-src": " ".join(map(_hash, scripts)),
+        "style-src": " ".join(map(_hash, styles)),
+        "connect-src": "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{word} {sources}" for word, sources in allowed.items())
+
+
+def data_island(value: Any) -> str:
+    """JSON that may stand in a script element of an HTML page: nothing in it ends the element or begins a comment."""
+    text = json.dumps(
+        value, allow_nan=False, separators=(",", ":")
+    )  # ASCII: U+2028 and U+2029 are escaped with the rest
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def themed(spec: dict[str, Any]) -> dict[str, Any]:
+    """A chart's spec, drawn in the light palette, with the style sheet's variables in place of the colours."""
+    names = {tone: f"var(--{_css(word)})" for word, tone in asdict(LIGHT).items()}
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: kept if key in ("data", "datasets") else replaced(kept) for key, kept in value.items()}
+        if isinstance(value, list):
+            return [replaced(member) for member in value]
+        return names.get(value, value) if isinstance(value, str) else value
+
+    found: dict[str, Any] = replaced(spec)
+    return found
+
+
+def _variables(tones: Palette) -> str:
+    return " ".join(f"--{_css(word)}: {tone};" for word, tone in asdict(tones).items())
+
+
+def _css(word: str) -> str:
+    return word.replace("_", "-")
+
+
+def _hash(text: str) -> str:
+    """As browsers compute it: of the element's text, in UTF-8."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

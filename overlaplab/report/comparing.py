@@ -1,0 +1,70 @@
+"""The part of a report that sets several runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from overlaplab import analyses, charts
+from overlaplab.charts.advice import compare_advice
+from overlaplab.charts.comparison import run_labels
+from overlaplab.charts.theme import MS as NS_PER_MS
+from overlaplab.report.blocks import Block, Section, drawn
+from overlaplab.report.cells import cells
+from overlaplab.report.columns import COMPARED, COSTS
+from overlaplab.report.sections import Reported
+
+__all__ = ["compared"]
+
+
+def compared(reported: Sequence[Reported]) -> tuple[Section, ...]:
+    """The sections about all runs; none where fewer than two can be compared."""
+    good = [one for one in reported if not one.summary.empty]
+    if len(good) < 2:
+        return ()
+    first = good[0]
+    table = analyses.compare(
+        [one.run for one in good], ranks=first.ranks, steps=first.steps, skip_steps=first.skip_steps
+    )
+    return tuple(section for section in (_step_times(good, table), _costs(good, table)) if section is not None)
+
+
+def _step_times(good: Sequence[Reported], table: pd.DataFrame) -> Section:
+    return Section(
+        title="Step time",
+        shows="Each run's median step, and what it is made of.",
+        blocks=[
+            drawn(charts.compare(table, note=_links(good)), _links(good)),
+            cells(_labelled(table), COMPARED, "Medians over all ranks' steps"),
+        ],
+        advice=compare_advice(table),
+    )
+
+
+def _costs(good: Sequence[Reported], table: pd.DataFrame) -> Section | None:
+    """Bytes sent and memory held against theory, where the runs tell them."""
+    pairs = ((charts.sent_compared, "sent_bytes"), (charts.memory_compared, "memory_bytes"))
+    link = _links(good)
+    blocks: list[Block] = [drawn(chart(table, note=link), link) for chart, told in pairs if table[told].notna().any()]
+    if not blocks:
+        return None
+    return Section(
+        title="What each strategy costs",
+        shows="Bytes that each rank sends per step, and memory that it holds, beside what theory says.",
+        blocks=[*blocks, cells(_labelled(table), COSTS, "Per run")],
+        advice="Choose the run that fits into memory and whose communication hides; where a figure is far from theory,"
+        " look into that run's collectives.",
+    )
+
+
+def _labelled(table: pd.DataFrame) -> pd.DataFrame:
+    """With the runs' words as charts have them; ms become ns, which `cells` takes."""
+    in_ns = {str(name): table[name] * NS_PER_MS for name in table if "_ms_" in str(name)}
+    return table.assign(run=run_labels(table)[1], **in_ns)
+
+
+def _links(good: Sequence[Reported]) -> str | None:
+    """The emulated links among the runs, in words."""
+    told = {word for one in good if (word := charts.link_note(one.run.manifest)) is not None}
+    return "; ".join(sorted(told)) or None

@@ -1,0 +1,141 @@
+"""A report: one HTML file that holds everything it shows, asks no other host for anything, and runs no script but its
+own.
+
+Every text goes through Jinja2's autoescape, every chart's data through `bundle.data_island`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import PurePath
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from overlaplab import analyses, charts
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, rule_of
+from overlaplab.report.blocks import Drawn, Section
+from overlaplab.report.bundle import asset, data_island, libraries, policy, style
+from overlaplab.report.comparing import compared
+from overlaplab.report.sections import Reported, sections
+from overlaplab.vocabulary import Rule
+from overlaplab.words import shorten, visible
+
+__all__ = ["report_page"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """A run's part of the report, or what compares several."""
+
+    anchor: str
+    title: str
+    path: str
+    verdict: str
+    note: str | None
+    warnings: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
+def report_page(
+    runs: Sequence[Run],
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """The report on these runs as HTML. Raises `OverlaplabError` for a rank or step that a run does not have."""
+    if not runs:
+        raise OverlaplabError("no runs to report on")
+    reported = [Reported(run, ranks, steps, skip_steps) for run in runs]
+    chapters = []
+    names = _names(runs)
+    for done, (one, name) in enumerate(zip(reported, names, strict=True)):
+        if progress:
+            progress(done, len(reported))
+        chapters.append(_chapter(one, f"run-{done + 1}", name))
+    comparison = compared(reported)
+    if comparison:
+        chapters.insert(0, _comparison(comparison))
+    title = f"overlaplab: {names[0]}" if len(names) == 1 else f"overlaplab: {len(names)} runs"
+    return _rendered(title, chapters)
+
+
+def _chapter(reported: Reported, anchor: str, name: str) -> Chapter:
+    run = reported.run
+    table = reported.summary
+    unrecorded = any(rule_of(trace) is Rule.UNRECORDED for trace in run.traces)
+    return Chapter(
+        anchor=anchor,
+        title=name,
+        path=shorten(run.path, 300),
+        verdict=_NOT_RECORDED if table.empty and unrecorded else charts.verdict(table, run.manifest),
+        note=reported.note,
+        warnings=tuple(shorten(warning, 400) for warning in analyses.warnings_of(run)),
+        sections=tuple(sections(reported)),
+    )
+
+
+_NOT_RECORDED = (
+    "Device activity was not recorded, so there is no breakdown. Record again with"
+    " activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
+)
+
+
+def _comparison(found: tuple[Section, ...]) -> Chapter:
+    return Chapter(anchor="compare", title="Runs compared", path="", verdict="", note=None, warnings=(), sections=found)
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """What each run is called: its folder's name, with a number where two have the same."""
+    names = [shorten(PurePath(run.path).name or run.path, 80) for run in runs]
+    twice = {name for name in names if names.count(name) > 1}
+    return [f"{place}: {name}" if name in twice else name for place, name in enumerate(names, 1)]
+
+
+def _rendered(title: str, chapters: Sequence[Chapter]) -> str:
+    specs: dict[str, Any] = {}
+    for chapter in chapters:
+        for number, section in enumerate(chapter.sections, 1):
+            for place, block in enumerate(section.blocks, 1):
+                if isinstance(block, Drawn):
+                    specs[f"{chapter.anchor}-{number}-chart-{place}"] = block.spec
+    scripts = [libraries(), asset("page.js")]
+    sheet = style()
+    return _template().render(
+        title=title,
+        chapters=chapters,
+        policy=policy(scripts=scripts, styles=[sheet]),
+        style=_trusted(sheet),
+        scripts=[_trusted(script) for script in scripts],
+        charts=_trusted(data_island(specs)),
+        version=version("overlaplab"),
+        today=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    return environment.from_string(asset("page.html"))
+
+
+def _trusted(text: str) -> Markup:
+    """The project's own script or style, or JSON that is escaped already."""
+    return Markup(text)
+
+
+def _visible(value: Any) -> Any:
+    """Characters that cannot be seen, such as those that turn the direction of writing, do not reach the page."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,0 +1,219 @@
+"""The sections of one run's part of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from overlaplab import analyses, charts
+from overlaplab.analyses.timeline import timeline_events, timeline_view
+from overlaplab.charts import advice
+from overlaplab.charts.theme import count
+from overlaplab.events import Run
+from overlaplab.report.blocks import Block, Lines, Section, drawn
+from overlaplab.report.cells import MOST_ROWS, Cells, cells
+from overlaplab.report.columns import BUCKETS, BY_KIND, COLLECTIVES, GATHERS, PARTS, STRAGGLERS, WINDOW
+from overlaplab.words import last_gradient
+
+__all__ = ["Reported", "sections"]
+
+_MOST_RANKS = 8
+"""More ranks' lanes are no picture that anybody reads."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A run and what of it is reported."""
+
+    run: Run
+    ranks: Collection[int] | None = None
+    steps: Collection[int] | None = None
+    skip_steps: int = 0
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The arguments that analyses take."""
+        return {"ranks": self.ranks, "steps": self.steps, "skip_steps": self.skip_steps}
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """`overlaplab.summary` of what was chosen."""
+        return analyses.summary(self.run, **self.chosen)
+
+    @property
+    def note(self) -> str | None:
+        """The line about the run that stands under its name."""
+        return charts.note(self.run.manifest)
+
+    @property
+    def link(self) -> str | None:
+        """The emulated link, which stands at every chart."""
+        return charts.link_note(self.run.manifest)
+
+
+def sections(reported: Reported) -> Iterator[Section]:
+    """What there is to tell of a run, in the order in which one asks."""
+    for section in (_summary, _timeline, _buckets, _gathers, _collectives):
+        found = section(reported)
+        if found is not None:
+            yield found
+
+
+def _summary(reported: Reported) -> Section | None:
+    table = reported.summary
+    if table.empty:
+        return None
+    blocks: list[Block] = [drawn(charts.summary(table, note=reported.link), reported.link)]
+    if len(table) <= MOST_ROWS:
+        blocks.append(cells(table, PARTS, "Per rank and step"))
+    else:
+        per_rank = analyses.totals(reported.run, **reported.chosen)
+        columns = {name: column for name, column in PARTS.items() if name != "step"}
+        blocks.append(cells(per_rank, columns, "Per rank, all steps together"))
+    return Section(
+        title="Where the step time went",
+        shows="Each rank's step time, split into compute, communication hidden and exposed, memory and idle:"
+        " each moment is counted once.",
+        blocks=blocks,
+        advice=advice.summary_advice(table),
+    )
+
+
+def _timeline(reported: Reported) -> Section | None:
+    timeline = timeline_events(reported.run)
+    if timeline.events.empty:
+        return None
+    known = [trace.rank for trace in reported.run.traces if trace.rank is not None]
+    ranks = [rank for rank in known if reported.ranks is None or rank in reported.ranks]
+    steps = timeline.steps[timeline.steps["rank"].isin(ranks)] if ranks else timeline.steps
+    numbers = sorted(int(step) for step in steps["step"].dropna().unique())
+    start, end, where = *timeline.extent, "the whole recording"
+    if numbers:
+        step = max(reported.steps) if reported.steps else numbers[-1]
+        own = steps[(steps["step"] == step).fillna(False)]
+        start, end, where = int(own["start_ns"].min()), int(own["end_ns"].max()), f"step {step}"
+    shown = frozenset(ranks[:_MOST_RANKS]) if ranks else None
+    view = timeline_view(timeline, start_ns=start, end_ns=end, ranks=shown)
+    left_out = f" The first {_MOST_RANKS} of {len(ranks)} ranks." if len(ranks) > _MOST_RANKS else ""
+    marks, events = len(view.marks), int(view.marks["events"].sum())
+    worst = view.totals["exposed_comm_ns"].max() if len(view.totals) else 0
+    return Section(
+        title="Timeline",
+        shows=f"What ran when in {where}, a lane per stream or thread, all ranks by one clock.{left_out}"
+        f" {count(events, 'event')}, drawn as {count(marks, 'mark')}: neighbours too close to tell apart share one.",
+        blocks=[
+            drawn(charts.timeline(view, note=reported.link), reported.link),
+            cells(view.totals, WINDOW, "The same window in figures, from the raw events"),
+        ],
+        advice="Nothing to do: no communication is exposed here."
+        if worst == 0
+        else "Look at the exposed lanes: what did the rank do, or wait for, just before each red stretch began?"
+        " The dashboard (overlaplab app) zooms to single events.",
+    )
+
+
+def _buckets(reported: Reported) -> Section | None:
+    every = analyses.buckets(reported.run, **reported.chosen)
+    if every.empty:
+        return None
+    table, where = _one_window(every)
+    late = analyses.late_buckets(table)
+    blocks: list[Block] = []
+    if len(late) and not analyses.launched_after_backward(table):
+        lines = tuple(charts.late_sentences(late))
+        blocks.append(Lines(heading="Which parameter held each late bucket", lines=lines))
+    blocks.append(drawn(charts.buckets(table, note=reported.link), reported.link))
+    shown = table.merge(late[["index", "held_ns"]], on="index", how="left")
+    shown["last"] = [last_gradient(row) for row in shown.to_dict("records")]
+    shown["held_ns"] = shown["held_ns"].fillna(0)
+    notes = " ".join(f"{note}." for note in analyses.bucket_notes(table))
+    blocks.append(cells(shown, BUCKETS, "Per bucket, times from the step's start", note=notes))
+    return Section(
+        title="Buckets",
+        shows=f"When each bucket's gradients arrived, when it was sent, and what of that showed: {where}.",
+        blocks=blocks,
+        advice=advice.buckets_advice(table, late),
+    )
+
+
+def _gathers(reported: Reported) -> Section | None:
+    every = analyses.schedule(reported.run, **reported.chosen)
+    if every.empty:
+        return None
+    table, where = _one_window(every)
+    manifest = reported.run.manifest
+    scatters = _alike(analyses.scatters(reported.run, **reported.chosen), table)
+    window = charts.schedule_window(table, scatters)
+    curve = charts.gathered(analyses.gathered_bytes(table), window_ns=window, note=reported.link)
+    prefetch = manifest.prefetch if manifest else None
+    rows = charts.schedule(table, scatters, prefetch=prefetch, window_ns=window, note=reported.link)
+    step = _alike(reported.summary, table)
+    notes = " ".join(f"{note}." for note in analyses.schedule_notes(table))
+    return Section(
+        title="Gathered parameters (ZeRO-3, FSDP)",
+        shows=charts.gathers_seen(table, where),
+        blocks=[
+            drawn(curve, reported.link),
+            drawn(rows, reported.link),
+            cells(table, GATHERS, "Per gather, times from the step's start", most=2 * MOST_ROWS, note=notes),
+        ],
+        advice=advice.gathers_advice(table, manifest, int(step["span_ns"].iloc[0]) if len(step) else None),
+    )
+
+
+def _collectives(reported: Reported) -> Section | None:
+    table = analyses.collectives(reported.run, **reported.chosen)
+    if table.empty:
+        return None
+    late = analyses.stragglers(reported.run, **reported.chosen)
+    by_kind = _named(analyses.communication_by(reported.run, **reported.chosen))
+    blocks: list[Block] = []
+    if len(late):
+        blocks.append(cells(late, STRAGGLERS, "Who came last", note="Late: after the median arrival of the others."))
+    blocks += [_per_collective(table), cells(by_kind, BY_KIND, "By group and kind")]
+    return Section(
+        title="Collectives",
+        shows=f"{count(table['index'].nunique(), 'collective')} across the ranks: who came last, who waited for it,"
+        " and how fast the data moved then.",
+        blocks=blocks,
+        advice=advice.collectives_advice(late, table),
+    )
+
+
+def _per_collective(table: pd.DataFrame) -> Cells:
+    """One row per collective, the most exposed first."""
+    grouped = _named(table).groupby("index", sort=False)
+    rows = grouped.first()
+    for column in ("wait_ns", "exposed_ns"):
+        rows[column] = grouped[column].max()
+    rows = rows.reset_index().sort_values("exposed_ns", ascending=False, kind="stable", na_position="last")
+    bound = "Bus bandwidth is a lower bound where the transfer is unknown." if rows["bus_is_lower_bound"].any() else ""
+    return cells(rows, COLLECTIVES, "Per collective, the most exposed first", note=bound)
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """With the groups' descriptions, or where there are none their names, under `name`."""
+    return table.assign(name=table["group_description"].replace("", None).fillna(table["group"]))
+
+
+def _one_window(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows of the lowest rank and the last step, and which these are, in words."""
+    words = []
+    for column, place in (("rank", 0), ("step", -1)):
+        known = sorted(int(value) for value in table[column].dropna().unique())
+        if known:
+            table = table[(table[column] == known[place]).fillna(False)]
+            words.append(f"{column} {known[place]}")
+    return table, ", ".join(words) or "the whole recording"
+
+
+def _alike(table: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the rank and step that the other table's rows are of."""
+    for column in ("rank", "step"):
+        value = like[column].iloc[0]
+        table = table[table[column].isna() if pd.isna(value) else (table[column] == value).fillna(False)]
+    return table
