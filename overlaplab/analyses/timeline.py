@@ -15,6 +15,7 @@ from pandas.api.types import union_categoricals
 
 from overlaplab.analyses.clocks import zero_of
 from overlaplab.analyses.event_details import event_details
+from overlaplab.analyses.label_lanes import label_lanes
 from overlaplab.analyses.level_of_detail import merged_marks, touching
 from overlaplab.analyses.marks import Lane, Mark, Timeline, marks_table
 from overlaplab.analyses.rank_lanes import rank_lanes
@@ -62,13 +63,14 @@ def timeline_events(run: Run) -> Timeline:
     found: list[tuple[int, Lane]] = []
     steps: list[pd.DataFrame] = []
     activities: list[tuple[int | None, Activity, int]] = []
-    for place, trace in enumerate(run.traces):
+    for trace in run.traces:
         zero = zero_of(run, trace)
         activities.append((trace.rank, activity(trace), zero))
         own_steps = windows(trace)[["step", "start_ns", "end_ns"]]
         own_steps[["start_ns", "end_ns"]] -= zero
         steps.append(own_steps.assign(rank=pd.array([trace.rank] * len(own_steps), dtype="Int64")))
-        found += [(place, lane) for lane in rank_lanes(run, place, zero, own_steps, [])]
+    for place, labels in enumerate(label_lanes(run, steps)):
+        found += [(place, lane) for lane in rank_lanes(run, place, activities[place][2], steps[place], labels)]
     ranks = [run.traces[place].rank for place, _ in found]
     lanes = {
         "lane": range(len(found)),
