@@ -17,10 +17,11 @@ import overlaplab
 from overlaplab.analyses import Theory, memory, scatters, volume, volume_theory, warnings_of
 from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.dashboard.folder import confined, stamp
+from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 
-__all__ = ["Opened", "open_run"]
+__all__ = ["Opened", "close_upload", "open_run", "uploads"]
 
 
 @dataclass(frozen=True)
@@ -82,19 +83,37 @@ class Opened:
         return timeline_events(self.run)
 
 
-def open_run(root: Path, name: str) -> Opened | OverlaplabError:
-    """A run of the opened folder, or what is wrong with it."""
+def uploads() -> Uploads:
+    """This session's own traces."""
+    if "uploads" not in st.session_state:
+        st.session_state["uploads"] = Uploads()
+    found: Uploads = st.session_state["uploads"]
+    return found
+
+
+def open_run(root: Path | None, name: str) -> Opened | OverlaplabError:
+    """A run of the opened folder, or an uploaded one of this session; or what is wrong with it."""
+    brought = name.startswith(PREFIX)
     try:
-        path = confined(root, name)
-        return _opened(str(path), stamp(path), name)
+        if root is None and not brought:
+            raise OverlaplabError("no folder is open")
+        path = confined(root, name) if root is not None and not brought else uploads().folder(name)
+        return _opened(str(path), stamp(path), name, not brought)
     except OverlaplabError as error:
-        return error
+        return OverlaplabError(uploads().without_folder(str(error))) if brought else error
     except OSError as error:
         return OverlaplabError(f"cannot be read: {error.strerror}", path=name, remedy="Was it moved or deleted?")
     except (RecursionError, MemoryError):
         return OverlaplabError("is too deep or too big to read", path=name, remedy="Record fewer steps.")
 
 
+def close_upload(name: str) -> None:
+    """Delete an uploaded run, and what was read of it."""
+    path = uploads().folder(name)
+    _opened.clear(str(path), stamp(path), name, False)
+    uploads().remove(name)
+
+
 @st.cache_resource(max_entries=16, show_spinner="Reading the traces")
-def _opened(path: str, stamped: tuple[tuple[str, int, int], ...], name: str) -> Opened:
-    return Opened(name=name, run=overlaplab.load_run(path))
+def _opened(path: str, stamped: tuple[tuple[str, int, int], ...], name: str, keep: bool) -> Opened:
+    return Opened(name=name, run=overlaplab.load_run(path, cache=keep))

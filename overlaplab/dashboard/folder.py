@@ -29,6 +29,8 @@ class Entry:
     """Its path below the opened folder, with `/`; `.` is the folder itself."""
     files: int
     """How many traces it holds."""
+    manifest: bool = False
+    """Whether run.json is there; the engine writes it last."""
 
 
 def find_runs(root: Path) -> list[Entry]:
@@ -51,7 +53,7 @@ def find_runs(root: Path) -> list[Entry]:
         files = [entry.name for entry in entries if _is_file(entry)]
         traces = [file for file in files if is_trace_name(file)]
         if traces or MANIFEST_NAME in files:
-            found.append(Entry(name=name, files=len(traces)))
+            found.append(Entry(name=name, files=len(traces), manifest=MANIFEST_NAME in files))
         if depth < _DEPTH:
             below = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
             queue += [(inner if name == HERE else f"{name}/{inner}", depth + 1) for inner in below]

@@ -6,17 +6,18 @@ event.
 Whatever stands in a query string is a stranger's: it is checked, and never drawn.
 
 The browser drops the query string when the reader turns to another page, and Streamlit forgets what a page's controls
-said. So choices are kept in the session too: a value in the query string that the session has not put there wins, else
-the control, else what was kept.
+said. So choices are kept in the session too. A value in the query string wins where the session has not put it there;
+then the control; then what was kept. Where the reader goes back or forth, the query string is right in all it says.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 __all__ = [
     "EVENT",
@@ -26,20 +27,37 @@ __all__ = [
     "RUN",
     "STEP",
     "TO",
+    "begin",
+    "control_used",
     "event_of_query",
     "go_to_timeline",
     "keep_event",
     "keep_window",
+    "kept",
+    "number",
+    "numbers",
     "rank_of_query",
+    "settle",
+    "start",
     "timeline_link",
     "window_of_query",
 ]
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
 
+_CHOICES = (RUN, RANK, RANKS, STEP)  # what every page keeps
+_LONGEST = 500  # characters of a value that are kept
+_UNKNOWN = {
+    RUN: "The link names a run that is not here. Another one is shown.",
+    RANK: "The link names a rank that this run does not have. Another one is shown.",
+    RANKS: "The link names ranks that this run does not have. All are shown.",
+    STEP: "The link names a step that this run does not have. The page shows what it shows without one.",
+}
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
 _EVENT = re.compile(r"([0-9]{1,9})-([0-9]{1,18})")
+
+T = TypeVar("T")
 
 
 def timeline_link(
@@ -61,10 +79,74 @@ def timeline_link(
 def go_to_timeline(
     name: str, *, start_ns: int, end_ns: int, rank: int | None = None, event: tuple[int, int] | None = None
 ) -> NoReturn:
-    """Turn to the Timeline page, at the spot of `timeline_link`."""
-    st.switch_page(
-        _TIMELINE, query_params=timeline_link(name, start_ns=start_ns, end_ns=end_ns, rank=rank, event=event)
-    )
+    """Turn to the Timeline page, at the spot of `timeline_link`; the rank joins those that were chosen, if any were."""
+    query = timeline_link(name, start_ns=start_ns, end_ns=end_ns, rank=rank, event=event)
+    chosen = numbers(kept(RANKS))
+    if chosen and rank is not None and rank not in chosen:
+        query[RANKS] = ",".join(map(str, sorted((*chosen, rank))))
+    st.switch_page(_TIMELINE, query_params=query)
+
+
+def begin() -> None:
+    """Once per run of the app, before any control: take what is new from the query string, put back what is lost."""
+    stored: dict[str, str] = st.session_state.setdefault("links_kept", {})
+    used = st.session_state.pop("links_used", False)
+    if getattr(get_script_run_ctx(), "is_history_navigation", False):
+        stored.clear()
+    fresh = set()
+    for name in _CHOICES:
+        text = st.query_params.get(name)
+        if text is not None and text != stored.get(name) and not used:
+            stored[name] = text[:_LONGEST]
+            fresh.add(name)
+        keep(name, stored.get(name))
+    st.session_state["links_fresh"] = fresh
+
+
+def control_used() -> None:
+    """A control's `on_change`: what it says now is newer than the query string that the browser sent along."""
+    st.session_state["links_used"] = True
+
+
+def kept(name: str) -> str | None:
+    """What a link or a control has said of a parameter; a stranger's, where it was a link."""
+    stored: dict[str, str] = st.session_state.get("links_kept", {})
+    return stored.get(name)
+
+
+def start(name: str, key: str, told: T | None, default: T, options: Any) -> T:
+    """Give the control `key`, before it is drawn, what a link or the session tells of it; returns its value.
+
+    `told` is `kept(name)` as a value that could be the control's, None for anything else. Where a link tells what is
+    not among the options, one line says so.
+    """
+    fresh: set[str] = st.session_state.get("links_fresh", set())
+    found = told is not None and _among(told, options)
+    if not found:
+        st.session_state.get("links_kept", {}).pop(name, None)
+        if name in fresh:
+            st.warning(_UNKNOWN[name])
+    if name in fresh or key not in st.session_state or not _among(st.session_state[key], options):
+        st.session_state[key] = told if found else default
+    fresh.discard(name)
+    value: T = st.session_state[key]
+    return value
+
+
+def settle(name: str, text: str | None, *, plain: bool) -> None:
+    """Keep what a control says now; None for nothing. A `plain` value, the page's default, is not written unless it
+    was chosen: it need not be another page's.
+    """
+    stored: dict[str, str] = st.session_state.setdefault("links_kept", {})
+    if text is None or (plain and name not in stored):
+        stored.pop(name, None)
+    else:
+        stored[name] = text
+    keep(name, stored.get(name))
+
+
+def _among(value: Any, options: Any) -> bool:
+    return all(one in options for one in value) if isinstance(value, list) else value in options
 
 
 def window_of_query() -> tuple[int, int] | None:

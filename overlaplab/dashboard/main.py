@@ -1,4 +1,4 @@
-"""The app: one folder's runs on the left, a page each for Summary, Timeline, Buckets, ZeRO-3 and Compare.
+"""The app: one folder's runs on the left, a page each for each of Summary, Timeline, Buckets and the rest.
 
 Run by Streamlit (`overlaplab app DIR`, or `streamlit run app.py -- DIR`).
 """
@@ -10,7 +10,10 @@ from pathlib import Path
 import streamlit as st
 from streamlit import net_util
 
-from overlaplab.dashboard.folder import HERE, find_runs
+from overlaplab.dashboard import links
+from overlaplab.dashboard.data import uploads
+from overlaplab.dashboard.folder import HERE, Entry, find_runs
+from overlaplab.dashboard.upload_form import close_button, upload_form
 from overlaplab.dashboard.widgets import opened_folder
 from overlaplab.words import shorten
 
@@ -24,6 +27,8 @@ _PAGES = (
     ("zero3", "ZeRO-3"),
     ("compare", "Compare"),
 )
+
+_WATCH_S = 5  # between looks into the opened folder
 
 _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
@@ -44,25 +49,49 @@ def main() -> None:
         st.Page(_VIEWS / f"{word}.py", title=title, url_path=word, default=word == "summary") for word, title in _PAGES
     ]
     page = st.navigation(pages)
+    links.begin()
     if _pick_run():
         page.run()
 
 
 def _pick_run() -> bool:
-    """Let the user choose a run of the opened folder; says what to do where there is none."""
+    """Let the user choose a run of the opened folder or bring one along; says what to do where there is none."""
     folder = opened_folder()
-    if folder is None or not folder.is_dir():
-        _welcome("Open a folder of runs" if folder is None else "There is no such folder", folder)
-        return False
-    names = [entry.name for entry in find_runs(folder)]
+    there = folder is not None and folder.is_dir()
+    entries = find_runs(folder) if folder is not None and there else []
+    if folder is not None and there:
+        st.session_state["watch_rests"] = True
+        _watch(folder, entries)
+    names = [entry.name for entry in entries] + uploads().names
     if not names:
-        _welcome("There are no runs in this folder yet", folder)
+        problem = "There are no runs in this folder yet" if there else "There is no such folder"
+        _welcome("Open a folder of runs" if folder is None else problem, folder)
+        upload_form()
         return False
-    chosen = st.sidebar.selectbox(
-        "Run", names, format_func=lambda name: "(this folder)" if name == HERE else shorten(name, 60), key="run_picker"
-    )
+    place = st.sidebar.container()
+    with st.sidebar.expander("Open traces from this computer"):
+        upload_form()
+    told = links.kept(links.RUN)
+    links.start(links.RUN, "run_picker", told, names[0], names)
+    with place:
+        chosen = st.selectbox("Run", names, format_func=_run_word, key="run_picker", on_change=links.control_used)
+        close_button(chosen)
+    links.settle(links.RUN, chosen, plain=False)
     st.session_state["folder"], st.session_state["run"], st.session_state["names"] = folder, chosen, names
     return True
+
+
+def _run_word(name: str) -> str:
+    return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), 60)
+
+
+@st.fragment(run_every=_WATCH_S)
+def _watch(folder: Path, seen: list[Entry]) -> None:
+    """Look for runs that came, went or were finished, and run the app anew only then."""
+    if st.session_state.pop("watch_rests", False):
+        return  # it runs as a part of the app, which has just looked
+    if find_runs(folder) != seen:
+        st.rerun()
 
 
 def _welcome(problem: str, folder: Path | None) -> None:

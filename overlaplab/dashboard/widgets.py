@@ -16,6 +16,7 @@ import streamlit as st
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
+from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.vocabulary import Rule
@@ -80,37 +81,6 @@ def show_warnings(opened: Opened) -> None:
     """What a reader of the run's figures must know, a line each."""
     for warning in opened.warnings:
         st.text(f"Note: {shorten(warning, 300)}")
-
-
-def pick_ranks(run: Run) -> frozenset[int] | None:
-    """Ranks chosen in the side bar; None for all."""
-    ranks = [trace.rank for trace in run.traces if trace.rank is not None]
-    if len(ranks) < 2:
-        return None
-    chosen = st.sidebar.multiselect("Ranks", ranks, placeholder="All ranks", help="None chosen: all of them.")
-    return frozenset(chosen) if chosen else None
-
-
-def pick_step(table: pd.DataFrame) -> int | None:
-    """A step chosen in the side bar, of those in the table's `step`; None for all."""
-    steps = sorted(int(step) for step in table["step"].dropna().unique())
-    if len(steps) < 2:
-        return None
-    chosen: int | None = st.sidebar.selectbox(
-        "Step", [None, *steps], format_func=lambda step: "All steps" if step is None else f"Step {step}"
-    )
-    return chosen
-
-
-def one_window(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the rank and the step that are chosen in the side bar, at first the lowest rank and the last step."""
-    ranks = sorted(int(rank) for rank in table["rank"].dropna().unique())
-    if len(ranks) > 1:
-        table = table[table["rank"] == st.sidebar.selectbox("Rank", ranks)]
-    steps = sorted(int(step) for step in table["step"].dropna().unique())
-    if len(steps) > 1:
-        table = table[table["step"] == st.sidebar.selectbox("Step", steps, index=len(steps) - 1)]
-    return table
 
 
 def window_words(table: pd.DataFrame) -> str:

@@ -1,0 +1,70 @@
+"""The side bar's controls: which ranks and which step a page shows. What they say stands in the query string."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from overlaplab.dashboard import links
+from overlaplab.events import Run
+
+__all__ = ["one_window", "pick_ranks", "pick_step"]
+
+
+def pick_ranks(run: Run) -> frozenset[int] | None:
+    """Ranks chosen in the side bar; None for all."""
+    ranks = [trace.rank for trace in run.traces if trace.rank is not None]
+    told = links.numbers(links.kept(links.RANKS))
+    chosen = links.start(links.RANKS, "ranks_picker", list(told) if told else None, [], ranks)
+    if len(ranks) > 1:
+        chosen = st.sidebar.multiselect(
+            "Ranks",
+            ranks,
+            placeholder="All ranks",
+            help="None chosen: all of them.",
+            key="ranks_picker",
+            on_change=links.control_used,
+        )
+    links.settle(links.RANKS, ",".join(map(str, sorted(chosen))) or None, plain=False)
+    return frozenset(chosen) if chosen and len(ranks) > 1 else None
+
+
+def pick_step(table: pd.DataFrame) -> int | None:
+    """A step chosen in the side bar, of those in the table's `step`; None for all."""
+    steps = _whole(table["step"])
+    options = [None, *steps]
+    told = links.number(links.kept(links.STEP))
+    chosen = links.start(links.STEP, "step_picker", told, None, options)
+    if len(steps) > 1:
+        chosen = st.sidebar.selectbox(
+            "Step",
+            options,
+            format_func=lambda step: "All steps" if step is None else f"Step {step}",
+            key="step_picker",
+            on_change=links.control_used,
+        )
+    links.settle(links.STEP, None if chosen is None else str(chosen), plain=False)
+    return chosen if len(steps) > 1 else None
+
+
+def one_window(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the rank and the step that are chosen in the side bar, at first the lowest rank and the last step."""
+    for name, label, place in ((links.RANK, "Rank", 0), (links.STEP, "Step", -1)):
+        options = _whole(table[name])
+        if options:
+            chosen = _one(name, label, options, options[place])
+            table = table[table[name] == chosen] if len(options) > 1 else table
+    return table
+
+
+def _one(name: str, label: str, options: list[int], default: int) -> int:
+    key = f"one_{name}_picker"
+    chosen = links.start(name, key, links.number(links.kept(name)), default, options)
+    if len(options) > 1:
+        chosen = st.sidebar.selectbox(label, options, key=key, on_change=links.control_used)
+    links.settle(name, str(chosen), plain=chosen == default)
+    return chosen
+
+
+def _whole(values: pd.Series) -> list[int]:
+    return sorted(int(value) for value in values.dropna().unique())

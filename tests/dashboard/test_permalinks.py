@@ -1,0 +1,106 @@
+"""What a link says is shown, and what is shown stands in the link, on every page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import overlaplab.dashboard
+
+MAIN = Path(overlaplab.dashboard.__file__).with_name("main.py")
+HOSTILE = "![x](http://evil.example/x.png)</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+    """A function that follows a link: opens a page on a folder with these query parameters."""
+
+    def follow(folder: Path, page: str = "summary", **query: str) -> AppTest:
+        monkeypatch.setattr(sys, "argv", ["main.py", str(folder)])
+        app = AppTest.from_file(str(MAIN), default_timeout=60)
+        app.switch_page(str(MAIN.parent / "views" / f"{page}.py")) if page != "summary" else None
+        for name, value in query.items():
+            app.query_params[name] = value
+        app.run()
+        assert not app.exception, app.exception[0].message
+        return app
+
+    return follow
+
+
+def test_a_link_opens_its_run_rank_and_step(followed, runs: Path) -> None:
+    app = followed(runs, "buckets", run="bucketed", rank="1", step="0")
+    assert app.text[0].value.startswith("2 buckets of rank 1, step 0:")
+    assert not app.warning
+    assert app.query_params == {"run": "bucketed", "rank": "1", "step": "0"}
+
+
+def test_several_ranks_of_a_link(followed, runs: Path) -> None:
+    app = followed(runs, run="bucketed", ranks="1", step="1")
+    assert app.dataframe[0].value[["rank", "step"]].to_numpy().tolist() == [[1, 1]]
+    app.multiselect[0].set_value([0, 1]).run()
+    assert app.query_params["ranks"] == "0,1"
+    app.multiselect[0].set_value([]).run()
+    assert "ranks" not in app.query_params
+
+
+def test_choices_survive_a_switch_of_pages(followed, runs: Path) -> None:
+    app = followed(runs)
+    app.selectbox(key="run_picker").set_value("bucketed").run()
+    assert app.query_params == {"run": "bucketed"}
+    app.selectbox(key="step_picker").set_value(0).run()
+    assert app.query_params == {"run": "bucketed", "step": "0"}
+    app.query_params.clear()  # as the browser does
+    app.switch_page(str(MAIN.parent / "views" / "buckets.py")).run()
+    assert app.query_params == {"run": "bucketed", "step": "0"}
+    assert "step 0" in app.text[0].value
+    app.selectbox(key="one_rank_picker").set_value(1).run()
+    app.query_params.clear()
+    app.switch_page(str(MAIN.parent / "views" / "compare.py")).run()
+    assert app.query_params == {"run": "bucketed", "step": "0", "rank": "1"}
+
+
+def test_a_pages_own_default_is_not_carried_to_others(followed, runs: Path) -> None:
+    app = followed(runs, "buckets", run="bucketed")
+    assert "rank 0, step 1" in app.text[0].value
+    assert app.query_params == {"run": "bucketed"}
+
+
+def test_another_run_forgets_a_step_that_it_does_not_have(followed, runs: Path) -> None:
+    app = followed(runs, run="bucketed", step="0")
+    app.selectbox(key="run_picker").set_value("foreign").run()
+    assert not app.warning
+    assert app.query_params == {"run": "foreign"}
+
+
+@pytest.mark.parametrize(
+    ("page", "hostile"),
+    [
+        ("summary", HOSTILE),
+        ("timeline", HOSTILE),
+        *(("buckets", text) for text in (HOSTILE, "../../etc", "9" * 5000, "\0", "-1", "٣", "")),
+    ],
+)
+def test_what_a_link_cannot_mean_gives_the_default_and_a_line(followed, runs: Path, page: str, hostile: str) -> None:
+    app = followed(runs, page, run=hostile)
+    assert [warning.value for warning in app.warning] == [
+        "The link names a run that is not here. Another one is shown."
+    ]
+    assert app.query_params == {"run": "broken"}
+    ranks = "rank" if page == "buckets" else "ranks"
+    app = followed(
+        runs, page, **{"run": "bucketed", ranks: hostile, "step": hostile, "from": hostile, "event": hostile}
+    )
+    assert len(app.warning) == 2
+    assert all(warning.value.startswith("The link names ") for warning in app.warning)
+    assert (app.query_params.get(ranks), app.query_params.get("step")) == (None, None)
+
+
+def test_the_line_is_said_once(followed, runs: Path) -> None:
+    app = followed(runs, run="nowhere")
+    assert len(app.warning) == 1
+    assert not app.run().warning
