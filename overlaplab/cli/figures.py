@@ -24,8 +24,10 @@ from overlaplab.cli.options import (
 from overlaplab.cli.shared import load, print_json, print_table, print_warnings, title
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.load import run_folders
 from overlaplab.report import console as tables
 from overlaplab.report import documents
+from overlaplab.report.sweeps import sweep_table
 
 __all__ = ["app"]
 
@@ -153,7 +155,11 @@ def compare(
     recording: Recording = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Runs side by side: step time, its parts, and which is fastest beyond the spread."""
+    """Runs side by side: step time, its parts, and which is fastest beyond the spread.
+
+    A folder of runs stands for all of them. Runs that differ in bucket_cap_mb alone are shown by cap.
+    """
+    runs = [folder for path in runs for folder in run_folders(path)]
     if len(runs) < 2:
         raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare.")
     condition = analyses.parse_condition(fail_if) if fail_if is not None else None
@@ -164,13 +170,28 @@ def compare(
     else:
         warnings = [f"{one.path}: {warning}" for one in loaded for warning in analyses.warnings_of(one)]
         table = analyses.compare(loaded, **chosen)
-        sizes = tables.sizes_table(table)
-        Console().print(tables.compare_table(table))
+        sizes = None
+        if analyses.is_sweep(loaded):
+            warnings += _print_sweep(loaded, chosen)
+        else:
+            Console().print(tables.compare_table(table))
+            sizes = tables.sizes_table(table)
         if sizes is not None:
             Console().print(sizes)
         print_warnings(warnings)
     if condition is not None:
         _check(condition, loaded[0], loaded[-1], chosen)
+
+
+def _print_sweep(runs: list[Run], chosen: dict[str, Any]) -> tuple[str, ...]:
+    """The table by cap and what it says; returns what its reader must know."""
+    table = analyses.sweep(runs, **chosen)
+    first = runs[0].manifest
+    link = f", emulated link {first.link}" if first and first.link and first.link.emulated else ""
+    what = f"{first.strategy if first else ''}, {len(runs[0].traces)} ranks{link}"
+    Console().print(sweep_table(table, analyses.sweep_links(runs, **chosen), f"Step by bucket_cap_mb: {what}"))
+    Console().print(tables.plain(f"{analyses.sweep_finding(table)}."))
+    return analyses.sweep_notes(table)
 
 
 def _unmatched(reasons: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from overlaplab.analyses import (
     collectives,
     communication_by,
     compare,
+    is_sweep,
     memory,
     scatters,
     schedule,
@@ -29,6 +30,7 @@ from overlaplab.analyses import (
 )
 from overlaplab.analyses.compare import MEASURES
 from overlaplab.events import Run
+from overlaplab.report.sweeps import sweep_document
 
 __all__ = ["buckets_document", "collectives_document", "compare_document", "schedule_document", "summary_document"]
 
@@ -179,7 +181,7 @@ def compare_document(
     steps: Collection[int] | None = None,
     skip_steps: int = 0,
 ) -> Document:
-    """The runs side by side, and the path of the fastest (null within the spread)."""
+    """The runs side by side, the path of the fastest (null within the spread), and the caps where they are a sweep."""
     rows = _records(compare(runs, ranks=ranks, steps=steps, skip_steps=skip_steps))
     fastest = next((row["path"] for row in rows if row["fastest"]), None)
     for row in rows:
@@ -187,7 +189,9 @@ def compare_document(
         for figure in MEASURES:
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
     warnings = [f"{run.path}: {warning}" for run in runs for warning in warnings_of(run)]
-    return {"runs": rows, "fastest": fastest, "warnings": warnings}
+    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
+    found = sweep_document(runs, **chosen) if is_sweep(runs) else None
+    return {"runs": rows, "fastest": fastest, "sweep": found, "warnings": warnings}
 
 
 def _is_emulated(run: Run) -> bool:

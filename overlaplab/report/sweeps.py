@@ -1,0 +1,102 @@
+"""A sweep over bucket_cap_mb as a table for a terminal of 80 columns, and as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+from overlaplab.analyses import sweep, sweep_finding, sweep_links, sweep_notes
+from overlaplab.events import Run
+from overlaplab.report.console import plain
+
+__all__ = ["sweep_document", "sweep_table"]
+
+_COLUMNS = {
+    "step_ms": "step ms",
+    "spread_ms": "±",
+    "compute_only_ms": "compute",
+    "hidden_ms": "hidden",
+    "exposed_ms": "exposed",
+    "rest_ms": "rest",
+}
+
+
+def sweep_table(table: pd.DataFrame, links: pd.DataFrame, title: str) -> Table:
+    """`sweep`'s rows in ms, the fastest bold; beside them from when to when `sweep_links` saw the link in use."""
+    shown = Table(
+        title=plain(title),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for header in ("cap", "runs", "buckets", *_COLUMNS.values(), "on link"):
+        shown.add_column(header, justify="right", no_wrap=True)
+    shown.caption = (
+        "ms; step: median over every rank's steps, ± their spread; compute + hidden + exposed + rest (memory, idle) = step;"
+        " hidden: communication while the rank computes; on link: first start to last end in the first rank's"
+        " step nearest the median"
+    )
+    for row in table.to_dict("records"):
+        own = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
+        span = f"{own['start_ns'].min() / 1e6:.0f}–{own['end_ns'].max() / 1e6:.0f}" if len(own) else "–"
+        figures = ("–" if pd.isna(row[column]) else f"{row[column]:.1f}" for column in _COLUMNS)
+        buckets = "–" if pd.isna(row["buckets"]) else str(row["buckets"])
+        cells = [f"{row['bucket_cap_mb']:g}", str(row["runs"]), buckets, *figures, span]
+        shown.add_row(*map(plain, cells), style="bold" if row["fastest"] else None)
+    return shown
+
+
+def sweep_document(
+    runs: Sequence[Run],
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    skip_steps: int = 0,
+) -> dict[str, Any]:
+    """`sweep`'s rows by cap, each with its buckets on the link: ns from the start of the step that stands for it."""
+    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
+    table, links = sweep(runs, **chosen), sweep_links(runs, **chosen)
+    caps = []
+    for row in table.to_dict("records"):
+        own = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
+        caps.append({str(key): _plain(value) for key, value in row.items()} | {"links": _links(own)})
+    return {
+        "varies": "bucket_cap_mb",
+        "finding": sweep_finding(table),
+        "notes": list(sweep_notes(table)),
+        "caps": caps,
+    }
+
+
+def _links(own: pd.DataFrame) -> dict[str, Any] | None:
+    """The step that stands for a cap, and its buckets."""
+    if own.empty:
+        return None
+    own = own.assign(exposed_ns=(own["end_ns"] - own["start_ns"]).where(own["part"] == "exposed", 0))
+    found = own.groupby("bucket", sort=False).agg(
+        bytes=("bytes", "first"),
+        start_ns=("start_ns", "min"),
+        end_ns=("end_ns", "max"),
+        exposed_ns=("exposed_ns", "sum"),
+    )
+    rows = found.reset_index().to_dict("records")
+    first = own.iloc[0]
+    return {
+        "path": first["path"],
+        "rank": _plain(first["rank"]),
+        "step": _plain(first["step"]),
+        "buckets": [{str(key): _plain(value) for key, value in row.items()} for row in rows],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value
