@@ -11,6 +11,8 @@ from pathlib import Path
 
 UNIT_EVENTS = 44.3
 """Events of one layer's forward and backward, with its share of the all-reduces."""
+UNIT_DEVICE_EVENTS = 4 + 1 / 24
+"""Of these, on the device."""
 BUCKET = 24
 """Layers per all-reduce."""
 STEPS = 10
@@ -59,26 +61,29 @@ ACCUMULATE = (
 )
 
 
-def write(path: Path, *, events: int, rank: int = 0, ranks: int = 1, seed: int = 0) -> int:
-    """Write a gzipped trace of about so many events; the uncompressed size in bytes."""
+def write(path: Path, *, events: int, rank: int = 0, ranks: int = 1, seed: int = 0, device_only: bool = False) -> int:
+    """Write a gzipped trace of about so many events; the uncompressed size in bytes.
+
+    With `device_only` so many on the device, and of the host only steps and launches, as without ProfilerActivity.CPU.
+    """
     size = 0
     part = path.with_suffix(".part")
     with gzip.open(part, "wb", compresslevel=6) as file:
-        for text in _texts(events, rank, ranks, seed):
+        for text in _texts(events, rank, ranks, seed, device_only):
             size += file.write(text.encode())
     part.rename(path)
     return size
 
 
-def _texts(events: int, rank: int, ranks: int, seed: int) -> Iterator[str]:
+def _texts(events: int, rank: int, ranks: int, seed: int, device_only: bool) -> Iterator[str]:
     yield (
         '\n{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {\n      "id": 0, "name": "A100"\n    }\n  ],\n'
         f'  "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": {ranks}, "pg_count": 1, "pg_config": '
         f'[{{"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": {ranks}, '
         f'"ranks": {list(range(ranks))}}}], "nccl_version": "2.17.1"}},\n  "traceEvents": [\n'
     )
-    writer = _Writer(random.Random(seed * 1000 + rank), ranks)
-    layers = max(round(events / STEPS / UNIT_EVENTS), 1)
+    writer = _Writer(random.Random(seed * 1000 + rank), ranks, device_only=device_only)
+    layers = max(round(events / STEPS / (UNIT_DEVICE_EVENTS if device_only else UNIT_EVENTS)), 1)
     for step in range(STEPS):
         writer.step(step, layers)
         yield ",\n".join(writer.texts) + (",\n" if step < STEPS - 1 else "")
@@ -92,8 +97,9 @@ def _texts(events: int, rank: int, ranks: int, seed: int) -> Iterator[str]:
 class _Writer:
     """Three clocks (host, compute stream, NCCL's stream) and the events that move them."""
 
-    def __init__(self, rng: random.Random, ranks: int) -> None:
+    def __init__(self, rng: random.Random, ranks: int, *, device_only: bool) -> None:
         self.texts: list[str] = []
+        self._device_only = device_only
         self._random = rng
         self._ranks = ranks
         self._now = ORIGIN_NS
@@ -157,7 +163,7 @@ class _Writer:
         self._now = max(self._now, begun + 92_000)
 
     def _nested(self, names: tuple[str, ...], thread: int, start: int, duration: int) -> None:
-        for depth, name in enumerate(names):
+        for depth, name in enumerate(() if self._device_only else names):
             self._external += 1
             inside = (
                 f'"External id": {self._external},"Record function id": {self._external}, "Ev Idx": {self._external}'
@@ -167,7 +173,8 @@ class _Writer:
     def _runtime(self, thread: int, name: str) -> None:
         """A call that launches nothing, with the end of an arrow that kineto writes all the same."""
         self._correlation += 1
-        self._event(name, "cuda_runtime", thread, self._now, 700, self._call())
+        if not self._device_only:
+            self._event(name, "cuda_runtime", thread, self._now, 700, self._call())
         self._arrow("f", self._correlation, thread, self._now, "ac2g")
         self._now += 1_000
 
@@ -216,6 +223,8 @@ class _Writer:
         )
 
     def _arrow(self, phase: str, number: int, thread: int, at: int, category: str, process: int = PROCESS) -> None:
+        if self._device_only:
+            return
         end = ', "bp": "e"' if phase == "f" else ""
         self.texts.append(
             f'  {{\n    "ph": "{phase}", "id": {number}, "pid": {process}, "tid": {thread}, "ts": {_us(at)},\n'
