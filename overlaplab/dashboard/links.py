@@ -91,8 +91,12 @@ def begin() -> None:
     """Once per run of the app, before any control: take what is new from the query string, put back what is lost."""
     stored: dict[str, str] = st.session_state.setdefault("links_kept", {})
     used = st.session_state.pop("links_used", False)
-    if getattr(get_script_run_ctx(), "is_history_navigation", False):
+    context = get_script_run_ctx()
+    if getattr(context, "is_history_navigation", False):
         stored.clear()
+    page = getattr(context, "page_script_hash", None)
+    st.session_state["links_turned"] = st.session_state.get("links_page") != page
+    st.session_state["links_page"] = page
     fresh = set()
     for name in _CHOICES:
         text = st.query_params.get(name)
@@ -126,7 +130,8 @@ def start(name: str, key: str, told: T | None, default: T, options: Any) -> T:
         st.session_state.get("links_kept", {}).pop(name, None)
         if name in fresh:
             st.warning(_UNKNOWN[name])
-    if name in fresh or key not in st.session_state or not _among(st.session_state[key], options):
+    new = name in fresh or st.session_state.get("links_turned", True)  # another page's control of this key is not it
+    if new or key not in st.session_state or not _among(st.session_state[key], options):
         st.session_state[key] = told if found else default
     fresh.discard(name)
     value: T = st.session_state[key]

@@ -58,6 +58,9 @@ def test_choices_survive_a_switch_of_pages(followed, runs: Path) -> None:
     app.switch_page(str(MAIN.parent / "views" / "buckets.py")).run()
     assert app.query_params == {"run": "bucketed", "step": "0"}
     assert "step 0" in app.text[0].value
+    for page in ("summary", "timeline", "buckets"):
+        app.switch_page(str(MAIN.parent / "views" / f"{page}.py")).run()
+        assert (app.query_params["run"], app.query_params["step"]) == ("bucketed", "0")
     app.selectbox(key="one_rank_picker").set_value(1).run()
     app.query_params.clear()
     app.switch_page(str(MAIN.parent / "views" / "compare.py")).run()
