@@ -10,16 +10,19 @@ from overlaplab.charts.gathers import schedule, schedule_window
 from overlaplab.charts.held import gathered
 from overlaplab.charts.lanes import timeline, timeline_rows
 from overlaplab.charts.readiness import buckets
+from overlaplab.charts.sweep import caps, links
 from overlaplab.charts.words import late_sentences, link_note, note, verdict
 
 __all__ = [
     "GatherCost",
     "buckets",
+    "caps",
     "compare",
     "gathered",
     "gathers_seen",
     "late_sentences",
     "link_note",
+    "links",
     "memory_compared",
     "note",
     "prefetch_gain",
