@@ -5,6 +5,7 @@ from overlaplab.analyses.clocks import clocks
 from overlaplab.analyses.collectives import collectives
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.compare import compare
+from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.link import transfer_ns
@@ -21,7 +22,9 @@ from overlaplab.analyses.sweep_words import sweep_advice, sweep_finding, sweep_n
 from overlaplab.analyses.volume import Theory, volume, volume_theory
 
 __all__ = [
+    "CAUSES",
     "PARTS",
+    "Cause",
     "Condition",
     "Theory",
     "bucket_notes",
@@ -30,6 +33,7 @@ __all__ = [
     "collectives",
     "communication_by",
     "compare",
+    "exposed",
     "gathered_bytes",
     "is_sweep",
     "last_gap_ns",

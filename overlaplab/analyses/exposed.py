@@ -1,0 +1,197 @@
+"""Why communication was exposed: each nanosecond of it given to one collective and one cause.
+
+Exposed time is what `summary` finds: communication while the rank computes nothing, cut at the step's borders.
+
+**Which collective.** Of those that a rank is in at a moment, the one that transfers goes before one of which nobody
+knows whether it does (a member's trace is missing), and that before one that still waits for a rank: so `straggler
+wait` is exactly `exposed_wait_ns`, where that is known. Among equals, one that is over when the rank computes again
+goes before one that is not; then the one that started first.
+
+**Which cause**: the first of these rules that holds.
+
+1. `straggler wait`: its last rank, `late_rank`, had not arrived.
+2. `link-bound`: altogether the step's transfers take longer than everything that the rank computes in it. No schedule
+   hides the excess: it is the last so many ns of the step's exposed transfer.
+3. `compute gap`: the rank computes again more than 20 µs before the collective is over. It was not waiting for it.
+4. `blocking`, by design: its gradients were ready, but the host launched it after the whole backward pass, as `naive`
+   does; or it moves neither gradients nor a unit's parameters, as far as is told, and nothing computes from when it
+   could start to its end.
+5. `queued`: it moves gradients, of which the backward pass, still on its way, needs nothing; but the rank computes
+   again only after the collective that follows, which had been launched. The time is given to that one.
+6. `late launch`: its input was ready and the link was free, but the host had not launched it. Launched in time, it
+   would have been over earlier: so the last so many ns of its transfer. A bucket is ready with its last gradient; a
+   unit with the step, or when it was freed, but not before the gather that comes first began. Where all ranks' traces
+   are here, what counts is how much earlier its *last* rank would have arrived, had all launched in time.
+7. `queued`: launched, but the link was busy with another collective. So many ns of its transfer before those of rule 6,
+   less what rule 5 gave it.
+8. `tail`: nothing is left to hide it: gradients whose backward pass was over by its end; gathers before a step's first
+   computation; where nothing tells what it is for, the last of its kind in a step, if others of it were hidden.
+9. `blocking` again: gradients that the rank waited for in the midst of the backward pass, which needs no results.
+10. `link-bound` again: launched in time, on a free link, it lasts longer than the computation that there was to hide
+    it.
+11. `unknown`: as rule 10, but whether it moved or waited for a rank whose trace is missing cannot be told; or the
+    communication belongs to no collective.
+
+Sources: wait and transfer as in DESIGN.md; the causes are this project's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.analyses.causes import collective_facts
+from overlaplab.analyses.clocks import zero_of
+from overlaplab.analyses.moments import GRAIN_NS, NEVER_NS, Does, Facts, Moments, last_moving, owned
+from overlaplab.analyses.purposes import GRADIENTS
+from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.events import Run, Window, activity, empty_table
+from overlaplab.intervals import Intervals, clip, subtract, total, union
+from overlaplab.vocabulary import Rule
+
+__all__ = ["CAUSES", "COLUMNS", "Cause", "exposed"]
+
+
+class Cause(StrEnum):
+    """Why a moment of communication was exposed; see the module for each one's rule."""
+
+    STRAGGLER = "straggler wait"
+    LATE = "late launch"
+    QUEUED = "queued"
+    TAIL = "tail"
+    BLOCKING = "blocking"
+    LINK = "link-bound"
+    GAP = "compute gap"
+    UNKNOWN = "unknown"
+
+
+CAUSES = tuple(cause.value for cause in Cause)
+COLUMNS = {
+    **dict.fromkeys(("rank", "step"), "Int64"),
+    "cause": "object",
+    "collective": "Int64",
+    **dict.fromkeys(("kind", "what"), "object"),
+    "late_rank": "Int64",
+    **dict.fromkeys(("exposed_ns", "start_ns", "end_ns"), "int64"),
+}
+"""The columns of `exposed` and their dtypes."""
+
+
+def exposed(
+    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
+) -> pd.DataFrame:
+    """One row per rank, step, cause and collective, in that order of steps, the dearest first.
+
+    Columns: `rank`, `step` (Int64), `cause` (one of `CAUSES`), `collective` (Int64: `index` of
+    `overlaplab.collectives`, null where the communication belongs to none), `kind`, `what` (`bucket 3`, the unit, or
+    the parameter that it moves; None where the trace does not tell), `late_rank` (Int64: whom a straggler wait waited
+    for; null else, and where the rank is unknown), `exposed_ns`, `start_ns`, `end_ns` (of the first and the last
+    moment, from the run's start by the first rank's clock).
+
+    Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
+    not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
+    """
+    found = []
+    for trace in selected_traces(run, ranks):
+        place = run.traces.index(trace)
+        if activity(trace).rule is Rule.UNRECORDED:
+            continue
+        facts = {str(name): column.to_numpy() for name, column in collective_facts(run)[place].items()}
+        busy, zero = activity(trace), zero_of(run, trace)
+        gaps = subtract(busy.communication, busy.compute)
+        for window in selected_windows(trace, steps, skip_steps):
+            table = _of_window(facts, gaps, busy.compute, window)
+            if len(table):
+                table[["start_ns", "end_ns"]] -= zero
+                found.append(table.assign(rank=trace.rank, step=window.step))
+    if not found:
+        return empty_table(COLUMNS)
+    return pd.concat(found, ignore_index=True).astype(COLUMNS)[list(COLUMNS)]
+
+
+def _of_window(facts: Facts, gaps: Intervals, compute: Intervals, window: Window) -> pd.DataFrame:
+    """One step's rows, without `rank` and `step`; times absolute, by the trace's own clock."""
+    moments = owned(facts, clip(gaps, window.start_ns, window.end_ns), compute)
+    matched = facts["matched"]
+    moving = clip(union(facts["moves_ns"][matched], facts["end_ns"][matched]), window.start_ns, window.end_ns)
+    excess = total(moving) - total(clip(compute, window.start_ns, window.end_ns))
+    return _table(facts, list(_decided(facts, moments, max(0, excess))))
+
+
+def _decided(facts: Facts, moments: Moments, excess_ns: int) -> Iterator[tuple[Cause, Moments]]:
+    """The module's rules, in order; each takes what it holds for, the next sees the rest."""
+    waits = moments.does == Does.WAITS
+    yield Cause.STRAGGLER, moments.where(waits)
+    rest, over = last_moving(moments.where(~waits), excess_ns)
+    yield Cause.LINK, over
+    nobody = rest.row < 0
+    yield Cause.UNKNOWN, rest.where(nobody)
+    rest = rest.where(~nobody)
+    goes_on = facts["end_ns"][rest.row] - GRAIN_NS > rest.resumes
+    yield Cause.GAP, rest.where(goes_on)
+    rest = rest.where(~goes_on)
+    blocks = (facts["after_backward"] | facts["at_once"])[rest.row]
+    yield Cause.BLOCKING, rest.where(blocks)
+    yield from _delayed(facts, rest.where(~blocks))
+
+
+def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
+    """Rules 5 to 7, then 8 to 11 for the rest."""
+    rest, behind = _behind(facts, moments)
+    yield Cause.QUEUED, behind
+    queued_ns = facts["queued_ns"].copy()
+    np.subtract.at(queued_ns, behind.row, behind.end - behind.start)
+    launched = facts["end_ns"] - facts["late_ns"]
+    rest, late = rest.split(launched[rest.row])
+    yield Cause.LATE, late
+    rest, queued = rest.split((launched - np.maximum(queued_ns, 0))[rest.row])
+    yield Cause.QUEUED, queued
+    edge = facts["edge"][rest.row]
+    yield Cause.TAIL, rest.where(edge)
+    rest = rest.where(~edge)
+    gradients = _move_gradients(facts, rest)
+    yield Cause.BLOCKING, rest.where(gradients)
+    rest = rest.where(~gradients)
+    told = rest.does == Does.MOVES
+    yield Cause.LINK, rest.where(told)
+    yield Cause.UNKNOWN, rest.where(~told)
+
+
+def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
+    """The moments less those of rule 5, and these, given to the collective that queues."""
+    starts, ends = facts["start_ns"], facts["end_ns"]
+    needless = _move_gradients(facts, moments) & ~facts["edge"][moments.row]
+    follows = np.searchsorted(starts, ends[moments.row], side="left")
+    until, asked = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
+    waits = needless & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
+    before, after = moments.split(np.where(waits, asked, moments.end))
+    return before, replace(after, row=np.searchsorted(starts, ends[after.row], side="left"))
+
+
+def _move_gradients(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
+    return np.isin(facts["role"], GRADIENTS)[moments.row]
+
+
+def _table(facts: Facts, decided: Sequence[tuple[Cause, Moments]]) -> pd.DataFrame:
+    """One row per cause and collective, the dearest first."""
+    table = pd.concat(
+        [
+            pd.DataFrame({"cause": cause.value, "row": part.row, "start_ns": part.start, "end_ns": part.end})
+            for cause, part in decided
+        ],
+        ignore_index=True,
+    )
+    table["exposed_ns"] = table["end_ns"] - table["start_ns"]
+    grouped = table.groupby(["cause", "row"], sort=False)
+    found = grouped.agg({"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}).reset_index()
+    for name in ("index", "kind", "what", "late_rank"):
+        values = np.array([*facts[name], None], dtype=object)[found["row"]]
+        found["collective" if name == "index" else name] = values
+    found["late_rank"] = found["late_rank"].where(found["cause"] == Cause.STRAGGLER.value, None)
+    found["kind"] = found["kind"].where(found["kind"] != "", None)
+    return found.sort_values(["exposed_ns", "start_ns"], ascending=[False, True], kind="stable", ignore_index=True)
