@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from overlaplab.cli.options import AssignRank, NoCache, Ranks, Recording, RunPaths, SkipSteps, Steps
+from overlaplab.cli.options import AssignRank, NoCache, Ranks, Recording, RunPath, RunPaths, SkipSteps, Steps
 from overlaplab.cli.shared import load, progress_bar
 from overlaplab.report import console as tables
+from overlaplab.report.perfetto import write_perfetto
 from overlaplab.report.whole_file import refuse_target, whole_file
 
 __all__ = ["app"]
@@ -48,3 +49,32 @@ def report(
     with whole_file(out) as file:
         file.write(page)
     Console().print(tables.plain(f"{out}: {len(page) / 1e6:.1f} MB"))
+
+
+@app.command(epilog="Example: overlaplab export runs/bucketed --perfetto bucketed.json.gz")
+def export(
+    run: RunPath,
+    perfetto: Annotated[
+        Path, typer.Option("--perfetto", metavar="FILE", help="A trace of all ranks; gzipped where it ends in .gz.")
+    ],
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Write all ranks of a run to one file that ui.perfetto.dev opens, clocks aligned.
+
+    Each rank is a process, with its threads and streams; above these are steps, phases, buckets, gathers and exposed
+    communication as tracks. Arrows lead from launches to kernels, and from rank to rank of each collective.
+    """
+    refuse_target(perfetto, [])
+    loaded = load([run], assign_rank, recording, no_cache)[0]
+    refuse_target(perfetto, [loaded])
+    with progress_bar() as bar, whole_file(perfetto) as file:
+        task = bar.add_task("writing ranks", total=None)
+        size = write_perfetto(
+            loaded,
+            file,
+            packed=perfetto.suffix == ".gz",
+            progress=lambda done, ranks: bar.update(task, completed=done, total=ranks),
+        )
+    Console().print(tables.plain(f"{perfetto}: {size / 1e6:.1f} MB"))

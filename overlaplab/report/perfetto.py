@@ -1,0 +1,232 @@
+"""All ranks of a run in one file that https://ui.perfetto.dev (and chrome://tracing, and overlaplab itself) opens.
+
+The format is the Chrome JSON trace (the "Trace Event Format"), which every reader of kineto's traces takes: a process
+per rank, its threads and streams, and above them what overlaplab tells: steps, phases, buckets, gathers, exposed
+communication. Times are ns from the first event, written as µs with three decimals, by the first rank's clock: readers
+that take them for floats lose nothing below 100 days. Slices of one track must nest, so what overlaps gets one more.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import chain, islice
+from itertools import count as counted
+from typing import Any, BinaryIO
+
+import pandas as pd
+
+from overlaplab.analyses import collectives
+from overlaplab.analyses.clocks import zero_of
+from overlaplab.analyses.timeline import Timeline, timeline_events
+from overlaplab.events import Run, Trace
+from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
+from overlaplab.report.nesting import nesting_tracks
+from overlaplab.report.threads import numbered, threads_of
+
+__all__ = ["write_perfetto"]
+
+OWN = "overlaplab"
+"""The category of what is no event of the trace: no rule counts it when the file is read again."""
+_ARGUMENTS = {
+    "stream": "stream",
+    "device": "device",
+    "correlation": "correlation",
+    "external_id": "External id",
+}
+"""Columns of events, and kineto's names for them, which the loader reads."""
+_TOLD = (
+    ("kind", "Collective name"),
+    ("dtype", "dtype"),
+    ("elements_in", "In msg nelems"),
+    ("elements_out", "Out msg nelems"),
+    ("group", "Process Group Name"),
+    ("group_description", "Process Group Description"),
+    ("group_size", "Group size"),
+    ("sequence", "Seq"),
+)
+_OF_COLLECTIVE = ("kind", "bytes", "group_description", "transfer_ns", "bus_gb_per_s", "skew_ns", "last_rank")
+
+
+_LINES = 4096
+"""So many are made at once."""
+
+
+def write_perfetto(
+    run: Run, file: BinaryIO, *, packed: bool = False, progress: Callable[[int, int], None] | None = None
+) -> int:
+    """Write the run to a binary file, gzipped where it is to be packed; returns how many bytes that took."""
+    begun = file.tell()
+    with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5) if packed else nullcontext(file) as to:
+        text = _lines(run, progress)
+        while lines := list(islice(text, _LINES)):
+            to.write("".join(lines).encode())
+    return file.tell() - begun
+
+
+def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[str]:
+    """The file's text, a rank at a time, so that memory holds no more than the tables and a rank's text."""
+    timeline = timeline_events(run)
+    first = _first_ns(run, timeline)
+    yield '{"schemaVersion": 1, "displayTimeUnit": "ns",'
+    yield f' "baseTimeNanoseconds": {run.traces[0].origin_ns + first if run.traces else 0},'
+    yield f' "distributedInfo": {json.dumps(_process(run))},'
+    yield ' "traceEvents": ['
+    told = collectives(run).drop_duplicates("index").set_index("index")
+    ids = counted(1)
+    across = arrows_of_collectives(timeline, len(run.traces), ids)
+    comma = ""
+    for place, trace in enumerate(run.traces):
+        if progress:
+            progress(place, len(run.traces))
+        writer = _Writer(run=run, place=place, first_ns=first)
+        ends = across[place]
+        for row, own in arrows_of_events(trace, ids).items():
+            ends.setdefault(row, []).extend(own)
+        for line in chain(writer.own(timeline, told), writer.recorded(trace, ends)):
+            yield f"{comma}{line}"
+            comma = ",\n"
+    yield "\n]}"
+
+
+def _first_ns(run: Run, timeline: Timeline) -> int:
+    """When the first event or mark begins, in ns from the run's zero: no time in the file is negative."""
+    starts = [int(trace.events["ts_ns"].min()) - zero_of(run, trace) for trace in run.traces if len(trace.events)]
+    starts += [int(timeline.events["start_ns"].min())] if len(timeline.events) else []
+    return min(starts, default=0)
+
+
+def _process(run: Run) -> dict[str, Any]:
+    """What kineto's `distributedInfo` tells, as far as it is the same for all ranks."""
+    first = run.traces[0]
+    groups = [
+        {"pg_name": group.name, "pg_desc": group.description, "pg_size": group.size, "ranks": list(group.ranks)}
+        for group in first.groups
+    ]
+    own = {} if len(run.traces) > 1 or first.rank is None else {"rank": first.rank}
+    return own | {"world_size": first.world_size, "backend": first.backend, "pg_config": groups}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Writer:
+    """One rank's part of the file. Its processes are numbered from `pid` on; the first holds the rank's tracks."""
+
+    run: Run
+    place: int
+    first_ns: int
+
+    @property
+    def pid(self) -> int:
+        return 1 + 1000 * self.place
+
+    def own(self, timeline: Timeline, told: pd.DataFrame) -> Iterator[str]:
+        """The rank's name, and the tracks that are no threads or streams of its."""
+        rank = self.run.traces[self.place].rank
+        yield from _process_name(self.pid, "rank unknown" if rank is None else f"rank {rank}", self.place)
+        arguments = {index: json.dumps(_known(row)) for index, row in told[list(_OF_COLLECTIVE)].iterrows()}
+        chosen = timeline.events[timeline.events["trace"] == self.place]
+        tid = 1
+        for lane in timeline.lanes[timeline.lanes["kind"] != "stream"].itertuples():
+            marks = chosen[chosen["lane"] == lane.lane]
+            if marks.empty:
+                continue
+            label = str(lane.label).split(" ", 2)[-1]
+            starts, ends = marks["start_ns"].to_numpy(), marks["end_ns"].to_numpy()
+            tracks = nesting_tracks(starts, ends)
+            count = int(tracks.max()) + 1
+            for track, name in enumerate(numbered(label, count)):
+                yield from _thread_name(self.pid, tid + track, name)
+            names = [json.dumps(name.removeprefix("engine::")) for name in marks["name"].cat.categories]
+            columns = (marks["name"].cat.codes, starts, ends - starts, tracks, marks["collective"])
+            for name, start, took, track, collective in zip(*(column.tolist() for column in columns), strict=True):
+                yield (
+                    f'{{"ph":"X","cat":"{OWN}","name":{names[name]},"pid":{self.pid},"tid":{tid + track}'
+                    f',"ts":{_us(start - self.first_ns)},"dur":{_us(took)}'
+                    f',"args":{arguments.get(collective, "{}")}}}'
+                )
+            tid += count
+
+    def recorded(self, trace: Trace, ends: Ends) -> Iterator[str]:
+        """The rank's events with their arrows."""
+        events = trace.events
+        starts = events["ts_ns"].to_numpy() - (zero_of(self.run, trace) + self.first_ns)
+        places = threads_of(trace, self.pid)
+        for pid, name in places.processes:
+            yield from _process_name(pid, name, self.place)
+        for pid, tid, name in places.names:
+            yield from _thread_name(pid, tid, name)
+        fixed = [f'"rank":{trace.rank}'] if trace.rank is not None else []
+        more = _more_arguments(trace)
+        texts = [_texts(events[column]) for column in ("name", "category", "phase")]
+        columns = [events[column].cat.codes.to_numpy() for column in ("name", "category", "phase")]
+        columns += [starts, events["dur_ns"].to_numpy(), places.pids, places.tids]
+        columns += [events[column].to_numpy() for column in _ARGUMENTS]
+        for begin in range(0, len(events), _LINES):
+            part = (column[begin : begin + _LINES].tolist() for column in columns)
+            for row, values in enumerate(zip(*part, strict=True), begin):
+                name, category, phase = (known[code] for known, code in zip(texts, values[:3], strict=True))
+                start, took, pid, tid = values[3:7]
+                where = f'"pid":{pid},"tid":{tid},"ts":{_us(start)}'
+                numbers = zip(_ARGUMENTS.values(), values[7:], strict=True)
+                arguments = [*fixed, *(f'"{key}":{value}' for key, value in numbers if value >= 0), *more.get(row, ())]
+                lasts = f',"dur":{_us(took)}' if phase == '"X"' else ',"s":"t"'
+                yield (
+                    f'{{"ph":{phase},"cat":{category},"name":{name},{where}{lasts},"args":{{{",".join(arguments)}}}}}'
+                )
+                for end in ends.get(row, ()):
+                    yield f"{{{end},{where}}}"
+
+
+def _more_arguments(trace: Trace) -> dict[int, list[str]]:
+    """What the arguments of those events that communicate tell beside, as JSON, by row."""
+    found: dict[int, list[str]] = {}
+    for row in trace.collectives.to_dict("records"):
+        told = ((key, row[column]) for column, key in _TOLD)
+        texts = [f'"{key}":{json.dumps(value)}' for key, value in told if value not in ("", -1)]
+        found.setdefault(int(row["event"]), []).extend(texts)
+    for row in trace.inputs.to_dict("records"):
+        parts = [("Input Dims", row["shapes"]), ("Input type", row["types"])]
+        found.setdefault(int(row["event"]), []).extend(f'"{key}":{text}' for key, text in parts if _is_json(text))
+    return found
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _texts(column: pd.Series[Any]) -> list[str]:
+    """The JSON of each of a column's categories."""
+    return [json.dumps(str(text)) for text in column.cat.categories]
+
+
+def _known(row: pd.Series[Any]) -> dict[str, Any]:
+    """What is known of a collective, times in µs."""
+    found = {}
+    for key, value in row.items():
+        if pd.isna(value) or value == "":
+            continue
+        value = value.item() if hasattr(value, "item") else value
+        found[str(key).replace("_ns", "_us")] = value / 1000 if str(key).endswith("_ns") else value
+    return found
+
+
+def _process_name(pid: int, name: str, order: int) -> Iterator[str]:
+    yield f'{{"ph":"M","name":"process_name","pid":{pid},"tid":0,"ts":0,"args":{{"name":{json.dumps(name)}}}}}'
+    yield f'{{"ph":"M","name":"process_sort_index","pid":{pid},"tid":0,"ts":0,"args":{{"sort_index":{order}}}}}'
+
+
+def _thread_name(pid: int, tid: int, name: str) -> Iterator[str]:
+    yield f'{{"ph":"M","name":"thread_name","pid":{pid},"tid":{tid},"ts":0,"args":{{"name":{json.dumps(name)}}}}}'
+    yield f'{{"ph":"M","name":"thread_sort_index","pid":{pid},"tid":{tid},"ts":0,"args":{{"sort_index":{tid}}}}}'
+
+
+def _us(ns: int) -> str:
+    """ns as µs, to the ns."""
+    return f"{ns // 1000}.{ns % 1000:03d}"

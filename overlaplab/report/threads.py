@@ -1,0 +1,82 @@
+"""Which process and thread of an exported trace each event is put on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.events import Trace, lanes
+from overlaplab.report.nesting import nesting_tracks
+
+__all__ = ["FIRST_THREAD", "Threads", "numbered", "threads_of"]
+
+Integers = NDArray[np.int64]
+
+FIRST_THREAD = 1000
+"""Tracks that are no threads of the trace have smaller numbers, so that they stand above these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threads:
+    """Where a rank's events are put: all in one process, but for what other host processes of its did."""
+
+    pids: Integers
+    tids: Integers
+    """Per event."""
+    processes: list[tuple[int, str]]
+    """The other processes' numbers and names."""
+    names: list[tuple[int, int, str]]
+    """Process, thread and name of each thread."""
+
+
+def threads_of(trace: Trace, pid: int) -> Threads:
+    """A thread per stream, then one per thread; what only overlaps in one gets a further one. `pid` is the rank's."""
+    events = trace.events
+    host = (events["stream"] < 0).to_numpy()
+    pids = np.full(len(events), pid, dtype=np.int64)
+    processes: dict[str, int] = {}
+    main = events.loc[host, "pid"].mode()
+    several = events.loc[~host, "device"].nunique() > 1
+    tids = np.zeros(len(events), dtype=np.int64)
+    names: list[tuple[int, int, str]] = []
+    starts = events["ts_ns"].to_numpy()
+    ends = starts + events["dur_ns"].to_numpy()
+    tid = FIRST_THREAD
+    for rows in _groups(events, host):
+        first = events.iloc[rows[0]]
+        own = str(first["pid"])
+        if host[rows[0]] and own != str(main.iloc[0]):
+            pids[rows] = processes.setdefault(own, pid + 1 + len(processes))
+        tracks = nesting_tracks(starts[rows], ends[rows])
+        tids[rows] = tid + tracks
+        count = int(tracks.max()) + 1
+        names += [
+            (int(pids[rows[0]]), tid + track, name) for track, name in enumerate(numbered(_name(first, several), count))
+        ]
+        tid += count
+    others = [(number, f"process {text}") for text, number in processes.items()]
+    return Threads(pids=pids, tids=tids, processes=others, names=names)
+
+
+def numbered(name: str, count: int) -> list[str]:
+    """A name for each of several tracks of one thing."""
+    return [name, *(f"{name} ({track})" for track in range(2, count + 1))]
+
+
+def _groups(events: pd.DataFrame, host: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+    """The rows of each stream, then of each thread, as `nesting_tracks` takes them."""
+    device, stream = events["device"].to_numpy(np.int64), events["stream"].to_numpy(np.int64)
+    found = pd.DataFrame({"host": host, "device": np.where(host, lanes(events), device), "stream": stream})
+    found.loc[host, "stream"] = -1
+    longest_first = np.lexsort((-events["dur_ns"].to_numpy(), events["ts_ns"].to_numpy()))
+    grouped = found.iloc[longest_first].groupby(["host", "device", "stream"], sort=True).indices
+    return [longest_first[places] for _, places in sorted(grouped.items())]
+
+
+def _name(event: pd.Series, several_devices: bool) -> str:
+    if event["stream"] < 0:
+        return f"thread {event['tid']}"
+    return f"device {event['device']} stream {event['stream']}" if several_devices else f"stream {event['stream']}"
