@@ -14,7 +14,7 @@ import numpy as np
 
 from overlaplab.analyses.labels import Span
 from overlaplab.analyses.launches import Launch, launches, spans_of
-from overlaplab.events import Kind, Trace, launchers, main_stream, matching, of_kind, rule_of
+from overlaplab.events import Kind, Trace, launchers, main_stream, matching, of_kind, once_per_trace, rule_of
 from overlaplab.vocabulary import Rule
 
 __all__ = ["Executions", "bounds_of", "executions"]
@@ -51,6 +51,7 @@ class Executions(Protocol):
         """When the backward pass labelled by the range began, and when autograd's last operation ended."""
 
 
+@once_per_trace
 def executions(trace: Trace) -> Executions:
     """For a trace."""
     if rule_of(trace) is Rule.GPU:
@@ -119,7 +120,7 @@ class _OnDevice:
     def __init__(self, trace: Trace) -> None:
         events, calls = trace.events, launchers(trace)
         compute = of_kind(trace, Kind.COMPUTE)
-        on_main = compute & (events["stream"] == main_stream(events[compute])).to_numpy()
+        on_main = compute & (events["stream"] == main_stream(trace)).to_numpy()
         rows = np.flatnonzero(on_main & (calls >= 0))
         starts = events["ts_ns"].to_numpy()[rows]
         ends = starts + events["dur_ns"].to_numpy()[rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from overlaplab.events import Trace, lanes, matching
+from overlaplab.events import Trace, lanes, matching, once_per_trace
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, fsdp2_range, label_fields
 
 __all__ = ["Label", "Span", "fsdp2_ranges_of", "labels_of"]
@@ -30,11 +30,13 @@ class Label(Span):
     """Values by key; lists and names are still percent-encoded (see `vocabulary.label_list`)."""
 
 
+@once_per_trace
 def labels_of(trace: Trace) -> tuple[Label, ...]:
     """The trace's labels in order of start; what only begins like one, or is its mirror image on a GPU, is left out."""
     return _ranges(trace, label_fields)
 
 
+@once_per_trace
 def fsdp2_ranges_of(trace: Trace) -> tuple[Label, ...]:
     """FSDP2's own ranges in order of start, as labels with the key `unit` (see `vocabulary.fsdp2_range`)."""
     return _ranges(trace, fsdp2_range)

@@ -59,7 +59,7 @@ def spans_of(trace: Trace) -> pd.DataFrame:
 
 
 def _listed(column: tuple[Hashable, pd.Series]) -> list[Any]:
-    return column[1].tolist()
+    return column[1].to_numpy(dtype=object).tolist()
 
 
 def _launch(row: dict[Hashable, Any]) -> Launch:

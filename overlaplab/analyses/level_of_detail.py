@@ -29,10 +29,15 @@ def added_ns(group: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[
     """
     if not len(group):
         return np.zeros(0, dtype=np.int64)
-    reach = pd.Series(ends).groupby(group).cummax().to_numpy()
     first = np.append(True, group[1:] != group[:-1])
+    low, number = int(begins.min()), np.cumsum(first) - 1
+    shift = int(ends.max()) - low + 1
+    if (int(number[-1]) + 1) * shift < 2**62:  # one group after the other on one axis: no group's end reaches the next
+        reach = np.maximum.accumulate(ends - low + number * shift) - number * shift + low
+    else:
+        reach = pd.Series(ends).groupby(number).cummax().to_numpy()
     before = np.where(first, begins, np.append(0, reach[:-1]))
-    return np.maximum(ends - np.maximum(begins, before), 0)
+    return np.asarray(np.maximum(ends - np.maximum(begins, before), 0), dtype=np.int64)
 
 
 def merged_marks(events: pd.DataFrame, start: int, end: int, limit: int) -> pd.DataFrame:
@@ -94,26 +99,29 @@ def _marks(
     group: NDArray[np.intp],
 ) -> pd.DataFrame:
     """One row per mark: its extent, its count, the union of its events' time, its busiest part, its longest's name."""
-    adds = added_ns(group, begins, ends)
-    frame = pd.DataFrame({"mark": group, "part": part, "adds": adds, "row": np.arange(len(group))})
-    busiest = (
-        frame.groupby(["mark", "part"])["adds"]
-        .sum()
-        .reset_index()
-        .sort_values(["mark", "adds", "part"], kind="stable")
-        .drop_duplicates("mark", keep="last")
-    )
-    longest = frame.assign(length=ends - begins).sort_values(["mark", "length"], kind="stable")
-    rows = longest.drop_duplicates("mark", keep="last")["row"].to_numpy()
-    by_mark = frame.assign(begin=begins, end=ends, lane=lane).groupby("mark")
+    adds, length = added_ns(group, begins, ends), ends - begins
+    opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
+    parts = int(part.max(initial=0)) + 1
+    by_part = np.zeros(len(opens) * parts, dtype=np.int64)
+    np.add.at(by_part, group * parts + part, adds)
+    present = np.bincount(group * parts + part, minlength=len(by_part)) > 0
+    shares = np.where(present, by_part, -1).reshape(-1, parts)
+    busiest = parts - 1 - shares[:, ::-1].argmax(axis=1)  # the later one, where their times are equal
+    longest = np.flatnonzero(length == _of_groups(np.maximum, length, opens)[group])
+    rows = longest[np.append(group[longest][1:] != group[longest][:-1], True)[: len(longest)]]
     return pd.DataFrame(
         {
-            "lane": by_mark["lane"].first().to_numpy(),
-            "part": busiest["part"].to_numpy(),
-            "start_ns": by_mark["begin"].min().to_numpy(),
-            "end_ns": by_mark["end"].max().to_numpy(),
-            "events": by_mark.size().to_numpy(),
-            "busy_ns": by_mark["adds"].sum().to_numpy(),
+            "lane": lane[opens],
+            "part": busiest,
+            "start_ns": _of_groups(np.minimum, begins, opens),
+            "end_ns": _of_groups(np.maximum, ends, opens),
+            "events": np.diff(np.append(opens, len(group))),
+            "busy_ns": _of_groups(np.add, adds, opens),
             "name": events["name"].iloc[rows].astype(str).to_numpy(),
         }
     )
+
+
+def _of_groups(what: np.ufunc, values: NDArray[np.int64], opens: NDArray[np.intp]) -> NDArray[np.int64]:
+    """One value per group; `opens` are the groups' first places."""
+    return np.asarray(what.reduceat(values, opens) if len(opens) else values, dtype=np.int64)

@@ -15,6 +15,7 @@ from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, 
 
 __all__ = ["rank_lanes"]
 
+_EXPOSED = "communication while nothing computes"
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -30,7 +31,7 @@ def rank_lanes(run: Run, place: int, zero: int, steps: pd.DataFrame, labels: lis
     found += _counted_lanes(run, place, zero)
     busy = activity(trace)
     gaps = subtract(busy.communication, busy.compute) - zero
-    names = ["communication while nothing computes"] * len(gaps)
+    names = pd.Categorical.from_codes(np.zeros(len(gaps), dtype=np.int8), pd.Index([_EXPOSED], dtype=object))
     found.append(Lane(label="exposed", kind="exposed", marks=marks_table(gaps[:, 0], gaps[:, 1], names, Mark.EXPOSED)))
     return found
 
@@ -56,37 +57,54 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
     rows = np.flatnonzero(~of_kind(trace, Kind.NOTHING))
     if rule_of(trace) is Rule.UNRECORDED or not len(rows):
         return []
-    events = trace.events.iloc[rows]
-    starts = events["ts_ns"].to_numpy() - zero
+    lane, first = _numbered(trace.events, rows, gpu=gpu)
+    order = np.argsort(lane.astype(np.int16) if len(first) < 1 << 15 else lane, kind="stable")  # by radix
+    rows, bounds = rows[order], np.cumsum(np.bincount(lane))
+    starts, lasted = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
     parts, collective = _parts(run, place, rows)
-    every = marks_table(
-        starts,
-        starts + events["dur_ns"].to_numpy(),
-        _used(events["name"]),
-        parts,
-        event=rows,
-        collective=collective,
-    )
-    where, first, lane = np.unique(_streams(events) if gpu else lanes(events), return_index=True, return_inverse=True)
-    took = np.zeros((len(where), len(Mark)), dtype=np.int64)
-    np.add.at(took, (lane, parts), events["dur_ns"].to_numpy())
-    order = np.argsort(lane, kind="stable")
-    ends = np.cumsum(np.bincount(lane))
+    names = _used(trace.events["name"], rows)
+    devices = len(np.unique(trace.events["device"].to_numpy()[first]))
     found = []
-    for number, end in enumerate(ends.tolist()):
-        own = order[(int(ends[number - 1]) if number else 0) : end]
-        main = int(took[number].argmax())
-        label = (
-            _stream_label(events.iloc[first[number]], events) if gpu else f"thread {events['tid'].iloc[first[number]]}"
+    for one, last in zip(first, np.split(np.arange(len(rows)), bounds[:-1]), strict=True):
+        own = slice(int(last[0]), int(last[-1]) + 1)
+        marks = marks_table(
+            starts[own] - zero,
+            starts[own] - zero + lasted[own],
+            names[own],
+            parts[own],
+            event=rows[own],
+            collective=collective[own],
         )
-        rank = (main != mark_code(Mark.COMPUTE), main, -int(took[number].max()), label)
-        found.append((rank, Lane(label=label, kind="stream", marks=every.iloc[own])))
+        took = np.bincount(parts[own], weights=lasted[own], minlength=len(Mark))
+        main = int(took.argmax())
+        label = _label(trace.events.iloc[one], gpu=gpu, devices=devices)
+        rank = (main != mark_code(Mark.COMPUTE), main, -took[main], label)
+        found.append((rank, Lane(label=label, kind="stream", marks=marks)))
     return [lane for _, lane in sorted(found, key=lambda pair: pair[0])]
 
 
-def _used(names: pd.Series) -> pd.Categorical:
-    """Names with the categories that occur, in their order."""
-    codes = names.cat.codes.to_numpy()
+def _numbered(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """For each of these events the number of its stream or thread, and for each of those its first event."""
+    if gpu:
+        device, stream = (events[name].to_numpy(dtype=np.int64)[rows] for name in ("device", "stream"))
+        where = device * 1_000_003 + stream
+    else:
+        where = lanes(events)[rows]
+    lane, known = pd.factorize(where)
+    first = np.full(len(known), len(rows))
+    np.minimum.at(first, lane, np.arange(len(rows)))
+    return lane, rows[first]
+
+
+def _label(event: pd.Series, *, gpu: bool, devices: int) -> str:
+    if not gpu:
+        return f"thread {event['tid']}"
+    return (f"device {event['device']} " if devices > 1 else "") + f"stream {event['stream']}"
+
+
+def _used(names: pd.Series, rows: NDArray[np.intp]) -> pd.Categorical:
+    """The names of these rows, with the categories that occur there, in their order."""
+    codes = names.cat.codes.to_numpy()[rows]
     there = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=1))
     number = np.full(len(names.cat.categories) + 1, -1, dtype=np.int32)  # the last is that of no name
     number[there] = np.arange(len(there))
@@ -111,15 +129,3 @@ def _parts(run: Run, place: int, rows: NDArray[np.intp]) -> tuple[NDArray[np.int
     told = recorded_row[communicates]
     parts[communicates] = np.where(told >= 0, np.append(np.array(of_row, dtype=np.int8), 0)[told], by_name)
     return parts, collective
-
-
-def _streams(events: pd.DataFrame) -> NDArray[np.int64]:
-    """A number per event that tells its (device, stream)."""
-    device, stream = events["device"].to_numpy(dtype=np.int64), events["stream"].to_numpy(dtype=np.int64)
-    where: NDArray[np.int64] = device * 1_000_003 + stream
-    return where
-
-
-def _stream_label(row: pd.Series, rows: pd.DataFrame) -> str:
-    device = f"device {row['device']} " if rows["device"].nunique() > 1 else ""
-    return f"{device}stream {row['stream']}"

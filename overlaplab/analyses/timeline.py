@@ -8,6 +8,7 @@ counted there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -95,15 +96,16 @@ def _together(found: list[tuple[int, Lane]]) -> pd.DataFrame:
     if not found:
         return marks_table([], [], [], Mark.STEP).assign(lane=0, trace=0)
     tables = [lane.marks for _, lane in found]
-    columns = {
-        name: np.concatenate([table[name].to_numpy() for table in tables]) for name in tables[0] if name != "name"
+    columns: dict[str, Any] = {
+        name: np.concatenate([table[name].to_numpy() for table in tables])
+        for name in map(str, tables[0])
+        if name != "name"
     }
     sizes = [len(table) for table in tables]
     columns["lane"] = np.repeat(np.arange(len(found)), sizes)
     columns["trace"] = np.repeat([place for place, _ in found], sizes)
-    order = np.lexsort((-columns["end_ns"], columns["start_ns"], columns["lane"]))
-    names = union_categoricals([table["name"].array for table in tables])
-    return pd.DataFrame({"name": names[order]} | {name: values[order] for name, values in columns.items()})
+    columns["name"] = union_categoricals([table["name"].array for table in tables])
+    return pd.DataFrame(columns, copy=False)
 
 
 def timeline_view(

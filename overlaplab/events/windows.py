@@ -54,10 +54,12 @@ def window_warnings(trace: Trace) -> tuple[str, ...]:
     return _windows(trace)[1]
 
 
-def main_stream(kernels: pd.DataFrame) -> int:
-    """The stream on which these compute kernels take most time, or -1 where there are none."""
-    streams, starts = kernels["stream"].to_numpy(), kernels["ts_ns"].to_numpy()
-    ends = starts + kernels["dur_ns"].to_numpy()
+@once_per_trace
+def main_stream(trace: Trace) -> int:
+    """The stream on which compute kernels take most time, or -1 where there are none."""
+    rows = np.flatnonzero(of_kind(trace, Kind.COMPUTE))
+    streams, starts = trace.events["stream"].to_numpy()[rows], trace.events["ts_ns"].to_numpy()[rows]
+    ends = starts + trace.events["dur_ns"].to_numpy()[rows]
     busy = {int(s): total(union(starts[streams == s], ends[streams == s])) for s in np.unique(streams)}
     return max(busy, key=lambda stream: busy[stream], default=-1)
 
@@ -107,7 +109,7 @@ def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple
     events, calls = trace.events, launchers(trace)
     rows = np.flatnonzero(~of_kind(trace, Kind.NOTHING) & (calls >= 0))
     compute = of_kind(trace, Kind.COMPUTE)
-    main = (compute & (events["stream"] == main_stream(events[compute])).to_numpy())[rows]
+    main = (compute & (events["stream"] == main_stream(trace)).to_numpy())[rows]
     starts = events["ts_ns"].to_numpy()[rows]
     ends = starts + events["dur_ns"].to_numpy()[rows]
     called, caller = events["ts_ns"].to_numpy()[calls[rows]], events["pid"].cat.codes.to_numpy()[calls[rows]]
