@@ -7,6 +7,7 @@ from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.compare import compare
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
+from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.link import transfer_ns
 from overlaplab.analyses.memory import memory
@@ -20,6 +21,7 @@ from overlaplab.analyses.summary import PARTS, summary, totals, warnings_of
 from overlaplab.analyses.sweep import sweep, sweep_links
 from overlaplab.analyses.sweep_words import sweep_advice, sweep_finding, sweep_notes
 from overlaplab.analyses.volume import Theory, volume, volume_theory
+from overlaplab.analyses.worst import rows_of, worst_step
 
 __all__ = [
     "CAUSES",
@@ -35,6 +37,7 @@ __all__ = [
     "compare",
     "exposed",
     "gathered_bytes",
+    "idle",
     "is_sweep",
     "last_gap_ns",
     "late_buckets",
@@ -42,6 +45,7 @@ __all__ = [
     "memory",
     "parse_condition",
     "replay",
+    "rows_of",
     "scatters",
     "schedule",
     "schedule_notes",
@@ -60,4 +64,5 @@ __all__ = [
     "volume",
     "volume_theory",
     "warnings_of",
+    "worst_step",
 ]

@@ -1,0 +1,108 @@
+"""Idle time: why nothing ran, in the classes of HTA's idle-time breakdown.
+
+HTA (`hta/analyzers/breakdown_analysis.py`, `_analyze_idle_time_for_stream`, release 0.5.0) looks at each gap between
+two events of one stream: *host wait*, if the call that launched the second began after the first had ended; else
+*kernel wait*, if the gap is shorter than 30 ns; else *other*, as waiting for another stream. Here a gap is one of the
+whole device: from when nothing ran any more to the next event on any stream; where several end it, the one launched
+first tells. So the three add up to the idle time of `summary`, in which each moment counts once. With one stream it is
+HTA's.
+
+Where no device was recorded the host itself computes: it then waits for nobody, and all idle time is the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.analyses.clocks import zero_of
+from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.events import Kind, Run, Trace, activity, empty_table, launchers, of_kind, once_per_trace
+from overlaplab.intervals import Intervals, clip, subtract, total, union
+from overlaplab.vocabulary import Rule
+
+__all__ = ["COLUMNS", "KERNEL_DELAY_NS", "idle"]
+
+KERNEL_DELAY_NS = 30
+"""HTA's `consecutive_kernel_delay`: what two kernels in a row cost."""
+
+COLUMNS = {
+    **dict.fromkeys(("rank", "step"), "Int64"),
+    **dict.fromkeys(("start_ns", "span_ns", "idle_ns", "host_wait_ns", "kernel_wait_ns", "other_ns"), "int64"),
+}
+"""The columns of `idle` and their dtypes."""
+
+
+def idle(
+    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
+) -> pd.DataFrame:
+    """One row per rank and step, in ns.
+
+    Columns: `rank`, `step` (Int64), `start_ns` (from the run's start, by the first rank's clock), `span_ns`, `idle_ns`
+    (both as in `summary`), `host_wait_ns` (the host had not launched yet what ran next), `kernel_wait_ns` (shorter than
+    30 ns: the device going from one kernel to the next), `other_ns` (launched, but waiting for something else, or
+    nothing tells). The last three add up to `idle_ns`. A rank whose device activity was not recorded has no rows.
+    Raises `OverlaplabError` for an unknown rank or step.
+    """
+    rows = []
+    for trace in selected_traces(run, ranks):
+        if activity(trace).rule is Rule.UNRECORDED:
+            continue
+        waits, delays = _gaps(trace)
+        for window in selected_windows(trace, steps, skip_steps):
+            bounds = window.start_ns, window.end_ns
+            nothing = _nothing(trace, *bounds)
+            host, kernel = total(clip(waits, *bounds)), total(clip(delays, *bounds))
+            rows.append(
+                {
+                    "rank": trace.rank,
+                    "step": window.step,
+                    "start_ns": window.start_ns - zero_of(run, trace),
+                    "span_ns": window.end_ns - window.start_ns,
+                    "idle_ns": total(nothing),
+                    "host_wait_ns": total(nothing) if activity(trace).rule is Rule.CPU else host,
+                    "kernel_wait_ns": 0 if activity(trace).rule is Rule.CPU else kernel,
+                }
+            )
+    if not rows:
+        return empty_table(COLUMNS)
+    table = pd.DataFrame(rows)
+    table["other_ns"] = table["idle_ns"] - table["host_wait_ns"] - table["kernel_wait_ns"]
+    return table[list(COLUMNS)].astype(COLUMNS)
+
+
+@once_per_trace
+def _busy(trace: Trace) -> Intervals:
+    """When anything that counts ran."""
+    found = activity(trace)
+    every = np.concatenate((found.compute, found.communication, found.memory))
+    return union(every[:, 0], every[:, 1])
+
+
+def _nothing(trace: Trace, start_ns: int, end_ns: int) -> Intervals:
+    return clip(subtract(np.array([[start_ns, end_ns]], dtype=np.int64), _busy(trace)), start_ns, end_ns)
+
+
+@once_per_trace
+def _gaps(trace: Trace) -> tuple[Intervals, Intervals]:
+    """The gaps that are host wait, and those that are kernel wait, in absolute ns."""
+    busy = _busy(trace)
+    gaps = np.column_stack((busy[:-1, 1], busy[1:, 0]))
+    launched = _first_launch(trace, gaps[:, 1])
+    host = launched > gaps[:, 0]
+    kernel = ~host & (gaps[:, 1] - gaps[:, 0] < KERNEL_DELAY_NS)
+    return gaps[host], gaps[kernel]
+
+
+def _first_launch(trace: Trace, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When the host launched what began at these moments, the first of several; the smallest number where unknown."""
+    rows = np.flatnonzero(~of_kind(trace, Kind.NOTHING))
+    calls = launchers(trace)[rows]
+    times = trace.events["ts_ns"].to_numpy(np.int64)
+    called = np.where(calls >= 0, times[calls], np.iinfo(np.int64).min)
+    order = np.lexsort((called, times[rows]))
+    place = np.searchsorted(times[rows][order], at_ns, side="left")
+    return np.asarray(called[order][place], dtype=np.int64)

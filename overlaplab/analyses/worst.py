@@ -1,0 +1,28 @@
+"""Which step of which rank to look at first."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+__all__ = ["rows_of", "worst_step"]
+
+
+def worst_step(table: pd.DataFrame) -> pd.Series:
+    """Out of `overlaplab.summary`'s rows, of which there is one or more: a median step of the rank most exposed.
+
+    The rank has most exposed communication per step, the first of several; of its steps it is the one in the middle by
+    exposed communication (of an even number the lower), so that it stands for the others and can be looked at.
+    """
+    means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
+    rank = means.index[int(means.to_numpy(dtype="float64").argmax())]
+    own = table[table["rank"].isna() if pd.isna(rank) else table["rank"] == rank]
+    own = own.sort_values("exposed_comm_ns", kind="stable")
+    return own.iloc[(len(own) - 1) // 2]
+
+
+def rows_of(table: pd.DataFrame, window: pd.Series) -> pd.DataFrame:
+    """A table's rows of the rank and step of a row of `overlaplab.summary`; null stands for null."""
+    keep = pd.Series(True, index=table.index)
+    for name in ("rank", "step"):
+        keep &= table[name].isna() if pd.isna(window[name]) else (table[name] == window[name]).fillna(False)
+    return table[keep.to_numpy(dtype=bool)]
