@@ -3,6 +3,15 @@
 from overlaplab.load.cut import slice_run
 from overlaplab.load.places import MANIFEST_NAME, is_trace_name
 from overlaplab.load.run_folder import holds_trace, load_run
-from overlaplab.load.sweeps import load_sweep, run_folders
+from overlaplab.load.sweeps import by_value, load_sweep, run_folders
 
-__all__ = ["MANIFEST_NAME", "holds_trace", "is_trace_name", "load_run", "load_sweep", "run_folders", "slice_run"]
+__all__ = [
+    "MANIFEST_NAME",
+    "by_value",
+    "holds_trace",
+    "is_trace_name",
+    "load_run",
+    "load_sweep",
+    "run_folders",
+    "slice_run",
+]

@@ -11,7 +11,7 @@ from overlaplab.events import Run
 from overlaplab.load.places import MANIFEST_NAME, is_trace_name
 from overlaplab.load.run_folder import load_run
 
-__all__ = ["load_sweep", "run_folders"]
+__all__ = ["by_value", "load_sweep", "run_folders"]
 
 
 def run_folders(path: str | os.PathLike[str]) -> list[str]:
@@ -27,7 +27,7 @@ def run_folders(path: str | os.PathLike[str]) -> list[str]:
         inner = [folder for folder in Path(text).iterdir() if not folder.name.startswith(".") and _holds_run(folder)]
     except OSError:
         return [text]
-    return [str(folder) for folder in sorted(inner, key=lambda folder: _by_value(folder.name))] or [text]
+    return [str(folder) for folder in sorted(inner, key=lambda folder: by_value(folder.name))] or [text]
 
 
 def load_sweep(
@@ -45,7 +45,7 @@ def _holds_run(folder: Path) -> bool:
     return MANIFEST_NAME in names or any(map(is_trace_name, names))
 
 
-def _by_value(name: str) -> list[tuple[float, str]]:
-    """Texts and numbers in turn, the latter by value."""
+def by_value(name: str) -> list[tuple[float, str]]:
+    """A key that sorts names with their numbers by value: cap-5 before cap-25."""
     parts = re.split(r"(\d{1,15}(?:\.\d{1,15})?)", name)
     return [(float(part), "") if place % 2 else (0.0, part) for place, part in enumerate(parts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 
 import pandas as pd
@@ -9,10 +10,23 @@ import streamlit as st
 
 import overlaplab
 from overlaplab import charts
+from overlaplab.analyses import is_sweep, setting_words, sweep_advice, sweep_finding, sweep_links, sweep_notes
+from overlaplab.charts.advice import compare_advice
+from overlaplab.charts.theme import count
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE
-from overlaplab.dashboard.widgets import dark, error_line, milliseconds, show_chart, show_table
+from overlaplab.dashboard.widgets import (
+    dark,
+    error_line,
+    lead,
+    milliseconds,
+    page_head,
+    show_chart,
+    show_table,
+    what_to_do,
+)
 from overlaplab.errors import OverlaplabError
+from overlaplab.load import by_value
 from overlaplab.words import shorten
 
 _MOST = 12  # runs compared unless the user chooses more
@@ -35,17 +49,26 @@ _COSTS = {
 }
 
 
+_CAPS = {
+    "bucket_cap_mb": "bucket_cap_mb",
+    "runs": "recordings",
+    "buckets": "buckets",
+    "step_ms": "step ms",
+    "spread_ms": "spread ms",
+    "compute_only_ms": "compute only ms",
+    "hidden_ms": "hidden ms",
+    "exposed_ms": "exposed ms",
+    "rest_ms": "neither ms",
+    "lowest_ms": "quickest recording ms",
+    "highest_ms": "slowest recording ms",
+    "steps": "steps",
+}
+
+
 def page() -> None:
     """Draw the page."""
-    st.title("Compare")
-    names: list[str] = st.session_state["names"]
-    chosen = st.multiselect(
-        "Runs",
-        names,
-        default=names[:_MOST],
-        format_func=lambda name: "(this folder)" if name == HERE else shorten(name, 60),
-    )
-    good, bad = _open_all(chosen)
+    page_head("Compare", "Several runs side by side: how long their steps take, and what of that is communication.")
+    good, bad = _open_all(_choose(st.session_state["names"]))
     if bad:
         st.warning("Left out, because they cannot be read:")
         for name, error in bad:
@@ -53,25 +76,85 @@ def page() -> None:
     if not good:
         st.info("Choose runs to compare: their step times appear here side by side.")
         return
+    if is_sweep([opened.run for opened in good]):
+        _sweep(good)
+    else:
+        _runs(good)
+
+
+def _choose(names: list[str]) -> list[str]:
+    """The runs to compare: at first those of the folder that the run on the left lies in, and new ones as they come."""
+    folder = str(PurePath(st.session_state["run"]).parent)
+    own = sorted((name for name in names if str(PurePath(name).parent) == folder), key=by_value)
+    known: tuple[str, list[str], list[str]] | None = st.session_state.get("compared_known")
+    if known is None or known[0] != folder:
+        wanted = _first(own)
+    else:
+        chosen: list[str] = st.session_state.get("compared", known[2])  # the control's, or what it said before
+        untouched = chosen == _first(known[1])
+        wanted = _first(own) if untouched else [name for name in chosen if name in names]
+    if st.session_state.get("compared") != wanted:
+        st.session_state["compared"] = wanted
+    found = st.multiselect(
+        "Runs",
+        sorted(names, key=by_value),
+        format_func=lambda name: "(this folder)" if name == HERE else shorten(name, 60),
+        key="compared",
+        help="At first the runs of one folder: choose one of its runs on the left.",
+    )
+    st.session_state["compared_known"] = (folder, own, found)
+    return found
+
+
+def _first(names: list[str]) -> list[str]:
+    """As many as are compared unless the user chooses more; of a sweep each cap before any is there a second time."""
+    if len(names) <= _MOST:
+        return names
+    again = re.compile(r"cap-[0-9.]+-([0-9]{1,9})$")
+    rounds = [int(found[1]) if (found := again.search(name)) else 1 for name in names]
+    taken = sorted(range(len(names)), key=lambda place: (rounds[place], place))[:_MOST]
+    return [names[place] for place in sorted(taken)]
+
+
+def _sweep(good: list[Opened]) -> None:
+    """The charts of a sweep over bucket_cap_mb side by side, and what to do."""
+    runs = [opened.run for opened in good]
+    table, links, note = overlaplab.sweep(runs), sweep_links(runs), _note(good)
+    lead(f"{sweep_finding(table)}.", _what(good, note))
+    left, right = st.columns(2)
+    with left:
+        show_chart(charts.caps(table, dark=dark(), note=note), "caps_chart", table)
+    with right:
+        show_chart(charts.links(links, dark=dark(), note=note), "links_chart", links)
+    st.subheader("By bucket_cap_mb, each cap's recordings together", anchor=False)
+    rows = table[list(_CAPS)].rename(columns=_CAPS)
+    rows["hidden, % of comm."] = 100 * table["overlap_ratio"]
+    show_table(rows, "caps_table")
+    for line in sweep_notes(table):
+        st.text(f"Note: {line}.")
+    what_to_do(sweep_advice(table))
+
+
+def _runs(good: list[Opened]) -> None:
+    """Runs that differ in anything: step times, and costs against theory."""
     table = overlaplab.compare([opened.run for opened in good])
-    show_chart(charts.compare(table, dark=dark(), note=_note(good)), "compare_chart")
+    show_chart(charts.compare(table, dark=dark(), note=_note(good)), "compare_chart", table)
     rows = milliseconds(table, _COLUMNS)
     rows["run"] = [shorten(PurePath(str(path)).name, 80) for path in table["path"]]
-    rows.insert(2, "setting", [_setting(opened) for opened in good])
+    rows.insert(2, "setting", [setting_words(opened.run.manifest) for opened in good])
     rows["hidden, % of comm."] = 100 * table["overlap_ratio"]
     st.subheader("Medians over all ranks' steps", anchor=False)
     show_table(rows, "compare_table")
     _costs(table, _note(good))
+    what_to_do([compare_advice(table) if len(table) > 1 else "Choose another run to compare this one with."])
 
 
-def _setting(opened: Opened) -> str:
-    """What the run's strategy was told, in words; empty where nothing tells."""
-    manifest = opened.run.manifest
-    if manifest is None:
-        return ""
-    if manifest.prefetch is not None:
-        return f"prefetch {manifest.prefetch}"
-    return "" if manifest.bucket_cap_mb is None else f"cap {manifest.bucket_cap_mb:g} MiB"
+def _what(good: list[Opened], note: str | None) -> str:
+    """What was swept, in words."""
+    first = good[0].run
+    words = [first.manifest.strategy if first.manifest else "", count(len(first.traces), "rank")]
+    words += [count(len(good), "recording"), *([note] if note else [])]
+    return shorten(", ".join(word for word in words if word), 200)
 
 
 def _costs(table: pd.DataFrame, note: str | None) -> None:
