@@ -44,7 +44,8 @@ ifeq ($(SERVE),1)
 endif
 
 test: env chromium check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not alone and not slow and not gpu'
+	$(BIN)/pytest -m 'alone and not slow and not gpu'
 
 check: env
 	$(BIN)/ruff format --check .

@@ -14,6 +14,8 @@ import pytest
 import overlaplab
 from overlaplab.analyses import PARTS, replay, scatters, schedule_steps, volume, volume_theory
 
+pytestmark = pytest.mark.alone  # what overlaps on a busy machine is another matter
+
 SUPPORT = Path(__file__).parent / "support"
 SAMPLES = Path(__file__).parents[1] / "traces"
 SMALL = ["--nproc", "2", "--layers", "4", "--steps", "2", "--bucket-cap-mb", "1", "--link", "1Gbps,200us"]

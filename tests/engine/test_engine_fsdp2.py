@@ -444,7 +444,12 @@ def what_it_cannot_do(comm: Communicator) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow), "2 behind a link"],
+    params=[
+        pytest.param(1, marks=pytest.mark.slow),
+        2,
+        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param("2 behind a link", marks=pytest.mark.slow),
+    ],
 )
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     out = tmp_path_factory.mktemp("fsdp2") / "found.json"

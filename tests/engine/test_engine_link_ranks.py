@@ -18,6 +18,8 @@ from engine import carrier
 from engine.comm import Communicator
 from engine.link import Kind
 
+pytestmark = pytest.mark.alone
+
 LINK = "0.1Gbps,1000us"
 scenario = Scenarios()
 MEGABYTE = torch.ones(250_000)  # 2 ms + 80 ms for an all-reduce of two

@@ -410,7 +410,7 @@ found = scenario.found
     [
         *scenario.on(1),
         *scenario.on(2),
-        *scenario.on(2, "[zero", link=True),
+        *scenario.on(2, "float64[zero", link=True),
         *scenario.on(3, "float64[zero"),
         *scenario.on(2, link=True, slow=True),
         *scenario.on(3, slow=True),
