@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses import launched_after_backward, schedule_steps
+from overlaplab.analyses import Cause, launched_after_backward, schedule_steps
 from overlaplab.charts.theme import ms, percent
 from overlaplab.events import Manifest
 
-__all__ = ["buckets_advice", "collectives_advice", "compare_advice", "gathers_advice", "summary_advice"]
+__all__ = [
+    "buckets_advice",
+    "cause_advice",
+    "cause_words",
+    "collectives_advice",
+    "compare_advice",
+    "gathers_advice",
+    "summary_advice",
+]
 
 _LITTLE = 0.02  # of the step time: less than this is not worth an effort
 
@@ -41,6 +49,53 @@ def summary_advice(table: pd.DataFrame) -> str:
             " ranks' work before changing buckets or the link."
         )
     return f"{begin} Start with the first row of where the exposed time went."
+
+
+_CAUSES = {
+    Cause.STRAGGLER: (
+        "waits for a rank that came late",
+        "Balance the ranks' work, or look at what delays the late one on the timeline.",
+    ),
+    Cause.LATE: (
+        "its input was ready, but the host had not launched it",
+        "Let hooks launch it as soon as its input is ready, and keep the host ahead: fewer, larger kernels, no"
+        " synchronisation in the backward pass.",
+    ),
+    Cause.QUEUED: (
+        "launched, but another collective held the link",
+        "Send less, or spread it: fewer bytes, or larger gaps between collectives (another bucket_cap_mb).",
+    ),
+    Cause.TAIL: (
+        "the last one: nothing was left to hide it",
+        "Make what comes last smaller: a lower bucket_cap_mb, or a small last bucket.",
+    ),
+    Cause.BLOCKING: (
+        "the rank waits for it by design",
+        "Launch it during the backward pass instead of after it: strategy bucketed, or DistributedDataParallel.",
+    ),
+    Cause.LINK: (
+        "there is more to send than computation to hide it",
+        "No schedule hides this: send fewer bytes, accumulate microbatches, or use a faster link.",
+    ),
+    Cause.GAP: (
+        "the rank paused computing, not for this",
+        "Look on the timeline at what the host does in these gaps: communication is not what it waits for.",
+    ),
+    Cause.UNKNOWN: (
+        "whether it moved or waited cannot be told",
+        "Open all ranks' traces together to tell.",
+    ),
+}
+
+
+def cause_words(cause: str) -> str:
+    """What one of `overlaplab.analyses.CAUSES` means, in a few words."""
+    return _CAUSES[Cause(cause)][0]
+
+
+def cause_advice(cause: str) -> str:
+    """What to do about one of `overlaplab.analyses.CAUSES`."""
+    return _CAUSES[Cause(cause)][1]
 
 
 def buckets_advice(table: pd.DataFrame, late: pd.DataFrame) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from overlaplab.cli.options import AssignRank, NoCache, Ranks, Recording, RunPath, RunPaths, SkipSteps, Steps
 from overlaplab.cli.shared import load, progress_bar
+from overlaplab.load import run_folders
 from overlaplab.report import console as tables
 from overlaplab.report.perfetto import write_perfetto
 from overlaplab.report.whole_file import refuse_target, whole_file
@@ -30,8 +31,12 @@ def report(
     recording: Recording = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Write one HTML file that holds the charts and tables of these runs: it opens from disk and can be mailed."""
+    """Write one HTML file that holds the charts and tables of these runs: it opens from disk and can be mailed.
+
+    A folder of runs stands for all of them.
+    """
     refuse_target(out, [])
+    runs = [folder for path in runs for folder in run_folders(path)]
     loaded = load(runs, assign_rank, recording, no_cache)
     refuse_target(out, loaded)
     with progress_bar() as bar:

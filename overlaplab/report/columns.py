@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from overlaplab.report.cells import Column
 
-__all__ = ["BUCKETS", "BY_KIND", "COLLECTIVES", "COMPARED", "COSTS", "GATHERS", "PARTS", "STRAGGLERS", "WINDOW"]
+__all__ = [
+    "BUCKETS",
+    "BY_KIND",
+    "CAPS",
+    "COLLECTIVES",
+    "COMPARED",
+    "COSTS",
+    "EXPOSED",
+    "GATHERS",
+    "PARTS",
+    "STRAGGLERS",
+    "WINDOW",
+]
 
 PARTS = {
     "rank": Column("rank", "count"),
@@ -18,6 +30,16 @@ PARTS = {
     "memory_only_ns": Column("memory only", "ms"),
     "idle_ns": Column("idle", "ms"),
     "overlap_ratio": Column("hidden, % of comm.", "%"),
+}
+EXPOSED = {
+    "cause": Column("cause"),
+    "what": Column("of"),
+    "kind": Column("kind"),
+    "late_rank": Column("waits for rank", "count"),
+    "rows": Column("times", "count"),
+    "exposed_ns": Column("exposed per rank and step", "ms"),
+    "of_exposed": Column("% of exposed", "%"),
+    "of_step": Column("% of step time", "%"),
 }
 BUCKETS = {
     "index": Column("bucket", "count"),
@@ -82,6 +104,21 @@ WINDOW = {
 }
 
 
+CAPS = {
+    "bucket_cap_mb": Column("bucket_cap_mb", "count"),
+    "runs": Column("recordings", "count"),
+    "steps": Column("steps", "count"),
+    "buckets": Column("buckets", "count"),
+    "step_ms": Column("step", "ms"),
+    "spread_ms": Column("spread", "ms"),
+    "lowest_ms": Column("quickest recording", "ms"),
+    "highest_ms": Column("slowest recording", "ms"),
+    "compute_only_ms": Column("compute only", "ms"),
+    "hidden_ms": Column("hidden", "ms"),
+    "exposed_ms": Column("exposed", "ms"),
+    "rest_ms": Column("neither", "ms"),
+    "overlap_ratio": Column("hidden, % of comm.", "%"),
+}
 COMPARED = {
     "run": Column("run"),
     "strategy": Column("strategy"),

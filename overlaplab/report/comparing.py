@@ -12,7 +12,7 @@ from overlaplab.charts.comparison import run_labels
 from overlaplab.charts.theme import MS as NS_PER_MS
 from overlaplab.report.blocks import Block, Section, drawn
 from overlaplab.report.cells import cells
-from overlaplab.report.columns import COMPARED, COSTS
+from overlaplab.report.columns import CAPS, COMPARED, COSTS
 from overlaplab.report.sections import Reported
 
 __all__ = ["compared"]
@@ -24,10 +24,33 @@ def compared(reported: Sequence[Reported]) -> tuple[Section, ...]:
     if len(good) < 2:
         return ()
     first = good[0]
-    table = analyses.compare(
-        [one.run for one in good], ranks=first.ranks, steps=first.steps, skip_steps=first.skip_steps
+    table = analyses.compare([one.run for one in good], **first.chosen)
+    runs = [one.run for one in good]
+    first_section = _by_cap(good, first) if analyses.is_sweep(runs) else _step_times(good, table)
+    return tuple(section for section in (first_section, _costs(good, table)) if section is not None)
+
+
+def _by_cap(good: Sequence[Reported], first: Reported) -> Section:
+    """A sweep: the step by cap, and when each bucket is on the link."""
+    runs, note = [one.run for one in good], _links(good)
+    table = analyses.sweep(runs, **first.chosen)
+    links = analyses.sweep_links(runs, **first.chosen)
+    in_ns = {str(name): table[name] * NS_PER_MS for name in table if str(name).endswith("_ms")}
+    return Section(
+        title="Step time by bucket_cap_mb",
+        shows=f"Runs that differ in bucket_cap_mb alone. {analyses.sweep_finding(table)}.",
+        blocks=[
+            drawn(charts.caps(table, note=note), note),
+            drawn(charts.links(links, note=note), note),
+            cells(
+                table.assign(**in_ns),
+                CAPS,
+                "By bucket_cap_mb, each cap's recordings together",
+                note=" ".join(f"{note}." for note in analyses.sweep_notes(table)),
+            ),
+        ],
+        advice=" ".join(analyses.sweep_advice(table)),
     )
-    return tuple(section for section in (_step_times(good, table), _costs(good, table)) if section is not None)
 
 
 def _step_times(good: Sequence[Reported], table: pd.DataFrame) -> Section:

@@ -12,11 +12,11 @@ import pandas as pd
 from overlaplab import analyses, charts
 from overlaplab.analyses.timeline import timeline_events, timeline_view
 from overlaplab.charts import advice
-from overlaplab.charts.theme import count
+from overlaplab.charts.theme import count, ms, percent
 from overlaplab.events import Run
 from overlaplab.report.blocks import Block, Lines, Section, drawn
 from overlaplab.report.cells import MOST_ROWS, Cells, cells
-from overlaplab.report.columns import BUCKETS, BY_KIND, COLLECTIVES, GATHERS, PARTS, STRAGGLERS, WINDOW
+from overlaplab.report.columns import BUCKETS, BY_KIND, COLLECTIVES, EXPOSED, GATHERS, PARTS, STRAGGLERS, WINDOW
 from overlaplab.words import last_gradient
 
 __all__ = ["Reported", "sections"]
@@ -57,7 +57,7 @@ class Reported:
 
 def sections(reported: Reported) -> Iterator[Section]:
     """What there is to tell of a run, in the order in which one asks."""
-    for section in (_summary, _timeline, _buckets, _gathers, _collectives):
+    for section in (_summary, _exposed, _timeline, _buckets, _gathers, _collectives):
         found = section(reported)
         if found is not None:
             yield found
@@ -80,6 +80,33 @@ def _summary(reported: Reported) -> Section | None:
         " each moment is counted once.",
         blocks=blocks,
         advice=advice.summary_advice(table),
+    )
+
+
+def _exposed(reported: Reported) -> Section | None:
+    table = analyses.exposed(reported.run, **reported.chosen)
+    if table.empty:
+        return None
+    windows, span = len(reported.summary), int(reported.summary["span_ns"].sum())
+    total = int(table["exposed_ns"].sum())
+    grouped = table.groupby(["cause", "what", "kind", "late_rank"], dropna=False)["exposed_ns"]
+    rows = grouped.agg(["sum", "size"]).reset_index().sort_values("sum", ascending=False, kind="stable")
+    rows = rows.assign(
+        rows=rows["size"],
+        exposed_ns=rows["sum"] / windows,
+        of_exposed=rows["sum"] / total,
+        of_step=rows["sum"] / span,
+    )
+    by_cause = table.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False)
+    worst = str(by_cause.index[0])
+    meanings = " ".join(f"{cause[0].upper()}{cause[1:]}: {advice.cause_words(cause)}." for cause in by_cause.index)
+    told = ", ".join(f"{cause} {percent(int(took), total)}" for cause, took in by_cause.items())
+    return Section(
+        title="Where the exposed time went",
+        shows=f"{ms(total / windows)} of communication per rank and step, which nothing hides, by cause and what was"
+        f" sent. Shares of it: {told}.",
+        blocks=[cells(rows, EXPOSED, "By cause and what was sent, the dearest first", most=20, note=meanings)],
+        advice=f"Begin with the dearest cause, {worst}. {advice.cause_advice(worst)}",
     )
 
 
