@@ -1,17 +1,22 @@
-"""Texts out of traces as people read them, in terminals, charts and pages alike."""
+"""Texts out of traces, and figures, as people read them, in terminals, charts and pages alike."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-__all__ = ["gradient_word", "last_gradient", "shorten", "visible"]
+__all__ = ["MS", "count", "gradient_word", "last_gradient", "ms", "percent", "rank_word", "shorten", "visible"]
+
+MS = 1e6
+"""Nanoseconds per millisecond."""
 
 
 def visible(text: str) -> str:
     """A string out of a trace as one line of what can be seen: each order to a terminal, each mark that turns the
-    direction of what follows, and whatever else is invisible becomes U+FFFD; line ends, tabs and strange spaces a space.
+    direction of what follows, and whatever else is invisible becomes U+FFFD; line ends, tabs and strange spaces become
+    a space.
     """
     return "".join(
         char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
@@ -46,3 +51,32 @@ def last_gradient(bucket: dict[Any, Any]) -> str | None:
     told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
     arrived = [(arrival, shape) for arrival, shape in told if not pd.isna(arrival)]
     return gradient_word(None, *max(arrived, key=lambda found: found[0])) if arrived else None
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` as a rounded percentage of `whole`; only nothing is 0 %, only everything 100 %."""
+    if whole <= 0:
+        return "-"
+    share = 100 * part / whole
+    if 0 < share < 1:
+        return "<1\u00a0%"
+    if 99 < share < 100:
+        return ">99\u00a0%"
+    return f"{share:.0f}\u00a0%"
+
+
+def ms(ns: float) -> str:
+    """A duration in ns as ms, with as many digits as it takes to see it: `1,264 ms`, `57.6 ms`, `0.004 ms`."""
+    value = ns / MS
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3
+    return f"{value:,.{digits}f} ms" if value else "0 ms"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: `1 rank`, `2 ranks`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def rank_word(rank: object) -> str:
+    """A rank as text; a trace may not tell which one it is."""
+    return str(rank) if isinstance(rank, int | np.integer) else "unknown"

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import altair as alt
-import numpy as np
+
+from overlaplab.words import MS, count, ms, percent, rank_word
 
 __all__ = [
     "DARK",
@@ -30,9 +31,6 @@ __all__ = [
     "size_exact",
     "unit_of",
 ]
-
-MS = 1e6
-"""Nanoseconds per millisecond."""
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
 LINE = 145  # characters of a subtitle's line: what fits the dashboard's column at 1280 pixels
@@ -104,12 +102,13 @@ def palette(dark: bool) -> Palette:
 def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
     """A colour encoding of the field `part` by (word, colour), every word in the legend, in this order."""
     words, tones = [word for word, _ in pairs], [tone for _, tone in pairs]
+    look: dict[str, Any] = {"orient": "top", "labelLimit": 0, "symbolType": "square"} | legend
     return alt.Color(
         "part:N",
         title=None,
         sort=words,
         scale=alt.Scale(domain=words, range=tones),
-        legend=alt.Legend(orient="top", labelLimit=0, symbolType="square", **legend),
+        legend=alt.Legend(**look),
     )
 
 
@@ -191,32 +190,3 @@ def size_exact(count: int) -> str:
 def unit_of(count: float) -> tuple[str, float]:
     """The unit that suits so many bytes, and how many bytes it has."""
     return next((pair for pair in UNITS if count >= pair[1]), UNITS[-1])
-
-
-def percent(part: float, whole: float) -> str:
-    """`part` as a rounded percentage of `whole`; only nothing is 0 %, only everything 100 %."""
-    if whole <= 0:
-        return "-"
-    share = 100 * part / whole
-    if 0 < share < 1:
-        return "<1\u00a0%"
-    if 99 < share < 100:
-        return ">99\u00a0%"
-    return f"{share:.0f}\u00a0%"
-
-
-def ms(ns: float) -> str:
-    """A duration in ns as ms, with as many digits as it takes to see it: `1,264 ms`, `57.6 ms`, `0.004 ms`."""
-    value = ns / MS
-    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3
-    return f"{value:,.{digits}f} ms" if value else "0 ms"
-
-
-def count(number: int, noun: str) -> str:
-    """A number of things: `1 rank`, `2 ranks`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def rank_word(rank: object) -> str:
-    """A rank as text; a trace may not tell which one it is."""
-    return str(rank) if isinstance(rank, int | np.integer) else "unknown"
