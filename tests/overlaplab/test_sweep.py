@@ -1,0 +1,243 @@
+"""A sweep over bucket_cap_mb: what is told by cap, and when one is the fastest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_traces import event, op, run_of, step
+
+import overlaplab
+from overlaplab import OverlaplabError, Run
+from overlaplab.analyses import is_sweep, setting_words, sweep_advice, sweep_finding, sweep_links, sweep_notes
+from overlaplab.analyses.spread import fastest, spread
+from overlaplab.load import run_folders
+
+LINK = {"emulated": True, "bandwidth_gbps": 1, "latency_us": 200, "world_size": 2}
+
+
+def bucketed_step(number: int, at: float, length: float) -> list[dict[str, Any]]:
+    """A step of so many µs: compute in its first 60 µs; bucket 0 on the link from 20 to 40, bucket 1 from 50 to 90."""
+    return [
+        step(number, at, at + length),
+        op("mm", at, at + 60),
+        event("engine::backward microbatch=0 sync=1", at + 10, at + 60),
+        *(
+            found
+            for index, (start, end) in enumerate([(20, 40), (50, 90)])
+            for found in (
+                event(f"engine::gradient_ready parameter=w{index}", at + start - 4, at + start - 3),
+                event(
+                    f"engine::bucket_ready bucket={index} bytes=8 parameters=w{index}", at + start - 3, at + start - 2
+                ),
+                event(f"engine::bucket_launch bucket={index}", at + start - 2, at + start),
+                event(f"engine::launch seq={2 * number + index}", at + start - 2, at + start - 1),
+                event(f"engine::comm seq={2 * number + index} kind=all_reduce bytes=8", at + start, at + end, tid=7),
+            )
+        ),
+    ]
+
+
+def recording(folder: Path, cap: float | None, *lengths: float, **manifest: Any) -> Run:
+    events: list[dict[str, Any]] = []
+    at = 0.0
+    for number, length in enumerate(lengths):
+        events += bucketed_step(number, at, length)
+        at += length
+    return run_of(folder, events, events, manifest={"bucket_cap_mb": cap} | manifest)
+
+
+def test_recordings_of_a_cap_are_pooled_and_parts_add_up(tmp_path: Path) -> None:
+    runs = [
+        recording(tmp_path / "cap-25", 25, 400, 400, 400, link=LINK),
+        recording(tmp_path / "cap-5", 5, 100, 110, link=LINK),
+        recording(tmp_path / "cap-5-2", 5, 120, 200, link=LINK),
+    ]
+    table = overlaplab.sweep(runs)
+    assert table["bucket_cap_mb"].tolist() == [5, 25]
+    assert table["runs"].tolist() == [2, 1]
+    assert table["steps"].tolist() == [4, 3]
+    assert table["buckets"].tolist() == [2, 2]
+    assert table["step_ms"].tolist() == pytest.approx([0.115, 0.4])
+    assert table["spread_ms"].tolist() == pytest.approx([0.1, 0])
+    assert table["lowest_ms"].tolist() == pytest.approx([0.105, 0.4])
+    assert table["highest_ms"].tolist() == pytest.approx([0.16, 0.4])
+    # Of 530 µs in four steps 4 × 30 are compute only, 4 × 30 hidden, 4 × 30 exposed.
+    parts = ["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]
+    assert table.loc[0, parts].tolist() == pytest.approx([0.115 * share / 530 for share in (120, 120, 120, 170)])
+    assert table[parts].sum(axis="columns").tolist() == pytest.approx(table["step_ms"].tolist())
+    assert table["overlap_ratio"].tolist() == [0.5, 0.5]
+    assert table["fastest"].tolist() == [True, False]
+    assert table["emulated"].tolist() == [True, True]
+
+
+def test_the_step_nearest_the_median_shows_when_buckets_are_on_the_link(tmp_path: Path) -> None:
+    runs = [recording(tmp_path / "a", 5, 100, 130, 200), recording(tmp_path / "b", 25, 100, 100)]
+    table = sweep_links(runs)
+    assert table["bucket_cap_mb"].tolist() == [5] * 3 + [25] * 3
+    assert set(zip(table["path"], table["rank"], table["step"], strict=True)) == {
+        (str(tmp_path / "a"), 0, 1),
+        (str(tmp_path / "b"), 0, 0),
+    }
+    shown = table[table["bucket_cap_mb"].eq(5)][["bucket", "bytes", "part", "start_ns", "end_ns"]]
+    assert [tuple(row) for row in shown.itertuples(index=False)] == [
+        (0, 8, "hidden", 20_000, 40_000),
+        (1, 8, "hidden", 50_000, 60_000),
+        (1, 8, "exposed", 60_000, 90_000),
+    ]
+
+
+def test_communication_that_is_no_buckets_is_shown_too(tmp_path: Path) -> None:
+    events = [*bucketed_step(0, 0, 100), event("engine::comm seq=9 kind=all_gather bytes=8", 92, 95, tid=7)]
+    runs = [run_of(tmp_path / str(cap), events, manifest={"bucket_cap_mb": cap}) for cap in (1, 2)]
+    table = sweep_links(runs)
+    other = table[table["bucket"].isna()]
+    assert other[["part", "start_ns", "end_ns"]].to_numpy().tolist() == [["exposed", 92_000, 95_000]] * 2
+
+
+def test_what_is_a_sweep(tmp_path: Path) -> None:
+    five, again, more = (recording(tmp_path / name, cap, 100) for name, cap in (("a", 5), ("b", 5), ("c", 25)))
+    assert is_sweep([five, more])
+    assert is_sweep([five, again, more])
+    assert not is_sweep([five, again])
+    other = recording(tmp_path / "d", 25, 100, first_bucket_mb=1)
+    assert not is_sweep([five, other])
+    with pytest.raises(OverlaplabError, match=r"no sweep.*differ in first_bucket_mb"):
+        overlaplab.sweep([five, other])
+    with pytest.raises(OverlaplabError, match=r"no sweep.*bucket_cap_mb is the same"):
+        overlaplab.sweep([five, again])
+    foreign = run_of(tmp_path / "e", bucketed_step(0, 0, 100))
+    with pytest.raises(OverlaplabError, match=r"no sweep.*some have no run.json"):
+        overlaplab.sweep([five, foreign])
+
+
+def test_a_run_without_steps_is_named(tmp_path: Path) -> None:
+    silent = run_of(
+        tmp_path / "x", [event("cudaLaunchKernel", 0, 1, cat="cuda_runtime")], manifest={"bucket_cap_mb": 5.0}
+    )
+    other = run_of(tmp_path / "y", bucketed_step(0, 0, 100), manifest={"bucket_cap_mb": 1.0})
+    with pytest.raises(OverlaplabError, match=r"x: no step was measured"):
+        overlaplab.sweep([silent, other])
+
+
+def test_compare_judges_repeats_together(tmp_path: Path) -> None:
+    runs = [
+        recording(tmp_path / "cap-5", 5, 100, 101, 102),
+        recording(tmp_path / "cap-5-2", 5, 100, 101, 102),
+        recording(tmp_path / "cap-25", 25, 200, 200, 200),
+    ]
+    assert overlaplab.compare(runs)["fastest"].tolist() == [True, True, False]
+
+
+def steps_of(*recordings: list[float]) -> list[Any]:
+    return [np.array([one]) for one in recordings]
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ([steps_of([10, 11, 12]), steps_of([20, 21, 22])], 0),
+        ([steps_of([20, 21, 22]), steps_of([10, 11, 12])], 1),
+        ([steps_of([10, 11, 20]), steps_of([18, 19, 20])], None),  # the range is 10, the lead 8
+        ([steps_of([10, 10]), steps_of([20, 20])], None),  # two steps tell no spread
+        ([steps_of([10, 10], [10]), steps_of([20, 20], [20])], 0),
+        ([steps_of([10] * 7 + [50]), steps_of([20] * 8)], 0),  # eight steps: one outlier is not the spread
+        ([steps_of([10] * 6 + [50]), steps_of([20] * 7)], None),
+        ([steps_of([10] * 9, [30] * 3), steps_of([20] * 9, [20] * 3)], None),  # one recording is slower than the others
+        ([steps_of([10] * 3)], None),
+    ],
+)
+def test_fastest(settings: list[Any], place: int | None) -> None:
+    assert fastest(settings) == place
+
+
+def test_ranks_of_a_step_count_once() -> None:
+    assert spread([np.array([[1.0, 2.0], [1.0, 9.0]])]) == np.inf
+    assert spread([np.array([[1.0, 2.0, 3.0], [1.0, 9.0, np.nan]])]) == 8
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0, 3.0])
+def test_equals_seldom_have_a_fastest(between: float) -> None:
+    """Four settings of equal speed, three recordings of five steps; recordings differ as much as given, in units of
+    what steps differ by. Of one recording alone nothing could be told where `between` is not 0."""
+    dice = np.random.default_rng(0)
+    trials = 400
+    steps = dice.normal(100, 1, (trials, 4, 3, 1, 5)) + between * dice.normal(size=(trials, 4, 3, 1, 1))
+    assert sum(fastest([list(setting) for setting in trial]) is not None for trial in steps) < 0.05 * trials
+
+
+def swept(**columns: Any) -> pd.DataFrame:
+    rows = {
+        "bucket_cap_mb": [1.0, 5.0, 25.0],
+        "runs": [3, 3, 3],
+        "steps": [9, 9, 9],
+        "buckets": [20, 4, 1],
+        "step_ms": [120.0, 100.0, 110.0],
+        "spread_ms": [2.0, 2.0, 2.0],
+        "exposed_ms": [30.0, 10.0, 20.0],
+        "fastest": [False, True, False],
+    }
+    return pd.DataFrame(rows | columns)
+
+
+def test_what_a_sweep_says() -> None:
+    won = swept()
+    assert sweep_finding(won) == (
+        "Fastest: bucket_cap_mb 5, median step 100.0 ms; the next, 25, takes 10.0 ms longer (9.1 % of its step)"
+    )
+    assert sweep_notes(won) == ()
+    train, rest = sweep_advice(won)
+    assert train.startswith("Train with bucket_cap_mb 5")
+    assert "10.0 ms of its step (10.0 %)" in rest
+    none = swept(fastest=[False] * 3)
+    assert sweep_finding(none).startswith("No difference beyond the spread: bucket_cap_mb 5 has")
+    assert "--steps" in sweep_advice(none)[0]
+    assert "--repeats 3" in sweep_advice(none.assign(runs=1))[0]
+    assert "Leave bucket_cap_mb as it is" in sweep_advice(none.assign(step_ms=[100.0, 101.0, 120.0]))[0]
+    edge = swept(step_ms=[90.0, 100.0, 110.0], fastest=[True, False, False])
+    assert "add smaller ones" in sweep_advice(edge)[1]
+    edge = swept(step_ms=[120.0, 100.0, 90.0], fastest=[False, False, True])
+    assert "larger" not in " ".join(sweep_advice(edge))  # one bucket: nothing is larger
+    assert "add larger ones" in sweep_advice(edge.assign(buckets=[20, 4, 2]))[1]
+
+
+def test_what_a_reader_of_a_sweep_must_know() -> None:
+    assert "no spread" in sweep_notes(swept(spread_ms=[2.0, None, 2.0]))[0]
+    assert "one recording" in sweep_notes(swept(runs=[1, 1, 1]))[0]
+    assert sweep_notes(swept(runs=[3, 2, 3]))[1].endswith("(recordings by cap: 1: 3, 5: 2, 25: 3)")
+    assert "caps 5 and 25 make as many buckets, 1" in sweep_notes(swept(buckets=[20, 1, 1]))[0]
+
+
+def test_settings_in_words(tmp_path: Path) -> None:
+    told = {
+        "bucket_cap_mb": 5,
+        "prefetch": 2,
+        "accumulate": 4,
+        "overlap_param_gather": False,
+        "keep_last": True,
+        "checkpointing": True,
+        "main_grad": True,
+    }
+    run = run_of(tmp_path / "a", bucketed_step(0, 0, 100), manifest=told)
+    assert setting_words(run.manifest) == (
+        "cap 5 MiB, prefetch 2, 4 microbatches, gathers before forward, last layer kept, checkpointing, fp32 gradients"
+    )
+    plain = {"bucket_cap_mb": None, "accumulate": 1, "overlap_param_gather": True, "keep_last": False}
+    run = run_of(tmp_path / "b", bucketed_step(0, 0, 100), manifest=plain | {"checkpointing": False})
+    assert setting_words(run.manifest) == "gathers in forward, last layer freed"
+    assert setting_words(None) == ""
+
+
+def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
+    for name in ("cap-25", "cap-5-2", "cap-0.5", "cap-5", "cap-100", ".hidden"):
+        run_of(tmp_path / name, bucketed_step(0, 0, 100), manifest={})
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README").write_text("no run")
+    names = ["cap-0.5", "cap-5", "cap-5-2", "cap-25", "cap-100"]
+    assert run_folders(tmp_path) == [str(tmp_path / name) for name in names]
+    for alone in (str(tmp_path / "cap-5"), str(tmp_path / "notes"), "absent", "s3://somewhere/sweep"):
+        assert run_folders(alone) == [alone]
+    assert [Path(run.path).name for run in overlaplab.load_sweep(tmp_path)] == names
