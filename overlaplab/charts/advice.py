@@ -151,6 +151,8 @@ def collectives_advice(late: pd.DataFrame, table: pd.DataFrame) -> str:
             "No rank makes the others wait much: what is left is the transfer, which fewer bytes or a faster link cut."
         )
     worst = late.iloc[0]
+    if worst["cost_ns"] < 1.5 * late["cost_ns"].mean():
+        return "The ranks take turns coming last: none is slow by itself, so steady what each does in a step."
     return (
         f"Look first at rank {worst['rank']}: it came last {worst['last']} of {worst['collectives']} times, and the"
         f" others together waited {ms(int(worst['cost_ns']))} for it. Compare its compute with theirs on the timeline."

@@ -137,5 +137,9 @@ def _trusted(text: str) -> Markup:
 
 
 def _visible(value: Any) -> Any:
-    """Characters that cannot be seen, such as those that turn the direction of writing, do not reach the page."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Characters that cannot be seen, such as those that turn the direction of writing, do not reach the page; but a
+    space that keeps a number and its unit together does.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\N{NO-BREAK SPACE}".join(map(visible, value.split("\N{NO-BREAK SPACE}")))

@@ -105,7 +105,7 @@ def _exposed(reported: Reported) -> Section | None:
         title="Where the exposed time went",
         shows=f"{ms(total / windows)} of communication per rank and step, which nothing hides, by cause and what was"
         f" sent. Shares of it: {told}.",
-        blocks=[cells(rows, EXPOSED, "By cause and what was sent, the dearest first", most=20, note=meanings)],
+        blocks=[cells(rows, EXPOSED, "By cause and what was sent, the dearest first", most=15, note=meanings)],
         advice=f"Begin with the dearest cause, {worst}. {advice.cause_advice(worst)}",
     )
 
@@ -131,7 +131,8 @@ def _timeline(reported: Reported) -> Section | None:
     return Section(
         title="Timeline",
         shows=f"What ran when in {where}, a lane per stream or thread, all ranks by one clock.{left_out}"
-        f" {count(events, 'event')}, drawn as {count(marks, 'mark')}: neighbours too close to tell apart share one.",
+        f" {events:,} events"
+        + ("." if marks == events else f", drawn as {marks:,} marks: neighbours too close to tell apart share one."),
         blocks=[
             drawn(charts.timeline(view, note=reported.link), reported.link),
             cells(view.totals, WINDOW, "The same window in figures, from the raw events"),
