@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 __all__ = ["rows_of", "worst_step"]
 
 
-def worst_step(table: pd.DataFrame) -> pd.Series:
-    """Out of `overlaplab.summary`'s rows, of which there is one or more: a median step of the rank most exposed.
+def worst_step(table: pd.DataFrame) -> dict[str, Any]:
+    """Out of `overlaplab.summary`'s rows, one or more, that of a median step of the rank most exposed.
 
     The rank has most exposed communication per step, the first of several; of its steps it is the one in the middle by
     exposed communication (of an even number the lower), so that it stands for the others and can be looked at.
@@ -17,10 +20,11 @@ def worst_step(table: pd.DataFrame) -> pd.Series:
     rank = means.index[int(means.to_numpy(dtype="float64").argmax())]
     own = table[table["rank"].isna() if pd.isna(rank) else table["rank"] == rank]
     own = own.sort_values("exposed_comm_ns", kind="stable")
-    return own.iloc[(len(own) - 1) // 2]
+    row = own.iloc[[(len(own) - 1) // 2]].to_dict("records")[0]
+    return {str(name): value for name, value in row.items()}
 
 
-def rows_of(table: pd.DataFrame, window: pd.Series) -> pd.DataFrame:
+def rows_of(table: pd.DataFrame, window: Mapping[str, Any]) -> pd.DataFrame:
     """A table's rows of the rank and step of a row of `overlaplab.summary`; null stands for null."""
     keep = pd.Series(True, index=table.index)
     for name in ("rank", "step"):

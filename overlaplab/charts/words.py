@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.charts.theme import count, ms, percent, rank_word
+from overlaplab.analyses.verdict import verdict
 from overlaplab.events import Manifest
-from overlaplab.words import gradient_word, shorten
+from overlaplab.words import count, gradient_word, ms, shorten
 
 __all__ = ["late_sentences", "link_note", "note", "verdict"]
 
@@ -33,32 +33,6 @@ def link_note(manifest: Manifest | None) -> str | None:
     if manifest is None or manifest.link is None or not manifest.link.emulated:
         return None
     return f"emulated link {manifest.link}" + (", link not attained" if manifest.link_attained is False else "")
-
-
-def verdict(table: pd.DataFrame, manifest: Manifest | None) -> str:
-    """The summary in one or two sentences, every percentage with its denominator.
-
-    Takes `overlaplab.summary(run)`, one row per rank and step.
-    """
-    if table.empty:
-        return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
-    strategy = shorten(manifest.strategy) if manifest is not None else "Foreign traces"
-    ranks = table["rank"].nunique(dropna=False)
-    start = f"{strategy}, {count(ranks, 'rank')}: median step {ms(table['span_ns'].median())}."
-    comm = int(table["comm_ns"].sum())
-    if comm == 0:
-        return f"{start} No communication in these steps."
-    means = table.groupby("rank", dropna=False)[["span_ns", "comm_ns", "exposed_comm_ns"]].mean()
-    worst = int(means["exposed_comm_ns"].astype("float64").argmax())
-    row, rank = means.iloc[worst], means.index[worst]
-    who = f"Worst rank {rank_word(rank)}" if ranks > 1 else f"Rank {rank_word(rank)}"
-    hidden = int(table["overlapped_ns"].sum())
-    return (
-        f"{start} {who}: {ms(row['exposed_comm_ns'])} of {ms(row['comm_ns'])} of"
-        f" communication per step is exposed"
-        f" ({percent(row['exposed_comm_ns'], row['span_ns'])} of its step time)."
-        f" Over all ranks, {percent(hidden, comm)} of communication time is hidden behind compute."
-    )
 
 
 def late_sentences(late: pd.DataFrame, limit: int = 6) -> list[str]:

@@ -196,14 +196,19 @@ def test_the_verdict_names_its_denominators(comm: int) -> None:
             "comm_ns": [comm * MS] * 3,
             "overlapped_ns": [20 * MS if comm else 0, 20 * MS if comm else 0, 5 * MS if comm else 0],
             "exposed_comm_ns": [10 * MS if comm else 0, 10 * MS if comm else 0, 25 * MS if comm else 0],
+            "exposed_wait_ns": pd.array([0, 0, 20 * MS], dtype="Int64"),
+            "exposed_transfer_ns": pd.array([10 * MS, 10 * MS, 5 * MS], dtype="Int64"),
+            "compute_ns": [90 * MS] * 3,
+            "idle_ns": [0] * 3,
+            "memory_only_ns": [0] * 3,
         }
     )
-    start = "Foreign traces, 2 ranks: median step 100.0 ms."
-    expected = f"{start} No communication in these steps."
+    start = "Foreign traces, 2 ranks, median step 100.0 ms"
+    expected = f"{start}. No communication is in it."
     if comm:
         expected = (
-            f"{start} Worst rank 5: 25.0 ms of 30.0 ms of communication per step is exposed"
-            " (25\u00a0% of its step time). Over all ranks, 50\u00a0% of communication time is hidden behind compute."
+            f"{start}, worst rank 5 (step 1): 25.0 ms exposed (25\u00a0% of its step): 20.0 waiting for other ranks,"
+            " 5.0 transfer. 50\u00a0% of communication time, over all ranks and steps, is hidden."
         )
     assert verdict(table, None) == expected
     assert "nothing to show" in verdict(table.iloc[:0], None)
