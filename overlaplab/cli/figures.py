@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 
 from overlaplab import analyses
+from overlaplab.analyses.cause_words import exposed_advice
+from overlaplab.analyses.verdict import verdict
 from overlaplab.cli.options import (
     AssignRank,
     Json,
@@ -27,6 +29,7 @@ from overlaplab.events import Run
 from overlaplab.load import run_folders
 from overlaplab.report import console as tables
 from overlaplab.report import documents
+from overlaplab.report.exposed import causes_table, exposed_document, spots_table
 from overlaplab.report.sweeps import sweep_table
 
 __all__ = ["app"]
@@ -52,6 +55,36 @@ def summary(
         return print_json(documents.summary_document(loaded, **chosen))
     table = analyses.summary(loaded, **chosen)
     print_table(tables.summary_table(table, title(loaded)), analyses.warnings_of(loaded))
+    return None
+
+
+@app.command(epilog="Example: overlaplab exposed runs/bucketed --skip-steps 1")
+def exposed(
+    run: RunPath,
+    as_json: Json = False,
+    rank: Ranks = None,
+    step: Steps = None,
+    skip_steps: SkipSteps = 0,
+    assign_rank: AssignRank = None,
+    recording: Recording = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Why communication was exposed: the verdict, then each cause and collective, and what to do about it."""
+    loaded = load([run], assign_rank, recording, no_cache)[0]
+    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    if as_json:
+        return print_json(exposed_document(loaded, **chosen))
+    table, causes = analyses.summary(loaded, **chosen), analyses.exposed(loaded, **chosen)
+    idled = analyses.idle(loaded, **chosen)
+    console = Console()
+    console.print(tables.plain(verdict(table, loaded.manifest, causes, idled)))
+    console.print(tables.plain(title(loaded)))
+    if len(causes):
+        window = analyses.worst_step(table)
+        console.print(causes_table(table, causes))
+        console.print(spots_table(analyses.rows_of(causes, window), window))
+    console.print(tables.plain(exposed_advice(table, causes, idled)))
+    print_warnings(analyses.warnings_of(loaded))
     return None
 
 
