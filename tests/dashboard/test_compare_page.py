@@ -1,0 +1,97 @@
+"""The Compare page: sweeps, runs of any kind, and which of them it begins with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import EMULATED, engine_events, engine_step
+from made_traces import run_of
+from streamlit.testing.v1 import AppTest
+
+Open = Callable[..., AppTest]
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path) -> Path:
+    """A folder with a sweep of two caps, and two runs beside it."""
+    for name, cap in (("cap-25", 25), ("cap-5", 5), ("cap-5-2", 5)):
+        events = [event for number in range(3) for event in engine_step(number, 1000 * number)]
+        run_of(tmp_path / "sweep" / name, events, events, manifest={"bucket_cap_mb": cap, "link": EMULATED})
+    for name in ("alone", "other"):
+        run_of(tmp_path / name, engine_events(), manifest={"strategy": name, "checkpointing": True, "prefetch": 1})
+    return tmp_path
+
+
+def charts_of(app: AppTest) -> list[Any]:
+    return list(app.get("vega_lite_chart"))
+
+
+def texts(app: AppTest) -> str:
+    return " ".join(text.value for text in app.text)
+
+
+def test_a_sweep_is_shown_by_cap(opened: Open, sweeps: Path) -> None:
+    app = opened(sweeps, "compare", "sweep/cap-5")
+    assert app.multiselect[0].value == ["sweep/cap-5", "sweep/cap-5-2", "sweep/cap-25"]
+    assert len(charts_of(app)) == 2
+    assert "No difference beyond the spread: bucket_cap_mb 5 has" in texts(app)
+    assert "bucketed, 2 ranks, 3 recordings, emulated link 1Gbps,200us" in texts(app)
+    assert "Note: caps 5 and 25 make as many buckets, 2" in texts(app)
+    (table,) = app.dataframe
+    assert table.value["bucket_cap_mb"].tolist() == [5, 25]
+    assert table.value["recordings"].tolist() == [2, 1]
+    assert table.value["exposed ms"].tolist() == pytest.approx([0.35, 0.35])
+    assert app.subheader[-1].value == "What to do about it"
+
+
+def test_other_runs_keep_their_page(opened: Open, sweeps: Path) -> None:
+    app = opened(sweeps, "compare", "alone")
+    assert app.multiselect[0].value == ["alone", "other"]
+    assert app.dataframe[0].value["setting"].tolist() == ["cap 25 MiB, prefetch 1, checkpointing"] * 2
+    assert "Record more steps or repeat" in texts(app)
+    app.multiselect[0].set_value(["alone"]).run()
+    assert "Choose another run" in texts(app)
+    app.multiselect[0].set_value(["alone", "sweep/cap-5"]).run()
+    assert len(charts_of(app)) >= 1
+    assert not app.exception
+
+
+def test_new_runs_of_a_folder_join_and_gone_ones_leave(opened: Open, sweeps: Path) -> None:
+    app = opened(sweeps, "compare", "sweep/cap-5")
+    shutil.copytree(sweeps / "sweep" / "cap-25", sweeps / "sweep" / "cap-25-2")
+    app.run()
+    assert app.multiselect[0].value == [f"sweep/cap-{name}" for name in ("5", "5-2", "25", "25-2")]
+    app.multiselect[0].set_value(["sweep/cap-5-2", "sweep/cap-25"]).run()
+    shutil.rmtree(sweeps / "sweep" / "cap-5-2")
+    shutil.copytree(sweeps / "sweep" / "cap-25", sweeps / "sweep" / "cap-25-3")
+    app.run()
+    assert app.multiselect[0].value == ["sweep/cap-25"]  # what the reader chose, without the one that is gone
+    assert not app.exception
+
+
+def test_what_was_chosen_is_there_after_another_page(opened: Open, sweeps: Path) -> None:
+    app = opened(sweeps, "compare", "sweep/cap-5")
+    app.multiselect[0].set_value(["sweep/cap-5", "sweep/cap-25"]).run()
+    app.switch_page("views/summary.py").run()
+    app.switch_page("views/compare.py").run()
+    assert app.multiselect[0].value == ["sweep/cap-5", "sweep/cap-25"]
+    app.selectbox(key="run_picker").set_value("other").run()
+    assert app.multiselect[0].value == ["alone", "other"]
+
+
+def test_of_a_large_sweep_every_cap_is_there_once_before_any_is_twice(tmp_path: Path, opened: Open) -> None:
+    caps = (1, 2, 5, 10, 25)
+    for cap in caps:
+        first = tmp_path / f"cap-{cap}"
+        run_of(first, engine_events(), manifest={"bucket_cap_mb": cap})
+        for number in (2, 3):
+            shutil.copytree(first, tmp_path / f"cap-{cap}-{number}")
+    app = opened(tmp_path, "compare")
+    chosen = app.multiselect[0].value
+    assert len(chosen) == 12
+    assert {f"cap-{cap}" for cap in caps} | {f"cap-{cap}-2" for cap in caps} <= set(chosen)
+    assert "not every cap was recorded as often" in texts(app)
