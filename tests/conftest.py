@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
+pytest.register_assert_rewrite("browser")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache of this session's, also for the processes that tests start."""

@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, sync_playwright
 
+WAIT_MS = 20_000
+"""How long anything on a page may take."""
 PWNED = "window.pwned&&pwned(document.URL)"
 """What injected script would run; `watched` fails the test where it does."""
 
@@ -92,6 +94,7 @@ def watched(browser: Browser, **options: Any) -> Iterator[Page]:
         context.on("weberror", lambda error: watch.errors.append(str(error.error)))
         context.on("dialog", lambda dialog: (watch.executed.append(f"dialog {dialog.message}"), dialog.dismiss()))
         context.on("page", lambda page: page.on("websocket", lambda socket: _note_socket(watch, socket)))
+        context.set_default_timeout(WAIT_MS)
         page = context.new_page()
         _WATCHES[page] = watch
         yield page
@@ -175,7 +178,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: IO[byt
 
 def settle(page: Page) -> None:
     """Wait until the app's script has finished and its charts are drawn; fail where it shows an exception."""
-    page.wait_for_function(_SETTLED, timeout=60_000)
+    page.wait_for_function(_SETTLED, timeout=WAIT_MS)
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     failed = page.locator("[data-testid=stException]")
     assert failed.count() == 0, failed.first.inner_text()
@@ -186,7 +189,7 @@ def rerun(page: Page) -> Iterator[None]:
     """Wait until what the block does (a click, a choice) has made the script run and finish."""
     page.evaluate(_WATCH_STATE)
     yield
-    page.wait_for_function("() => window.__ran", timeout=60_000)
+    page.wait_for_function("() => window.__ran", timeout=WAIT_MS)
     settle(page)
 
 

@@ -1,0 +1,110 @@
+"""A stranger's strings in the app, in a real browser: they appear as text on every page, and nothing runs,
+is fetched or becomes markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from browser import rerun, settle, visit, watch_of, watched
+from hostile import EVIL, FOLDERS, PAYLOADS
+from playwright.sync_api import Browser, Page
+
+PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
+
+MARKUP = """(evil) => {
+  const found = [];
+  const all = (root) => [...root.querySelectorAll('*')].flatMap((node) =>
+    node.shadowRoot ? [node, ...all(node.shadowRoot)] : [node]);
+  for (const node of all(document)) {
+    for (const {name, value} of node.attributes ?? []) {
+      if (/^on/.test(name)) found.push(`${node.tagName} ${name}=${value}`);
+      if (name === 'srcdoc' && value.includes('pwned')) found.push(`${node.tagName} ${name}=${value}`);
+      if (['src', 'href', 'srcset', 'action', 'data', 'xlink:href'].includes(name)
+        && (value.includes(evil) || /^\\s*javascript:/i.test(value))) found.push(`${node.tagName} ${name}=${value}`);
+    }
+    const style = node.getAttribute('style') ?? '';
+    if (style.includes(evil)) found.push(`${node.tagName} style=${style}`);
+    if (node.tagName === 'SCRIPT' && node.textContent.includes('pwned')) found.push('SCRIPT');
+    if (node.matches('.katex, .MathJax')) found.push(`math ${node.textContent}`);
+    if (node.matches('[data-testid=stIconMaterial]') && node.textContent.includes('bug_report')) found.push('icon');
+    const plain = node.children.length === 0 && ['hot', 'bold', 'b'].includes(node.textContent.trim());
+    if (plain && node.tagName !== 'TSPAN') found.push(`${node.tagName} of markup: ${node.outerHTML.slice(0, 80)}`);
+  }
+  return found;
+}"""
+"""Whatever in the document came of a string: handlers, links, pictures, script, formulas, icons, coloured words."""
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser, app_address: str) -> Iterator[Page]:
+    """One page of the app for all tests here."""
+    with watched(browser) as page:
+        page.goto(app_address)
+        settle(page)
+        yield page
+
+
+def choose(page: Page, kind: str) -> None:
+    """Choose a run in the side bar by its place in the list, which is sorted: its name is hostile."""
+    page.locator(".st-key-run_picker input").click()
+    page.wait_for_selector("[role=option]")
+    assert page.evaluate(MARKUP, EVIL) == []
+    option = page.locator("[role=option]").nth(sorted(FOLDERS.values()).index(FOLDERS[kind]))
+    if option.get_attribute("aria-selected") == "true":
+        page.keyboard.press("Escape")
+        return
+    with rerun(page):
+        option.click()
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_strings_are_text_on_every_page(shown: Page, app_address: str, kind: str, name: str) -> None:
+    visit(shown, app_address, name)
+    if name != "compare":
+        choose(shown, kind)
+    assert shown.evaluate(MARKUP, EVIL) == []
+    watch_of(shown).check()
+
+
+def test_the_manifests_words_stand_there_as_they_are(shown: Page, app_address: str) -> None:
+    visit(shown, app_address, "summary")
+    choose(shown, "engine")
+    assert shown.get_by_text("![md](http://").first.is_visible()
+
+
+def test_tooltips_of_charts_are_text(shown: Page, app_address: str) -> None:
+    """Hover over marks of each chart."""
+    seen: set[str] = set()
+    for name in ("summary", "buckets", "zero3", "collectives"):
+        visit(shown, app_address, name)
+        choose(shown, "engine")
+        marks = shown.locator("[data-testid=stVegaLiteChart] svg").locator(".mark-rect path, .mark-symbol path").all()
+        for mark in marks[:: max(1, len(marks) // 15)]:
+            box = mark.bounding_box()
+            if box is None or box["y"] > 1390:
+                continue
+            shown.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+            tip = shown.locator("#vg-tooltip-element.visible")
+            if tip.count():
+                seen.add(tip.inner_text())
+        assert shown.evaluate(MARKUP, EVIL) == []
+    watch_of(shown).check()
+    assert any("md.png" in text or "pwned" in text for text in seen), seen
+
+
+def test_what_would_happen_is_noticed(browser: Browser) -> None:
+    """The same attacks in a page that falls for them."""
+    with watched(browser) as page:
+        page.set_content("".join(PAYLOADS[kind] for kind in ("image", "frame", "script", "entity")))
+        page.wait_for_function("document.querySelector('img') && document.images[0].complete")
+        page.wait_for_timeout(100)
+        watch = watch_of(page)
+        assert len(watch.executed) >= 3
+        assert f"http://{EVIL}/i.png" in watch.foreign
+        markup = " ".join(page.evaluate(MARKUP, EVIL))
+        assert all(word in markup for word in ("onerror=", "onload=", "srcdoc=", "B of markup", "href=//evil"))
+        for seen in (watch.executed, watch.foreign, watch.errors):
+            seen.clear()
