@@ -22,7 +22,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from overlaplab.dashboard.server import command
 
-PAGES = ("summary", "timeline", "buckets", "zero3", "compare")
+PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
 THEMES = ("light", "dark")
 CHROMIUM = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 

@@ -5,6 +5,7 @@ from overlaplab.analyses.clocks import clocks
 from overlaplab.analyses.collectives import collectives
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.compare import compare
+from overlaplab.analyses.each_collective import each_collective
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.idle import idle
@@ -35,6 +36,7 @@ __all__ = [
     "collectives",
     "communication_by",
     "compare",
+    "each_collective",
     "exposed",
     "gathered_bytes",
     "idle",

@@ -3,6 +3,7 @@ title.
 """
 
 from overlaplab.charts.breakdown import summary
+from overlaplab.charts.collectives import bus_bandwidth, kind_word, late_ranks, waits
 from overlaplab.charts.comparison import compare
 from overlaplab.charts.costs import memory_compared, sent_compared
 from overlaplab.charts.gather_words import GatherCost, gathers_seen, prefetch_gain
@@ -16,10 +17,13 @@ from overlaplab.charts.words import late_sentences, link_note, note, verdict
 __all__ = [
     "GatherCost",
     "buckets",
+    "bus_bandwidth",
     "caps",
     "compare",
     "gathered",
     "gathers_seen",
+    "kind_word",
+    "late_ranks",
     "late_sentences",
     "link_note",
     "links",
@@ -33,4 +37,5 @@ __all__ = [
     "timeline",
     "timeline_rows",
     "verdict",
+    "waits",
 ]

@@ -53,6 +53,11 @@ class Opened:
         return overlaplab.schedule(self.run)
 
     @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """`overlaplab.collectives` of all ranks and steps."""
+        return overlaplab.collectives(self.run)
+
+    @cached_property
     def scatters(self) -> pd.DataFrame:
         """`overlaplab.analyses.scatters` of all ranks and steps."""
         return scatters(self.run)

@@ -18,10 +18,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def download_buttons(chart: alt.LayerChart, key: str, table: pd.DataFrame | None, *, dark: bool) -> None:
     """Buttons for a chart: PNG, and CSV where there is a table."""
-    with st.container(horizontal=True, gap="small", key=f"{key}_downloads"):
+    with st.container(horizontal=True, horizontal_alignment="right", gap="small", key=f"downloads_{key}"):
         if table is not None:
             st.download_button(
-                "CSV",
+                "Download CSV",
                 partial(csv_of, table),
                 f"{key}.csv",
                 "text/csv",
@@ -30,7 +30,7 @@ def download_buttons(chart: alt.LayerChart, key: str, table: pd.DataFrame | None
                 type="tertiary",
             )
         st.download_button(
-            "PNG",
+            "Download PNG",
             partial(png_of, chart, dark=dark),
             f"{key}.png",
             "image/png",

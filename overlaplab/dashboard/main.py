@@ -25,6 +25,7 @@ _PAGES = (
     ("timeline", "Timeline"),
     ("buckets", "Buckets"),
     ("zero3", "ZeRO-3"),
+    ("collectives", "Collectives"),
     ("compare", "Compare"),
 )
 
@@ -35,6 +36,8 @@ _STYLE = """
 .st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
 .st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
 .st-key-late [data-testid="stText"] {font-size: 0.95rem;}
+[class*="st-key-downloads_"] {margin-top: -1.75rem;}
+[class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
 .st-key-first_run [data-testid="stText"], .st-key-second_run [data-testid="stText"] {font-weight: 600;}
 """
 

@@ -32,16 +32,11 @@ def pick_ranks(run: Run) -> frozenset[int] | None:
 def pick_step(table: pd.DataFrame) -> int | None:
     """A step chosen in the side bar, of those in the table's `step`; None for all."""
     steps = _whole(table["step"])
-    options = [None, *steps]
     told = links.number(links.kept(links.STEP))
-    chosen = links.start(links.STEP, "step_picker", told, None, options)
+    chosen = links.start(links.STEP, "step_picker", told, None, [None, *steps])
     if len(steps) > 1:
         chosen = st.sidebar.selectbox(
-            "Step",
-            options,
-            format_func=lambda step: "All steps" if step is None else f"Step {step}",
-            key="step_picker",
-            on_change=links.control_used,
+            "Step", steps, index=None, placeholder="All steps", key="step_picker", on_change=links.control_used
         )
     links.settle(links.STEP, None if chosen is None else str(chosen), plain=False)
     return chosen if len(steps) > 1 else None

@@ -122,16 +122,38 @@ def milliseconds(table: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
     return pd.DataFrame(shown)
 
 
-def show_table(table: pd.DataFrame, key: str) -> None:
-    """A table with ms to the µs, MB and percent; numbers stand on the right by themselves."""
-    formats = {"ms": "%.3f", "MB": "%.2f", "%": "%.1f"}
+def show_table(table: pd.DataFrame, key: str, *, select: bool = False) -> int | None:
+    """A table with ms to the µs, MB, GB/s and percent; numbers stand on the right by themselves.
+
+    With `select` the reader can choose a row: its place in the table is returned, once.
+    """
+    formats = {"ms": "%.3f", "MB": "%.2f", "kB": "%.1f", "GB/s": "%.3g", "%": "%.1f"}
     config: dict[str, Any] = {}
     table = table.dropna(axis="columns", how="all")
     for header in table.columns:
         unit = next((unit for unit in formats if str(header).rstrip(")").endswith((f" {unit}", f"({unit}"))), None)
         if unit is not None or "% of" in str(header):
             config[header] = st.column_config.NumberColumn(format=formats[unit or "%"])
-    st.dataframe(table, hide_index=True, width="stretch", column_config=config, key=key)
+        elif pd.api.types.is_string_dtype(table[header]) or table[header].dtype == object:
+            config[header] = st.column_config.TextColumn(width=_text_width(str(header), table[header]))
+    look: dict[str, Any] = {"hide_index": True, "width": "stretch", "column_config": config}
+    if not select:
+        st.dataframe(table, key=key, **look)
+        return None
+    # A new key after each choice: else the reader who comes back would be sent away again.
+    turn = st.session_state.setdefault(f"{key}_turn", 0)
+    state: Any = st.dataframe(table, key=f"{key}_{turn}", on_select="rerun", selection_mode="single-row", **look)
+    rows = state["selection"]["rows"]
+    if not rows or not 0 <= rows[0] < len(table):
+        return None
+    st.session_state[f"{key}_turn"] = turn + 1
+    return int(rows[0])
+
+
+def _text_width(header: str, texts: pd.Series) -> int:
+    """Pixels in which the longest of the first texts has room, as far as a table can give it."""
+    longest = max((len(str(text)) for text in (header, *texts.head(1000).dropna())), default=0)
+    return min(8 * longest + 20, 360)
 
 
 def chosen_rows(table: pd.DataFrame, ranks: frozenset[int] | None, step: int | None) -> pd.DataFrame:

@@ -1,0 +1,289 @@
+"""Charts of collectives: how fast they moved their data, how long ranks waited in them, and for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
+from overlaplab.charts.theme import MS, Palette, colours, count, finish, ms, palette, percent, rank_word
+from overlaplab.events import Link
+from overlaplab.words import shorten
+
+__all__ = ["bus_bandwidth", "kind_word", "late_ranks", "waits"]
+
+MOST_POINTS = 1500
+"""More collectives than these share points: a browser draws no more at ease, and no eye tells them apart."""
+MOST_RANKS = 32
+LEAST_MS = 0.001  # what took less stands here: a logarithm has no zero
+MEASURED, BOUND = "from the transfer", "lower bound, from the duration"
+ALONE, SHARED = "gone if it came with the last but one", "gone only if others came earlier, too"
+_HEIGHT = 320
+_GRID = 40  # cells per decade in which points meet
+
+
+def kind_word(kind: object) -> str:
+    """A kind of collective as people write it: `all-reduce`; `unknown` where nothing tells."""
+    return shorten(kind.replace("_", "-"), 30) if isinstance(kind, str) and kind else "unknown"
+
+
+def bus_bandwidth(
+    table: pd.DataFrame, *, link: Link | None = None, dark: bool = False, note: str | None = None
+) -> alt.LayerChart:
+    """A point per collective: its bus bandwidth against its bytes, both logarithmic, by kind.
+
+    Takes `overlaplab.analyses.each_collective`'s rows. A hollow triangle is a lower bound: its transfer is unknown.
+    `link` draws a line at what one rank's link carries.
+    """
+    tones = palette(dark)
+    shown = table[(table["bus_gb_per_s"] > 0).fillna(False) & (table["bytes"] > 0).fillna(False)]
+    rows = _points(shown, "bytes", "bus_gb_per_s")
+    rows["how"] = np.where(rows["bound"], BOUND, MEASURED)
+    line = None if link is None else link.bandwidth_gbps / 8
+    x_domain = log_domain(rows["x"])
+    y_domain = log_domain([*rows["y"], *([] if line is None else [line])])
+    x = alt.X("x:Q", scale=log_scale(x_domain), axis=size_axis(x_domain, "bytes of the full tensor"))
+    y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "bus bandwidth (GB/s)"))
+    tooltip = [
+        alt.Tooltip("part:N", title="kind"),
+        alt.Tooltip("x:Q", title="bytes", format=","),
+        alt.Tooltip("y:Q", title="bus GB/s", format=",.3f"),
+        alt.Tooltip("how:N", title="computed"),
+        alt.Tooltip("who:N", title="collectives"),
+    ]
+    layers = [_layer(rows, x, y, tones, tooltip, bounds=bool(rows["bound"].any()))]
+    if line is not None:
+        layers += _link_line(line, link, tones)
+    title, lines = _bandwidth_words(table, shown, line)
+    return finish(
+        layers,
+        title=title,
+        subtitle=[*lines, note],
+        description=f"{count(len(shown), 'collective')} as points, bus bandwidth against bytes. {title}.",
+        dark=dark,
+        height=_HEIGHT,
+    )
+
+
+def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """A point per collective: the longest that a rank waited in it against how long its data took, by kind.
+
+    Takes `overlaplab.analyses.each_collective`'s rows; those whose wait is unknown are left out.
+    """
+    tones = palette(dark)
+    known = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
+    shown = known.assign(
+        wait_ms=(known["wait_ns"].astype("float64") / MS).clip(lower=LEAST_MS),
+        transfer_ms=(known["transfer_ns"].astype("float64") / MS).clip(lower=LEAST_MS),
+    )
+    rows = _points(shown, "transfer_ms", "wait_ms")
+    x_domain, y_domain = log_domain(rows["x"]), log_domain(rows["y"])
+    x = alt.X("x:Q", scale=log_scale(x_domain), axis=_axis(x_domain, "transfer, after the last rank arrived (ms)"))
+    y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "longest wait of a rank (ms)"))
+    tooltip = [
+        alt.Tooltip("part:N", title="kind"),
+        alt.Tooltip("y:Q", title="longest wait ms", format=",.3f"),
+        alt.Tooltip("x:Q", title="transfer ms", format=",.3f"),
+        alt.Tooltip("who:N", title="collectives"),
+    ]
+    layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, tooltip, bounds=False)]
+    title, lines = _wait_words(known)
+    return finish(
+        layers,
+        title=title,
+        subtitle=[*lines, note],
+        description=f"{count(len(known), 'collective')} as points, wait against transfer. {title}.",
+        dark=dark,
+        height=_HEIGHT,
+    )
+
+
+def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """A bar per rank: how long the others waited for it, with how often it came last and how late.
+
+    Takes `overlaplab.analyses.stragglers`' rows; the 32 that cost most are drawn.
+    """
+    tones = palette(dark)
+    drawn = table.head(MOST_RANKS)
+    rows: list[dict[str, Any]] = []
+    for row in drawn.to_dict("records"):
+        rank, alone, cost = rank_word(row["rank"]), int(row["alone_ns"]), int(row["cost_ns"])
+        spans = ((ALONE, 0, alone), (SHARED, alone, cost))
+        rows += [
+            {"rank": rank, "part": part, "begin": begin / MS, "end": end / MS, "ms": (end - begin) / MS}
+            for part, begin, end in spans
+        ]
+    bars = pd.DataFrame(rows, columns=["rank", "part", "begin", "end", "ms"])
+    words = pd.DataFrame(
+        {
+            "rank": [rank_word(rank) for rank in drawn["rank"]],
+            "end": drawn["cost_ns"].astype("float64") / MS,
+            "text": [_late_word(row) for row in drawn.to_dict("records")],
+        }
+    )
+    most = float(words["end"].max()) if len(words) else 0.0
+    y = alt.Y("rank:N", sort=list(words["rank"]), title="rank", axis=alt.Axis(domain=False, ticks=False))
+    # Room on the right for the words behind the longest bar.
+    scale = alt.Scale(domain=[0, most * 1.7 or 1.0], nice=False)
+    axis = alt.Axis(title="waited for it, all other ranks together (ms)", format=",~f", tickCount=10)
+    tooltip = [
+        alt.Tooltip("rank:N"),
+        alt.Tooltip("part:N", title="what"),
+        alt.Tooltip("ms:Q", title="ms", format=",.3f"),
+    ]
+    fills = [(ALONE, tones.reduce), (SHARED, tones.queued)]
+    drawn_bars = alt.Chart(bars).mark_bar(height={"band": 0.7}, opacity=1)
+    labels = alt.Chart(words).mark_text(align="left", dx=6, color=tones.ink, fontSize=12)
+    x = alt.X("begin:Q", scale=scale, axis=axis)
+    layers = [
+        drawn_bars.encode(x=x, x2="end:Q", y=y, color=colours(fills), tooltip=tooltip),
+        labels.encode(x=alt.X("end:Q", scale=scale), y=y, text="text:N"),
+    ]
+    title, lines = _late_words(table)
+    return finish(
+        layers,
+        title=title,
+        subtitle=[*lines, note],
+        description=f"A bar for each of {count(len(drawn), 'rank')}: how long others waited for it. {title}.",
+        dark=dark,
+        height=alt.Step(28 if len(drawn) <= 16 else 20),
+    )
+
+
+def _points(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """`x`, `y`, `part` (the kind), `bound`, `who` (which collectives) and `number`; near ones share a point if many."""
+    rows = pd.DataFrame(
+        {
+            "x": table[x].astype("float64"),
+            "y": table[y].astype("float64"),
+            "part": [kind_word(kind) for kind in table["kind"]],
+            "bound": table["bus_is_lower_bound"].astype(bool),
+            "index": table["index"],
+        }
+    )
+    if len(rows) <= MOST_POINTS:
+        return rows.assign(number=1, who=[f"number {index}" for index in rows["index"]]).drop(columns="index")
+    cells = {f"{name}_cell": np.round(np.log10(rows[name]) * _GRID) for name in ("x", "y")}
+    by = rows.assign(**cells).groupby([*cells, "part", "bound"], sort=False)
+    found = by.agg(x=("x", "median"), y=("y", "median"), number=("x", "size"), first=("index", "min")).reset_index()
+    found["who"] = [
+        f"number {first}" if number == 1 else f"{number} near each other, the first is number {first}"
+        for number, first in zip(found["number"], found["first"], strict=True)
+    ]
+    return found[["x", "y", "part", "bound", "number", "who"]]
+
+
+def _layer(
+    rows: pd.DataFrame, x: alt.X, y: alt.Y, tones: Palette, tooltip: list[alt.Tooltip], *, bounds: bool
+) -> alt.Chart:
+    """The points; where there are lower bounds, they are hollow triangles."""
+    encoding: dict[str, Any] = {"x": x, "y": y, "tooltip": tooltip}
+    encoding["color"] = colours(_kind_colours(list(dict.fromkeys(rows["part"])), tones), symbolType="circle")
+    if bounds:
+        legend = alt.Legend(orient="top", labelLimit=0, title=None)
+        there = [how for how in (MEASURED, BOUND) if how in set(rows["how"])]
+        scale = alt.Scale(domain=there, range=[{MEASURED: "circle", BOUND: "triangle-up"}[how] for how in there])
+        encoding["shape"] = alt.Shape("how:N", scale=scale, legend=legend)
+    chart: alt.Chart = alt.Chart(rows).mark_point(filled=not bounds, size=64, opacity=0.85, strokeWidth=2)
+    drawn: alt.Chart = chart.encode(**encoding)
+    return drawn
+
+
+def _kind_colours(kinds: list[str], tones: Palette) -> list[tuple[str, str]]:
+    """Each kind's colour, the same in every run; rarer kinds share the rest."""
+    fixed = {
+        "all-reduce": tones.compute,
+        "all-gather": tones.gather,
+        "reduce-scatter": tones.reduce,
+        "all-to-all": tones.exposed,
+        "broadcast": tones.queued,
+    }
+    return [(kind, fixed.get(kind, tones.memory)) for kind in kinds]
+
+
+def _axis(domain: tuple[float, float], title: str) -> alt.Axis:
+    return alt.Axis(title=title, values=log_ticks(domain), format="~g", labelOverlap=True)
+
+
+def _link_line(line: float, link: Link | None, tones: Palette) -> list[alt.Chart]:
+    """The line at the link's bandwidth, and its name."""
+    where = pd.DataFrame({"y": [line]})
+    rule = alt.Chart(where).mark_rule(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5).encode(y="y:Q")
+    emulated = "emulated link" if link is not None and link.emulated else "link"
+    text = f"{emulated} {0 if link is None else link.bandwidth_gbps:g} Gbit/s = {line:g} GB/s"
+    word = (
+        alt.Chart(where)
+        .mark_text(color=tones.ink, align="left", dx=6, dy=-8, fontSize=12)
+        .encode(x=alt.value(0), y="y:Q", text=alt.value(text))
+    )
+    return [rule, word]
+
+
+def _diagonal(x: tuple[float, float], y: tuple[float, float], tones: Palette) -> list[alt.Chart]:
+    """Where wait equals transfer, as far as both axes show it."""
+    low, high = max(x[0], y[0]), min(x[1], y[1])
+    if high < 2 * low:  # no more than a corner
+        return []
+    ends = pd.DataFrame({"x": [low, high], "y": [low, high]})
+    middle = pd.DataFrame({"x": [(low * high) ** 0.5], "y": [(low * high) ** 0.5]})
+    line = alt.Chart(ends).mark_line(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5).encode(x="x:Q", y="y:Q")
+    word = (
+        alt.Chart(middle)
+        .mark_text(color=tones.ink, align="right", dx=-8, dy=-12, fontSize=12)
+        .encode(x="x:Q", y="y:Q", text=alt.value("wait = transfer"))
+    )
+    return [line, word]
+
+
+def _bandwidth_words(table: pd.DataFrame, shown: pd.DataFrame, line: float | None) -> tuple[str, list[str]]:
+    if shown.empty:
+        return "No bus bandwidth: sizes or groups of the collectives are unknown", []
+    bounds = int(shown["bus_is_lower_bound"].sum())
+    large = shown[shown["bytes"] >= shown["bytes"].max() / 2]
+    most = float(large["bus_gb_per_s"].astype("float64").median())
+    title = f"The largest collectives move {'at least ' if bounds else ''}{most:,.3g} GB/s, in the median"
+    if line is not None:
+        title += f": {percent(most, line)} of the link's bandwidth"
+    lines = ["Bus bandwidth: bytes ÷ transfer × what a ring sends of them. Small collectives are bound by latency."]
+    if bounds:
+        lines.append(
+            f"{bounds} of {len(shown)} are lower bounds: how long the data took is not known without all ranks."
+        )
+    if len(table) > len(shown):
+        lines.append(f"{count(len(table) - len(shown), 'collective')} left out: size or group unknown.")
+    return title, lines
+
+
+def _wait_words(known: pd.DataFrame) -> tuple[str, list[str]]:
+    if known.empty:
+        return "Wait and transfer are unknown: not all members' traces are here", []
+    longer = int((known["wait_ns"] > known["transfer_ns"]).sum())
+    title = f"In {longer} of {count(len(known), 'collective')} a rank waited longer than the data took"
+    return title, [
+        f"A wait ends when the last rank arrives. What took less than {LEAST_MS:g} ms stands at {LEAST_MS:g} ms."
+    ]
+
+
+def _late_word(row: dict[Any, Any]) -> str:
+    if not row["last"]:
+        return f"never last in {row['collectives']}"
+    late = f"{ms(row['late_median_ns'])} late in the median"
+    return f"{ms(row['cost_ns'])}; last in {row['last']} of {row['collectives']}, {late}"
+
+
+def _late_words(table: pd.DataFrame) -> tuple[str, list[str]]:
+    if table.empty or not table["last"].any():
+        return "No rank came last by more than clocks may differ", []
+    worst = table.iloc[0]
+    cost = int(table["cost_ns"].sum())
+    title = (
+        f"The others waited {ms(worst['cost_ns'])} for rank {rank_word(worst['rank'])}"
+        f" ({percent(worst['cost_ns'], cost)} of all waiting for late ranks)"
+    )
+    lines = ["Counted where a rank came last by more than clocks may differ; late: after the others' median arrival."]
+    if len(table) > MOST_RANKS:
+        lines.append(f"The {MOST_RANKS} ranks that cost most, of {len(table)}.")
+    return title, lines
