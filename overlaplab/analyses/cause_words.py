@@ -65,9 +65,8 @@ def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFram
     whole = int(causes["exposed_ns"].sum())
     if whole == 0:
         return "Nothing to do: no communication is exposed."
-    sums = causes.groupby("cause")["exposed_ns"].sum()
-    cause = Cause(str(sums.idxmax()))
-    took = int(sums.max())
+    sums = causes[causes["cause"] != Cause.GAP].groupby("cause")["exposed_ns"].sum()
+    cause, took = Cause(str(sums.idxmax())), int(sums.max())
     begin = (
         f"Go after {cause.value} first: it is {percent(took, whole)} of all exposed communication ({MEANINGS[cause]})."
     )
@@ -119,6 +118,5 @@ _REMEDIES = {
     Cause.BLOCKING: "Launch during the backward pass and wait at its end, as strategy bucketed and torch's"
     " DistributedDataParallel do; else find something to compute before the result is needed.",
     Cause.LINK: "No schedule hides it: send fewer bytes (lower precision, accumulation), or use a faster link.",
-    Cause.GAP: "It is no communication problem: the host left the device without work meanwhile.",
     Cause.UNKNOWN: "Open all ranks' traces together, to tell waiting from transfer.",
 }

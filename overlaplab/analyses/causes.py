@@ -124,17 +124,19 @@ def _edges(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
     """`edge` and `at_once`, and the documented columns alone."""
     compute = activity(trace).compute
     ends, asked = table["end_ns"].to_numpy(np.int64), table["asked_ns"].to_numpy(np.int64)
-    ready = np.where(table["ready_ns"] == UNKNOWN_NS, asked, table["ready_ns"])
     untold = ~table["role"].isin([*GRADIENTS, Role.GATHER]).to_numpy()
     alone = within(compute, asked, ends) == 0
-    first = (table["role"] == Role.GATHER).to_numpy() & (within(compute, ready, asked) == 0)
+    gathers = (table["role"] == Role.GATHER).to_numpy()
     hidden = pd.Series(within(compute, table["start_ns"].to_numpy(np.int64), ends) > 0, index=table.index)
     begins = np.array([window.start_ns for window in step_windows(trace)], dtype=np.int64)
     window = np.searchsorted(begins, table["start_ns"], side="right")
+    over = table["end_ns"].where(gathers, np.iinfo(np.int64).max)
+    first = over.groupby(window).transform("min")  # when the first of the step's gathers was over
     alike = [window, table["group"], table["kind"]]
     latest = (table["start_ns"] == table["start_ns"].groupby(alike, dropna=False).transform("max")).to_numpy()
     some_hidden = hidden.groupby(alike, dropna=False).transform("any").to_numpy()
     plain = untold & (table["role"] == Role.OTHER).to_numpy()
     gradients = table["role"].isin(GRADIENTS).to_numpy()
-    edge = (gradients & (ends >= table["backward_end_ns"])) | first | (plain & latest & some_hidden)
+    early = gathers & (asked < first.to_numpy())
+    edge = (gradients & (ends >= table["backward_end_ns"].to_numpy())) | early | (plain & latest & some_hidden)
     return table[list(_COLUMNS)].assign(edge=edge, at_once=untold & alone & ~edge)

@@ -24,8 +24,9 @@ goes before one that is not; then the one that started first.
    are here, what counts is how much earlier its *last* rank would have arrived, had all launched in time.
 7. `queued`: launched, but the link was busy with another collective. So many ns of its transfer before those of rule 6,
    less what rule 5 gave it.
-8. `tail`: nothing is left to hide it: gradients whose backward pass was over by its end; gathers before a step's first
-   computation; where nothing tells what it is for, the last of its kind in a step, if others of it were hidden.
+8. `tail`: nothing is left to hide it, or nothing yet: gradients whose backward pass was over by its end; gathers
+   launched before the first one of the step was over; where nothing tells what it is for, the last of its kind in a
+   step, if others of it were hidden.
 9. `blocking` again: gradients that the rank waited for in the midst of the backward pass, which needs no results.
 10. `link-bound` again: launched in time, on a free link, it lasts longer than the computation that there was to hide
     it.

@@ -5,17 +5,21 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, rank_word
+from overlaplab.charts.theme import Palette, colours, finish, palette
+from overlaplab.words import MS, count, ms, percent, rank_word
 
 __all__ = ["summary"]
 
 PARTS = {
     "compute_only_ns": "compute only",
     "overlapped_ns": "compute and communication together",
+    "exposed_wait_ns": "exposed, waiting for a rank",
+    "exposed_transfer_ns": "exposed, transfer",
     "exposed_comm_ns": "communication exposed",
     "memory_only_ns": "memory only",
     "idle_ns": "idle",
 }
+"""What a bar is made of, left to right. Exposed is one part where wait and transfer are unknown, else two."""
 LABELLED = 3.0  # percent of the step: a narrower part has no room for its number
 
 
@@ -23,7 +27,8 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     """One bar per rank out of `overlaplab.summary(run)` or `.totals(run)`; each bar is 100 % of that rank's
     step time.
 
-    Rows of the same rank are added up. `note` is the line about the run (`overlaplab.charts.note`).
+    Exposed communication is split into wait and transfer where that is known. Rows of the same rank are added up.
+    `note` is the line about the run (`overlaplab.charts.note`).
     """
     tones = palette(dark)
     long = _parts(table)
@@ -35,7 +40,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         alt.Tooltip("ms:Q", title="ms", format=",.3f"),
         alt.Tooltip("share:Q", title="% of the step time", format=".2f"),
     ]
-    fills = [tones.compute, tones.gather, tones.exposed, tones.memory, tones.idle]
+    drawn = {part: _fills(tones)[part] for part in PARTS.values() if part in set(long["part"])}
     axis = alt.Axis(title="share of the rank's step time (%)", values=list(range(0, 101, 10)))
     bars = (
         alt.Chart(long)
@@ -44,19 +49,15 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
             x=alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis),
             x2="end:Q",
             y=y,
-            color=colours(list(zip(PARTS.values(), fills, strict=True))),
+            color=colours(list(drawn.items())),
             tooltip=tooltip,
         )
     )
-    inks = {
-        PARTS["compute_only_ns"]: tones.on_dark,
-        PARTS["exposed_comm_ns"]: tones.on_dark,
-        PARTS["idle_ns"]: tones.ink,
-    }
+    inks = dict.fromkeys((tones.compute, tones.exposed), tones.on_dark) | {tones.idle: tones.ink}
     shown = long[long["share"] >= LABELLED].assign(
         label=lambda rows: rows["share"].map(lambda share: f"{share:.0f}"),
         middle=lambda rows: (rows["begin"] + rows["end"]) / 2,
-        ink=lambda rows: rows["part"].map(lambda part: inks.get(part, tones.on_light)),
+        ink=lambda rows: rows["part"].map(lambda part: inks.get(drawn[part], tones.on_light)),
     )
     layers: list[alt.Chart] = [bars, *(_labels(words, y, str(ink)) for ink, words in shown.groupby("ink"))]
     title, lines = _finding(table)
@@ -64,7 +65,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         layers,
         title=title,
         subtitle=[*lines, note],
-        description=f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(PARTS.values())}. {title}.",
+        description=f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(drawn)}. {title}.",
         dark=dark,
         height=alt.Step(30 if len(ranks) <= 16 else 20),
     )
@@ -78,15 +79,25 @@ def _labels(words: pd.DataFrame, y: alt.Y, tone: str) -> alt.Chart:
     return labels
 
 
+def _fills(tones: Palette) -> dict[str, str]:
+    fills = (tones.compute, tones.gather, tones.waiting, tones.exposed, tones.exposed, tones.memory, tones.idle)
+    return dict(zip(PARTS.values(), fills, strict=True))
+
+
 def _parts(table: pd.DataFrame) -> pd.DataFrame:
     """One row per rank and part: ms, share of the rank's span and its place on the bar, both in percent."""
-    sums = table.groupby("rank", dropna=False, sort=True)[[*PARTS, "span_ns"]].sum()
+    grouped = table.groupby("rank", dropna=False, sort=True)
+    known = table["exposed_wait_ns"].notna().groupby(table["rank"], dropna=False, sort=True).all()
+    sums = grouped[[*PARTS, "span_ns"]].sum()
     rows = []
-    for rank, row in sums.iterrows():
+    for (rank, row), split in zip(sums.iterrows(), known, strict=True):
         whole, done = int(row["span_ns"]), 0
         if whole <= 0:
             continue
+        left_out = {"exposed_comm_ns"} if split else {"exposed_wait_ns", "exposed_transfer_ns"}
         for column, part in PARTS.items():
+            if column in left_out:
+                continue
             took = int(row[column])
             rows.append(
                 {
@@ -113,5 +124,14 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
     if comm == 0:
         title = "No communication in these steps"
     else:
-        title = f"Exposed communication {ms(exposed)} of {ms(comm)} of communication ({percent(exposed, comm)})"
+        title = (
+            f"Exposed {ms(exposed)} of {ms(comm)} of communication ({percent(exposed, comm)}){_split(table, exposed)}"
+        )
     return title, [f"Summed over {over}. Each bar is 100 % of its rank's step time; numbers are percent of it."]
+
+
+def _split(table: pd.DataFrame, exposed: int) -> str:
+    """How much of the exposed time was waiting; nothing where that is unknown."""
+    if exposed == 0 or table["exposed_wait_ns"].isna().any():
+        return ""
+    return f", {percent(int(table['exposed_wait_ns'].sum()), exposed)} of it waiting for a rank"

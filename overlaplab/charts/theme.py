@@ -47,6 +47,8 @@ class Palette:
     other: str
     """Communication that neither gathers nor reduces."""
     exposed: str
+    waiting: str
+    """Exposed, before the last rank arrived."""
     memory: str
     idle: str
     queued: str
@@ -68,6 +70,7 @@ LIGHT = Palette(
     reduce="#4B2A63",
     other="#3E8E7E",
     exposed="#C5263A",
+    waiting="#F2A3AB",
     memory="#8C8C8C",
     idle="#DADDE5",
     queued="#5BA8DC",
@@ -83,6 +86,7 @@ DARK = Palette(
     reduce="#9D6BFF",
     other="#7FD1AE",
     exposed="#FF5A4F",
+    waiting="#FFC2BC",
     memory="#8A909B",
     idle="#3B404A",
     queued="#2F6E9A",

@@ -45,17 +45,16 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     for header in ("ms", "%"):
         shown.add_column(header, justify="right", no_wrap=True)
     shown.add_column("cause", no_wrap=True)
-    shown.add_column("collective", overflow="ellipsis", no_wrap=True)
-    for header in ("from ms", "to ms"):
-        shown.add_column(header, justify="right", no_wrap=True)
-    shown.caption = "%: of the exposed; from, to: from the run's start"
+    shown.add_column("collective", overflow="ellipsis", no_wrap=True, max_width=30)
+    shown.add_column("from ms", justify="right", no_wrap=True)
+    shown.caption = "%: of the exposed; from: from the run's start"
     if len(rows) > _MOST:
         shown.caption += f"; the first {_MOST} of {len(rows)} (--json tells all)"
     whole = int(rows["exposed_ns"].sum())
     for row in rows.head(_MOST).to_dict("records"):
-        times = (f"{row[name] / MS:.3f}" for name in ("start_ns", "end_ns"))
         share = f"{100 * row['exposed_ns'] / whole:.0f}"
-        _add(shown, (f"{row['exposed_ns'] / MS:.3f}", share, cause_word(row), moved_word(row), *times))
+        begins = f"{row['start_ns'] / MS:.3f}"
+        _add(shown, (f"{row['exposed_ns'] / MS:.3f}", share, cause_word(row), moved_word(row, 30), begins))
     return shown
 
 

@@ -41,12 +41,17 @@ def summary_table(**changes: Any) -> pd.DataFrame:
         "overlapped_ns": 20 * MS,
         "compute_only_ns": 40 * MS,
         "exposed_comm_ns": 10 * MS,
+        "exposed_wait_ns": 4 * MS,
+        "exposed_transfer_ns": 6 * MS,
         "memory_only_ns": 5 * MS,
         "idle_ns": 25 * MS,
         "overlap_ratio": 2 / 3,
     }
-    second = row | {"rank": 1, "exposed_comm_ns": 20 * MS, "comm_ns": 40 * MS, "idle_ns": 15 * MS} | changes
-    return pd.DataFrame([row, second]).astype({"rank": "Int64", "step": "Int64"})
+    second = row | {"rank": 1, "exposed_comm_ns": 20 * MS, "comm_ns": 40 * MS, "idle_ns": 15 * MS}
+    second |= {"exposed_wait_ns": None, "exposed_transfer_ns": None} | changes
+    return pd.DataFrame([row, second]).astype(
+        dict.fromkeys(("rank", "step", "exposed_wait_ns", "exposed_transfer_ns"), "Int64")
+    )
 
 
 def test_summary_parts_add_up_to_the_step() -> None:
@@ -54,20 +59,24 @@ def test_summary_parts_add_up_to_the_step() -> None:
     assert drawn["part"].unique().tolist() == [
         "compute only",
         "compute and communication together",
-        "communication exposed",
+        "exposed, waiting for a rank",
+        "exposed, transfer",
         "memory only",
         "idle",
+        "communication exposed",  # of rank 1, whose wait is unknown
     ]
-    assert drawn[drawn["rank"] == "0"]["share"].tolist() == [40.0, 20.0, 10.0, 5.0, 25.0]
+    assert drawn[drawn["rank"] == "0"]["share"].tolist() == [40.0, 20.0, 4.0, 6.0, 5.0, 25.0]
     assert drawn.groupby("rank")["share"].sum().tolist() == [100.0, 100.0]
-    assert drawn[drawn["rank"] == "0"]["begin"].tolist() == [0.0, 40.0, 60.0, 70.0, 75.0]
+    assert drawn[drawn["rank"] == "0"]["begin"].tolist() == [0.0, 40.0, 60.0, 64.0, 70.0, 75.0]
     assert drawn[drawn["rank"] == "1"]["end"].tolist() == [40.0, 60.0, 80.0, 85.0, 100.0]
 
 
 def test_summary_says_what_it_found_and_of_what() -> None:
     chart = charts.summary(summary_table(), note="emulated link 1Gbps,200us")
     title = spec(chart)["title"]
-    assert title["text"] == "Exposed communication 30.0 ms of 70.0 ms of communication (43\u00a0%)"
+    assert title["text"] == "Exposed 30.0 ms of 70.0 ms of communication (43\u00a0%)"
+    known = summary_table(exposed_wait_ns=5 * MS, exposed_transfer_ns=15 * MS)
+    assert str(spec(charts.summary(known))["title"]["text"]).endswith("(43\u00a0%), 30\u00a0% of it waiting for a rank")
     assert title["subtitle"] == [
         "Summed over all 2 ranks. Each bar is 100 % of its rank's step time; numbers are percent of it.",
         "emulated link 1Gbps,200us",
@@ -90,7 +99,7 @@ def test_summary_without_communication_or_rank() -> None:
 def test_each_theme_has_its_palette(dark: bool, tones: Any) -> None:
     found = spec(charts.summary(summary_table(), dark=dark))
     colour = found["layer"][0]["encoding"]["color"]["scale"]
-    assert dict(zip(colour["domain"], colour["range"], strict=True))["communication exposed"] == tones.exposed
+    assert dict(zip(colour["domain"], colour["range"], strict=True))["exposed, transfer"] == tones.exposed
     assert found["config"]["title"]["subtitleColor"] == tones.soft
     assert found["background"] == "transparent"
 

@@ -32,6 +32,7 @@ def test_a_table_as_csv_holds_no_formula() -> None:
 def test_a_chart_as_png_stands_on_its_themes_background() -> None:
     row = {"rank": 0, "step": 1, "start_ns": 0, "span_ns": 100, "comm_ns": 30, "compute_ns": 60, "overlapped_ns": 20}
     row |= {"compute_only_ns": 40, "exposed_comm_ns": 10, "memory_only_ns": 5, "idle_ns": 25}
+    row |= {"exposed_wait_ns": 4, "exposed_transfer_ns": 6}
     chart = charts.summary(pd.DataFrame([row]))
     pictures = [png_of(chart, dark=dark) for dark in (False, True)]
     for picture in pictures:
