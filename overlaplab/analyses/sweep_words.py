@@ -20,8 +20,9 @@ def sweep_finding(table: pd.DataFrame) -> str:
     first, second = _two_shortest(table)
     if table["fastest"].any():
         lead = second["step_ms"] - first["step_ms"]
+        once = " in one recording of each" if int(table["runs"].max()) == 1 else ""
         return (
-            f"Fastest: bucket_cap_mb {_cap(first)}, median step {first['step_ms']:.1f} ms;"
+            f"Fastest{once}: bucket_cap_mb {_cap(first)}, median step {first['step_ms']:.1f} ms;"
             f" the next, {_cap(second)}, takes {lead:.1f} ms longer ({_percent(lead, second['step_ms'])} of its step)"
         )
     return (
@@ -56,7 +57,9 @@ def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
     first, second = _two_shortest(table)
     if not table["fastest"].any():
         return (_tell_apart(table, first, second),)
-    advice = [f"Train with bucket_cap_mb {_cap(first)} on this model, link and number of ranks."]
+    few = int(table["runs"].min()) < _ENOUGH
+    advice = [f"Repeat it first: overlaplab sweep with --repeats {_ENOUGH} and the same --out goes on."] if few else []
+    advice += [f"Train with bucket_cap_mb {_cap(first)} on this model, link and number of ranks."]
     smallest, largest = first["bucket_cap_mb"] == table["bucket_cap_mb"].min(), _is_largest(table, first)
     if smallest or largest:
         where = "smallest" if smallest else "largest"

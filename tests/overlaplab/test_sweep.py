@@ -192,6 +192,8 @@ def test_what_a_sweep_says() -> None:
     train, rest = sweep_advice(won)
     assert train.startswith("Train with bucket_cap_mb 5")
     assert "10.0 ms of its step (10.0 %)" in rest
+    assert sweep_advice(won.assign(runs=[3, 2, 3]))[0].startswith("Repeat it first")
+    assert sweep_finding(won.assign(runs=1)).startswith("Fastest in one recording of each: bucket_cap_mb 5")
     none = swept(fastest=[False] * 3)
     assert sweep_finding(none).startswith("No difference beyond the spread: bucket_cap_mb 5 has")
     assert "--steps" in sweep_advice(none)[0]
