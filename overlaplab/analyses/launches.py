@@ -43,7 +43,8 @@ def launches(trace: Trace) -> tuple[Launch, ...]:
     """The trace's collectives in order of launch, those left out that were launched before the recording began."""
     table = recorded(trace)
     table = table[table["launch_ns"] != UNKNOWN_NS].sort_values("launch_ns", kind="stable")
-    return tuple(_launch(dict(zip(table, row, strict=True))) for row in zip(*map(_listed, table.items()), strict=True))
+    names = list(table)  # to go through a table's own names anew for each row would take most of the time
+    return tuple(_launch(dict(zip(names, row, strict=True))) for row in zip(*map(_listed, table.items()), strict=True))
 
 
 def bytes_of(found: Sequence[Launch]) -> int | None:
