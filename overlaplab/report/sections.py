@@ -112,7 +112,7 @@ def _exposed(reported: Reported) -> Section | None:
 
 def _timeline(reported: Reported) -> Section | None:
     timeline = timeline_events(reported.run)
-    if timeline.events.empty:
+    if not (timeline.lanes["kind"] == "stream").any():
         return None
     known = [trace.rank for trace in reported.run.traces if trace.rank is not None]
     ranks = [rank for rank in known if reported.ranks is None or rank in reported.ranks]

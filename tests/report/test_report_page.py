@@ -1,0 +1,294 @@
+"""The report's page: what stands in it, that everything in it is escaped, and that a file is whole or not there."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html.parser
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_runs import EMULATED, engine_events, gpu_events, made_gathering
+from made_traces import event, run_of, step, write
+
+from overlaplab import OverlaplabError, charts, load_run, summary
+from overlaplab.analyses.timeline import timeline_events, timeline_view
+from overlaplab.charts.theme import LIGHT
+from overlaplab.cli import main
+from overlaplab.report.blocks import drawn
+from overlaplab.report.bundle import data_island, policy, themed
+from overlaplab.report.cells import Column, cells
+from overlaplab.report.page import report_page
+from overlaplab.report.whole_file import refuse_target, whole_file
+
+HOSTILE = "</script><script>x</script><!--<img src=x>&\u2028\u202e"
+
+
+class Parsed(html.parser.HTMLParser):
+    """The elements of a page with their texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None], str]] = []
+        self._open: list[int] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs), ""))
+        self._open.append(len(self.elements) - 1)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self.elements[self._open.pop()][0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        for place in self._open[-1:]:
+            tag, attributes, text = self.elements[place]
+            self.elements[place] = (tag, attributes, text + data)
+
+    def texts(self, tag: str) -> list[str]:
+        return [" ".join(text.split()) for name, _, text in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parsed]:
+    """Reports of an engine's run beside one that names itself badly, of zero3, and of a foreign GPU trace."""
+    folder = tmp_path_factory.mktemp("reported")
+    emulated = {"link": EMULATED, "link_attained": True}
+    good = run_of(folder / "bucketed", engine_events(), engine_events(), manifest=emulated)
+    bad = run_of(folder / "bad", engine_events(), manifest={"strategy": HOSTILE})
+    ahead = load_run(made_gathering(folder) / "ahead")
+    foreign = load_run(write(folder / "trace.json", gpu_events()))
+    return {
+        "two": Parsed(report_page([good, bad])),
+        "zero3": Parsed(report_page([ahead], ranks=[1])),
+        "foreign": Parsed(report_page([foreign])),
+    }
+
+
+def test_two_runs_are_compared_and_each_told(pages: dict[str, Parsed]) -> None:
+    two = pages["two"]
+    assert two.texts("h1") == ["overlaplab: 2 runs"]
+    assert two.texts("h2") == ["Contents", "Runs compared", "bucketed", "bad"]
+    told = ["Where the step time went", "Where the exposed time went", "Timeline", "Buckets", "Collectives"]
+    assert two.texts("h3") == ["Step time", "What each strategy costs", *told, *told]
+    links = {attributes["href"] for tag, attributes, _ in two.elements if tag == "a"}
+    anchors = {f"#{attributes['id']}" for _, attributes, _ in two.elements if "id" in attributes}
+    assert links <= anchors
+    assert len(links) == 15
+
+
+def test_sections_begin_with_what_they_show_and_end_with_what_to_do(pages: dict[str, Parsed]) -> None:
+    for page in pages.values():
+        assert page.texts("h3")
+        assert page.texts("strong") == ["What to do:"] * len(page.texts("h3"))
+    two = pages["two"].texts("p")
+    assert any(text.startswith("bucketed, 2 ranks") for text in two)
+    assert any(text.endswith("Emulated link 1Gbps,200us.") for text in two)
+
+
+def test_zero3_has_its_curve_and_its_schedule(pages: dict[str, Parsed]) -> None:
+    assert "Gathered parameters (ZeRO-3, FSDP)" in pages["zero3"].texts("h3")
+    assert any("Rank 1" in text and "7 gathers and 7 frees of 4 layers" in text for text in pages["zero3"].texts("p"))
+
+
+def test_foreign_traces_have_no_manifest(pages: dict[str, Parsed]) -> None:
+    assert any("Foreign traces, 1 rank" in text for text in pages["foreign"].texts("p"))
+    assert "Buckets" not in pages["foreign"].texts("h3")
+
+
+def test_every_chart_has_a_place_and_nothing_is_loaded(pages: dict[str, Parsed]) -> None:
+    for page in pages.values():
+        places = {attributes["id"] for _, attributes, _ in page.elements if attributes.get("class") == "chart"}
+        scripts = [(attributes, text) for tag, attributes, text in page.elements if tag == "script"]
+        assert [attributes.get("type") for attributes, _ in scripts] == ["application/json", None, None]
+        assert places == set(json.loads(scripts[0][1])) != set()
+        assert not any("src" in attributes or tag in ("link", "img", "iframe") for tag, attributes, _ in page.elements)
+
+
+def test_the_policy_names_the_scripts_and_styles_by_their_hashes(pages: dict[str, Parsed]) -> None:
+    page = pages["foreign"]
+    (content,) = [a["content"] for t, a, _ in page.elements if t == "meta" and a.get("http-equiv")]
+    rules = dict(rule.split(" ", 1) for rule in str(content).split("; "))
+    inline = [text for tag, attributes, text in page.elements if tag == "script" and "type" not in attributes]
+    assert rules["default-src"] == rules["connect-src"] == "'none'"
+    assert rules["script-src"].split() == [digest(text) for text in inline]
+    assert rules["style-src"].split() == [digest(text) for tag, _, text in page.elements if tag == "style"]
+    assert "unsafe" not in str(content)
+    assert not any(
+        "style" in attributes or any(key.startswith("on") for key in attributes) for _, attributes, _ in page.elements
+    )
+
+
+def digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_a_strangers_words_stay_text(pages: dict[str, Parsed]) -> None:
+    assert any("</script><script>x</script><!--<img src=x>&" in text for text in pages["two"].texts("p"))
+    assert not any("\u202e" in text or "\u2028" in text for _, _, text in pages["two"].elements)
+
+
+def test_the_data_island_ends_no_element() -> None:
+    text = data_island({HOSTILE: [HOSTILE, "\ud800", 1.5]})
+    assert not re.search(r"[<>&\u2028\u2029]", text)
+    assert text.isascii()
+    assert json.loads(text) == {HOSTILE: [HOSTILE, "\ud800", 1.5]}
+
+
+def test_colours_become_variables_but_data_stay() -> None:
+    tones = asdict(LIGHT)
+    assert len(set(tones.values())) == len(tones)  # else one could not tell which the dark one is
+    spec = {"mark": {"color": LIGHT.exposed}, "range": [LIGHT.on_dark], "data": {"values": [LIGHT.exposed]}}
+    assert themed(spec) == {
+        "mark": {"color": "var(--exposed)"},
+        "range": ["var(--on-dark)"],
+        "data": {"values": [LIGHT.exposed]},
+    }
+
+
+def test_a_charts_words_are_the_pages_and_the_wheel_alone_scrolls(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", engine_events(), manifest={"link": EMULATED})
+    view = timeline_view(timeline_events(run))
+    shown = drawn(charts.timeline(view, note="emulated link 1Gbps,200us"), "emulated link 1Gbps,200us")
+    assert shown.title.startswith("Exposed communication 0.70 ms of 1.0 ms")
+    assert shown.lines == ("Emulated link 1Gbps,200us.", "Ctrl + wheel zooms, drag pans, double-click shows all.")
+    assert "title" not in shown.spec
+    (parameter,) = shown.spec["params"]
+    assert parameter["select"]["zoom"] == "wheel![event.ctrlKey || event.metaKey]"
+    assert "wheel zooms" not in json.dumps({key: value for key, value in shown.spec.items() if key != "datasets"})
+    still = drawn(charts.summary(summary(run)))
+    assert "params" not in still.spec
+    assert still.lines == (
+        "Summed over 1 rank and 2 steps. Each bar is 100 % of its rank's step time; numbers are percent of it.",
+    )
+
+
+def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
+    table = pd.DataFrame(
+        {
+            "name": ["a\u202eb", "c" * 200],
+            "rank": pd.array([1, None], dtype="Int64"),
+            "long_ns": [1_234_567_890, 0],
+            "short_ns": [4_000, None],
+            "bytes": [5_234_756, 12_000_000],
+            "ratio": [0.2512, None],
+            "nothing": [None, None],
+        }
+    )
+    columns = {
+        "name": Column("name"),
+        "rank": Column("rank", "count"),
+        "long_ns": Column("step", "ms"),
+        "short_ns": Column("wait", "ms"),
+        "bytes": Column("size", "MB"),
+        "ratio": Column("hidden, % of comm.", "%"),
+        "nothing": Column("nothing", "ms"),
+    }
+    found = cells(table, columns, "Caption", most=1)
+    assert found.headers == ("name", "rank", "step (ms)", "wait (ms)", "size (MB)", "hidden, % of comm.")
+    assert found.right == (False, True, True, True, True, True)
+    assert found.rows == (("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.235", "25.1"),)
+    assert found.left_out == "1 more row, which the command line tells with --json."
+    (_, second) = cells(table, columns, "Caption").rows
+    assert second[0].startswith("ccc")
+    assert len(second[0]) == 80
+    assert second[1:] == ("–", "0", "–", "12.00", "–")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+
+    def fail() -> None:
+        with whole_file(path) as file:
+            file.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert path.read_text() == "old"
+    with whole_file(path) as file:
+        file.write(b"new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_may_not_be_written_over(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", engine_events(), manifest={})
+    trace = Path(run.traces[0].path)
+    for path in (tmp_path, tmp_path / "none" / "x.html", trace, trace.with_name("run.json"), Path("/dev/null")):
+        with pytest.raises(OverlaplabError, match=re.escape(str(path.parent if "none" in path.parts else path))):
+            refuse_target(path, [run])
+    refuse_target(tmp_path / "new.html", [run])
+
+
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> tuple[Any, str]:
+    monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    captured = capsys.readouterr()
+    return stopped.value.code, captured.out + captured.err
+
+
+def test_the_commands_write_files(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        run_of(tmp_path / "runs" / name, engine_events(), engine_events(), manifest={})
+    out = tmp_path / "r.html"
+    code, said = command(capsys, monkeypatch, "report", tmp_path / "runs", "--rank", 1, "--skip-steps", 1, "-o", out)
+    assert (code, said.strip().replace("\n", "")) == (0, f"{out}: 1.0 MB")
+    assert Parsed(out.read_text()).texts("h2") == ["Contents", "Runs compared", "one", "two"]
+    file = tmp_path / "all.json"
+    code, said = command(capsys, monkeypatch, "export", tmp_path / "runs" / "one", "--perfetto", file)
+    assert code == 0
+    assert [trace.rank for trace in load_run(file).traces] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "{runs}/none", "-o", "{runs}/r.html"], "none"),
+        (["report", "{runs}/one", "-o", "{runs}"], "is a folder"),
+        (["report", "{runs}/one", "-o", "{runs}/one/run.json"], "is a file of the run itself"),
+        (["report", "{runs}/one", "-o", "{runs}/r.html", "--rank", "7"], "It holds 0, 1."),
+        (["report", "{runs}/one", "-o", "{runs}/r.html", "--step", "7"], "It holds 0, 1."),
+        (["report", "{runs}/one"], "--out"),
+        (["export", "{runs}/one"], "--perfetto"),
+        (["export", "{runs}/one", "--perfetto", "{runs}/one"], "is a folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    run_of(tmp_path / "one", engine_events(), engine_events(), manifest={})
+    before = sorted(tmp_path.rglob("*"))
+    code, line = command(capsys, monkeypatch, *(argument.format(runs=tmp_path) for argument in arguments))
+    assert code == 2
+    assert said in line
+    assert line.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_without_anything_that_counts_says_so(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", [step(0, 0, 10), event("cudaLaunchKernel", 1, 2, cat="cuda_runtime")])
+    page = Parsed(report_page([run]))
+    assert any(text.startswith("Device activity was not recorded") for text in page.texts("p"))
+    assert not any(attributes.get("class") == "chart" for _, attributes, _ in page.elements)
+
+
+def test_policy_lists_each_hash() -> None:
+    assert f"script-src {digest('a')} {digest('b')}; style-src {digest('c')};" in policy(
+        scripts=["a", "b"], styles=["c"]
+    )
