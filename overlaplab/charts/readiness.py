@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, size
@@ -17,6 +18,7 @@ __all__ = ["buckets"]
 ARRIVING = "gradients arriving"
 WAITING = "ready, waits for an earlier bucket"
 QUEUED = "launched, link busy"
+STARTING = "launched, not started"
 HIDDEN = "communication hidden by compute"
 EXPOSED = "communication exposed"
 SHORT = 0.05  # ms: a shorter wait for the launch is the hook's own time
@@ -28,7 +30,9 @@ def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     A bucket's exposed time is known as a sum: it is drawn at the end of its communication.
     """
     tones = palette(dark)
-    rows = [_row(bucket) for bucket in table.sort_values("index", kind="stable").to_dict("records")]
+    ordered = table.sort_values("index", kind="stable")
+    free = _link_free(ordered)
+    rows = [_row(bucket, free_ms) for bucket, free_ms in zip(ordered.to_dict("records"), free, strict=True)]
     labels = [row["label"] for row in rows]
     axis = alt.Axis(domain=False, ticks=False, labelOverlap=True)
     y = alt.Y("bucket:N", sort=labels, title=None, axis=axis, scale=alt.Scale(domain=labels))
@@ -70,6 +74,7 @@ def _bars(
         (ARRIVING, tones.idle),
         (WAITING, tones.memory),
         (QUEUED, tones.queued),
+        (STARTING, tones.other),
         (HIDDEN, tones.gather),
         (EXPOSED, tones.exposed),
     ]
@@ -82,8 +87,14 @@ def _bars(
     ]
 
 
-def _row(bucket: dict[Any, Any]) -> dict[str, Any]:
-    """What is drawn in a bucket's row, times in ms."""
+def _link_free(ordered: pd.DataFrame) -> list[float]:
+    """Of each bucket: when the link is done with all before it, in ms; the beginning of time for the first."""
+    ends = ordered["end_ns"].astype("float64") / MS
+    return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
+
+
+def _row(bucket: dict[Any, Any], free_ms: float) -> dict[str, Any]:
+    """What is drawn in a bucket's row, times in ms; `free_ms` is when the link is done with those before."""
     times = {key: _ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")}
     told = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
     names = [gradient_word(*gradient) for gradient in told]
@@ -100,10 +111,13 @@ def _row(bucket: dict[Any, Any]) -> dict[str, Any]:
     shows = None
     if times["end_ns"] is not None and times["start_ns"] is not None:
         shows = max(times["end_ns"] - (times["exposed_ns"] or 0.0), times["start_ns"])
+    begun = times["start_ns"]
+    busy = begun if begun is None or go is None else min(max(go, free_ms), begun)
     spans = [
         (ARRIVING, first, times["ready_ns"]),
         (WAITING, None if bucket.get("source") == "ddp" else times["ready_ns"], go),
-        (QUEUED, go, times["start_ns"]),
+        (QUEUED, go, busy),
+        (STARTING, busy, begun),
         (HIDDEN, times["start_ns"], shows),
         (EXPOSED, shows, times["end_ns"]),
     ]

@@ -152,7 +152,7 @@ def test_buckets_draw_each_stage() -> None:
     assert bands(chart) == [
         (first, "gradients arriving", 10.0, 12.0),
         (second, "gradients arriving", 11.0, 11.5),
-        (first, "launched, link busy", 12.0, 13.0),
+        (first, "launched, not started", 12.0, 13.0),
         (first, "communication hidden by compute", 13.0, 17.0),
         (second, "ready, waits for an earlier bucket", 11.5, 12.1),
         (second, "launched, link busy", 12.1, 17.0),
@@ -170,6 +170,20 @@ def test_buckets_draw_each_stage() -> None:
     assert spec(chart)["layer"][5]["encoding"]["text"] == {"value": "backward ends"}
     order = spec(chart)["layer"][0]["encoding"]["y"]
     assert order["sort"] == [first, second]
+
+
+def test_a_bucket_waits_for_the_link_only_until_the_one_before_has_ended() -> None:
+    """What follows is the link thread's waking up; a bucket whose end is unknown keeps nobody."""
+    woken = LATE | {"start_ns": 17 * MS + 400_000}
+    drawn = [band for band in bands(charts.buckets(pd.DataFrame([bucket(0), woken]))) if "launched" in band[1]]
+    second = "1: 8.4 MB, 3 gradients"
+    assert [band[1:] for band in drawn if band[0] == second] == [
+        ("launched, link busy", 12.1, 17.0),
+        ("launched, not started", 17.0, 17.4),
+    ]
+    unknown = bucket(0, start_ns=None, end_ns=None, exposed_ns=None)
+    drawn = bands(charts.buckets(pd.DataFrame([unknown, LATE])))
+    assert (second, "launched, not started", 12.1, 17.0) in drawn
 
 
 def test_buckets_say_what_they_found() -> None:

@@ -30,10 +30,8 @@ def test_a_table_as_csv_holds_no_formula() -> None:
 
 
 def test_a_chart_as_png_stands_on_its_themes_background() -> None:
-    row = {"rank": 0, "step": 1, "start_ns": 0, "span_ns": 100, "comm_ns": 30, "compute_ns": 60, "overlapped_ns": 20}
-    row |= {"compute_only_ns": 40, "exposed_comm_ns": 10, "memory_only_ns": 5, "idle_ns": 25}
-    row |= {"exposed_wait_ns": 4, "exposed_transfer_ns": 6}
-    chart = charts.summary(pd.DataFrame([row]))
+    late = {"rank": 1, "collectives": 2, "last": 1, "late_median_ns": 5, "late_max_ns": 5, "cost_ns": 5, "alone_ns": 5}
+    chart = charts.late_ranks(pd.DataFrame([late]))
     pictures = [png_of(chart, dark=dark) for dark in (False, True)]
     for picture in pictures:
         assert picture.startswith(b"\x89PNG")
