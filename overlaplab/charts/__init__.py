@@ -10,6 +10,7 @@ from overlaplab.charts.gather_words import GatherCost, gathers_seen, prefetch_ga
 from overlaplab.charts.gathers import schedule, schedule_window
 from overlaplab.charts.held import gathered
 from overlaplab.charts.lanes import timeline, timeline_rows
+from overlaplab.charts.notebook import draw_offline
 from overlaplab.charts.readiness import buckets
 from overlaplab.charts.sweep import caps, links
 from overlaplab.charts.words import late_sentences, link_note, note, verdict
@@ -20,6 +21,7 @@ __all__ = [
     "bus_bandwidth",
     "caps",
     "compare",
+    "draw_offline",
     "gathered",
     "gathers_seen",
     "kind_word",
