@@ -19,7 +19,7 @@ _SCALE = 1.5  # PNG pixels per pixel of the chart
 
 
 def draw_offline(*, width: int = 880) -> None:
-    """Let all Altair charts of this session draw so; `width` in pixels is that of charts that would fill their place."""
+    """Let all Altair charts of this session draw so; `width`, in pixels, is for charts that would fill their place."""
     alt.renderers.register("overlaplab", _bundle)
     alt.renderers.enable("overlaplab", width=width)
 
