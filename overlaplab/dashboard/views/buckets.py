@@ -7,16 +7,20 @@ import streamlit as st
 
 from overlaplab import charts
 from overlaplab.analyses import bucket_notes, last_gap_ns, late_buckets, launched_after_backward
+from overlaplab.charts.advice import buckets_advice
 from overlaplab.charts.theme import count
+from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
     milliseconds,
     one_window,
+    page_head,
     run_or_stop,
     show_chart,
     show_table,
     show_warnings,
+    what_to_do,
     window_words,
 )
 from overlaplab.words import last_gradient
@@ -37,7 +41,10 @@ _COLUMNS = {
 
 def page() -> None:
     """Draw the page."""
-    st.title("Buckets")
+    page_head(
+        "Buckets",
+        "When each bucket's gradients were ready, what it then waited for, and what of its communication shows.",
+    )
     opened = run_or_stop()
     table = opened.buckets
     manifest = opened.run.manifest
@@ -58,15 +65,31 @@ def page() -> None:
         with st.container(key="late", gap=None):
             for line in charts.late_sentences(late):
                 st.text(line)
-    show_chart(charts.buckets(table, dark=dark(), note=charts.note(manifest)), "buckets_chart")
+    show_chart(charts.buckets(table, dark=dark(), note=charts.note(manifest)), "buckets_chart", table)
     st.subheader("Per bucket, times from the step's start", anchor=False)
+    st.text("Choose a row to see it on the timeline.")
+    chosen = show_table(_shown(table, late), "buckets_table", select=True)
+    if chosen is not None:
+        row = table.iloc[[chosen]].to_dict("records")[0]
+        first = row["launch_ns"] if pd.isna(row["ready_ns"]) else row["ready_ns"]
+        show_in_step(opened, row, first, row["end_ns"])
+    what_to_do([_advice(table, late)])
+
+
+def _shown(table: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
     shown = table.merge(late[["index", "held_ns"]], on="index", how="left")
     shown["held_ns"] = shown["held_ns"].fillna(0)
     shown["last_parameter"] = [last_gradient(row) for row in shown.to_dict("records")]
     shown["gap_ns"] = [last_gap_ns(times) for times in shown["gradient_ready_ns"]]
     rows = milliseconds(shown, _COLUMNS)
     rows["size MB"] = shown["bytes"] / 1e6
-    show_table(rows, "buckets_table")
+    return rows
+
+
+def _advice(table: pd.DataFrame, late: pd.DataFrame) -> str:
+    if table["end_ns"].isna().all():
+        return "Record with the engine, or with the communication threads' ranges, to see when buckets were sent."
+    return buckets_advice(table, late)
 
 
 def _opening(table: pd.DataFrame, late: pd.DataFrame) -> str:

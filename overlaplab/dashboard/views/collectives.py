@@ -11,9 +11,9 @@ from overlaplab import charts
 from overlaplab.analyses import each_collective, stragglers_of
 from overlaplab.charts.advice import collectives_advice
 from overlaplab.charts.collective_words import collectives_seen
-from overlaplab.charts.theme import MS, rank_word
+from overlaplab.charts.theme import rank_word
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.links import go_to_timeline
+from overlaplab.dashboard.spots import show_collective
 from overlaplab.dashboard.widgets import (
     chosen_rows,
     dark,
@@ -90,7 +90,7 @@ def _each(opened: Opened, rows: pd.DataFrame) -> None:
     st.text("Choose a row to see it on the timeline.")
     chosen = show_table(_shown(rows), "collectives_table", select=True)
     if chosen is not None:
-        _go(opened, rows.iloc[[chosen]].to_dict("records")[0])
+        show_collective(opened, rows.iloc[[chosen]].to_dict("records")[0])
 
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
@@ -123,22 +123,6 @@ def _last(row: dict[Any, Any]) -> str | None:
     if not pd.isna(row["within_clock_error"]) and row["within_clock_error"]:
         return "within clock error"
     return None if pd.isna(row["last_rank"]) else f"rank {rank_word(row['last_rank'])}"
-
-
-def _go(opened: Opened, row: dict[Any, Any]) -> None:
-    """Turn to the collective's spot on the timeline, with its last rank's event selected where one is known."""
-    if pd.isna(row["start_ns"]) or pd.isna(row["end_ns"]):
-        st.info("When it ran is not known: the trace tells only its launch.")
-        return
-    start, end = int(row["start_ns"]), int(row["end_ns"])
-    room = max((end - start) // 2, round(0.02 * MS))
-    events = opened.timeline.events
-    own = events[(events["collective"] == row["index"]) & (events["event"] >= 0)]
-    late = own[(own["rank"] == row["last_rank"]).fillna(False)] if not pd.isna(row["last_rank"]) else own
-    found = late if len(late) else own
-    event = (int(found["trace"].iloc[0]), int(found["event"].iloc[0])) if len(found) else None
-    rank = None if pd.isna(row["last_rank"]) else int(row["last_rank"])
-    go_to_timeline(opened.name, start_ns=start - room, end_ns=end + room, rank=rank, event=event)
 
 
 page()

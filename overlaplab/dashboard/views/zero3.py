@@ -11,19 +11,23 @@ from streamlit.delta_generator import DeltaGenerator
 
 from overlaplab import charts
 from overlaplab.analyses import gathered_bytes, schedule_steps
+from overlaplab.charts.advice import gathers_advice
 from overlaplab.charts.theme import LINE
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, strategy_of
+from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
     dark,
     error_line,
     lead,
     milliseconds,
     one_window,
+    page_head,
     run_or_stop,
     show_chart,
     show_table,
     show_warnings,
+    what_to_do,
     window_words,
 )
 from overlaplab.errors import OverlaplabError
@@ -48,7 +52,10 @@ _HALF = 70  # characters of a subtitle's line in one of two columns
 
 def page() -> None:
     """Draw the page."""
-    st.title("ZeRO-3")
+    page_head(
+        "ZeRO-3",
+        "When each unit's parameters were gathered, waited for, used and freed, and how much was held at a time.",
+    )
     opened = run_or_stop()
     if opened.schedule.empty:
         st.info(
@@ -70,7 +77,18 @@ def page() -> None:
     rows = milliseconds(table, _COLUMNS)
     rows["unit"] = [shorten(str(unit), 80) for unit in table["unit"]]
     rows["size MB"] = table["bytes"].astype("Float64") / 1e6
-    show_table(rows, "gathers_table")
+    st.text("Choose a row to see it on the timeline.")
+    chosen = show_table(rows, "gathers_table", select=True)
+    if chosen is not None:
+        row = table.iloc[[chosen]].to_dict("records")[0]
+        show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
+    what_to_do([gathers_advice(table, opened.run.manifest, _step_ns(opened, table))])
+
+
+def _step_ns(opened: Opened, table: pd.DataFrame) -> int | None:
+    """How long the table's step took on its rank."""
+    found = _same_rows(opened.summary, table)
+    return None if found.empty else int(found["span_ns"].iloc[0])
 
 
 def _pick_other(opened: Opened) -> Opened | None:
@@ -141,15 +159,16 @@ def _columns(pair: tuple[tuple[Opened, pd.DataFrame], ...]) -> Iterator[tuple[De
 
 
 def _curve(opened: Opened, table: pd.DataFrame, window: tuple[int, int], top: int, line: int, key: str) -> None:
+    held = gathered_bytes(table)
     chart = charts.gathered(
-        gathered_bytes(table),
+        held,
         window_ns=window,
         top_bytes=top,
         dark=dark(),
         note=_note(opened, line),
         line=line,
     )
-    show_chart(chart, key)
+    show_chart(chart, key, held)
 
 
 def _schedule(opened: Opened, table: pd.DataFrame, window: tuple[int, int], line: int, key: str) -> None:
@@ -163,7 +182,7 @@ def _schedule(opened: Opened, table: pd.DataFrame, window: tuple[int, int], line
         note=_note(opened, line),
         line=line,
     )
-    show_chart(chart, key)
+    show_chart(chart, key, table)
 
 
 def _note(opened: Opened, line: int) -> str | None:
@@ -173,7 +192,11 @@ def _note(opened: Opened, line: int) -> str | None:
 
 def _scatters(opened: Opened, table: pd.DataFrame) -> pd.DataFrame:
     """The reduce-scatters of the table's rank and step."""
-    found = opened.scatters
+    return _same_rows(opened.scatters, table)
+
+
+def _same_rows(found: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the table's one rank and step."""
     for column in ("rank", "step"):
         value = table[column].iloc[0]
         found = found[found[column].isna() if pd.isna(value) else (found[column] == value).fillna(False)]
