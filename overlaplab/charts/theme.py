@@ -8,10 +8,11 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import altair as alt
 
+from overlaplab.charts.quiet import QuietChart
 from overlaplab.words import MS, count, ms, percent, rank_word
 
 __all__ = [
@@ -86,7 +87,7 @@ DARK = Palette(
     reduce="#9D6BFF",
     other="#7FD1AE",
     exposed="#FF5A4F",
-    waiting="#FFC2BC",
+    waiting="#BF6F6B",
     memory="#8A909B",
     idle="#3B404A",
     queued="#2F6E9A",
@@ -135,7 +136,7 @@ def finish(
     lines = [part for words in subtitle if words for part in textwrap.wrap(words, line)]
     wrapped = _wrap_title(title, line * 3 // 4)
     head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=lines)
-    chart = cast(alt.LayerChart, alt.layer(*layers))
+    chart = QuietChart(layer=list(layers))
     chart = chart.properties(title=head, description=description, width=width, height=height)
     finished: alt.LayerChart = (
         chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), background="transparent")
