@@ -18,10 +18,10 @@ MEANINGS = {
     Cause.LATE: "ready, and the link free, but not launched yet",
     Cause.QUEUED: "launched, but the link was busy with another collective",
     Cause.TAIL: "nothing left to hide it behind",
-    Cause.BLOCKING: "waited for at once, or launched after the backward pass, by design",
+    Cause.BLOCKING: "waited for at once, or launched after the backward",
     Cause.LINK: "takes longer than the compute there is to hide it behind",
-    Cause.GAP: "compute paused, and went on before the collective was over",
-    Cause.UNKNOWN: "waiting for ranks that are not here, or transfer: it cannot be told",
+    Cause.GAP: "compute paused, but not to wait for it",
+    Cause.UNKNOWN: "waiting for absent ranks, or transfer: nothing tells",
 }
 """What each cause means, in a few words."""
 
@@ -42,14 +42,10 @@ def moved_word(row: Mapping[Any, Any], limit: int = 60) -> str:
 
 
 def exposed_finding(rows: pd.DataFrame) -> str:
-    """Rows of one rank and step in one sentence: the causes, the dearest first."""
-    whole = int(rows["exposed_ns"].sum())
-    if whole == 0:
-        return "No communication was exposed"
+    """Rows of one rank and step, one or more, in a few words: the causes, the dearest first."""
     sums = rows.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
     parts = [f"{ms(int(took))} {cause}" for cause, took in sums.items()]
-    listed = ", ".join(parts[:3]) + (f", {ms(int(sums.iloc[3:].sum()))} the rest" if len(parts) > 3 else "")
-    return f"Where the {ms(whole)} went: {listed}"
+    return ", ".join(parts[:3]) + (f", {ms(int(sums.iloc[3:].sum()))} the rest" if len(parts) > 3 else "")
 
 
 def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFrame | None = None) -> str:
@@ -77,7 +73,8 @@ def _leave(table: pd.DataFrame, other: str) -> str:
     exposed, span = int(table["exposed_comm_ns"].sum()), int(table["span_ns"].sum())
     if exposed == 0:
         return other
-    return f"Leave communication for later: hiding all that is exposed would gain at most {percent(exposed, span)}."
+    gain = f"{percent(exposed, span)} of the step time"
+    return f"Leave communication for later: hiding all that is exposed would gain at most {gain}."
 
 
 def _elsewhere_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str:

@@ -14,7 +14,7 @@ import pandas as pd
 import streamlit as st
 
 import overlaplab
-from overlaplab.analyses import Theory, memory, scatters, volume, volume_theory, warnings_of
+from overlaplab.analyses import Theory, idle, memory, scatters, volume, volume_theory, warnings_of
 from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.dashboard.folder import confined, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
@@ -41,6 +41,16 @@ class Opened:
     def totals(self) -> pd.DataFrame:
         """`overlaplab.totals` of all ranks."""
         return overlaplab.totals(self.run)
+
+    @cached_property
+    def exposed(self) -> pd.DataFrame:
+        """`overlaplab.exposed` of all ranks and steps."""
+        return overlaplab.exposed(self.run)
+
+    @cached_property
+    def idle(self) -> pd.DataFrame:
+        """`overlaplab.analyses.idle` of all ranks and steps."""
+        return idle(self.run)
 
     @cached_property
     def buckets(self) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.verdict import verdict
 from overlaplab.events import Run
 from overlaplab.report.console import plain
-from overlaplab.words import MS, rank_word
+from overlaplab.words import MS, ms, rank_word
 
 __all__ = ["causes_table", "exposed_document", "spots_table"]
 
@@ -41,7 +41,8 @@ def causes_table(table: pd.DataFrame, causes: pd.DataFrame) -> Table:
 def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     """`exposed`'s rows of one rank and step, a row of `summary`: the dearest, and when."""
     step = "" if pd.isna(window["step"]) else f", step {window['step']}"
-    shown = _table(f"Rank {rank_word(window['rank'])}{step}. {exposed_finding(rows)}")
+    whole = int(rows["exposed_ns"].sum())
+    shown = _table(f"Where the {ms(whole)} of rank {rank_word(window['rank'])}{step} went: {exposed_finding(rows)}")
     for header in ("ms", "%"):
         shown.add_column(header, justify="right", no_wrap=True)
     shown.add_column("cause", no_wrap=True)
@@ -50,7 +51,6 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     shown.caption = "%: of the exposed; from: from the run's start"
     if len(rows) > _MOST:
         shown.caption += f"; the first {_MOST} of {len(rows)} (--json tells all)"
-    whole = int(rows["exposed_ns"].sum())
     for row in rows.head(_MOST).to_dict("records"):
         share = f"{100 * row['exposed_ns'] / whole:.0f}"
         begins = f"{row['start_ns'] / MS:.3f}"
