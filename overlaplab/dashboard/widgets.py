@@ -153,7 +153,7 @@ def show_table(table: pd.DataFrame, key: str, *, select: bool = False) -> int | 
 def _text_width(header: str, texts: pd.Series) -> int:
     """Pixels in which the longest of the first texts has room, as far as a table can give it."""
     longest = max((len(str(text)) for text in (header, *texts.head(1000).dropna())), default=0)
-    return min(8 * longest + 20, 360)
+    return min(round(6.8 * longest) + 24, 340)
 
 
 def chosen_rows(table: pd.DataFrame, ranks: frozenset[int] | None, step: int | None) -> pd.DataFrame:
