@@ -129,7 +129,7 @@ function laneOf(run, event) {
 
 // ---- Painting one lane ----------------------------------------------------------------------------------------------
 
-const FAINTEST = 0.45; // how strongly a column is coloured that is hardly busy: no event vanishes
+const FAINTEST = 0.3; // how strongly a column is coloured that is hardly busy: no event vanishes
 const GAP_FROM = 4; // pixels; marks this wide leave one free on their right
 const ROOM = 30; // pixels a mark needs to carry a name
 
@@ -190,7 +190,7 @@ function paintLane(run, lane, depth, scale, look, row, sums, cover, named) {
     for (let part = hitParts; part < parts && !hit; part++) {
       if (sums[at + part] > 0 && (best < 0 || sums[at + part] >= sums[at + best])) best = part;
     }
-    const strength = Math.min(1, Math.max(look.searching && hit ? 1 : FAINTEST, cover[column]));
+    const strength = look.searching && hit ? 1 : Math.min(1, FAINTEST + (1 - FAINTEST) * cover[column]);
     row[column] = blend(row[column], colours[best], strength);
   }
   return busy;
@@ -265,11 +265,12 @@ const OVERVIEW = 46;
 const HEIGHTS = { steps: 18, phases: 14, labels: 13, stream: 20, exposed: 14 };
 const NESTED = 13; // a row of a lane that has several
 const RANK_GAP = 8;
-const COMPACT = 0.75; // lanes' share of their height where they would not all be seen
+const ROOMY = 1.5; // times their height where there are few lanes
+const COMPACT = 0.75; // times it where they would not all be seen
 const LEAST_SPAN = 20; // ns
 const CLICK = 4; // pixels a pointer may move in a click
 const PAUSE = 400; // ms without a change before Python is told
-const MISSING = 2500; // ms without the events before Python is asked again
+const MISSING = 2000; // ms without the events before Python is asked again
 const FONT = "11px Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif";
 
 class TimelineView {
@@ -399,11 +400,11 @@ class TimelineView {
     const heights = (factor) => lanes.map((lane) => Math.round((lane.depth > 1 ? NESTED : HEIGHTS[lane.kind]) * factor) * lane.depth);
     const changes = lanes.filter((lane, place) => place > 0 && lane.rank !== lanes[place - 1].rank).length;
     const whole = (list, gap) => list.reduce((sum, height) => sum + height, 0) + changes * gap + 4;
-    const room = Math.max(360, Math.min(780, globalThis.innerHeight * 0.66));
-    const compact = whole(heights(1), RANK_GAP) > room;
-    const gap = compact ? 4 : RANK_GAP;
+    const room = Math.max(360, Math.min(880, globalThis.innerHeight * 0.7));
+    const factor = [ROOMY, 1].find((one) => whole(heights(one), RANK_GAP) <= (one > 1 ? room / 2 : room)) ?? COMPACT;
+    const gap = factor < 1 ? RANK_GAP / 2 : RANK_GAP;
     let y = 2;
-    const tall = heights(compact ? COMPACT : 1);
+    const tall = heights(factor);
     this.rows = lanes.map((lane, place) => {
       const leads = place === 0 || lane.rank !== lanes[place - 1].rank;
       if (leads && place > 0) y += gap;
@@ -427,7 +428,7 @@ class TimelineView {
     fitCanvas(this.overview, width, OVERVIEW, this.ratio);
     this.stage.style.height = `${this.view + AXIS}px`;
     Object.assign(this.scroll.style, { top: `${AXIS}px`, height: `${this.view}px` });
-    this.scroll.hidden = !this.scrolls;
+    this.scroll.hidden = this.root.querySelector(".scrolling").hidden = !this.scrolls;
     this.scroll.firstElementChild.style.height = `${this.content}px`;
     const columns = Math.round(this.plot * this.ratio);
     this.image = new ImageData(columns, Math.round(this.view * this.ratio));
@@ -837,10 +838,11 @@ class TimelineView {
     on(this.stage, "pointermove", (event) => this.move(event));
     on(this.stage, "pointerup", (event) => this.release(event));
     on(this.stage, "pointercancel", () => (this.drag = null));
-    on(this.stage, "pointerleave", () => this.point(-1));
+    on(this.stage, "pointerleave", () => this.point((this.pointer = -1)));
     on(this.stage, "wheel", (event) => this.wheel(event), { passive: false });
-    on(this.stage, "keydown", (event) => this.key(event));
-    on(document, "keydown", (event) => event.target === document.body && this.key(event));
+    on(this.root, "keydown", (event) => this.key(event));
+    const around = this.root.getRootNode().host; // keys count, too, where the page itself has the focus
+    on(document, "keydown", (event) => event.target !== around && event.target.contains(around) && this.key(event));
     on(this.scroll, "scroll", () => this.repaint());
     on(this.overview, "pointerdown", (event) => this.pressOverview(event));
     on(this.overview, "pointermove", (event) => this.moveOverview(event));
@@ -951,7 +953,7 @@ class TimelineView {
       "/": () => this.input.focus(),
     }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     const scrolls = { ArrowUp: -0.1, ArrowDown: 0.1, PageUp: -0.8, PageDown: 0.8 }[event.key];
-    const here = event.currentTarget === this.stage && this.scrolls;
+    const here = event.currentTarget === this.root && this.scrolls;
     if (act === undefined && !(scrolls && here)) return;
     event.preventDefault();
     event.stopPropagation();
@@ -962,10 +964,8 @@ class TimelineView {
   clear() {
     this.event = -1;
     this.range = null;
-    if (this.hits !== null) {
-      this.input.value = "";
-      this.search("");
-    }
+    this.input.value = "";
+    this.search("");
     this.repaint();
     this.tell(0);
   }
@@ -1057,6 +1057,7 @@ class TimelineView {
 
   search(text) {
     const { run } = this;
+    clearTimeout(this.typing);
     if (run === null) return;
     const words = run.words.length;
     const needle = text.trim().toLowerCase();
@@ -1069,6 +1070,7 @@ class TimelineView {
       this.partOf = run.part.map((part, code) => (found[code] ? part : part + words));
       this.hits = hitsOf(run, this.data.lanes, found);
     }
+    this.searched = text;
     this.hit = -1;
     this.tellHits();
     this.repaint();
@@ -1110,8 +1112,7 @@ class TimelineView {
   searchKey(event) {
     event.stopPropagation();
     if (event.key === "Enter") {
-      clearTimeout(this.typing);
-      if (this.searched !== this.input.value) this.search((this.searched = this.input.value));
+      if (this.searched !== this.input.value) this.search(this.input.value);
       this.jump(event.shiftKey ? -1 : 1);
       event.preventDefault();
     } else if (event.key === "Escape") {
@@ -1161,3 +1162,5 @@ function hitsOf(run, lanes, found) {
   const keys = Float64Array.from(places.subarray(0, count), (place) => Math.floor(run.start[place] / unit) * many + place);
   return Uint32Array.from(keys.sort(), (key) => key % many);
 }
+
+export { axisTime, brief, lasting, paintLane, unpack }; // for tests
