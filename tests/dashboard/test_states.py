@@ -1,0 +1,116 @@
+"""Every page in every state: it says what it shows, draws or says why not, and ends with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import engine_events, gpu_events
+from made_traces import event, gloo, op, run_of, step, write
+from made_zero3 import zero3_events
+from streamlit.testing.v1 import AppTest
+
+Open = Callable[..., AppTest]
+
+PAGES = {
+    "summary": "Summary",
+    "timeline": "Timeline",
+    "buckets": "Buckets",
+    "zero3": "ZeRO-3",
+    "collectives": "Collectives",
+    "compare": "Compare",
+}
+NOTHING = {
+    "buckets": "has no buckets",
+    "zero3": "gathers no parameters",
+    "collectives": "has no collectives",
+}
+"""What a page says that has nothing to show."""
+
+
+def cpu_events(late: float) -> list[dict[str, Any]]:
+    """Anybody's steps on a CPU: 50 µs of compute, then an all-reduce that ends at 90 on all ranks."""
+    found: list[dict[str, Any]] = []
+    for number in range(2):
+        at = 100.0 * number
+        found += [step(number, at, at + 100), op("mm", at + 5, at + 45 + late), gloo(at + 50 + late, at + 90)]
+    return found
+
+
+def bare_events() -> list[dict[str, Any]]:
+    """No step, no rank, no group."""
+    return [op("mm", 0, 60), gloo(50, 90)]
+
+
+STATES: dict[str, tuple[set[str], Callable[[Path], object]]] = {
+    # name: (pages that draw nothing, what makes the run)
+    "zero3": ({"buckets"}, lambda folder: run_of(folder, zero3_events(4, 1), zero3_events(4, 1), manifest={})),
+    "one rank": ({"zero3"}, lambda folder: run_of(folder, engine_events(), manifest={})),
+    "cpu": ({"buckets", "zero3"}, lambda folder: run_of(folder, cpu_events(0), cpu_events(30))),
+    "gpu": ({"buckets", "zero3"}, lambda folder: run_of(folder, gpu_events(), backend="nccl")),
+    "bare": ({"buckets", "zero3"}, lambda folder: write(folder / "t.json.gz", bare_events())),
+    "no communication": ({"buckets", "zero3", "collectives"}, lambda folder: run_of(folder, [op("mm", 0, 60)])),
+    "not recorded": (
+        set(PAGES) - {"compare"},
+        lambda folder: write(folder / "t.json", [event("cudaLaunchKernel", 0, 5, cat="cuda_runtime", correlation=1)]),
+    ),
+    "broken": (set(PAGES) - {"compare"}, lambda folder: (folder / "rank0.json").write_text("{")),
+}
+
+
+def turned(app: AppTest, page: str) -> AppTest:
+    app.switch_page(f"views/{page}.py").run()
+    assert not app.exception, (page, app.exception[0].message)
+    return app
+
+
+def shows(app: AppTest) -> str:
+    """What the page says that it shows."""
+    said = [caption.value for caption in app.caption if not caption.value.startswith("They are deleted")]
+    return str(said[0])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_page_in_every_state(opened: Open, tmp_path: Path, state: str) -> None:
+    empty, make = STATES[state]
+    (tmp_path / "run").mkdir()
+    make(tmp_path / "run")
+    app = opened(tmp_path)
+    for page, title in PAGES.items():
+        turned(app, page)
+        assert [found.value for found in app.title] == [title]
+        assert shows(app).endswith("."), page
+        if page == "compare":
+            continue  # one run alone is not compared
+        drawn = len(app.get("vega_lite_chart")) + len(app.get("bidi_component"))
+        if state == "broken":
+            assert "cannot be read" in app.error[0].value
+            assert drawn == 0
+        elif page in empty:
+            said = [found.value for found in (*app.info, *app.warning)]
+            assert len(said) == 1, (page, said)
+            if state != "not recorded":
+                assert NOTHING[page] in said[0]
+            assert drawn == 0
+        else:
+            assert drawn > 0, page
+            assert not app.error
+
+
+def test_no_run_at_all(opened: Open, tmp_path: Path) -> None:
+    app = opened(tmp_path)
+    for page in PAGES:
+        turned(app, page)
+        assert app.subheader[0].value == "There are no runs in this folder yet"
+        assert len(app.file_uploader) == 1
+
+
+@pytest.mark.parametrize("page", ["buckets", "zero3", "collectives"])
+def test_a_page_ends_with_what_to_do(opened: Open, tmp_path: Path, page: str) -> None:
+    events = zero3_events(4, 1) if page == "zero3" else engine_events()
+    run_of(tmp_path / "run", events, events, manifest={})
+    app = turned(opened(tmp_path), page)
+    assert app.subheader[-1].value == "What to do about it"
+    assert app.text[-1].value.endswith(".")
