@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from browser import pick, served, visit, watched
@@ -46,7 +46,7 @@ def drawn(page: Page, tones: Palette = LIGHT, number: int = 0) -> dict[str, int]
 
 def test_every_page_draws(page: Page, address: str) -> None:
     visit(page, address, "summary", "bucketed")
-    assert page.get_by_text("Worst rank 0: 0.35 ms of 0.50 ms of communication per step is exposed").is_visible()
+    assert page.get_by_text("worst rank 0 (step 0): 0.35 ms exposed (35\u00a0% of its step), all of it transfer").is_visible()
     pixels = drawn(page)
     # Of each step, 49.5 % are compute only, 15 % hidden, 35 % exposed communication.
     assert pixels["exposed"] / pixels["hidden"] == pytest.approx(35 / 15, rel=0.05)
@@ -63,6 +63,20 @@ def test_every_page_draws(page: Page, address: str) -> None:
     visit(page, address, "compare", "bucketed")
     assert page.get_by_text("Left out, because they cannot be read").is_visible()
     assert min(drawn(page).values()) > 500
+
+
+def test_a_row_of_where_the_time_went_is_one_click_from_the_timeline(page: Page, address: str) -> None:
+    visit(page, address, "summary", "bucketed")
+    page.get_by_text("Choose a row to see it on the timeline").wait_for()
+    table = page.locator("[data-testid=stDataFrame]").first
+    table.click(position={"x": 18, "y": 54})
+    page.wait_for_url("**/timeline?*")
+    query = parse_qs(urlsplit(page.url).query)
+    assert query["run"] == ["bucketed"]
+    assert query["rank"] == ["0"]
+    # The dearest row, bucket 1's tail, is from 0.600 to 0.855 ms; a fifth of that is shown on both sides.
+    assert (int(query["from"][0]), int(query["to"][0])) == (549_000, 906_000)
+    assert page.get_by_role("heading", name="Timeline").is_visible()
 
 
 def test_zero3_shows_runs_alone_and_side_by_side(page: Page, address: str) -> None:
@@ -88,7 +102,7 @@ def test_streamlit_run_app_py_shows_the_same_in_the_dark(browser: Browser, tmp_p
     line = ("-m", "streamlit", "run", "app.py", "--server.port={port}", "--", str(made_runs(tmp_path / "runs")))
     with served(*line, folder=ROOT) as address, watched(browser, color_scheme="dark") as page:
         visit(page, address, "summary", "bucketed")
-        assert page.get_by_text("30\u00a0% of communication time is hidden behind compute").is_visible()
+        assert page.get_by_text("30\u00a0% of communication time, over all ranks and steps, is hidden").is_visible()
         assert min(drawn(page, DARK).values()) > 500
         assert max(drawn(page, LIGHT).values()) == 0
 
