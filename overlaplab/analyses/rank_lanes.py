@@ -12,6 +12,7 @@ from overlaplab.analyses.recorded import recorded_of_events
 from overlaplab.events import Kind, Run, Trace, activity, lanes, matching, of_kind, rule_of
 from overlaplab.intervals import subtract
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, label_fields
+from overlaplab.words import shorten
 
 __all__ = ["rank_lanes"]
 
@@ -98,7 +99,7 @@ def _numbered(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) -> tup
 
 def _label(event: pd.Series, *, gpu: bool, devices: int) -> str:
     if not gpu:
-        return f"thread {event['tid']}"
+        return f"thread {shorten(str(event['tid']))}"
     return (f"device {event['device']} " if devices > 1 else "") + f"stream {event['stream']}"
 
 
