@@ -45,8 +45,8 @@ def merged_marks(events: pd.DataFrame, start: int, end: int, limit: int) -> pd.D
     start.
 
     Takes `lane`, `part`, `start_ns`, `end_ns`, `name`; returns the same per mark, cut to the window, `part`
-    being the busiest one and `name` the longest event's, with `events` (their number) and `busy_ns` (the
-    union of their times).
+    being the busiest one and `name` the longest event's, with `events` (their number), `busy_ns` (the union of their
+    times) and, where events tell it, `collective` (the one of all of them, -1 where they are not of one).
     """
     begins = np.clip(events["start_ns"].to_numpy(), start, end)
     ends = np.clip(events["end_ns"].to_numpy(), start, end)
@@ -109,10 +109,13 @@ def _marks(
     busiest = parts - 1 - shares[:, ::-1].argmax(axis=1)  # the later one, where their times are equal
     longest = np.flatnonzero(length == _of_groups(np.maximum, length, opens)[group])
     rows = longest[np.append(group[longest][1:] != group[longest][:-1], True)[: len(longest)]]
+    told = events["collective"].to_numpy() if "collective" in events else np.full(len(group), -1, dtype=np.int64)
+    one = _of_groups(np.minimum, told, opens)
     return pd.DataFrame(
         {
             "lane": lane[opens],
             "part": busiest,
+            "collective": np.where(one == _of_groups(np.maximum, told, opens), one, -1),
             "start_ns": _of_groups(np.minimum, begins, opens),
             "end_ns": _of_groups(np.maximum, ends, opens),
             "events": np.diff(np.append(opens, len(group))),

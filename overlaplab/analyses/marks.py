@@ -74,6 +74,8 @@ class Timeline:
     """Columns `rank` (Int64), `step` (Int64), `start_ns`, `end_ns`."""
     activities: tuple[tuple[int | None, Activity, int], ...]
     """Rank, activity (absolute ns) and the run's zero by the rank's clock, for figures from the raw intervals."""
+    offsets: tuple[tuple[int | None, int], ...] = ()
+    """Ranks whose clocks were corrected, and by how much they were ahead of the first rank's, in ns (see `clocks`)."""
 
     @property
     def extent(self) -> tuple[int, int]:

@@ -7,14 +7,14 @@ counted there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import union_categoricals
 
-from overlaplab.analyses.clocks import zero_of
+from overlaplab.analyses.clocks import clocks, zero_of
 from overlaplab.analyses.event_details import event_details
 from overlaplab.analyses.label_lanes import label_lanes
 from overlaplab.analyses.level_of_detail import merged_marks, touching
@@ -48,10 +48,15 @@ class View:
     start_ns: int
     end_ns: int
     marks: pd.DataFrame
-    """Columns `lane`, `label`, `rank`, `part` (str), `start_ns`, `end_ns` (cut to the window), `events`
-    (their number), `busy_ns` (the union of their times), `name` (of the longest)."""
+    """Columns `lane`, `label`, `rank`, `kind`, `part` (str), `collective` (the one that all its events are of, else
+    -1), `start_ns`, `end_ns` (cut to the window), `events` (their number), `busy_ns` (the union of their times), `name`
+    (of the longest)."""
     lanes: pd.DataFrame
     """`Timeline.lanes` of the chosen ranks."""
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """`Timeline.steps` of the chosen ranks, as far as they touch the window, not cut."""
+    offsets: tuple[tuple[int | None, int], ...] = ()
+    """`Timeline.offsets` of the chosen ranks."""
     totals: pd.DataFrame
     """What each rank did within the window, from the raw intervals: see `window_totals`."""
 
@@ -88,6 +93,7 @@ def timeline_events(run: Run) -> Timeline:
         if steps
         else pd.DataFrame({"step": [], "start_ns": [], "end_ns": [], "rank": []}, dtype="Int64"),
         activities=tuple(activities),
+        offsets=_offsets(run),
     )
 
 
@@ -130,5 +136,22 @@ def timeline_view(
         end_ns=end,
         marks=merged,
         lanes=chosen.reset_index(drop=True),
+        steps=_steps(timeline, start, end, ranks),
+        offsets=tuple((rank, ns) for rank, ns in timeline.offsets if ranks is None or rank is None or rank in ranks),
         totals=window_totals(timeline, start, end, ranks),
     )
+
+
+def _offsets(run: Run) -> tuple[tuple[int | None, int], ...]:
+    table = clocks(run)
+    table = table[table["applied"]]
+    ranks = [None if pd.isna(rank) else int(rank) for rank in table["rank"]]
+    return tuple(zip(ranks, table["offset_ns"].astype(int), strict=True))
+
+
+def _steps(timeline: Timeline, start: int, end: int, ranks: frozenset[int] | None) -> pd.DataFrame:
+    table = timeline.steps
+    chosen = (table["start_ns"] < end) & (table["end_ns"] > start)
+    if ranks is not None:
+        chosen &= table["rank"].isin(ranks) | table["rank"].isna()
+    return table[chosen].reset_index(drop=True)

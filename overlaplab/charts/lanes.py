@@ -2,49 +2,105 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import altair as alt
 import pandas as pd
 
 from overlaplab.analyses.timeline import Mark, View
-from overlaplab.charts.theme import MS, Palette, colours, finish, ms, palette, percent
+from overlaplab.charts.theme import DARK, MS, Palette, colours, count, finish, ms, palette, percent, rank_word
 from overlaplab.words import shorten
 
-__all__ = ["WINDOW", "mark_colours", "timeline", "timeline_rows"]
+__all__ = ["POINTED", "WINDOW", "mark_colours", "timeline", "timeline_rows"]
 
 WINDOW = "window"
 """The name of the chart's selection parameter: the visible part of the time axis, in ms."""
 
+POINTED = "pointed"
+"""The name of the selection parameter that holds the collective pointed at."""
 _NAMED = 0.035  # share of the window that a step or phase needs to carry its name
-_PHASES = frozenset({Mark.FORWARD.value, Mark.BACKWARD.value, Mark.OPTIMIZER.value})
+_OFFSETS = 4  # clocks that the subtitle names
+_PHASES = {
+    Mark.FORWARD: ("#C3C9D6", "#565D6B"),
+    Mark.BACKWARD: ("#98A2B3", "#7C8494"),
+    Mark.OPTIMIZER: ("#6E7684", "#A9B0BD"),
+}
+"""Phases are grey, as steps are, in the light and the dark theme: hues are for what streams do."""
+_STEPS = 80  # more lines would hide what they separate
+_LEADS = "test(/^rank [0-9?]+ steps$/, {})"
+_SHORT = (
+    f"{_LEADS.format('datum.label')} ? replace(datum.label, ' steps', '') : replace(datum.label, /^rank [0-9?]+ /, '')"
+)
 
 
 def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """The marks of `overlaplab.analyses.timeline.timeline_view`; wheel zooms and drag pans along the time
-    axis.
+    """The marks of `overlaplab.analyses.timeline.timeline_view`; the wheel zooms and drag pans along the time axis.
 
-    All marks stand in one table at the chart's top (`timeline_rows`), so that a dashboard can replace them
-    and leave the chart, and with it the reader's zoom, as it is.
+    Pointing at a collective fades all that is no part of it, on every rank. Lines down a rank's lanes show where its
+    steps begin. All marks stand in one table at the chart's top (`timeline_rows`).
     """
     tones = palette(dark)
     labels = list(view.lanes["label"])
-    axis = alt.Axis(domain=False, ticks=False, labelOverlap=False, grid=True)
-    y = alt.Y("lane:N", sort=labels, title=None, scale=alt.Scale(domain=labels), axis=axis)
+    y = _lanes_axis(view, tones)
     shown = alt.Scale(domain=[view.start_ns / MS, view.end_ns / MS], nice=False, zero=False)
     ticks = alt.Axis(labelOverlap="greedy", labelSeparation=8, tickCount=14)
-    x = alt.X("begin:Q", title="time since the run's zero (ms): wheel zooms, drag pans", scale=shown, axis=ticks)
+    x = alt.X(
+        "begin:Q",
+        title="time since the run's zero (ms): wheel zooms, drag pans, pointing at a collective shows it on every rank",
+        scale=shown,
+        axis=ticks,
+    )
+    title = _finding(view)
+    chart = finish(
+        [*_borders(view, y, x, tones), _bars(view, x, y, tones), _words(y, tones)],
+        title=title,
+        subtitle=[note, _clocks(view)],
+        description=f"Time runs to the right. Lanes: {', '.join(map(shorten, labels[:12]))}. {title}.",
+        dark=dark,
+        height=alt.Step(20 if len(labels) <= 24 else 15),
+    )
+    chart.data = timeline_rows(view)
+    return chart
+
+
+def _lanes_axis(view: View, tones: Palette) -> alt.Y:
+    """A row per lane; the first of a rank carries its name, the others what they are."""
+    labels = list(view.lanes["label"])
+    leads = _LEADS.format("datum.value")
+    axis = alt.Axis(
+        domain=False,
+        ticks=False,
+        labelOverlap=False,
+        grid=False,
+        labelExpr=_SHORT,
+        labelFontWeight=cast(Any, {"condition": {"test": leads, "value": "bold"}, "value": "normal"}),
+        labelColor=cast(Any, {"condition": {"test": leads, "value": tones.ink}, "value": tones.soft}),
+    )
+    return alt.Y("lane:N", sort=labels, title=None, scale=alt.Scale(domain=labels), axis=axis)
+
+
+def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
+    """The marks. The stroke tells one step from the next, and gives marks narrower than a pixel a visible width."""
     fills = _fills(view, tones)
     edges = [tones.soft if word == Mark.STEP.value else tone for word, tone in fills]
-    edge = alt.Scale(domain=[word for word, _ in fills], range=edges)
-    # The stroke tells one step from the next, and gives other marks narrower than a pixel a visible width.
+    pointed = alt.selection_point(
+        name=POINTED, fields=["collective"], on="pointerover", clear="pointerout", empty=False
+    )
+    apart = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
+    legend = alt.Legend(orient="top", labelLimit=0, symbolType="square")  # the same as the fill's: both are one
+    domain = [word for word, _ in fills]
     bars: alt.Chart = (
         alt.Chart()
-        .mark_bar(height={"band": 0.72}, opacity=1, strokeWidth=0.6, clip=True)
+        .mark_bar(height={"band": 0.72}, strokeWidth=0.6, clip=True)
         .encode(
             x=x,
             x2="end:Q",
             y=y,
             color=colours(fills),
-            stroke=alt.Stroke("part:N", scale=edge, legend=None),
+            stroke=alt.Stroke(
+                "part:N", title=None, sort=domain, scale=alt.Scale(domain=domain, range=edges), legend=legend
+            ),
+            opacity=alt.condition(apart, alt.value(0.15), alt.value(1)),
             tooltip=[
                 alt.Tooltip("what:N"),
                 alt.Tooltip("part:N", title="counts as"),
@@ -55,21 +111,62 @@ def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.
                 alt.Tooltip("lane:N"),
             ],
         )
-        .add_params(alt.selection_interval(name=WINDOW, bind="scales", encodings=["x"]))
+        .add_params(alt.selection_interval(name=WINDOW, bind="scales", encodings=["x"]), pointed)
     )
-    ink = alt.condition(f"datum.part === '{Mark.STEP.value}'", alt.value(tones.ink), alt.value(tones.on_dark))
-    words: alt.Chart = alt.Chart().mark_text(fontSize=11, clip=True).encode(x="middle:Q", y=y, text="word:N", color=ink)
-    title = _finding(view)
-    chart = finish(
-        [bars, words],
-        title=title,
-        subtitle=[note],
-        description=f"Time runs to the right. Lanes: {', '.join(map(shorten, labels[:12]))}. {title}.",
-        dark=dark,
-        height=alt.Step(20 if len(labels) <= 24 else 15),
+    return bars
+
+
+def _words(y: alt.Y, tones: Palette) -> alt.Chart:
+    """The names of steps and phases that have room for one."""
+    dark_on = " || ".join(f"datum.part === '{mark}'" for mark in _dark_text(tones))
+    chart: alt.Chart = (
+        alt.Chart()
+        .mark_text(fontSize=11, clip=True)
+        .encode(
+            x="middle:Q",
+            y=y,
+            text="word:N",
+            color=alt.condition(dark_on, alt.value(tones.ink), alt.value(tones.on_dark)),
+        )
+        .transform_filter("datum.word !== ''")
     )
-    chart.data = timeline_rows(view)
     return chart
+
+
+def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
+    """A line above each rank's lanes, and down them where its steps begin."""
+    lanes = view.lanes.assign(group=view.lanes["rank"].astype("Int64").fillna(-1))
+    firsts, lasts = (lanes.groupby("group", sort=False)["label"].agg(which) for which in ("first", "last"))
+    found = []
+    if len(firsts) > 1:
+        tops = pd.DataFrame({"lane": list(firsts)[1:]})
+        rule = alt.Chart(tops).mark_rule(color=tones.soft, strokeWidth=1, opacity=0.6)
+        found.append(rule.encode(y=y.bandPosition(0)))
+    steps = view.steps
+    if len(steps):
+        group = steps["rank"].astype("Int64").fillna(-1)
+        inside = ((steps["start_ns"] >= view.start_ns) & group.isin(firsts.index)).to_numpy()
+        edges = pd.DataFrame(
+            {
+                "begin": steps["start_ns"].astype("float64")[inside] / MS,
+                "lane": [firsts[rank] for rank in group[inside]],
+                "until": [lasts[rank] for rank in group[inside]],
+            }
+        )
+        if 0 < len(edges) <= _STEPS:
+            rule = alt.Chart(edges).mark_rule(color=tones.soft, strokeDash=[2, 3], strokeWidth=1, clip=True)
+            found.append(rule.encode(x=x, y=y.bandPosition(0), y2=alt.Y2("until", bandPosition=1)))
+    return found
+
+
+def _clocks(view: View) -> str | None:
+    """Which ranks' clocks were corrected, those that were furthest off first."""
+    if not view.offsets:
+        return None
+    worst = sorted(view.offsets, key=lambda pair: -abs(pair[1]))
+    told = [f"rank {rank_word(rank)} {'-' if ns > 0 else '+'}{ms(abs(ns))}" for rank, ns in worst[:_OFFSETS]]
+    more = f" and {count(len(worst) - _OFFSETS, 'more rank')}" if len(worst) > _OFFSETS else ""
+    return f"Clocks corrected to the first rank's: {', '.join(told)}{more}"
 
 
 def timeline_rows(view: View) -> pd.DataFrame:
@@ -83,6 +180,7 @@ def timeline_rows(view: View) -> pd.DataFrame:
             "end": marks["end_ns"] / MS,
             "events": marks["events"],
             "busy": marks["busy_ns"] / MS,
+            "collective": marks.get("collective", -1),
             "what": [shorten(name, 90) for name in marks["name"]],
         }
     )
@@ -104,9 +202,7 @@ def mark_colours(tones: Palette) -> dict[Mark, str]:
     """The colour of each kind of mark, in the legend's order."""
     return {
         Mark.STEP: tones.idle,
-        Mark.FORWARD: tones.queued,
-        Mark.BACKWARD: tones.soft,
-        Mark.OPTIMIZER: tones.memory,
+        **{mark: pair[tones is DARK] for mark, pair in _PHASES.items()},
         Mark.COMPUTE: tones.compute,
         Mark.GATHER: tones.gather,
         Mark.REDUCE: tones.reduce,
@@ -117,11 +213,16 @@ def mark_colours(tones: Palette) -> dict[Mark, str]:
     }
 
 
+def _dark_text(tones: Palette) -> list[str]:
+    """The marks whose names are written in the colour of text upon the background."""
+    return [Mark.STEP.value, Mark.FORWARD.value] + ([] if tones is DARK else [Mark.BACKWARD.value])
+
+
 def _word(part: str, name: str) -> str:
     """What a wide mark of a step or phase is called on the chart."""
     if part == Mark.STEP.value:
         return shorten(name, 24)
-    return part if part in _PHASES else ""
+    return part if Mark(part) in _PHASES else ""
 
 
 def _finding(view: View) -> str:
@@ -131,4 +232,6 @@ def _finding(view: View) -> str:
     if comm == 0:
         return f"No communication {where}"
     exposed = int(view.totals["exposed_comm_ns"].sum())
-    return f"Exposed communication {ms(exposed)} of {ms(comm)} of communication ({percent(exposed, comm)}), {where}"
+    ranks = f" over {len(view.totals)} ranks" if len(view.totals) > 1 else ""
+    share = percent(exposed, comm)
+    return f"Exposed communication {ms(exposed)} of {ms(comm)} of communication ({share}){ranks}, {where}"

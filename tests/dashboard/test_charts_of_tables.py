@@ -330,7 +330,7 @@ def test_timeline_draws_one_table_over_its_window() -> None:
         "rank 0 thread 1",
         "rank 0 exposed",
     ]
-    assert [param["bind"] for param in found["params"]] == ["scales"]
+    assert {param["name"]: param.get("bind") for param in found["params"]} == {"window": "scales", "pointed": None}
     assert found["title"]["text"] == (
         "Exposed communication 30.0 ms of 40.0 ms of communication (75\u00a0%), from 0 ms to 100.0 ms"
     )
