@@ -46,7 +46,9 @@ def drawn(page: Page, tones: Palette = LIGHT, number: int = 0) -> dict[str, int]
 
 def test_every_page_draws(page: Page, address: str) -> None:
     visit(page, address, "summary", "bucketed")
-    assert page.get_by_text("worst rank 0 (step 0): 0.35 ms exposed (35\u00a0% of its step), all of it transfer").is_visible()
+    assert page.get_by_text(
+        "worst rank 0 (step 0): 0.35 ms exposed (35\u00a0% of its step), all of it transfer"
+    ).is_visible()
     pixels = drawn(page)
     # Of each step, 49.5 % are compute only, 15 % hidden, 35 % exposed communication.
     assert pixels["exposed"] / pixels["hidden"] == pytest.approx(35 / 15, rel=0.05)
