@@ -1,0 +1,243 @@
+"""Why communication was exposed: each rule on a trace written by hand, all of them against looking at every moment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_exposed import backward, bucket, gather, label, scatter
+from made_ranks import carried
+from made_traces import event, launched, op, run_of, step
+
+import overlaplab
+from overlaplab.analyses import CAUSES, rows_of, worst_step
+from overlaplab.errors import OverlaplabError
+
+
+def found(run: overlaplab.Run, **chosen: Any) -> list[tuple[str, Any, Any, int]]:
+    """Cause, collective, what and exposed µs of rank 0, in order of time."""
+    table = overlaplab.exposed(run, ranks=[0], **chosen).sort_values(["start_ns", "collective"])
+    return [
+        (row["cause"], row["collective"], row["what"], row["exposed_ns"] // 1000) for row in table.to_dict("records")
+    ]
+
+
+def alone(folder: Path, *events: dict[str, Any]) -> overlaplab.Run:
+    """A run of two ranks that do the same at the same time: nobody waits."""
+    return run_of(folder, list(events), list(events))
+
+
+def test_straggler_wait_names_the_late_rank(tmp_path: Path) -> None:
+    """Rank 0 comes at 100, rank 1 at 300; both are done at 450, and compute longer than they transfer."""
+    ranks = [[op("mm", 0, last), *carried(0, last, 450, launch=last), op("mm", 450, 900)] for last in (100, 300)]
+    run = run_of(tmp_path, *ranks)
+    table = overlaplab.exposed(run)
+    assert table.to_dict("records")[0] == {
+        "rank": 0,
+        "step": None,
+        "cause": "straggler wait",
+        "collective": 0,
+        "kind": "all_reduce",
+        "what": None,
+        "late_rank": 1,
+        "exposed_ns": 200_000,
+        "start_ns": 100_000,
+        "end_ns": 300_000,
+    }
+    assert table["late_rank"].isna().tolist() == [False, True, True]
+    assert found(run) == [("straggler wait", 0, None, 200), ("blocking", 0, None, 150)]
+
+
+def test_what_exceeds_the_steps_compute_is_bound_by_the_link(tmp_path: Path) -> None:
+    """700 of transfer beside 400 of compute, of which 100 hide some: 300 cannot be hidden, the last ones."""
+    run = alone(tmp_path, op("mm", 0, 400), *carried(0, 300, 1000, launch=300), op("x", 1100, 1100))
+    assert found(run) == [("tail", 0, None, 300), ("link-bound", 0, None, 300)]
+
+
+def test_a_gap_of_compute_that_waits_for_nobody(tmp_path: Path) -> None:
+    """Compute pauses from 200 to 300, and goes on while the bucket is on the link until 700."""
+    busy = [op("mm", 0, 200), op("mm", 300, 900)]
+    run = alone(tmp_path, backward(0, 900), *busy, *bucket(0, 100, 100, 100, 700))
+    assert found(run) == [("compute gap", 0, "bucket 0", 100)]
+
+
+def test_compute_that_goes_on_microseconds_before_the_end_had_waited(tmp_path: Path) -> None:
+    for wakes, cause in ((685, "blocking"), (675, "compute gap")):
+        busy = [op("mm", 0, 500), op("mm", wakes, 2000)]
+        run = alone(tmp_path / str(wakes), backward(0, 2000), *busy, *bucket(0, 100, 100, 100, 700))
+        assert found(run) == [(cause, 0, "bucket 0", wakes - 500)]
+
+
+def test_blocking_by_design_is_launched_after_the_backward_pass(tmp_path: Path) -> None:
+    """As naive does: ready at 100, launched after the pass, in which the link was free."""
+    busy = [op("mm", 0, 600), op("mm", 800, 900)]
+    run = alone(tmp_path, backward(0, 600), *busy, *bucket(0, 100, 610, 620, 790))
+    assert found(run) == [("blocking", 0, "bucket 0", 170)]
+
+
+def test_blocking_is_what_nothing_computes_beside(tmp_path: Path) -> None:
+    """Of no known purpose: from when it could start to its end nothing computes, but its rank goes on afterwards."""
+    run = alone(tmp_path, op("mm", 0, 600), *carried(0, 610, 790, launch=605), op("mm", 800, 900))
+    assert found(run) == [("blocking", 0, None, 180)]
+
+
+def test_gradients_awaited_within_the_backward_pass_block(tmp_path: Path) -> None:
+    busy = [op("mm", 0, 600), op("mm", 805, 1500)]
+    run = alone(tmp_path, backward(0, 1500), *busy, *bucket(0, 500, 500, 500, 800))
+    assert found(run) == [("blocking", 0, "bucket 0", 200)]
+
+
+def test_late_launch_is_what_launching_when_ready_had_saved(tmp_path: Path) -> None:
+    """Bucket 1 was ready 120 before its launch at 800, of which the link was free for 70: bucket 0 held it until 730.
+    Its last 70 come from there; it queued for no one.
+    """
+    events = [backward(0, 900), op("mm", 0, 900), op("mm", 1100, 1400)]
+    events += bucket(0, 400, 400, 400, 730) + bucket(1, 680, 800, 805, 1095)
+    assert found(alone(tmp_path, *events)) == [("tail", 1, "bucket 1", 125), ("late launch", 1, "bucket 1", 70)]
+
+
+def test_a_rank_that_was_not_last_launched_in_time_enough(tmp_path: Path) -> None:
+    """Both ranks launch late, rank 0 by 200, rank 1 by 50, but rank 1 is last: 50 could have been saved."""
+    busy = [backward(0, 700), op("mm", 0, 700), op("mm", 1000, 1400)]
+    run = run_of(tmp_path, [*busy, *bucket(0, 300, 500, 500, 990)], [*busy, *bucket(0, 550, 600, 600, 990)])
+    assert found(run) == [("tail", 0, "bucket 0", 240), ("late launch", 0, "bucket 0", 50)]
+
+
+def test_queued_is_what_a_free_link_had_saved(tmp_path: Path) -> None:
+    """Bucket 1 is launched at 500, and 200 later the link is free of bucket 0."""
+    events = [backward(0, 600), op("mm", 0, 600), op("mm", 1200, 2000)]
+    events += bucket(0, 300, 300, 300, 700) + bucket(1, 500, 500, 700, 1190)
+    assert found(alone(tmp_path, *events)) == [
+        ("tail", 0, "bucket 0", 100),
+        ("tail", 1, "bucket 1", 290),
+        ("queued", 1, "bucket 1", 200),
+    ]
+
+
+def test_tail_is_gradients_when_the_backward_pass_is_over(tmp_path: Path) -> None:
+    run = alone(tmp_path, backward(0, 600), op("mm", 0, 600), *bucket(0, 500, 500, 500, 900), op("mm", 910, 1000))
+    assert found(run) == [("tail", 0, "bucket 0", 300)]
+
+
+def test_a_gather_launched_when_it_is_needed_is_late(tmp_path: Path) -> None:
+    """Without prefetching: while layer 0 computes from 200 to 400, the link is free, and layer 1 could be gathered."""
+    events = [step(0, 0, 2000), op("mm", 200, 400), op("mm", 570, 1900)]
+    events += gather(0, 10, 10, 190) + gather(1, 400, 410, 560)
+    assert found(alone(tmp_path, *events)) == [
+        ("tail", 0, "layers.0", 170),
+        ("late launch", 0, "layers.0", 10),  # it could have been launched when the step began
+        ("late launch", 1, "layers.1", 150),
+    ]
+
+
+def test_a_gather_that_outlasts_what_it_was_to_be_hidden_behind_is_bound_by_the_link(tmp_path: Path) -> None:
+    """Layer 1 is gathered while layer 0 computes, which takes 100."""
+    events = [step(0, 0, 2000), op("mm", 200, 300), op("mm", 710, 1900)]
+    events += gather(0, 10, 10, 190) + gather(1, 200, 200, 700)
+    assert found(alone(tmp_path, *events)) == [
+        ("tail", 0, "layers.0", 170),
+        ("late launch", 0, "layers.0", 10),
+        ("link-bound", 1, "layers.1", 390),
+        ("late launch", 1, "layers.1", 10),
+    ]
+
+
+def test_a_gather_behind_gradients_that_nobody_needs_yet_is_queued(tmp_path: Path) -> None:
+    """The scatter is on the link from 300 to 500, the gather, launched at 310, to 600: compute waits for it."""
+    events = [step(0, 0, 2000), backward(100, 1500), op("mm", 0, 300), op("mm", 610, 1900)]
+    events += gather(0, 20, 20, 90) + scatter(1, 300, 300, 500) + gather(2, 310, 500, 600, phase="backward")
+    # Of the gather's own 100, all could have been saved: the link was free from 90 to 300.
+    assert found(alone(tmp_path, *events)) == [
+        ("blocking", 1, "layers.1", 10),
+        ("queued", 2, "layers.2", 190),
+        ("late launch", 2, "layers.2", 100),
+    ]
+
+
+def test_nothing_is_guessed_of_ranks_whose_traces_are_missing(tmp_path: Path) -> None:
+    """It outlasts the compute beside it, but may have waited for the other rank; the last of its kind is the tail."""
+    events = [op("mm", 0, 300), *carried(0, 200, 500, launch=200), op("mm", 510, 800), op("mm", 1100, 1900)]
+    events += carried(1, 700, 1000, launch=700)
+    run_of(tmp_path, events, events)
+    (tmp_path / "rank1.pt.trace.json.gz").unlink()
+    assert found(overlaplab.load_run(tmp_path)) == [("unknown", 0, None, 200), ("tail", 1, None, 200)]
+
+
+def test_communication_of_no_collective_is_unknown(tmp_path: Path) -> None:
+    """A range that is communication by its name, but whose label lacks a number."""
+    run = alone(tmp_path, op("mm", 0, 300), event("engine::comm", 200, 500, cat="user_annotation", tid=7))
+    assert found(run) == [("unknown", None, None, 200)]
+
+
+def test_buckets_of_one_parameter_each_are_called_by_it(tmp_path: Path) -> None:
+    events = [backward(0, 900), op("mm", 0, 400), op("mm", 950, 1900)]
+    for seq, name in enumerate(("head.weight", "a%20b")):
+        events += [label(f"bucket_ready bucket={seq} bytes=8 parameters={name}", 100, 100.001)]
+        events += [label(f"bucket_launch bucket={seq}", 410, 411)] if seq == 0 else []
+    events += carried(0, 500, 940, launch=410.2)
+    assert found(alone(tmp_path, *events))[0][2] == "head.weight"
+
+
+def test_on_a_gpu_readiness_is_the_devices_time(tmp_path: Path) -> None:
+    """The host launches everything by 30. The bucket's gradients are there when gemm 2 ends, at 500; the link is busy
+    until 600 with what was launched before: it queued for 100.
+    """
+    events = [event("ProfilerStep#0", 0, 50, cat="user_annotation"), backward(1, 40)]
+    events += launched("gemm_1", 2, 100, 300, correlation=1)
+    events += [label("bucket_ready bucket=0 bytes=8 parameters=a,b", 3, 3.1), label("bucket_launch bucket=0", 4, 6)]
+    events += launched("ncclDevKernel_AllReduce", 5, 300, 600, stream=9, correlation=2)
+    events += launched("gemm_2", 7, 300, 500, correlation=3)
+    events += [label("bucket_ready bucket=1 bytes=8 parameters=a,b", 8, 8.1), label("bucket_launch bucket=1", 9, 11)]
+    events += launched("ncclDevKernel_AllReduce", 10, 600, 750, stream=9, correlation=4)
+    events += launched("adam", 45, 760, 900, correlation=5)
+    run = run_of(tmp_path, events, backend="nccl")
+    assert found(run) == [
+        ("tail", 0, "bucket 0", 100),
+        ("tail", 1, "bucket 1", 50),
+        ("queued", 1, "bucket 1", 100),
+    ]
+
+
+def test_it_is_cut_at_the_steps_borders_as_summary_cuts_it(tmp_path: Path) -> None:
+    events = [
+        step(0, 0, 300),
+        step(1, 300, 600),
+        op("mm", 0, 100),
+        *carried(0, 200, 500, launch=200),
+        op("mm", 500, 600),
+    ]
+    run = alone(tmp_path, *events)
+    table = overlaplab.exposed(run)
+    assert table.groupby(["rank", "step"])["exposed_ns"].sum().tolist() == [100_000, 200_000] * 2
+    assert overlaplab.exposed(run, steps=[1])["step"].unique().tolist() == [1]
+    assert overlaplab.exposed(run, ranks=[1], skip_steps=1)[["rank", "step"]].drop_duplicates().to_numpy().tolist() == [
+        [1, 1]
+    ]
+    with pytest.raises(OverlaplabError, match="not in this run"):
+        overlaplab.exposed(run, ranks=[7])
+
+
+def test_without_communication_or_device_activity_there_is_no_row(tmp_path: Path) -> None:
+    computing = run_of(tmp_path / "a", [op("mm", 0, 9)])
+    unrecorded = run_of(tmp_path / "b", [event("cudaLaunchKernel", 0, 1, cat="cuda_runtime", correlation=1)])
+    for run in (computing, unrecorded):
+        table = overlaplab.exposed(run)
+        assert table.empty
+        assert table["exposed_ns"].dtype == "int64"
+
+
+def test_the_worst_step_is_the_median_one_of_the_worst_rank() -> None:
+    table = pd.DataFrame({"rank": [0, 0, 0, 1], "step": [1, 2, 3, 1], "exposed_comm_ns": [90, 20, 10, 5]})
+    worst = worst_step(table)
+    assert (worst["rank"], worst["step"], worst["exposed_comm_ns"]) == (0, 2, 20)
+    assert rows_of(table, worst)["exposed_comm_ns"].tolist() == [20]
+    unknown = table.assign(rank=pd.array([None] * 4, dtype="Int64"), step=pd.array([None] * 4, dtype="Int64"))
+    assert len(rows_of(unknown, worst_step(unknown))) == 4
+
+
+def test_every_cause_has_its_rule_in_the_documentation() -> None:
+    module = sys.modules[overlaplab.exposed.__module__]
+    assert [cause for cause in CAUSES if f". `{cause}`" not in str(module.__doc__)] == []
