@@ -7,95 +7,24 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses import Cause, launched_after_backward, schedule_steps
+from overlaplab.analyses import launched_after_backward, schedule_steps
 from overlaplab.charts.theme import ms, percent
 from overlaplab.events import Manifest
 
-__all__ = [
-    "buckets_advice",
-    "cause_advice",
-    "cause_words",
-    "collectives_advice",
-    "compare_advice",
-    "gathers_advice",
-    "summary_advice",
-]
+__all__ = ["buckets_advice", "collectives_advice", "compare_advice", "gathers_advice", "summary_advice"]
 
 _LITTLE = 0.02  # of the step time: less than this is not worth an effort
 
 
 def summary_advice(table: pd.DataFrame) -> str:
-    """Of `overlaplab.summary`'s rows: which part of the step to go after first."""
-    span = int(table["span_ns"].sum())
-    if span == 0:
-        return "Nothing to do: nothing was measured."
-    exposed, idle = int(table["exposed_comm_ns"].sum()), int(table["idle_ns"].sum())
-    if idle > exposed and idle > _LITTLE * span:
-        return (
-            f"Go after idle time first: it is {percent(idle, span)} of the step time, exposed communication"
-            f" {percent(exposed, span)}. Look in the timeline at what the host does while nothing runs."
-        )
-    if exposed <= _LITTLE * span:
-        return (
-            f"Leave communication as it is: all that is exposed is {percent(exposed, span)} of the step time,"
-            " which is the most that hiding it could gain."
-        )
-    per_step = ms(exposed / len(table))
-    begin = f"Hiding all exposed communication would gain at most {per_step} per rank and step."
-    waits = table["exposed_wait_ns"]
-    if waits.notna().all() and 2 * int(waits.sum()) > exposed:
-        return (
-            f"{begin} {percent(int(waits.sum()), exposed)} of it is waiting for a rank that came late: balance the"
-            " ranks' work before changing buckets or the link."
-        )
-    return f"{begin} Start with the first row of where the exposed time went."
-
-
-_CAUSES = {
-    Cause.STRAGGLER: (
-        "waits for a rank that came late",
-        "Balance the ranks' work, or look at what delays the late one on the timeline.",
-    ),
-    Cause.LATE: (
-        "its input was ready, but the host had not launched it",
-        "Let hooks launch it as soon as its input is ready, and keep the host ahead: fewer, larger kernels, no"
-        " synchronisation in the backward pass.",
-    ),
-    Cause.QUEUED: (
-        "launched, but another collective held the link",
-        "Send less, or spread it: fewer bytes, or larger gaps between collectives (another bucket_cap_mb).",
-    ),
-    Cause.TAIL: (
-        "the last one: nothing was left to hide it",
-        "Make what comes last smaller: a lower bucket_cap_mb, or a small last bucket.",
-    ),
-    Cause.BLOCKING: (
-        "the rank waits for it by design",
-        "Launch it during the backward pass instead of after it: strategy bucketed, or DistributedDataParallel.",
-    ),
-    Cause.LINK: (
-        "there is more to send than computation to hide it",
-        "No schedule hides this: send fewer bytes, accumulate microbatches, or use a faster link.",
-    ),
-    Cause.GAP: (
-        "the rank paused computing, not for this",
-        "Look on the timeline at what the host does in these gaps: communication is not what it waits for.",
-    ),
-    Cause.UNKNOWN: (
-        "whether it moved or waited cannot be told",
-        "Open all ranks' traces together to tell.",
-    ),
-}
-
-
-def cause_words(cause: str) -> str:
-    """What one of `overlaplab.analyses.CAUSES` means, in a few words."""
-    return _CAUSES[Cause(cause)][0]
-
-
-def cause_advice(cause: str) -> str:
-    """What to do about one of `overlaplab.analyses.CAUSES`."""
-    return _CAUSES[Cause(cause)][1]
+    """Of `overlaplab.summary`'s rows: what hiding communication could gain at most."""
+    span, exposed = int(table["span_ns"].sum()), int(table["exposed_comm_ns"].sum())
+    if exposed == 0:
+        return "Leave communication as it is: none is exposed."
+    return (
+        f"Hiding all exposed communication would gain at most {ms(exposed / len(table))} per rank and step,"
+        f" {percent(exposed, span)} of the step time. Where it went says how."
+    )
 
 
 def buckets_advice(table: pd.DataFrame, late: pd.DataFrame) -> str:

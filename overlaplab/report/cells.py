@@ -8,14 +8,14 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from overlaplab.charts.theme import count
+from overlaplab.charts.theme import count, size_exact
 from overlaplab.words import shorten
 
 __all__ = ["Cells", "Column", "cells"]
 
-As: TypeAlias = Literal["text", "count", "ms", "MB", "GB/s", "%"]
-"""What a column holds: ns are shown in `ms`, bytes in `MB`, ratios in `%`."""
-_SCALE = {"ms": 1e6, "MB": 1e6, "%": 0.01, "GB/s": 1.0}
+As: TypeAlias = Literal["text", "count", "ms", "bytes", "GB/s", "%"]
+"""What a column holds: ns are shown in `ms`, `bytes` each in the unit that suits it, ratios in `%`."""
+_SCALE = {"ms": 1e6, "%": 0.01, "GB/s": 1.0}
 MOST_ROWS = 60
 """A longer table is cut: whoever wants all of it has the command line's `--json`."""
 
@@ -61,7 +61,7 @@ def cells(
 
 
 def _header(column: Column) -> str:
-    return f"{column.header} ({column.shown})" if column.shown in ("ms", "MB", "GB/s") else column.header
+    return f"{column.header} ({column.shown})" if column.shown in ("ms", "GB/s") else column.header
 
 
 def _column(values: pd.Series[Any], shown: As) -> list[str]:
@@ -72,6 +72,8 @@ def _column(values: pd.Series[Any], shown: As) -> list[str]:
         return [
             "–" if pd.isna(value) else f"{value:,g}" if isinstance(value, float) else f"{value:,}" for value in values
         ]
+    if shown == "bytes":
+        return ["–" if pd.isna(value) else size_exact(round(value)) for value in values]
     numbers = values.astype("Float64") / _SCALE[shown]
     largest = numbers.abs().max()
     digits = 1 if shown == "%" or pd.isna(largest) or largest >= 1000 else 2 if largest >= 10 else 3

@@ -8,12 +8,13 @@ __all__ = [
     "BUCKETS",
     "BY_KIND",
     "CAPS",
+    "CAUSES",
     "COLLECTIVES",
     "COMPARED",
     "COSTS",
-    "EXPOSED",
     "GATHERS",
     "PARTS",
+    "SPOTS",
     "STRAGGLERS",
     "WINDOW",
 ]
@@ -31,19 +32,24 @@ PARTS = {
     "idle_ns": Column("idle", "ms"),
     "overlap_ratio": Column("hidden, % of comm.", "%"),
 }
-EXPOSED = {
+SPOTS = {
     "cause": Column("cause"),
-    "what": Column("of"),
-    "kind": Column("kind"),
-    "late_rank": Column("waits for rank", "count"),
-    "rows": Column("times", "count"),
-    "exposed_ns": Column("exposed per rank and step", "ms"),
+    "moved": Column("collective"),
+    "exposed_ns": Column("exposed", "ms"),
+    "of_exposed": Column("% of exposed", "%"),
+    "start_ns": Column("from", "ms"),
+    "end_ns": Column("to", "ms"),
+}
+CAUSES = {
+    "cause": Column("cause"),
+    "exposed_ns": Column("per rank and step", "ms"),
     "of_exposed": Column("% of exposed", "%"),
     "of_step": Column("% of step time", "%"),
+    "meaning": Column("which is"),
 }
 BUCKETS = {
     "index": Column("bucket", "count"),
-    "bytes": Column("size", "MB"),
+    "bytes": Column("size", "bytes"),
     "last": Column("last gradient"),
     "ready_ns": Column("ready", "ms"),
     "launch_ns": Column("launch", "ms"),
@@ -62,14 +68,14 @@ GATHERS = {
     "first_use_ns": Column("first use", "ms"),
     "wait_ns": Column("wait", "ms"),
     "free_ns": Column("free", "ms"),
-    "bytes": Column("size", "MB"),
+    "bytes": Column("size", "bytes"),
 }
 COLLECTIVES = {
     "index": Column("#", "count"),
     "step": Column("step", "count"),
     "name": Column("group"),
     "kind": Column("kind"),
-    "bytes": Column("size", "MB"),
+    "bytes": Column("size", "bytes"),
     "wait_ns": Column("longest wait", "ms"),
     "transfer_ns": Column("transfer", "ms"),
     "exposed_ns": Column("most exposed", "ms"),
@@ -90,7 +96,7 @@ BY_KIND = {
     "name": Column("group"),
     "kind": Column("kind"),
     "count": Column("collectives", "count"),
-    "bytes": Column("bytes", "MB"),
+    "bytes": Column("size", "bytes"),
     "busy_ns": Column("busy", "ms"),
     "exposed_ns": Column("exposed", "ms"),
 }
@@ -134,8 +140,8 @@ COMPARED = {
 }
 COSTS = {
     "run": Column("run"),
-    "sent_bytes": Column("sent per rank and step", "MB"),
-    "theory_sent_bytes": Column("theory: sent", "MB"),
-    "memory_bytes": Column("largest rank's memory", "MB"),
-    "theory_memory_bytes": Column("theory: memory", "MB"),
+    "sent_bytes": Column("sent per rank and step", "bytes"),
+    "theory_sent_bytes": Column("theory: sent", "bytes"),
+    "memory_bytes": Column("largest rank's memory", "bytes"),
+    "theory_memory_bytes": Column("theory: memory", "bytes"),
 }

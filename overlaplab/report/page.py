@@ -75,7 +75,9 @@ def _chapter(reported: Reported, anchor: str, name: str) -> Chapter:
         anchor=anchor,
         title=name,
         path=shorten(run.path, 300),
-        verdict=_NOT_RECORDED if table.empty and unrecorded else charts.verdict(table, run.manifest),
+        verdict=_NOT_RECORDED
+        if table.empty and unrecorded
+        else charts.verdict(table, run.manifest, reported.exposed, reported.idle),
         note=reported.note,
         warnings=tuple(shorten(warning, 400) for warning in analyses.warnings_of(run)),
         sections=tuple(sections(reported)),

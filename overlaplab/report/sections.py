@@ -10,14 +10,16 @@ from typing import Any
 import pandas as pd
 
 from overlaplab import analyses, charts
+from overlaplab.analyses.cause_words import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
+from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.timeline import timeline_events, timeline_view
 from overlaplab.charts import advice
-from overlaplab.charts.theme import count, ms, percent
+from overlaplab.charts.collective_words import collectives_seen
 from overlaplab.events import Run
 from overlaplab.report.blocks import Block, Lines, Section, drawn
 from overlaplab.report.cells import MOST_ROWS, Cells, cells
-from overlaplab.report.columns import BUCKETS, BY_KIND, COLLECTIVES, EXPOSED, GATHERS, PARTS, STRAGGLERS, WINDOW
-from overlaplab.words import last_gradient
+from overlaplab.report.columns import BUCKETS, BY_KIND, CAUSES, COLLECTIVES, GATHERS, PARTS, SPOTS, STRAGGLERS, WINDOW
+from overlaplab.words import last_gradient, ms, percent, rank_word
 
 __all__ = ["Reported", "sections"]
 
@@ -43,6 +45,21 @@ class Reported:
     def summary(self) -> pd.DataFrame:
         """`overlaplab.summary` of what was chosen."""
         return analyses.summary(self.run, **self.chosen)
+
+    @cached_property
+    def worst(self) -> dict[str, Any]:
+        """The row of `summary` of a median step of the rank most exposed, which the other sections show, too."""
+        return analyses.worst_step(self.summary)
+
+    @cached_property
+    def exposed(self) -> pd.DataFrame:
+        """`overlaplab.exposed` of what was chosen."""
+        return analyses.exposed(self.run, **self.chosen)
+
+    @cached_property
+    def idle(self) -> pd.DataFrame:
+        """`analyses.idle` of what was chosen."""
+        return analyses.idle(self.run, **self.chosen)
 
     @property
     def note(self) -> str | None:
@@ -84,30 +101,50 @@ def _summary(reported: Reported) -> Section | None:
 
 
 def _exposed(reported: Reported) -> Section | None:
-    table = analyses.exposed(reported.run, **reported.chosen)
-    if table.empty:
+    table, causes = reported.summary, reported.exposed
+    if causes.empty:
         return None
-    windows, span = len(reported.summary), int(reported.summary["span_ns"].sum())
-    total = int(table["exposed_ns"].sum())
-    grouped = table.groupby(["cause", "what", "kind", "late_rank"], dropna=False)["exposed_ns"]
-    rows = grouped.agg(["sum", "size"]).reset_index().sort_values("sum", ascending=False, kind="stable")
-    rows = rows.assign(
-        rows=rows["size"],
-        exposed_ns=rows["sum"] / windows,
-        of_exposed=rows["sum"] / total,
-        of_step=rows["sum"] / span,
-    )
-    by_cause = table.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False)
-    worst = str(by_cause.index[0])
-    meanings = " ".join(f"{cause[0].upper()}{cause[1:]}: {advice.cause_words(cause)}." for cause in by_cause.index)
-    told = ", ".join(f"{cause} {percent(int(took), total)}" for cause, took in by_cause.items())
+    window = reported.worst
+    rows = analyses.rows_of(causes, window)
+    step = "" if pd.isna(window["step"]) else f", step {window['step']}"
+    worst = f"rank {rank_word(window['rank'])}{step}"
+    blocks: list[Block] = [_by_cause(table, causes)]
+    if len(rows):
+        blocks.insert(0, _spots(rows, f"{worst[0].upper()}{worst[1:]}, each cause and collective, the dearest first"))
+    share = percent(window["exposed_comm_ns"], window["span_ns"])
     return Section(
         title="Where the exposed time went",
-        shows=f"{ms(total / windows)} of communication per rank and step, which nothing hides, by cause and what was"
-        f" sent. Shares of it: {told}.",
-        blocks=[cells(rows, EXPOSED, "By cause and what was sent, the dearest first", most=15, note=meanings)],
-        advice=f"Begin with the dearest cause, {worst}. {advice.cause_advice(worst)}",
+        shows=f"Why communication was exposed, in a median step of the rank most exposed ({worst}):"
+        f" {ms(window['exposed_comm_ns'])}, {share} of it. {exposed_finding(rows)}.",
+        blocks=blocks,
+        advice=exposed_advice(table, causes, reported.idle),
     )
+
+
+def _spots(rows: pd.DataFrame, caption: str) -> Cells:
+    """Rows of `overlaplab.exposed` of one rank and step."""
+    records = rows.to_dict("records")
+    shown = rows.assign(
+        cause=[cause_word(row) for row in records],
+        moved=[moved_word(row) for row in records],
+        of_exposed=rows["exposed_ns"] / max(int(rows["exposed_ns"].sum()), 1),
+    )
+    return cells(shown, SPOTS, caption, most=15, note="From, to: since the run's zero, as on the timeline.")
+
+
+def _by_cause(table: pd.DataFrame, causes: pd.DataFrame) -> Cells:
+    """All ranks and steps together."""
+    sums = causes.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
+    shown = pd.DataFrame(
+        {
+            "cause": sums.index,
+            "exposed_ns": sums.to_numpy() / len(table),
+            "of_exposed": sums.to_numpy() / sums.sum(),
+            "of_step": sums.to_numpy() / table["span_ns"].sum(),
+            "meaning": [MEANINGS[Cause(str(cause))] for cause in sums.index],
+        }
+    )
+    return cells(shown, CAUSES, "By cause, the mean over all ranks and steps")
 
 
 def _timeline(reported: Reported) -> Section | None:
@@ -120,7 +157,8 @@ def _timeline(reported: Reported) -> Section | None:
     numbers = sorted(int(step) for step in steps["step"].dropna().unique())
     start, end, where = *timeline.extent, "the whole recording"
     if numbers:
-        step = max(reported.steps) if reported.steps else numbers[-1]
+        worst = reported.worst["step"] if len(reported.summary) else None
+        step = int(worst) if worst in numbers else numbers[-1]
         own = steps[(steps["step"] == step).fillna(False)]
         start, end, where = int(own["start_ns"].min()), int(own["end_ns"].max()), f"step {step}"
     shown = frozenset(ranks[:_MOST_RANKS]) if ranks else None
@@ -148,7 +186,7 @@ def _buckets(reported: Reported) -> Section | None:
     every = analyses.buckets(reported.run, **reported.chosen)
     if every.empty:
         return None
-    table, where = _one_window(every)
+    table, where = _one_window(every, reported)
     late = analyses.late_buckets(table)
     blocks: list[Block] = []
     if len(late) and not analyses.launched_after_backward(table):
@@ -172,7 +210,7 @@ def _gathers(reported: Reported) -> Section | None:
     every = analyses.schedule(reported.run, **reported.chosen)
     if every.empty:
         return None
-    table, where = _one_window(every)
+    table, where = _one_window(every, reported)
     manifest = reported.run.manifest
     scatters = _alike(analyses.scatters(reported.run, **reported.chosen), table)
     window = charts.schedule_window(table, scatters)
@@ -199,28 +237,29 @@ def _collectives(reported: Reported) -> Section | None:
         return None
     late = analyses.stragglers(reported.run, **reported.chosen)
     by_kind = _named(analyses.communication_by(reported.run, **reported.chosen))
+    rows, link = analyses.each_collective(table), reported.run.manifest.link if reported.run.manifest else None
     blocks: list[Block] = []
-    if len(late):
+    if ((rows["bus_gb_per_s"] > 0) & (rows["bytes"] > 0)).any():
+        blocks.append(drawn(charts.bus_bandwidth(rows, link=link, note=reported.link), reported.link))
+    if rows["wait_ns"].notna().any():
+        blocks.append(drawn(charts.waits(rows, note=reported.link), reported.link))
+    if late["last"].any():
+        blocks.append(drawn(charts.late_ranks(late, note=reported.link), reported.link))
         blocks.append(cells(late, STRAGGLERS, "Who came last", note="Late: after the median arrival of the others."))
-    blocks += [_per_collective(table), cells(by_kind, BY_KIND, "By group and kind")]
+    blocks += [_per_collective(rows), cells(by_kind, BY_KIND, "By group and kind")]
     return Section(
         title="Collectives",
-        shows=f"{count(table['index'].nunique(), 'collective')} across the ranks: who came last, who waited for it,"
-        " and how fast the data moved then.",
+        shows=collectives_seen(table, late),
         blocks=blocks,
         advice=advice.collectives_advice(late, table),
     )
 
 
-def _per_collective(table: pd.DataFrame) -> Cells:
+def _per_collective(rows: pd.DataFrame) -> Cells:
     """One row per collective, the most exposed first."""
-    grouped = _named(table).groupby("index", sort=False)
-    rows = grouped.first()
-    for column in ("wait_ns", "exposed_ns"):
-        rows[column] = grouped[column].max()
-    rows = rows.reset_index().sort_values("exposed_ns", ascending=False, kind="stable", na_position="last")
+    ordered = _named(rows).sort_values("exposed_ns", ascending=False, kind="stable", na_position="last")
     bound = "Bus bandwidth is a lower bound where the transfer is unknown." if rows["bus_is_lower_bound"].any() else ""
-    return cells(rows, COLLECTIVES, "Per collective, the most exposed first", note=bound)
+    return cells(ordered, COLLECTIVES, "Per collective, the most exposed first", note=bound)
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
@@ -228,14 +267,16 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(name=table["group_description"].replace("", None).fillna(table["group"]))
 
 
-def _one_window(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The rows of the lowest rank and the last step, and which these are, in words."""
+def _one_window(table: pd.DataFrame, reported: Reported) -> tuple[pd.DataFrame, str]:
+    """The rows of the worst rank and step, else of the lowest rank and the last step; and which these are, in words."""
+    worst = reported.worst if len(reported.summary) else {}
     words = []
     for column, place in (("rank", 0), ("step", -1)):
         known = sorted(int(value) for value in table[column].dropna().unique())
         if known:
-            table = table[(table[column] == known[place]).fillna(False)]
-            words.append(f"{column} {known[place]}")
+            chosen = worst.get(column) if worst.get(column) in known else known[place]
+            table = table[(table[column] == chosen).fillna(False)]
+            words.append(f"{column} {chosen}")
     return table, ", ".join(words) or "the whole recording"
 
 

@@ -19,6 +19,7 @@ from made_traces import event, run_of, step, write
 
 from overlaplab import OverlaplabError, charts, load_run, summary
 from overlaplab.analyses.timeline import timeline_events, timeline_view
+from overlaplab.charts.lanes import WINDOW
 from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
 from overlaplab.report.blocks import drawn
@@ -160,7 +161,7 @@ def test_a_charts_words_are_the_pages_and_the_wheel_alone_scrolls(tmp_path: Path
     assert shown.title.startswith("Exposed communication 0.70 ms of 1.0 ms")
     assert shown.lines == ("Emulated link 1Gbps,200us.", "Ctrl + wheel zooms, drag pans, double-click shows all.")
     assert "title" not in shown.spec
-    (parameter,) = shown.spec["params"]
+    (parameter,) = [one for one in shown.spec["params"] if one["name"] == WINDOW]
     assert parameter["select"]["zoom"] == "wheel![event.ctrlKey || event.metaKey]"
     assert "wheel zooms" not in json.dumps({key: value for key, value in shown.spec.items() if key != "datasets"})
     still = drawn(charts.summary(summary(run)))
@@ -187,19 +188,19 @@ def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
         "rank": Column("rank", "count"),
         "long_ns": Column("step", "ms"),
         "short_ns": Column("wait", "ms"),
-        "bytes": Column("size", "MB"),
+        "bytes": Column("size", "bytes"),
         "ratio": Column("hidden, % of comm.", "%"),
         "nothing": Column("nothing", "ms"),
     }
     found = cells(table, columns, "Caption", most=1)
-    assert found.headers == ("name", "rank", "step (ms)", "wait (ms)", "size (MB)", "hidden, % of comm.")
+    assert found.headers == ("name", "rank", "step (ms)", "wait (ms)", "size", "hidden, % of comm.")
     assert found.right == (False, True, True, True, True, True)
-    assert found.rows == (("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.235", "25.1"),)
+    assert found.rows == (("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.23 MB", "25.1"),)
     assert found.left_out == "1 more row, which the command line tells with --json."
     (_, second) = cells(table, columns, "Caption").rows
     assert second[0].startswith("ccc")
     assert len(second[0]) == 80
-    assert second[1:] == ("–", "0", "–", "12.00", "–")
+    assert second[1:] == ("–", "0", "–", "12.0 MB", "–")
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
