@@ -113,7 +113,7 @@ def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
         title=None,
         sort=words,
         scale=alt.Scale(domain=words, range=tones),
-        legend=alt.Legend(**look),
+        legend=alt.Legend(**look) if words else None,  # one without words has an infinite size
     )
 
 

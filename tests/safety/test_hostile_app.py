@@ -8,33 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from browser import rerun, settle, visit, watch_of, watched
-from hostile import EVIL, FOLDERS, PAYLOADS
+from hostile import EVIL, FOLDERS, PAYLOADS, markup_of
 from playwright.sync_api import Browser, Page
 
 PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
-
-MARKUP = """(evil) => {
-  const found = [];
-  const all = (root) => [...root.querySelectorAll('*')].flatMap((node) =>
-    node.shadowRoot ? [node, ...all(node.shadowRoot)] : [node]);
-  for (const node of all(document)) {
-    for (const {name, value} of node.attributes ?? []) {
-      if (/^on/.test(name)) found.push(`${node.tagName} ${name}=${value}`);
-      if (name === 'srcdoc' && value.includes('pwned')) found.push(`${node.tagName} ${name}=${value}`);
-      if (['src', 'href', 'srcset', 'action', 'data', 'xlink:href'].includes(name)
-        && (value.includes(evil) || /^\\s*javascript:/i.test(value))) found.push(`${node.tagName} ${name}=${value}`);
-    }
-    const style = node.getAttribute('style') ?? '';
-    if (style.includes(evil)) found.push(`${node.tagName} style=${style}`);
-    if (node.tagName === 'SCRIPT' && node.textContent.includes('pwned')) found.push('SCRIPT');
-    if (node.matches('.katex, .MathJax')) found.push(`math ${node.textContent}`);
-    if (node.matches('[data-testid=stIconMaterial]') && node.textContent.includes('bug_report')) found.push('icon');
-    const plain = node.children.length === 0 && ['hot', 'bold', 'b'].includes(node.textContent.trim());
-    if (plain && node.tagName !== 'TSPAN') found.push(`${node.tagName} of markup: ${node.outerHTML.slice(0, 80)}`);
-  }
-  return found;
-}"""
-"""Whatever in the document came of a string: handlers, links, pictures, script, formulas, icons, coloured words."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +27,7 @@ def choose(page: Page, kind: str) -> None:
     """Choose a run in the side bar by its place in the list, which is sorted: its name is hostile."""
     page.locator(".st-key-run_picker input").click()
     page.wait_for_selector("[role=option]")
-    assert page.evaluate(MARKUP, EVIL) == []
+    assert markup_of(page) == []
     option = page.locator("[role=option]").nth(sorted(FOLDERS.values()).index(FOLDERS[kind]))
     if option.get_attribute("aria-selected") == "true":
         page.keyboard.press("Escape")
@@ -65,7 +42,7 @@ def test_strings_are_text_on_every_page(shown: Page, app_address: str, kind: str
     visit(shown, app_address, name)
     if name != "compare":
         choose(shown, kind)
-    assert shown.evaluate(MARKUP, EVIL) == []
+    assert markup_of(shown) == []
     watch_of(shown).check()
 
 
@@ -90,7 +67,7 @@ def test_tooltips_of_charts_are_text(shown: Page, app_address: str) -> None:
             tip = shown.locator("#vg-tooltip-element.visible")
             if tip.count():
                 seen.add(tip.inner_text())
-        assert shown.evaluate(MARKUP, EVIL) == []
+        assert markup_of(shown) == []
     watch_of(shown).check()
     assert any("md.png" in text or "pwned" in text for text in seen), seen
 
@@ -104,7 +81,7 @@ def test_what_would_happen_is_noticed(browser: Browser) -> None:
         watch = watch_of(page)
         assert len(watch.executed) >= 3
         assert f"http://{EVIL}/i.png" in watch.foreign
-        markup = " ".join(page.evaluate(MARKUP, EVIL))
+        markup = " ".join(markup_of(page))
         assert all(word in markup for word in ("onerror=", "onload=", "srcdoc=", "B of markup", "href=//evil"))
         for seen in (watch.executed, watch.foreign, watch.errors):
             seen.clear()

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from browser import PWNED
 from made_traces import MANIFEST, event, launched, op, step, write
+from playwright.sync_api import Page
 
 EVIL = "evil.invalid"
 """The host that payloads point at."""
@@ -47,6 +48,37 @@ FOLDERS = {
     "broken": f"</script><script>{PWNED}< broken \x1b]0;title\x07",
 }
 """Names of the runs."""
+
+
+def markup_of(page: Page) -> list[str]:
+    """Whatever in the page's document came of a payload: handlers, links, pictures, script, formulas, icons, coloured
+    words.
+    """
+    found: list[str] = page.evaluate(_MARKUP, EVIL)
+    return found
+
+
+_MARKUP = """(evil) => {
+  const found = [];
+  const all = (root) => [...root.querySelectorAll('*')].flatMap((node) =>
+    node.shadowRoot ? [node, ...all(node.shadowRoot)] : [node]);
+  for (const node of all(document)) {
+    for (const {name, value} of node.attributes ?? []) {
+      if (/^on/.test(name)) found.push(`${node.tagName} ${name}=${value}`);
+      if (name === 'srcdoc' && value.includes('pwned')) found.push(`${node.tagName} ${name}=${value}`);
+      if (['src', 'href', 'srcset', 'action', 'data', 'xlink:href'].includes(name)
+        && (value.includes(evil) || /^\\s*javascript:/i.test(value))) found.push(`${node.tagName} ${name}=${value}`);
+    }
+    const style = node.getAttribute('style') ?? '';
+    if (style.includes(evil)) found.push(`${node.tagName} style=${style}`);
+    if (node.tagName === 'SCRIPT' && node.textContent.startsWith('window.pwned')) found.push('SCRIPT');
+    if (node.matches('.katex, .MathJax')) found.push(`math ${node.textContent}`);
+    if (node.matches('[data-testid=stIconMaterial]') && node.textContent.includes('bug_report')) found.push('icon');
+    const plain = node.children.length === 0 && ['hot', 'bold', 'b'].includes(node.textContent.trim());
+    if (plain && node.tagName !== 'TSPAN') found.push(`${node.tagName} of markup: ${node.outerHTML.slice(0, 80)}`);
+  }
+  return found;
+}"""
 
 
 def hostile_runs(folder: Path) -> Path:
