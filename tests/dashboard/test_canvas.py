@@ -456,7 +456,7 @@ def test_a_click_shows_the_event_and_a_collectives_members_are_linked(page_of_gp
     place, row = query["event"][0].split("-")
     name = overlaplab.load_run(folder / "gpu").traces[int(place)].events["name"].iloc[int(row)]
     assert (place, str(name)[:20]) == ("0", "ncclDevKernel_AllRed")
-    expect(page.get_by_role("heading", name="Its collective, rank by rank")).to_be_visible()
+    expect(page.get_by_role("heading", name="Its collective by rank")).to_be_visible()
     label = page.locator(".stage").get_attribute("aria-label") or ""
     assert "Timeline of 2 ranks" in label
     assert "Exposed communication there: rank 0 300 µs, rank 1 200 µs." in label

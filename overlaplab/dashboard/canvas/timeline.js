@@ -144,6 +144,7 @@ function paintLane(run, lane, depth, scale, look, row, sums, cover, named) {
   cover.fill(0);
   const several = lane.depth > 1;
   let busy = 0;
+  let taken = 0; // up to where there is a name
   for (let i = firstReaching(run, lane, from); i < lane.end; i++) {
     const begin = start[i];
     if (begin >= to) break;
@@ -177,7 +178,10 @@ function paintLane(run, lane, depth, scale, look, row, sums, cover, named) {
       sums[outer * parts + part] += right - outer;
       cover[outer] += right - outer;
     }
-    if (wide >= room) named.push(i, left, right);
+    if (wide >= room && left >= taken) {
+      named.push(i, left, right);
+      taken = right;
+    }
   }
   for (let column = 0; column < width; column++) {
     if (cover[column] === 0) continue;

@@ -131,8 +131,9 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
     with above:
         lead(window_verdict(visible), charts.note(opened.run.manifest))
     chosen = visible if state.selected is None else timeline_window(opened.timeline, *state.selected, ranks)
+    if state.mark is not None:
+        _event(opened, state.mark)
     _statistics(chosen, "Visible" if state.selected is None else "Selected")
-    _event(opened, state.mark)
     what_to_do(window_advice(chosen))
 
 
@@ -179,38 +180,47 @@ def _statistics(found: WindowStatistics, word: str) -> None:
     _table("What took most time there", None, kernels, "timeline_kernels")
 
 
-def _event(opened: Opened, mark: int | None) -> None:
-    """The clicked event."""
-    title = "Selected event"
-    if mark is None:
-        st.subheader(title, anchor=False)
-        st.text("None. Click one on the timeline, or search for its name.")
-        return
+def _event(opened: Opened, mark: int) -> None:
+    """The clicked event, and beside it the collective that it is part of."""
     found = opened.timeline.events.iloc[mark]
     if found["event"] < 0:
-        _table(title, None, mark_rows(str(found["name"]), found["start_ns"], found["end_ns"]), "timeline_event")
+        _facts(mark_rows(str(found["name"]), found["start_ns"], found["end_ns"]))
         return
     details = event_details(opened.run, int(found["trace"]), int(found["event"]))
     if details["collective"] is None:
-        _table(title, None, event_rows(details), "timeline_event")
+        _facts(event_rows(details))
         return
-    left, right = st.columns([3, 2], gap="medium")
+    left, right = st.columns(2, gap="medium")
     with left:
-        _table(title, None, event_rows(details), "timeline_event")
+        _facts(event_rows(details))
     with right:
-        _table("Its collective, rank by rank", None, peer_rows(details["collective"]), "timeline_peers")
+        _table("Its collective by rank", None, peer_rows(details["collective"]), "timeline_peers")
+
+
+def _facts(rows: pd.DataFrame) -> None:
+    """What is known of one event, all of it to be seen at once."""
+    _headline("Selected event", rows, "timeline_event")
+    wide = {"what": st.column_config.TextColumn(width="small"), "value": st.column_config.TextColumn(width="large")}
+    st.dataframe(
+        rows, hide_index=True, width="stretch", height="content", column_config=wide, key="timeline_event_table"
+    )
 
 
 def _table(title: str, told: str | None, table: pd.DataFrame, key: str) -> None:
     """A headline, a table, and the same as CSV."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.subheader(title, anchor=False)
-        st.download_button(
-            "CSV", partial(csv_of, table), f"{key}.csv", "text/csv", f"{key}_csv", on_click="ignore", type="tertiary"
-        )
+    _headline(title, table, key)
     if told is not None:
         st.text(told)
     show_table(table, key)
+
+
+def _headline(title: str, table: pd.DataFrame, key: str) -> None:
+    """What a table shows, and at the right the table as CSV."""
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+        st.subheader(title, anchor=False, width="content")
+        st.download_button(
+            "CSV", partial(csv_of, table), f"{key}.csv", "text/csv", f"{key}_csv", on_click="ignore", type="tertiary"
+        )
 
 
 page()
