@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import altair as alt
@@ -18,7 +19,7 @@ WINDOW = "window"
 
 POINTED = "pointed"
 """The name of the selection parameter that holds the collective pointed at."""
-_NAMED = 0.035  # share of the window that a step or phase needs to carry its name
+_ROOM = 0.0075  # share of the window that a name needs for each of its characters
 _OFFSETS = 4  # clocks that the subtitle names
 _PHASES = {
     Mark.FORWARD: ("#C3C9D6", "#565D6B"),
@@ -26,6 +27,8 @@ _PHASES = {
     Mark.OPTIMIZER: ("#6E7684", "#A9B0BD"),
 }
 """Phases are grey, as steps are, in the light and the dark theme: hues are for what streams do."""
+_OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # what the lane and the phase tell
+_WIDE = 0.008  # share of the window from which labels' marks are drawn apart
 _STEPS = 80  # more lines would hide what they separate
 _LEADS = "test(/^rank [0-9?]+ steps$/, {})"
 _SHORT = (
@@ -98,7 +101,12 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
             y=y,
             color=colours(fills),
             stroke=alt.Stroke(
-                "part:N", title=None, sort=domain, scale=alt.Scale(domain=domain, range=edges), legend=legend
+                "part:N",
+                title=None,
+                sort=domain,
+                scale=alt.Scale(domain=domain, range=edges),
+                legend=legend,
+                condition={"test": "datum.apart", "value": tones.on_dark},
             ),
             opacity=alt.condition(apart, alt.value(0.15), alt.value(1)),
             tooltip=[
@@ -117,7 +125,7 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
 
 
 def _words(y: alt.Y, tones: Palette) -> alt.Chart:
-    """The names of steps and phases that have room for one."""
+    """The names of steps, phases and labels, where there is room."""
     dark_on = " || ".join(f"datum.part === '{mark}'" for mark in _dark_text(tones))
     chart: alt.Chart = (
         alt.Chart()
@@ -185,10 +193,11 @@ def timeline_rows(view: View) -> pd.DataFrame:
         }
     )
     rows["middle"] = (rows["begin"] + rows["end"]) / 2
-    wide = marks["end_ns"] - marks["start_ns"] >= _NAMED * (view.end_ns - view.start_ns)
-    rows["word"] = [
-        _word(part, name) if room else "" for part, name, room in zip(marks["part"], marks["name"], wide, strict=True)
-    ]
+    share = (marks["end_ns"] - marks["start_ns"]) / (view.end_ns - view.start_ns)
+    kinds = marks["kind"] if "kind" in marks else [""] * len(marks)
+    words = map(_word, marks["part"], kinds, marks["name"], marks["events"])
+    rows["apart"] = [kind == "labels" and room >= _WIDE for kind, room in zip(kinds, share, strict=True)]
+    rows["word"] = [word if room >= _ROOM * (len(word) + 1) else "" for word, room in zip(words, share, strict=True)]
     return rows
 
 
@@ -215,14 +224,19 @@ def mark_colours(tones: Palette) -> dict[Mark, str]:
 
 def _dark_text(tones: Palette) -> list[str]:
     """The marks whose names are written in the colour of text upon the background."""
-    return [Mark.STEP.value, Mark.FORWARD.value] + ([] if tones is DARK else [Mark.BACKWARD.value])
+    both = [Mark.STEP.value, Mark.FORWARD.value]
+    return both if tones is DARK else [*both, Mark.BACKWARD.value, Mark.GATHER.value]
 
 
-def _word(part: str, name: str) -> str:
-    """What a wide mark of a step or phase is called on the chart."""
+def _word(part: str, kind: str, name: str, events: int) -> str:
+    """What a mark of a step, a phase or a label is called on the chart, where it has room."""
     if part == Mark.STEP.value:
         return shorten(name, 24)
-    return part if Mark(part) in _PHASES else ""
+    if Mark(part) in _PHASES:
+        return part
+    if kind != "labels" or events > 1:
+        return ""
+    return shorten(_OF_LABEL.sub("", name.partition(",")[0]), 32)
 
 
 def _finding(view: View) -> str:

@@ -356,3 +356,53 @@ def test_small_words() -> None:
     ]
     assert percent(1, 0) == "-"
     assert shorten("abcdefghij", 5) == "ab…ij"
+
+
+def of_two_ranks() -> View:
+    """Two ranks, a step each that begins in the window, a bucket on both and many events on one's stream."""
+    told = [
+        (0, "rank 0 steps", 0, "steps", "step", -1, 10, 100, 1, "step 4"),
+        (1, "rank 0 buckets", 0, "labels", "reduce", 7, 20, 60, 1, "bucket 3, last: head.weight"),
+        (2, "rank 1 steps", 1, "steps", "step", -1, 0, 90, 1, "step 4"),
+        (3, "rank 1 buckets", 1, "labels", "reduce", 7, 30, 30, 1, "bucket 3, last: head.weight"),
+        (4, "rank 1 stream 7", 1, "stream", "compute", -1, 0, 90, 12, "sgemm"),
+    ]
+    names = ["lane", "label", "rank", "kind", "part", "collective", "start_ns", "end_ns", "events", "name"]
+    marks = pd.DataFrame(told, columns=names).assign(busy_ns=MS)
+    marks[["start_ns", "end_ns"]] *= MS
+    zeros = {name: [0, 0] for name in ("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns")}
+    steps = pd.DataFrame({"rank": [0, 1], "step": [4, 4], "start_ns": [10 * MS, -MS], "end_ns": [100 * MS, 90 * MS]})
+    return View(
+        start_ns=0,
+        end_ns=100 * MS,
+        marks=marks,
+        lanes=marks[["lane", "label", "rank", "kind"]],
+        totals=pd.DataFrame({"rank": [0, 1]} | zeros),
+        steps=steps,
+        offsets=((1, 2_500_000), (2, -400_000), (3, 250_000), (4, 260_000), (5, 270_000)),
+    )
+
+
+def test_the_timeline_marks_steps_ranks_and_clocks_and_links_a_collective() -> None:
+    chart = charts.timeline(of_two_ranks())
+    found = spec(chart)
+    assert found["title"]["subtitle"] == [
+        "Clocks corrected to the first rank's: rank 1 -2.5 ms, rank 2 +0.40 ms, rank 5 -0.27 ms, rank 4 -0.26 ms"
+        " and 1 more rank"
+    ]
+    assert found["title"]["text"].startswith("No communication")
+    tables = [found["datasets"][layer["data"]["name"]] for layer in found["layer"] if "data" in layer]
+    assert tables == [
+        [{"lane": "rank 1 steps"}],  # a line above it
+        [{"begin": 10.0, "lane": "rank 0 steps", "until": "rank 0 buckets"}],  # rank 1's step began before the window
+    ]
+    drawn = rows(chart, 2)
+    assert [(row["word"], row["collective"], row["apart"]) for row in drawn] == [
+        ("step 4", -1, False),
+        ("bucket 3", 7, True),
+        ("step 4", -1, False),
+        ("", 7, False),
+        ("", -1, False),
+    ]
+    fades = found["layer"][2]["encoding"]["opacity"]["condition"]["test"]
+    assert "datum.collective !== pointed.collective[0]" in fades
