@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import Any
 
 import pandas as pd
@@ -66,28 +67,20 @@ def buckets_table(table: pd.DataFrame) -> Table:
 
 def compare_table(table: pd.DataFrame) -> Table:
     """`compare`'s rows, the median over all ranks' steps and its interquartile range."""
-    shown = _table("Runs compared", *[], first="run")
+    shown = _table("Runs compared", first="run")
     for column in ("cap", "step ms", "± IQR", "exposed", "comm", "compute", "hidden"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.caption = "medians over every rank's steps, ms; hidden = overlap ÷ communication; cap = bucket_cap_mb"
-    for _, row in table.iterrows():
-        name = f"{row['path']}{' ← fastest' if row['fastest'] else ''}{' (emulated link)' if row['emulated'] else ''}"
-        figures = [
-            "step_ms_median",
-            "step_ms_iqr",
-            "exposed_ms_median",
-            "comm_ms_median",
-            "compute_ms_median",
-        ]
-        _add(
-            shown,
-            [
-                name,
-                _known(row["bucket_cap_mb"]),
-                *(_number(row[f]) for f in figures),
-                _percent(row["overlap_ratio"]),
-            ],
-        )
+    emulated = table["emulated"].astype(bool)
+    if emulated.all():
+        shown.caption += "; emulated links"
+    figures = ["step_ms_median", "step_ms_iqr", "exposed_ms_median", "comm_ms_median", "compute_ms_median"]
+    for name, row in zip(_short_names(table), table.to_dict("records"), strict=True):
+        said = f"{name}{' ← fastest' if row['fastest'] else ''}"
+        if row["emulated"] and not emulated.all():
+            said += " (emulated link)"
+        numbers = (_number(row[figure]) for figure in figures)
+        _add(shown, [said, _known(row["bucket_cap_mb"]), *numbers, _percent(row["overlap_ratio"])])
     return shown
 
 
@@ -100,9 +93,19 @@ def sizes_table(table: pd.DataFrame) -> Table | None:
     for column in ("sent MB", "theory", "held MB", "theory"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.caption = "sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
-    for _, row in table.iterrows():
-        _add(shown, [str(row["path"]), *(_mb(row[column]) for column in columns)])
+    for name, row in zip(_short_names(table), table.to_dict("records"), strict=True):
+        _add(shown, [name, *(_mb(row[column]) for column in columns)])
     return shown
+
+
+def _short_names(table: pd.DataFrame) -> list[str]:
+    """The last part of each run's path, or so many parts as tell the runs apart."""
+    parts = [PurePath(str(path)).parts for path in table["path"]]
+    for depth in range(1, max(map(len, parts), default=1)):
+        names = ["/".join(own[-depth:]) for own in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(path) for path in table["path"]]
 
 
 def schedule_table(steps: pd.DataFrame, title: str) -> Table:
