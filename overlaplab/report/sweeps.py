@@ -39,18 +39,23 @@ def sweep_table(table: pd.DataFrame, links: pd.DataFrame, title: str) -> Table:
     for header in ("cap", "runs", "buckets", *_COLUMNS.values(), "on link"):
         shown.add_column(header, justify="right", no_wrap=True)
     shown.caption = (
-        "ms; step: median over every rank's steps, ± their spread; compute + hidden + exposed + rest (memory, idle) = step;"
-        " hidden: communication while the rank computes; on link: first start to last end in the first rank's"
+        "ms; step: median over every rank's steps, ± their spread; compute + hidden + exposed + rest (memory, idle)"
+        " = step; hidden: communication while the rank computes; on link: first start to last end in the first rank's"
         " step nearest the median"
     )
     for row in table.to_dict("records"):
         own = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
         span = f"{own['start_ns'].min() / 1e6:.0f}–{own['end_ns'].max() / 1e6:.0f}" if len(own) else "–"
-        figures = ("–" if pd.isna(row[column]) else f"{row[column]:.1f}" for column in _COLUMNS)
+        figures = (_number(row[column]) for column in _COLUMNS)
         buckets = "–" if pd.isna(row["buckets"]) else str(row["buckets"])
         cells = [f"{row['bucket_cap_mb']:g}", str(row["runs"]), buckets, *figures, span]
         shown.add_row(*map(plain, cells), style="bold" if row["fastest"] else None)
     return shown
+
+
+def _number(value: Any) -> str:
+    """ms; of seconds the tenths tell nothing, and ten columns have no room for them."""
+    return "–" if pd.isna(value) else f"{value:.{1 if value < 1000 else 0}f}"
 
 
 def sweep_document(
