@@ -520,6 +520,7 @@ def test_many_ranks_scroll(page: Page, served_at: str) -> None:
     assert told(page, "window") == "0,100000"
     after = pixels(page)
     assert before.shape == after.shape
+    assert (before != after).any()
     page.mouse.move(*at(page, 0.5, 50))
     page.keyboard.down("Shift")
     page.mouse.wheel(0, -2000)

@@ -94,6 +94,16 @@ function firstReaching(run, lane, time) {
   return low;
 }
 
+// How many ns of a window (from the run's zero) a lane's events take, which do not overlap.
+function busyWithin(run, lane, from, to) {
+  const [low, high] = [from - run.base_ns, to - run.base_ns];
+  let busy = 0;
+  for (let i = firstReaching(run, lane, low); i < lane.end && run.start[i] < high; i++) {
+    busy += Math.min(run.start[i] + run.length[i], high) - Math.max(run.start[i], low);
+  }
+  return busy;
+}
+
 function collectiveOf(run, event) {
   let low = 0;
   let high = run.linked.length;
@@ -324,21 +334,22 @@ class TimelineView {
       this.missing = setTimeout(() => this.setTriggerValue("missing", this.data.id), MISSING);
       return;
     }
+    if (run !== this.run) Object.assign(this, { run, range: null, event: -1, over: -1, asked: "" });
+    const asked = JSON.stringify([this.data.window, this.data.event]);
+    const told = asked !== this.asked;
+    if (told) {
+      this.asked = asked;
+      this.event = this.data.event ?? -1;
+      this.show(this.data.window[0], this.data.window[1], false);
+    }
     const looks = JSON.stringify([this.data.id, this.data.dark, this.data.lanes, this.data.offsets]);
     if (looks !== this.looks) {
       this.looks = looks;
-      if (run !== this.run) Object.assign(this, { run, range: null, event: -1, over: -1, asked: "" });
       this.dress();
       this.search(this.input.value);
       this.resize();
     }
-    const asked = JSON.stringify([this.data.window, this.data.event]);
-    if (asked !== this.asked) {
-      this.asked = asked;
-      this.event = this.data.event ?? -1;
-      this.show(this.data.window[0], this.data.window[1], false);
-      if (this.event >= 0) this.reveal(this.event);
-    }
+    if (told && this.event >= 0) this.reveal(this.event);
     this.root.dataset.events = run.count;
   }
 
@@ -422,8 +433,9 @@ class TimelineView {
 
   resize() {
     if (this.run === null) return;
-    const width = Math.floor(this.root.clientWidth);
+    const width = this.root.clientWidth;
     if (width < GUTTER + 100) return;
+    this.width = width;
     this.layout();
     this.ratio = globalThis.devicePixelRatio || 1;
     this.scrolls = this.content > this.view + 1;
@@ -509,13 +521,12 @@ class TimelineView {
 
   repaint() {
     if (this.run === null || this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      this.paint();
-    });
+    this.frame = requestAnimationFrame(() => this.paint());
   }
 
   paint() {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
     if (this.image === undefined) return;
     const began = performance.now();
     const context = this.marks.getContext("2d");
@@ -864,8 +875,9 @@ class TimelineView {
     press("fit", () => this.fit());
     press("next", () => this.jump(1));
     press("previous", () => this.jump(-1));
-    this.resized = new ResizeObserver(() => this.resize());
+    this.resized = new ResizeObserver(() => this.root.clientWidth !== this.width && this.resize());
     this.resized.observe(this.root);
+    on(globalThis, "resize", () => this.resize());
   }
 
   place(event) {
@@ -1134,7 +1146,7 @@ class TimelineView {
     const exposed = this.rows
       .filter(({ lane }) => lane.kind === "exposed")
       .slice(0, 16)
-      .map(({ lane, busy }) => `rank ${lane.rank ?? "unknown"} ${lasting(Math.round(busy))}`);
+      .map(({ lane }) => `rank ${lane.rank ?? "unknown"} ${lasting(busyWithin(this.run, lane, from, to))}`);
     const chosen = this.event < 0 ? "" : ` Selected: ${this.run.names[this.run.code[this.event]].slice(0, 120)}.`;
     this.stage.setAttribute(
       "aria-label",

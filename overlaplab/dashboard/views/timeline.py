@@ -200,9 +200,15 @@ def _event(opened: Opened, mark: int) -> None:
 def _facts(rows: pd.DataFrame) -> None:
     """What is known of one event, all of it to be seen at once."""
     _headline("Selected event", rows, "timeline_event")
-    wide = {"what": st.column_config.TextColumn(width="small"), "value": st.column_config.TextColumn(width="large")}
+    wide = {"what": st.column_config.TextColumn(width=150), "value": st.column_config.TextColumn(width="large")}
     st.dataframe(
-        rows, hide_index=True, width="stretch", height="content", column_config=wide, key="timeline_event_table"
+        rows,
+        hide_index=True,
+        width="stretch",
+        height="content",
+        row_height=28,
+        column_config=wide,
+        key="timeline_event_table",
     )
 
 
