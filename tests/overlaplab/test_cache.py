@@ -20,7 +20,7 @@ from overlaplab.load.packed import pack, unpack
 from overlaplab.load.places import sources
 
 SAMPLES = Path(__file__).parents[2] / "traces"
-RUNS = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir())
+RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/run.json"))
 
 
 @pytest.fixture
