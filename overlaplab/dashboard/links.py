@@ -41,6 +41,7 @@ __all__ = [
     "start",
     "timeline_link",
     "window_of_query",
+    "write",
 ]
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
@@ -84,27 +85,40 @@ def go_to_timeline(
     chosen = numbers(kept(RANKS))
     if chosen and rank is not None and rank not in chosen:
         query[RANKS] = ",".join(map(str, sorted((*chosen, rank))))
+    st.session_state["links_unwritten"] = False
     st.switch_page(_TIMELINE, query_params=query)
 
 
 def begin() -> None:
     """Once per run of the app, before any control: take what is new from the query string, put back what is lost."""
     stored: dict[str, str] = st.session_state.setdefault("links_kept", {})
-    used = st.session_state.pop("links_used", False)
+    stale = st.session_state.pop("links_used", False) or st.session_state.get("links_unwritten", False)
+    st.session_state["links_unwritten"] = True  # until `write`: a run that is cut short leaves the browser behind
     context = get_script_run_ctx()
     if getattr(context, "is_history_navigation", False):
         stored.clear()
+        stale = False
     page = getattr(context, "page_script_hash", None)
     st.session_state["links_turned"] = st.session_state.get("links_page") != page
     st.session_state["links_page"] = page
     fresh = set()
     for name in _CHOICES:
         text = st.query_params.get(name)
-        if text is not None and text != stored.get(name) and not used:
+        if text is not None and text != stored.get(name) and not stale:
             stored[name] = text[:_LONGEST]
             fresh.add(name)
-        keep(name, stored.get(name))
     st.session_state["links_fresh"] = fresh
+
+
+def write() -> None:
+    """Once per run of the app, at its end: put what is kept into the query string, all at once, since each message to
+    the browser is a step on its way back.
+    """
+    stored: dict[str, str] = st.session_state.get("links_kept", {})
+    query = {name: value for name, value in st.query_params.items() if name not in _CHOICES} | stored
+    if query != st.query_params.to_dict():
+        st.query_params.from_dict(query)
+    st.session_state["links_unwritten"] = False
 
 
 def control_used() -> None:
@@ -139,15 +153,14 @@ def start(name: str, key: str, told: T | None, default: T, options: Any) -> T:
 
 
 def settle(name: str, text: str | None, *, plain: bool) -> None:
-    """Keep what a control says now; None for nothing. A `plain` value, the page's default, is not written unless it
-    was chosen: it need not be another page's.
+    """Keep what a control says now, for `write`; None for nothing. A `plain` value, the page's default, is not kept
+    unless it was chosen: it need not be another page's.
     """
     stored: dict[str, str] = st.session_state.setdefault("links_kept", {})
     if text is None or (plain and name not in stored):
         stored.pop(name, None)
     else:
         stored[name] = text
-    keep(name, stored.get(name))
 
 
 def _among(value: Any, options: Any) -> bool:

@@ -55,6 +55,7 @@ def main() -> None:
     links.begin()
     if _pick_run():
         page.run()
+    links.write()
 
 
 def _pick_run() -> bool:

@@ -30,11 +30,16 @@ def show_collective(opened: Opened, row: dict[Any, Any]) -> None:
     """Turn to a collective, a row of `each_collective`, with its last rank's event selected where one is known."""
     events = opened.timeline.events
     own = events[(events["collective"] == row["index"]) & (events["event"] >= 0)]
-    late = own if pd.isna(row["last_rank"]) else own[(own["rank"] == row["last_rank"]).fillna(False)]
+    places = [place for place, trace in enumerate(opened.run.traces) if _same(trace.rank, row["last_rank"])]
+    late = own[own["trace"].isin(places)]
     found = late if len(late) else own
     event = (int(found["trace"].iloc[0]), int(found["event"].iloc[0])) if len(found) else None
     times = [None if pd.isna(row[name]) else int(row[name]) for name in ("start_ns", "end_ns")]
     _show(opened, times[0], times[1], row["last_rank"], event)
+
+
+def _same(rank: int | None, other: Any) -> bool:
+    return rank is not None and not pd.isna(other) and rank == other
 
 
 def _show(opened: Opened, start_ns: int | None, end_ns: int | None, rank: Any, event: tuple[int, int] | None) -> None:

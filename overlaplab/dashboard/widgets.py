@@ -13,6 +13,7 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
@@ -67,6 +68,7 @@ def run_or_stop() -> Opened:
     if isinstance(found, OverlaplabError):
         st.error("This run cannot be read. Choose another one on the left; they are not affected.")
         error_line(found)
+        links.write()  # nothing can be written after a stop
         st.stop()
     return found
 

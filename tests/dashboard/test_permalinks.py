@@ -41,7 +41,8 @@ def test_a_link_opens_its_run_rank_and_step(followed, runs: Path) -> None:
 
 def test_several_ranks_of_a_link(followed, runs: Path) -> None:
     app = followed(runs, run="bucketed", ranks="1", step="1")
-    assert app.dataframe[0].value[["rank", "step"]].to_numpy().tolist() == [[1, 1]]
+    table = next(frame.value for frame in app.dataframe if {"rank", "step", "idle ms"} <= set(frame.value))
+    assert table[["rank", "step"]].to_numpy().tolist() == [[1, 1]]
     app.multiselect[0].set_value([0, 1]).run()
     assert app.query_params["ranks"] == "0,1"
     app.multiselect[0].set_value([]).run()
@@ -101,6 +102,16 @@ def test_what_a_link_cannot_mean_gives_the_default_and_a_line(followed, runs: Pa
     assert len(app.warning) == 2
     assert all(warning.value.startswith("The link names ") for warning in app.warning)
     assert (app.query_params.get(ranks), app.query_params.get("step")) == (None, None)
+
+
+def test_a_run_that_was_cut_short_does_not_believe_the_browser_it_left_behind(followed, runs: Path) -> None:
+    app = followed(runs, run="bucketed")
+    app.selectbox(key="run_picker").set_value("one-rank").run()
+    app.query_params["run"] = "bucketed"  # what the browser still has
+    app.session_state["links_unwritten"] = True
+    app.run()
+    assert app.selectbox(key="run_picker").value == "one-rank"
+    assert app.query_params["run"] == "one-rank"
 
 
 def test_the_line_is_said_once(followed, runs: Path) -> None:
