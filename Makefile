@@ -8,7 +8,7 @@ SERVE ?= 1
 DEMO := --link auto --batch 16 --steps 5 --bucket-cap-mb 4
 ZERO3 := --strategy zero3 --link auto --layers 32 --width 128 --batch 16 --steps 3
 
-.PHONY: help env demo test check format chromium clean
+.PHONY: help env demo test check format notebooks chromium clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test    run every test, browser tests included"
 	@echo "make check   formatting, lint, types, import contracts"
 	@echo "make format  format the code"
+	@echo "make notebooks  execute the notebooks anew, and keep their outputs"
 	@echo "make clean   remove the environment and what was recorded here"
 
 env: .venv/made
@@ -56,6 +57,9 @@ check: env
 format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+notebooks: env
+	$(BIN)/python scripts/notebooks.py
 
 chromium:
 	@scripts/chromium.sh

@@ -1,0 +1,133 @@
+"""Execute the notebooks, each from a fresh kernel, and keep their outputs without this machine's paths and timings.
+
+python scripts/notebooks.py                                  # all of notebooks/, as `make notebooks`
+python scripts/notebooks.py notebooks/bucket_cap_mb.ipynb
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import io
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_BYTES = 1_500_000
+
+
+def main() -> None:
+    """Read the arguments; execute and write each notebook."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebooks", nargs="*", type=Path, default=sorted((ROOT / "notebooks").glob("*.ipynb")))
+    paths = parser.parse_args().notebooks
+    for path, book in zip(paths, executed(paths), strict=True):
+        text = nbformat.writes(book) + "\n"
+        if problem := what_is_wrong(text):
+            sys.exit(f"{path}: {problem}")
+        path.write_text(text)
+        print(f"{path}: {len(text) / 1e6:.2f} MB")
+
+
+def executed(paths: Sequence[Path]) -> list[nbformat.NotebookNode]:
+    """The notebooks after all their cells ran, each in a fresh kernel and in its folder; raises on a cell's error."""
+
+    async def together() -> list[nbformat.NotebookNode]:
+        return await asyncio.gather(*map(_executed, paths))
+
+    return asyncio.run(together())
+
+
+async def _executed(path: Path) -> nbformat.NotebookNode:
+    book = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": str(path.parent)}}
+    with tempfile.TemporaryDirectory() as sockets:  # instead of ports, which others could reach
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
+        client = NotebookClient(
+            book,
+            km=kernel,
+            timeout=120,
+            startup_timeout=180,
+            record_timing=False,
+            coalesce_streams=True,
+            resources=where,
+        )
+        await client.async_execute(cleanup_kc=True)
+    book.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    for cell in book.cells:
+        cell.metadata = {}
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output.data["image/png"] = _fewer_colours(output.data["image/png"])
+    return book
+
+
+def _fewer_colours(png: str) -> str:
+    """The picture with a palette, in a third of the bytes: charts have few colours."""
+    small = io.BytesIO()
+    picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    picture.quantize(128, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()
+
+
+def what_is_wrong(text: str) -> str | None:
+    """What must not be committed of an executed notebook; None where it may be."""
+    for place in (ROOT, Path.home(), Path(sys.prefix)):
+        if len(str(place)) > 1 and str(place) in text:
+            return f"an output names a folder of this machine: {place}"
+    if len(text) > MOST_BYTES:
+        return f"{len(text)} bytes; at most {MOST_BYTES}"
+    return None
+
+
+def said(book: nbformat.NotebookNode) -> list[Any]:
+    """What the cells put out, as far as the same code and data always give it: no pictures; figures to six digits."""
+    return [
+        _rounded({kind: _named(value) for kind, value in output.get("data", {}).items() if kind != "image/png"})
+        if "data" in output
+        else (output.get("name"), output.get("text"))
+        for cell in book.cells
+        for output in cell.get("outputs", [])
+    ]
+
+
+def _named(value: Any) -> Any:
+    """A chart with its tables numbered in order of use, not named by a hash of every digit."""
+    if not isinstance(value, dict) or "datasets" not in value:
+        return value
+    used: dict[str, str] = {}
+
+    def renamed(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: renamed(part[key]) for key in sorted(part)}
+        if isinstance(part, list):
+            return [renamed(inner) for inner in part]
+        known = isinstance(part, str) and part in value["datasets"]
+        return used.setdefault(part, f"table {len(used)}") if known else part
+
+    drawn = renamed({key: inner for key, inner in value.items() if key != "datasets"})
+    return drawn | {"datasets": {used.get(name, ""): rows for name, rows in value["datasets"].items()}}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()

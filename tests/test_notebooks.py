@@ -1,0 +1,85 @@
+"""The notebooks: executed from a fresh kernel, they put out what is committed; and what is committed can be shown."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "scripts" / "notebooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = script()
+
+
+def test_there_are_three() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["bucket_cap_mb", "your_own_trace", "zero3_schedule"]
+
+
+@pytest.fixture(scope="module")
+def executed() -> dict[Path, nbformat.NotebookNode]:
+    """All of them at once, each in a kernel of its own."""
+    return dict(zip(NOTEBOOKS, SCRIPT.executed(NOTEBOOKS), strict=True))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_this_code(executed: dict[Path, nbformat.NotebookNode], path: Path) -> None:
+    """If this fails, run `make notebooks`, look at what has changed, and commit it."""
+    assert SCRIPT.said(executed[path]) == SCRIPT.said(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_pictures_that_show_anywhere(path: Path) -> None:
+    """A viewer draws no Vega-Lite, and loads nothing: each chart is a PNG, too, with words for who does not see it."""
+    text = path.read_text()
+    assert SCRIPT.what_is_wrong(text) is None
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    pictures = 0
+    for output in (output for cell in book.cells for output in cell.get("outputs", [])):
+        assert output.output_type != "error"
+        data = output.get("data", {})
+        assert set(data) <= {"text/plain", "text/html", "image/png", "application/vnd.vegalite.v6+json"}
+        assert "<script" not in str(data.get("text/html", ""))
+        if "application/vnd.vegalite.v6+json" in data:
+            assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+            assert output.metadata["image/png"]["alt"] == data["text/plain"]
+            pictures += 1
+    assert pictures >= 2
+    assert "http://" not in text
+    assert text.count("https://") == text.count('"$schema": "https://vega.github.io/schema/')
+
+
+def test_what_must_not_be_committed(tmp_path: Path) -> None:
+    assert "a folder of this machine" in (SCRIPT.what_is_wrong(f"saw {ROOT}/traces") or "")
+    assert "bytes" in (SCRIPT.what_is_wrong("x" * 1_500_001) or "")
+
+
+def test_a_change_of_figures_is_seen() -> None:
+    book = nbformat.read(NOTEBOOKS[0], as_version=4)
+    before = SCRIPT.said(book)
+    chart = next(
+        output.data["application/vnd.vegalite.v6+json"]
+        for cell in book.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    )
+    row = next(row for row in max(chart["datasets"].values(), key=len) if row["begin"] > 1)
+    row["begin"] += 1e-9
+    assert SCRIPT.said(book) == before
+    row["begin"] += 1
+    assert SCRIPT.said(book) != before
