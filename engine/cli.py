@@ -45,7 +45,7 @@ def _option(help_: str, *names: str) -> Any:
     return typer.Option(*names, help=help_)
 
 
-@app.command()
+@app.command(epilog="Example: overlaplab record --strategy bucketed --bucket-cap-mb 4 --link auto --out runs/bucketed")
 def record(
     context: typer.Context,
     strategy: Annotated[str, _option(", ".join(StrategyName))],

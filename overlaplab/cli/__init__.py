@@ -18,6 +18,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     help="Where did my communication time go, and what would hide it?",
+    epilog="Begin with: overlaplab record --strategy bucketed --out runs/bucketed, then: overlaplab app runs",
     no_args_is_help=True,
     add_completion=True,
 )

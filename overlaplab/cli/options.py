@@ -6,12 +6,36 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AssignRank", "Json", "NoCache", "Ranks", "Recording", "RunPath", "RunPaths", "SkipSteps", "Steps"]
+from overlaplab.cli.completion import STRATEGIES, runs_like, strategies_like
+
+__all__ = [
+    "AssignRank",
+    "Json",
+    "NoCache",
+    "Ranks",
+    "Recording",
+    "RunPath",
+    "RunPaths",
+    "SkipSteps",
+    "Steps",
+    "Strategy",
+]
 
 RunPath = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run, a folder of torch.profiler traces, or one trace; or s3://….")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run, a folder of torch.profiler traces, or one trace; or s3://….",
+        autocompletion=runs_like,
+    ),
 ]
-RunPaths = Annotated[list[str], typer.Argument(metavar="RUN…", help="Runs, folders of traces, or traces.")]
+RunPaths = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN…", help="Runs, folders of traces, or traces.", autocompletion=runs_like),
+]
+Strategy = Annotated[
+    str | None, typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}.", autocompletion=strategies_like)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, in ns, and nothing else.")]
 Ranks = Annotated[list[int] | None, typer.Option("--rank", help="Only this rank; may be given again.")]
 Steps = Annotated[list[int] | None, typer.Option("--step", help="Only this step; may be given again.")]

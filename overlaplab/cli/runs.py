@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from overlaplab.cli import sweep
-from overlaplab.cli.options import AssignRank, NoCache, Recording, RunPath
+from overlaplab.cli.options import AssignRank, NoCache, Recording, RunPath, Strategy
 from overlaplab.cli.shared import load, progress_bar
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
@@ -30,10 +30,10 @@ app = typer.Typer()
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     help="Record a run: the options are those of python -m engine, shown by `overlaplab record --help`.",
 )
-def record(context: typer.Context) -> None:
+def record(context: typer.Context, strategy: Strategy = None) -> None:
     """Become the engine, which records; its options, progress and exit code are this command's."""
     _need_engine()
-    os.execv(sys.executable, [sys.executable, "-m", "engine", *context.args])
+    os.execv(sys.executable, [sys.executable, "-m", "engine", *_engine_options(context, strategy)])
 
 
 @app.command(
@@ -49,6 +49,7 @@ def sweep_command(
         int, typer.Option(min=1, help="Recordings of each cap: DIR/cap-5, DIR/cap-5-2, DIR/cap-5-3 …")
     ] = 3,
     order_seed: Annotated[int, typer.Option(min=0, help="Seed of the random order of the caps.")] = 0,
+    strategy: Strategy = None,
 ) -> None:
     """Record the same training with several bucket_cap_mb; further options are those of `overlaplab record`.
 
@@ -59,7 +60,7 @@ def sweep_command(
     _need_engine()
     if "RANK" in os.environ:
         raise OverlaplabError("a sweep starts its ranks itself", remedy="Run it without torchrun.")
-    options = sweep.with_defaults(context.args)
+    options = sweep.with_defaults(_engine_options(context, strategy))
     rounds = sweep.plan(sweep.parse_caps(bucket_cap_mb), repeats, out, order_seed)
     told = " | ".join(" ".join(one.cap for one in each) for each in rounds)
     print(f"overlaplab sweep: caps in random order (--order-seed {order_seed}): {told}", file=sys.stderr)
@@ -122,6 +123,11 @@ def _need_engine() -> None:
             raise OverlaplabError(
                 f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."
             )
+
+
+def _engine_options(context: typer.Context, strategy: str | None) -> list[str]:
+    """All that the engine is told; only the strategy is read here, for shells to complete it."""
+    return [*([] if strategy is None else ["--strategy", strategy]), *context.args]
 
 
 def _half_open(text: str) -> tuple[int | None, int | None]:
