@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import app_on
+from audited_server import Served, audited
 from hostile import hostile_runs
 
 
@@ -17,7 +17,12 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def app_address(strangers: Path) -> Iterator[str]:
-    """The app on these runs."""
-    with app_on(strangers) as address:
-        yield address
+def app(strangers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The app on these runs; what it connects to is written down."""
+    with audited(strangers, tmp_path_factory.mktemp("audit")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def app_address(app: Served) -> str:
+    return app.address

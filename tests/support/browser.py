@@ -5,6 +5,7 @@ Fixtures made of this stand in tests/conftest.py: `browser` (one Chromium per se
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,14 +142,17 @@ def served(*arguments: str, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def serving(*arguments: str, folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """As `served`, with the process."""
+def serving(
+    *arguments: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """As `served`, with the process, which gets these variables too."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     line = [sys.executable, *(argument.format(port=port) for argument in arguments)]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+        variables = {**os.environ, **(environment or {})}
+        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, cwd=folder, env=variables)
         try:
             _wait_until_healthy(process, port, log)
             yield f"http://127.0.0.1:{port}", process

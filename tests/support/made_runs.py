@@ -82,6 +82,14 @@ def made_gathering(folder: Path) -> Path:
     return folder
 
 
+def made_sweep(folder: Path) -> Path:
+    """Put a sweep of two caps there, one of them recorded twice, with steps of 1000 µs."""
+    events = [event for number in range(3) for event in engine_step(number, 1000 * number)]
+    for name, cap in (("cap-25", 25), ("cap-5", 5), ("cap-5-2", 5)):
+        run_of(folder / name, events, events, manifest={"bucket_cap_mb": cap, "link": EMULATED})
+    return folder
+
+
 def zero3_manifest(prefetch: int) -> dict[str, Any]:
     """What run.json tells of the made runs: four layers of 100,000 parameters, an embedding and a head."""
     sizes = {row["unit"]: row["bytes"] for row in made_step(4, 0).gathers}

@@ -72,10 +72,10 @@ class Source:
                 yield self._salvaged(written)
                 return
             written += len(chunk)
-            self._refuse_bombs(written)
+            packed = member.unused_data if member.eof else member.unconsumed_tail
+            self._refuse_bombs(written, self._read - len(packed))
             if chunk:
                 yield chunk
-            packed = member.unused_data if member.eof else member.unconsumed_tail
             if member.eof or len(chunk) < CHUNK_BYTES:  # else it may hold more than it gave
                 packed = self._refilled(packed, member.eof)
                 if not packed:
@@ -91,8 +91,9 @@ class Source:
             packed = more.lstrip(b"\0") if before_member else more
         return packed
 
-    def _refuse_bombs(self, written: int) -> None:
-        if written > RATIO_FROM_BYTES and written > MOST_RATIO * self._read:
+    def _refuse_bombs(self, written: int, inflated: int) -> None:
+        """`written` bytes came of `inflated` bytes of the file."""
+        if written > RATIO_FROM_BYTES and written > MOST_RATIO * inflated:
             raise OverlaplabError(
                 f"unpacks to over {MOST_RATIO} times its size, as no trace does",
                 path=self._path,

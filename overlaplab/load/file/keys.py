@@ -85,7 +85,7 @@ def process(keys: Keys) -> Process:
     return Process(
         rank=rank if rank >= 0 else None,
         world_size=size if size > 0 else None,
-        backend=backend if isinstance(backend, str) else None,
+        backend=_text(backend) if isinstance(backend, str) else None,
         groups=tuple(map(_group, filter(_is_object, groups))) if isinstance(groups, list) else (),
     )
 
@@ -98,8 +98,13 @@ def _group(told: dict[str, Any]) -> Group:
     size, ranks = number(told.get("pg_size")), told.get("ranks")
     members = [number(rank) for rank in ranks] if isinstance(ranks, list) else []
     return Group(
-        name=str(told.get("pg_name", "")),
-        description=str(told.get("pg_desc", "")),
+        name=_text(told.get("pg_name", "")),
+        description=_text(told.get("pg_desc", "")),
         size=size if size >= 0 else None,
         ranks=tuple(members) if min(members, default=0) >= 0 else (),
     )
+
+
+def _text(value: object) -> str:
+    """A value as text that UTF-8 can hold: JSON can name the half of a character."""
+    return str(value).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
