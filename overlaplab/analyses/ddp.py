@@ -22,6 +22,7 @@ import pandas as pd
 from overlaplab.analyses.executions import Executions
 from overlaplab.analyses.labels import Span
 from overlaplab.analyses.launches import Launch, spans_of
+from overlaplab.analyses.told import around
 from overlaplab.events import Trace, matching, step_windows
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
@@ -113,6 +114,10 @@ def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:
     inner = spans[annotated & matching(events["name"], lambda name: name == _ACCUMULATE)]
     outer = spans[annotated & matching(events["name"], lambda name: name == _EVALUATE + _ACCUMULATE)]
     outer = outer if len(outer) else inner
+    sent = [launch for launch in ran.launches if _is_bucket(launch)]
+    lanes_, starts = (np.array([getattr(launch, name) for launch in sent], np.int64) for name in ("lane", "start_ns"))
+    if not (around(outer, lanes_, starts) >= 0).any():
+        return  # none of these many is a bucket's last
     both = pd.merge_asof(
         outer, inner.assign(at_ns=inner["end_ns"]), on="start_ns", by="lane", direction="forward", suffixes=("", "_in")
     )

@@ -65,6 +65,8 @@ def _step(step: Any) -> int | None:
 
 def _rows(table: pd.DataFrame, trace: Trace) -> list[dict[Any, Any]]:
     """The rows of the trace's rank; where it tells none, it is the only one."""
+    if table.empty:
+        return []
     return (table if trace.rank is None else table[table["rank"] == trace.rank]).to_dict("records")
 
 

@@ -44,7 +44,9 @@ def fsdp2_ranges_of(trace: Trace) -> tuple[Label, ...]:
 
 def _ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | None]) -> tuple[Label, ...]:
     events = trace.events
-    chosen = matching(events["name"], parse) & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    chosen = matching(events["name"], parse) & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
+    if not chosen.any():
+        return ()
     rows = events[chosen]
     starts = rows["ts_ns"].tolist()
     ends = (rows["ts_ns"] + rows["dur_ns"]).tolist()

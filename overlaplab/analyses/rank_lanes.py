@@ -40,7 +40,7 @@ def rank_lanes(run: Run, place: int, zero: int, steps: pd.DataFrame, labels: lis
 def _phases(trace: Trace, zero: int) -> pd.DataFrame:
     """The engine's forward, backward and optimizer ranges on the host."""
     chosen = matching(trace.events["name"], lambda text: _word(text) in _PHASES)
-    rows = np.flatnonzero(chosen & trace.events["category"].isin(ANNOTATION_CATEGORIES).to_numpy())
+    rows = np.flatnonzero(chosen & matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__))
     events = trace.events.iloc[rows]
     starts = events["ts_ns"].to_numpy() - zero
     parts = np.array([mark_code(Mark(_word(name))) for name in events["name"]], dtype=np.int8)

@@ -9,13 +9,14 @@ of those, nothing but the kernel itself is known.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.analyses.labels import Label, labels_of
-from overlaplab.analyses.told import NUMBERS, TEXTS, around, first_known, operators, told_of
+from overlaplab.analyses.told import NUMBERS, TEXTS, Groups, around, first_known, operators, told_of
 from overlaplab.events import Kind, Trace, lanes, launchers, matching, of_kind, once_per_trace, rule_of
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
@@ -92,12 +93,19 @@ def _by_time(found: pd.DataFrame, events: pd.DataFrame) -> NDArray[np.int64]:
 
 def _table(rows: int) -> pd.DataFrame:
     """So many rows of which nothing is known."""
-    unknown: dict[str, object] = {"int64": UNKNOWN_NS, "object": "", "bool": True}
-    table = pd.DataFrame(
-        {name: pd.Series([unknown[dtype]] * rows, dtype=dtype) for name, dtype in RECORDED_COLUMNS.items()}
+    unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True} | dict.fromkeys((*NUMBERS, "lane"), -1)
+    return pd.DataFrame(
+        {
+            name: pd.Series(np.full(rows, unknown.get(name, unknown[dtype]), dtype=dtype), dtype=dtype)
+            for name, dtype in RECORDED_COLUMNS.items()
+        },
+        copy=False,
     )
-    table[[*NUMBERS, "lane"]] = -1
-    return table
+
+
+def _stacked(*tables: pd.DataFrame) -> pd.DataFrame:
+    """All their rows."""
+    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
 def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDArray[np.int64]]:
@@ -122,7 +130,7 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDA
     _labelled(merged, comms, np.where(merged.index < 0, -1 - merged.index, -1))
     merged["told"] |= merged.index < 0
     place = merged.index.get_indexer(pd.Index(unit))
-    return pd.concat([merged, _not_run(comms, in_label)], ignore_index=True), place
+    return _stacked(merged, _not_run(comms, in_label)), place
 
 
 def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:
@@ -135,7 +143,7 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:
     at = trace.events["ts_ns"].to_numpy(np.int64)[call]
     for name in ("launch_ns", "launch_end_ns", "host_ns"):
         found[name] = np.where(call >= 0, at, UNKNOWN_NS)
-    found["lane"] = np.where(call >= 0, lanes(trace.events)[call], -1)
+    found["lane"] = np.where(call >= 0, lanes(trace.events.iloc[call]), -1)
     found["named"] = _kinds_by_name(device["name"])
     _fill_told(found, trace, rows)
     return found
@@ -151,6 +159,8 @@ def _of_graph(events: pd.DataFrame) -> NDArray[np.bool_]:
 
 def _forget(found: pd.DataFrame, rows: NDArray[np.bool_]) -> None:
     """Keep of these only when they ran, what their names tell, and when the host was there."""
+    if not rows.any():
+        return
     found.loc[rows, ["launch_ns", "launch_end_ns"]] = UNKNOWN_NS
     found.loc[rows, list(NUMBERS)] = -1
     found.loc[rows, list(TEXTS)] = ""
@@ -172,17 +182,17 @@ def _fill_told(found: pd.DataFrame, trace: Trace, rows: NDArray[np.int64]) -> No
 
 def _merged(found: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
     """One row per unit, from its first launch and start to its last end."""
-    launched = found.groupby(unit, sort=True)
-    table = first_known(found, unit)
-    table["start_ns"] = launched["start_ns"].min()
+    groups, table = Groups(unit), first_known(found, unit)
+    table["start_ns"] = groups.reduced(np.minimum, found["start_ns"].to_numpy())
     for name in ("launch_ns", "host_ns"):
-        first = found[name].where(found[name] != UNKNOWN_NS, np.iinfo(np.int64).max).groupby(unit, sort=True).min()
-        table[name] = first.where(first != np.iinfo(np.int64).max, UNKNOWN_NS)
+        known = found[name].to_numpy()
+        first = groups.reduced(np.minimum, np.where(known != UNKNOWN_NS, known, np.iinfo(np.int64).max))
+        table[name] = np.where(first != np.iinfo(np.int64).max, first, UNKNOWN_NS)
     for name in ("launch_end_ns", "end_ns"):
-        table[name] = launched[name].max()
+        table[name] = groups.reduced(np.maximum, found[name].to_numpy())
     table["arrived_ns"] = table["start_ns"]
-    table["lane"] = launched["lane"].first()
-    table["named"] = launched["named"].first()
+    firsts = groups.first(np.ones(len(found), dtype=bool))
+    table["lane"], table["named"] = (found[name].to_numpy()[firsts] for name in ("lane", "named"))
     table["told"] = table["kind"] != ""
     table["kind"] = table["kind"].where(table["told"], table["named"])
     return table[list(RECORDED_COLUMNS)]
@@ -205,7 +215,7 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     carried["arrived_ns"] = _arrivals(carried, comms["lane"])
     alone = _gloo_ranges(trace)
     inside = _around_any(comms, alone["start_ns"]) >= 0
-    return pd.concat([carried, _not_run(calls, call), alone[~inside]], ignore_index=True)
+    return _stacked(carried, _not_run(calls, call), alone[~inside])
 
 
 def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:
@@ -252,7 +262,7 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
         found.loc[pair >= 0, name] = ran[name].to_numpy()[pair[pair >= 0]]
     found["arrived_ns"] = found["start_ns"]
     _fill(found, ran, pair)
-    return pd.concat([found, _not_run(labelled, in_label), ran.iloc[:skipped]], ignore_index=True)
+    return _stacked(found, _not_run(labelled, in_label), ran.iloc[:skipped])
 
 
 def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
@@ -317,6 +327,8 @@ def _around_any(table: pd.DataFrame, at_ns: pd.Series) -> NDArray[np.int64]:
 def _not_run(labelled: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
     """The labels at none of these places: nothing tells when theirs ran, or that it did."""
     rest = labelled[~np.isin(np.arange(len(labelled)), place)].reset_index(drop=True)
+    if rest.empty:
+        return rest
     found = _table(len(rest))
     _labelled(found, rest, np.arange(len(rest)))
     return found

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Trace, lanes, matching, once_per_trace
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
-__all__ = ["NUMBERS", "TEXTS", "around", "first_known", "operators", "told_of"]
+__all__ = ["NUMBERS", "TEXTS", "Groups", "around", "first_known", "operators", "told_of"]
 
 TEXTS = ("kind", "dtype", "group", "group_description")
 """Fields that are empty where unknown."""
@@ -62,14 +62,38 @@ def operators(trace: Trace) -> tuple[pd.DataFrame, pd.Series]:
 
 def first_known(table: pd.DataFrame, by: NDArray[np.int64]) -> pd.DataFrame:
     """One row per value of `by`: of texts, group size and sequence the first known, of sizes the largest."""
-    grouped = table.groupby(by, sort=True)
-    found = grouped[["elements", "bytes"]].max()
-    for name in TEXTS:
-        found[name] = table[name].where(table[name] != "").groupby(by, sort=True).first().fillna("").astype(object)
-    for name in ("group_size", "sequence"):
-        known = table[name].where(table[name] >= 0).astype("Int64")
-        found[name] = known.groupby(by, sort=True).first().fillna(-1).astype(np.int64)
-    return found
+    groups = Groups(by)
+    found: dict[str, pd.Series] = {}
+    for name in (*TEXTS, *NUMBERS):
+        values = table[name].to_numpy(dtype=object if name in TEXTS else np.int64)
+        if name in TEXTS:
+            held = np.append(values, "")[groups.first(values != "")]
+        elif name in ("elements", "bytes"):
+            held = groups.reduced(np.maximum, values)
+        else:
+            held = np.append(values, -1)[groups.first(values >= 0)]
+        found[name] = pd.Series(held, index=groups.values, dtype=values.dtype)
+    return pd.DataFrame(found, index=groups.values)
+
+
+class Groups:
+    """Rows by a number: what pandas' groupby does, at a tenth of its price for few rows and many columns."""
+
+    def __init__(self, by: NDArray[np.int64]) -> None:
+        self._order = np.argsort(by, kind="stable")
+        there = by[self._order]
+        self._opens = np.flatnonzero(np.append(True, there[1:] != there[:-1])[: len(there)])
+        self.values = there[self._opens]
+        """The groups' numbers, the smallest first."""
+
+    def reduced(self, what: np.ufunc, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One value per group."""
+        return np.asarray(what.reduceat(values[self._order], self._opens) if len(values) else values)
+
+    def first(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Per group its first row of the chosen ones; the number of all rows where it has none."""
+        places = np.where(chosen, np.arange(len(chosen)), len(chosen))
+        return self.reduced(np.minimum, places)
 
 
 def around(table: pd.DataFrame, lane: NDArray[np.int64], at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
