@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from made_runs import engine_events, made_gathering, made_runs
+from made_runs import engine_events, made_gathering, made_runs, made_sweep
 from made_traces import run_of
 from streamlit.testing.v1 import AppTest
 
@@ -32,12 +32,13 @@ def gathering(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The app, started as the README says, on a folder with the runs of `runs` and the two of `gathering`, which tests
-    only read.
+    """The app, started as the README says, on a folder with the runs of `runs`, the two of `gathering` and a sweep: tests
+    only read it.
     """
     from browser import app_on
 
     folder = made_gathering(made_runs(tmp_path_factory.mktemp("served") / "runs"))
+    made_sweep(folder / "sweep")
     with app_on(folder) as found:
         yield found
 

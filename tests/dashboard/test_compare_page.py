@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import EMULATED, engine_events, engine_step
+from made_runs import engine_events, made_sweep
 from made_traces import run_of
 from streamlit.testing.v1 import AppTest
 
@@ -18,9 +18,7 @@ Open = Callable[..., AppTest]
 @pytest.fixture
 def sweeps(tmp_path: Path) -> Path:
     """A folder with a sweep of two caps, and two runs beside it."""
-    for name, cap in (("cap-25", 25), ("cap-5", 5), ("cap-5-2", 5)):
-        events = [event for number in range(3) for event in engine_step(number, 1000 * number)]
-        run_of(tmp_path / "sweep" / name, events, events, manifest={"bucket_cap_mb": cap, "link": EMULATED})
+    made_sweep(tmp_path / "sweep")
     for name in ("alone", "other"):
         run_of(tmp_path / name, engine_events(), manifest={"strategy": name, "checkpointing": True, "prefetch": 1})
     return tmp_path

@@ -1,0 +1,62 @@
+"""The Compare page of a sweep in a real browser."""
+
+from __future__ import annotations
+
+import pytest
+from browser import rerun, visit
+from playwright.sync_api import Page, expect
+
+from overlaplab.charts.theme import LIGHT
+
+ROWS = """([number, colour]) => {
+  const chart = document.querySelectorAll('[data-testid=stVegaLiteChart]')[number];
+  const top = chart.getBoundingClientRect().top;
+  const canvas = chart.querySelector('canvas');
+  if (canvas === null) {
+    const marks = [...chart.querySelectorAll(`svg .mark-rect path[fill="${colour}"]`)];
+    return marks.map((mark) => mark.getBoundingClientRect()).filter((box) => box.height > 12)
+      .map((box) => Math.round(box.top - top + box.height / 2));
+  }
+  const scale = canvas.height / canvas.clientHeight;
+  const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  const wanted = parseInt(colour.slice(1), 16), rows = [];
+  let run = 0;
+  for (let y = 0; y < canvas.height; y += 1) {
+    let seen = false;
+    for (let x = 0; x < canvas.width && !seen; x += 1) {
+      const at = 4 * (y * canvas.width + x);
+      seen = ((data[at] << 16) | (data[at + 1] << 8) | data[at + 2]) === wanted;
+    }
+    if (seen) run += 1;
+    if (!seen && run > 12 * scale) rows.push(Math.round((y - run / 2) / scale));
+    if (!seen) run = 0;
+  }
+  return rows;
+}"""
+
+
+def test_a_sweep_stands_side_by_side_in_rows_of_the_same_height(page: Page, address: str) -> None:
+    visit(page, address, "compare", "sweep/cap-5")
+    expect(page.get_by_text("No difference beyond the spread: bucket_cap_mb 5 has")).to_be_visible()
+    expect(page.get_by_text("emulated link 1Gbps,200us").first).to_be_visible()
+    charts = page.get_by_test_id("stVegaLiteChart")
+    expect(charts).to_have_count(2)
+    left, right = (charts.nth(number).bounding_box() for number in (0, 1))
+    assert left is not None
+    assert right is not None
+    assert left["x"] + left["width"] <= right["x"]
+    assert left["y"] == pytest.approx(right["y"], abs=1)
+    by_cap, on_link = (sorted(set(page.evaluate(ROWS, [number, LIGHT.exposed]))) for number in (0, 1))
+    assert len(by_cap) == len(on_link) == 2
+    assert by_cap == pytest.approx(on_link, abs=2)
+
+
+def test_without_a_second_cap_it_is_no_sweep(page: Page, address: str) -> None:
+    visit(page, address, "compare", "sweep/cap-5")
+    with rerun(page):
+        page.locator(".st-key-compared").get_by_role("button", name="Remove sweep/cap-25").or_(
+            page.locator(".st-key-compared [data-baseweb=tag]", has_text="sweep/cap-25").locator("[role=presentation]")
+        ).first.click()
+    expect(page.get_by_text("Record more steps or repeat the runs before choosing")).to_be_visible()
+    expect(page.locator(".st-key-compare_chart")).to_be_visible()
+    expect(page.locator(".st-key-links_chart")).to_have_count(0)
