@@ -32,8 +32,8 @@ def gathering(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The app, started as the README says, on a folder with the runs of `runs`, the two of `gathering` and a sweep: tests
-    only read it.
+    """The app, started as the README says, on a folder with the runs of `runs`, the two of `gathering` and a sweep;
+    tests only read it.
     """
     from browser import app_on
 
