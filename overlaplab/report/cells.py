@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +11,7 @@ import pandas as pd
 from overlaplab.charts.theme import count, size_exact
 from overlaplab.words import shorten
 
-__all__ = ["Cells", "Column", "cells"]
+__all__ = ["Cells", "Column", "cells", "sentences"]
 
 As: TypeAlias = Literal["text", "count", "ms", "bytes", "GB/s", "%"]
 """What a column holds: ns are shown in `ms`, `bytes` each in the unit that suits it, ratios in `%`."""
@@ -58,6 +58,11 @@ def cells(
         left_out=f"{count(more, 'more row')}, which the command line tells with --json." if more else "",
         note=note,
     )
+
+
+def sentences(notes: Iterable[str]) -> str:
+    """Notes, which begin small and end without a full stop, as text."""
+    return " ".join(f"{note[:1].upper()}{note[1:]}." for note in notes)
 
 
 def _header(column: Column) -> str:

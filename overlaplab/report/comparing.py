@@ -11,7 +11,7 @@ from overlaplab.charts.advice import compare_advice
 from overlaplab.charts.comparison import run_labels
 from overlaplab.charts.theme import MS as NS_PER_MS
 from overlaplab.report.blocks import Block, Section, drawn
-from overlaplab.report.cells import cells
+from overlaplab.report.cells import cells, sentences
 from overlaplab.report.columns import CAPS, COMPARED, COSTS
 from overlaplab.report.sections import Reported
 
@@ -46,7 +46,7 @@ def _by_cap(good: Sequence[Reported], first: Reported) -> Section:
                 table.assign(**in_ns),
                 CAPS,
                 "By bucket_cap_mb, each cap's recordings together",
-                note=" ".join(f"{note}." for note in analyses.sweep_notes(table)),
+                note=sentences(analyses.sweep_notes(table)),
             ),
         ],
         advice=" ".join(analyses.sweep_advice(table)),

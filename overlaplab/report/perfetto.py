@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import pandas as pd
 
-from overlaplab.analyses import collectives
+from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.analyses.clocks import zero_of
 from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.events import Run, Trace
@@ -75,7 +75,7 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
     yield f' "baseTimeNanoseconds": {run.traces[0].origin_ns + first if run.traces else 0},'
     yield f' "distributedInfo": {json.dumps(_process(run))},'
     yield ' "traceEvents": ['
-    told = collectives(run).drop_duplicates("index").set_index("index")
+    told = _Told.of(run)
     ids = counted(1)
     across = arrows_of_collectives(timeline, len(run.traces), ids)
     comma = ""
@@ -111,6 +111,29 @@ def _process(run: Run) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a click on one of overlaplab's own slices shows, as JSON."""
+
+    collectives: dict[int, str]
+    """By index."""
+    steps: dict[tuple[int, int], str]
+    """By the trace's place and the step's start, in ns from the run's zero."""
+
+    @classmethod
+    def of(cls, run: Run) -> _Told:
+        found = collectives(run).drop_duplicates("index").set_index("index")[list(_OF_COLLECTIVE)]
+        windows = summary(run)
+        places = {trace.rank: place for place, trace in enumerate(run.traces)}
+        steps = {}
+        for row in windows.to_dict("records"):
+            rank = None if pd.isna(row["rank"]) else int(row["rank"])
+            figures = _known({name: row[name] for name in (*PARTS, "overlap_ratio")})
+            steps[(places[rank], int(row["start_ns"]))] = json.dumps(figures)
+        rows = zip(found.index.tolist(), found.to_dict("records"), strict=True)
+        return cls(collectives={index: json.dumps(_known(row)) for index, row in rows}, steps=steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Writer:
     """One rank's part of the file. Its processes are numbered from `pid` on; the first holds the rank's tracks."""
 
@@ -122,11 +145,10 @@ class _Writer:
     def pid(self) -> int:
         return 1 + 1000 * self.place
 
-    def own(self, timeline: Timeline, told: pd.DataFrame) -> Iterator[str]:
+    def own(self, timeline: Timeline, told: _Told) -> Iterator[str]:
         """The rank's name, and the tracks that are no threads or streams of its."""
         rank = self.run.traces[self.place].rank
         yield from _process_name(self.pid, "rank unknown" if rank is None else f"rank {rank}", self.place)
-        arguments = {index: json.dumps(_known(row)) for index, row in told[list(_OF_COLLECTIVE)].iterrows()}
         chosen = timeline.events[timeline.events["trace"] == self.place]
         tid = 1
         for lane in timeline.lanes[timeline.lanes["kind"] != "stream"].itertuples():
@@ -142,10 +164,13 @@ class _Writer:
             names = [json.dumps(name.removeprefix("engine::")) for name in marks["name"].cat.categories]
             columns = (marks["name"].cat.codes, starts, ends - starts, tracks, marks["collective"])
             for name, start, took, track, collective in zip(*(column.tolist() for column in columns), strict=True):
+                known = (
+                    told.steps.get((self.place, start)) if lane.kind == "steps" else told.collectives.get(collective)
+                )
                 yield (
                     f'{{"ph":"X","cat":"{OWN}","name":{names[name]},"pid":{self.pid},"tid":{tid + track}'
                     f',"ts":{_us(start - self.first_ns)},"dur":{_us(took)}'
-                    f',"args":{arguments.get(collective, "{}")}}}'
+                    f',"args":{known or "{}"}}}'
                 )
             tid += count
 
@@ -206,8 +231,8 @@ def _texts(column: pd.Series[Any]) -> list[str]:
     return [json.dumps(str(text)) for text in column.cat.categories]
 
 
-def _known(row: pd.Series[Any]) -> dict[str, Any]:
-    """What is known of a collective, times in µs."""
+def _known(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """What is known of a collective or a step, times in µs."""
     found = {}
     for key, value in row.items():
         if pd.isna(value) or value == "":

@@ -17,7 +17,7 @@ from overlaplab.charts import advice
 from overlaplab.charts.collective_words import collectives_seen
 from overlaplab.events import Run
 from overlaplab.report.blocks import Block, Lines, Section, drawn
-from overlaplab.report.cells import MOST_ROWS, Cells, cells
+from overlaplab.report.cells import MOST_ROWS, Cells, cells, sentences
 from overlaplab.report.columns import BUCKETS, BY_KIND, CAUSES, COLLECTIVES, GATHERS, PARTS, SPOTS, STRAGGLERS, WINDOW
 from overlaplab.words import last_gradient, ms, percent, rank_word
 
@@ -196,7 +196,7 @@ def _buckets(reported: Reported) -> Section | None:
     shown = table.merge(late[["index", "held_ns"]], on="index", how="left")
     shown["last"] = [last_gradient(row) for row in shown.to_dict("records")]
     shown["held_ns"] = shown["held_ns"].fillna(0)
-    notes = " ".join(f"{note}." for note in analyses.bucket_notes(table))
+    notes = sentences(analyses.bucket_notes(table))
     blocks.append(cells(shown, BUCKETS, "Per bucket, times from the step's start", note=notes))
     return Section(
         title="Buckets",
@@ -218,7 +218,7 @@ def _gathers(reported: Reported) -> Section | None:
     prefetch = manifest.prefetch if manifest else None
     rows = charts.schedule(table, scatters, prefetch=prefetch, window_ns=window, note=reported.link)
     step = _alike(reported.summary, table)
-    notes = " ".join(f"{note}." for note in analyses.schedule_notes(table))
+    notes = sentences(analyses.schedule_notes(table))
     return Section(
         title="Gathered parameters (ZeRO-3, FSDP)",
         shows=charts.gathers_seen(table, where),

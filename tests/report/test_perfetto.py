@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,11 @@ def test_buckets_tell_their_collective_and_arrows_join_the_ranks(tmp_path: Path)
         (1001, 1600.0, 350.0),
     ]
     assert buckets[0]["args"]["bytes"] == 4_000_000
+    steps = [e for e in events if e.get("cat") == "overlaplab" and e["name"] == "step 1"]
+    assert [(e["pid"], e["args"]["exposed_comm_us"], e["args"]["overlap_ratio"]) for e in steps] == [
+        (1, 350.0, 0.3),
+        (1001, 350.0, 0.3),
+    ]
     arrows = [e for e in events if e.get("cat") == "collective"]
     by_id: dict[int, list[dict[str, Any]]] = {}
     for end in arrows:
@@ -225,3 +232,8 @@ def test_slices_of_a_track_nest(found: list[tuple[int, int]]) -> None:
             assert all(other[0] >= end or other[1] <= end for other in own[place + 1 :])
     partly = any(a[0] < b[0] < a[1] < b[1] for place, a in enumerate(ordered) for b in ordered[place + 1 :])
     assert (len(set(tracks.tolist())) > 1) == partly
+
+
+def test_the_export_needs_no_charts() -> None:
+    code = "import sys, overlaplab.cli, overlaplab.report.perfetto; sys.exit('altair' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
