@@ -7,17 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from browser import watch_of, watched
-from made_runs import EMULATED, engine_events, made_gathering
-from made_traces import event, gloo, op, run_of, step
+from browser import PWNED, watch_of, watched
 from playwright.sync_api import Browser, Page
 
-from overlaplab import load_run
 from overlaplab.charts.theme import DARK, LIGHT, Palette
-from overlaplab.report.page import report_page
 
-PWN = "window.pwned&&pwned(document.URL)"
-HOSTILE = f"![x](http://evil.example/md.png)</script><script>{PWN}</script><img src=http://evil.example onerror={PWN}>"
 _AREAS = """(tones) => {
   const names = Object.fromEntries(Object.entries(tones).map(([name, hex]) => {
     const number = parseInt(hex.slice(1), 16);
@@ -38,25 +32,6 @@ _DRAWN = """() => {
   const charts = [...document.querySelectorAll('.chart')];
   return charts.length > 0 && charts.every((chart) => chart.querySelector('svg.marks path') !== null);
 }"""
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report on disk: buckets, gathers, and a run whose every string is hostile."""
-    folder = tmp_path_factory.mktemp("mailed")
-    emulated = {"link": EMULATED, "link_attained": True}
-    runs = [
-        run_of(folder / "bucketed", engine_events(), engine_events(), manifest=emulated),
-        load_run(made_gathering(folder) / "ahead"),
-        run_of(
-            folder / "<img src=x onerror=window.pwned&&pwned(1)>",
-            [step(0, 0, 400), op(HOSTILE, 0, 100), gloo(150, 300, kind=HOSTILE), event(HOSTILE, 320, 390)],
-            manifest={"strategy": HOSTILE, "device": HOSTILE},
-        ),
-    ]
-    path = folder / "report.html"
-    path.write_text(report_page(runs))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +100,11 @@ def test_the_wheel_scrolls_and_with_ctrl_zooms(light: Page) -> None:
 
 
 def test_the_contents_lead_to_each_part(light: Page) -> None:
-    light.locator("nav a", has_text="Gathered parameters").click()
-    light.wait_for_function("() => location.hash === '#run-2-4'")
-    assert light.locator("#run-2-4 h3").inner_text() == "Gathered parameters (ZeRO-3, FSDP)"
+    link = light.locator("nav a", has_text="Gathered parameters")
+    anchor = link.get_attribute("href")
+    link.click()
+    light.wait_for_function("(anchor) => location.hash === anchor", arg=anchor)
+    assert light.locator(f"{anchor} h3").inner_text() == "Gathered parameters (ZeRO-3, FSDP)"
 
 
 def test_what_a_stranger_would_add_does_not_run(browser: Browser, report: Path) -> None:
@@ -143,7 +120,7 @@ def test_what_a_stranger_would_add_does_not_run(browser: Browser, report: Path) 
               document.getElementById('b').click();
               return fetch('http://127.0.0.1:9/').catch(() => null);
             }""",
-            PWN,
+            PWNED,
         )
         watch = watch_of(page)
         assert watch.executed == []
