@@ -121,7 +121,7 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDA
     linked = events["external_id"].to_numpy(np.int64)[rows]
     linked = np.where(linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1)  # as old traces write it
     by_id = by_external_id.reindex(linked, fill_value=-1).to_numpy(np.int64)
-    graph = _of_graph(events)[rows]
+    graph = _of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
     _forget(found, graph & (in_label < 0))
     _fill(found, calls, in_call)
@@ -149,12 +149,12 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:
     return found
 
 
-def _of_graph(events: pd.DataFrame) -> NDArray[np.bool_]:
-    """Kernels that share their correlation with another kernel."""
+def _of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of these events are kernels that share their correlation with another kernel."""
     correlation = events["correlation"].to_numpy(np.int64)
-    kernel = events["category"].isin(DEVICE_KERNEL_CATEGORIES).to_numpy() & (correlation >= 0)
-    values, counts = np.unique(correlation[kernel], return_counts=True)
-    return kernel & np.isin(correlation, values[counts > 1])
+    kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__) & (correlation >= 0)
+    values, counts = np.unique(correlation[kernel & np.isin(correlation, correlation[rows])], return_counts=True)
+    return kernel[rows] & np.isin(correlation[rows], values[counts > 1])
 
 
 def _forget(found: pd.DataFrame, rows: NDArray[np.bool_]) -> None:
