@@ -8,7 +8,7 @@ SERVE ?= 1
 DEMO := --link auto --batch 16 --steps 5 --bucket-cap-mb 4
 ZERO3 := --strategy zero3 --link auto --layers 32 --width 128 --batch 16 --steps 3
 
-.PHONY: help env demo test check format notebooks chromium clean
+.PHONY: help env demo test check format screenshots notebooks chromium clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make check   formatting, lint, types, import contracts"
 	@echo "make format  format the code"
 	@echo "make notebooks  execute the notebooks anew, and keep their outputs"
+	@echo "make screenshots  take the pictures of docs/ again, of the sample runs"
 	@echo "make clean   remove the environment and what was recorded here"
 
 env: .venv/made
@@ -60,6 +61,9 @@ format: env
 
 notebooks: env
 	$(BIN)/python scripts/notebooks.py
+
+screenshots: env chromium
+	$(BIN)/python scripts/screenshots.py traces docs --docs
 
 chromium:
 	@scripts/chromium.sh

@@ -1,8 +1,9 @@
-"""Take PNGs of every page of the real dashboard, light and dark.
+"""Take PNGs of every page of the real dashboard, light and dark, narrow and wide.
 
 python scripts/screenshots.py runs out/            # all pages of the first run
-python scripts/screenshots.py runs out/ --run bucketed --width 1600
+python scripts/screenshots.py runs out/ --run bucketed --width 1280 1920
 python scripts/screenshots.py runs out/ --run zero3 --pages zero3 --themes light --against zero3-serial
+python scripts/screenshots.py traces docs --docs   # the pictures of the README and docs/ (make screenshots)
 """
 
 from __future__ import annotations
@@ -16,15 +17,42 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from overlaplab.dashboard.server import command
 
 PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
 THEMES = ("light", "dark")
 CHROMIUM = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+TALLEST = 4000  # pixels of a picture; a page may be longer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shot:
+    """One picture of a page."""
+
+    page: str
+    theme: str = "light"
+    width: int = 1280
+    run: str | None = None
+    against: str | None = None
+    """The run to show beside it on the page zero3."""
+    tallest: int = TALLEST
+
+
+DOCS = {
+    "summary": Shot(page="summary", run="bucketed"),
+    "timeline": Shot(page="timeline", run="bucketed"),
+    "dashboard": Shot(page="buckets", run="bucketed"),
+    "zero3": Shot(page="zero3", run="zero3", against="zero3-serial", width=1440, tallest=1300),
+    "collectives": Shot(page="collectives", run="zero2", tallest=1500),
+    "compare": Shot(page="compare", theme="dark", tallest=1300),
+}
+"""The pictures of README and docs/, of the sample runs: file name → what it shows."""
 
 
 def main() -> None:
@@ -35,31 +63,48 @@ def main() -> None:
     parser.add_argument("--run", help="the run to choose, by its name in the side bar")
     parser.add_argument("--pages", nargs="*", default=PAGES, choices=PAGES)
     parser.add_argument("--themes", nargs="*", default=THEMES, choices=THEMES)
-    parser.add_argument("--width", type=int, default=1280, help="of the window, in pixels")
+    parser.add_argument("--width", type=int, nargs="*", default=[1280], help="of the window, in pixels")
     parser.add_argument("--against", metavar="RUN", help="the run to show beside it on the page zero3")
+    parser.add_argument("--docs", action="store_true", help="the pictures of README and docs/, of the sample runs")
     arguments = parser.parse_args()
-    chromium = shutil.which("chromium")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("Chromium is missing. Install it with: sudo apt-get install chromium")
     arguments.out.mkdir(parents=True, exist_ok=True)
     with served(arguments.folder) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
-        for theme in arguments.themes:
-            context = browser.new_context(color_scheme=theme, viewport={"width": arguments.width, "height": 900})
-            page = context.new_page()
-            for name in arguments.pages:
-                page.goto(f"{address}/{'' if name == 'summary' else name}")
-                settle(page)
-                if arguments.run is not None:
-                    choose(page, arguments.run, "run_picker")
-                if arguments.against is not None and name == "zero3":
-                    choose(page, arguments.against, "against")
-                file = arguments.out / f"{name}-{theme}.png"
-                fit(page, arguments.width)
-                page.screenshot(path=file)
-                print(file)
-            context.close()
+        for name, shot in (DOCS if arguments.docs else asked(arguments)).items():
+            file = arguments.out / f"{name}.png"
+            take(browser, address, shot, file)
+            print(file)
         browser.close()
+
+
+def asked(arguments: argparse.Namespace) -> dict[str, Shot]:
+    """What the arguments ask for: file name → what it shows; the width is in the name where there are several."""
+    found = {}
+    for page in arguments.pages:
+        for theme in arguments.themes:
+            for width in arguments.width:
+                name = f"{page}-{theme}" + (f"-{width}" if len(arguments.width) > 1 else "")
+                against = arguments.against if page == "zero3" else None
+                found[name] = Shot(page=page, theme=theme, width=width, run=arguments.run, against=against)
+    return found
+
+
+def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
+    """Take one picture, in a window of its own."""
+    viewport = {"width": shot.width, "height": 900}
+    context = browser.new_context(color_scheme=shot.theme, viewport=viewport)
+    page = context.new_page()
+    query = f"?{urlencode({'run': shot.run})}" if shot.run is not None else ""
+    page.goto(f"{address}/{'' if shot.page == 'summary' else shot.page}{query}")
+    settle(page)
+    if shot.against is not None:
+        choose(page, shot.against, "against")
+    fit(page, shot)
+    page.screenshot(path=file)
+    context.close()
 
 
 @contextmanager
@@ -101,15 +146,14 @@ def choose(page: Page, run: str, key: str) -> None:
     settle(page)
 
 
-def fit(page: Page, width: int) -> None:
+def fit(page: Page, shot: Shot) -> None:
     """Make the window as tall as the page, so that nothing needs to be scrolled."""
-    page.set_viewport_size({"width": width, "height": 900})
     heights = [0]
     while len(heights) < 20 and (len(heights) < 3 or heights[-1] != heights[-2]):
         page.wait_for_timeout(500)  # charts draw one after the other
         found = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
         heights.append(int(found))
-    page.set_viewport_size({"width": width, "height": max(600, min(heights[-1], 4000))})
+    page.set_viewport_size({"width": shot.width, "height": max(600, min(heights[-1], shot.tallest))})
     page.wait_for_timeout(800)
 
 
