@@ -38,7 +38,7 @@ def moved_word(row: Mapping[Any, Any], limit: int = 60) -> str:
         return "of no collective"
     kind = "collective" if pd.isna(row["kind"]) else str(row["kind"]).replace("_", "-")
     name = f"{shorten(kind, 20)} {row['collective']}"
-    return name if pd.isna(row["what"]) else f"{shorten(str(row['what']), limit - len(name) - 2)}, {name}"
+    return name if pd.isna(row["what"]) else f"{shorten(str(row['what']), max(limit - len(name) - 2, 8))}, {name}"
 
 
 def exposed_finding(rows: pd.DataFrame) -> str:

@@ -1,0 +1,144 @@
+"""`overlaplab exposed`: its document, its tables and its words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_exposed import backward, bucket
+from made_ranks import carried
+from made_traces import event, launched, op, run_of, step
+
+import overlaplab
+from overlaplab.analyses import idle
+from overlaplab.analyses.cause_words import MEANINGS, exposed_advice, moved_word
+from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.verdict import verdict
+from overlaplab.cli import main
+
+LATE = "a" * 200
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Rank 0 waits for rank 1 from 600 to 700 µs of a step, and 200 more are bucket 1's tail."""
+    ranks = []
+    for last in (600, 700):
+        events = [step(3, 0, 1000), backward(0, last), op("mm", 0, last)]
+        events += bucket(0, 300, 300, 300, 500) + bucket(1, last, last, last, 900)
+        ranks.append([*events, op("mm", 910, 1000)])
+    run_of(tmp_path / "run", *ranks, manifest={"strategy": "bucketed"})
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def call(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return (stopped.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_the_document_tells_each_cause(command: Any, folder: Path) -> None:
+    code, out, err = command("exposed", folder, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(document) == ["verdict", "advice", "worst", "causes", "ranks", "emulated", "warnings"]
+    assert document["worst"] == {"rank": 0, "step": 3}
+    assert set(document["causes"]) == {cause.value for cause in Cause}
+    window = document["ranks"][0]["steps"][0]
+    assert window["step"] == 3
+    assert (window["exposed_comm_ns"], window["exposed_wait_ns"]) == (300_000, 100_000)
+    assert sum(row["exposed_ns"] for row in window["causes"]) == 300_000
+    assert window["causes"][0] == {
+        "cause": "tail",
+        "collective": 1,
+        "kind": "all_reduce",
+        "what": "bucket 1",
+        "late_rank": None,
+        "exposed_ns": 200_000,
+        "start_ns": 700_000,
+        "end_ns": 900_000,
+    }
+    assert window["causes"][1]["late_rank"] == 1
+    assert window["idle"] == {"idle_ns": 10_000, "host_wait_ns": 10_000, "kernel_wait_ns": 0, "other_ns": 0}
+
+
+def test_it_takes_ranks_and_steps(command: Any, folder: Path) -> None:
+    document = json.loads(command("exposed", folder, "--json", "--rank", 1, "--step", 3)[1])
+    assert [rank["rank"] for rank in document["ranks"]] == [1]
+    code, _, err = command("exposed", folder, "--rank", 7)
+    assert code == 2
+    assert "rank 7: not in this run" in err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_verdict_comes_first_and_tables_fit(
+    command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = command("exposed", folder)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith("bucketed, 2 ranks, median step 1.0 ms, worst rank 0 (step 3): 0.30 ms exposed")
+    assert max(map(len, lines)) <= width
+    assert any(line.split()[:6] == ["0.100", "33", "straggler", "wait", "for", "rank"] for line in lines)
+    assert any(line.split()[:2] == ["tail", "0.200"] for line in lines)
+
+
+def test_a_run_of_which_nothing_is_known(command: Any, tmp_path: Path) -> None:
+    run_of(tmp_path, [event("cudaLaunchKernel", 0, 1, cat="cuda_runtime")])
+    code, out, _ = command("exposed", tmp_path)
+    assert code == 0
+    assert out.startswith("Nothing in this run counts")
+    document = json.loads(command("exposed", tmp_path, "--json")[1])
+    assert (document["worst"], document["ranks"]) == (None, [])
+
+
+def test_names_of_strangers_stay_text(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    named = [
+        event(f"engine::gather_launch unit=%1B%5B31m{LATE} phase=forward microbatch=0 bytes=8", 9, 12),
+        *carried(0, 10, 400, launch=10, kind="all_gather"),
+    ]
+    run_of(tmp_path, [step(0, 0, 900), op("mm", 0, 9), *named, op("mm", 500, 900)])
+    code, out, _ = command("exposed", tmp_path)
+    assert code == 0
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    row = {"collective": 3, "kind": None, "what": f"\x1b[31m{LATE}"}
+    assert moved_word(row, 40) == f"\N{REPLACEMENT CHARACTER}[31m{'a' * 7}…{'a' * 13}, collective 3"
+
+
+def test_the_advice_follows_the_dearest_cause(tmp_path: Path) -> None:
+    events = [backward(0, 600), op("mm", 0, 600), *bucket(0, 100, 610, 620, 790), op("mm", 800, 900)]
+    run = run_of(tmp_path, events, events)
+    table, causes = overlaplab.summary(run), overlaplab.exposed(run)
+    assert exposed_advice(table, causes).startswith("Go after blocking first: it is 100\u00a0% of all exposed")
+    for cause in Cause:
+        said = exposed_advice(table, causes.assign(cause=cause.value), idle(run))
+        assert said.startswith("Leave" if cause is Cause.GAP else f"Go after {cause.value} first")
+        assert (MEANINGS[cause] in said) is (cause is not Cause.GAP)
+
+
+def test_advice_where_communication_is_not_the_problem(tmp_path: Path) -> None:
+    copies = launched("Memcpy HtoD", 0, 0, 60, cat="gpu_memcpy", correlation=1) + launched(
+        "gemm", 1, 60, 100, correlation=2
+    )
+    run = run_of(tmp_path / "copies", copies)
+    table, causes = overlaplab.summary(run), overlaplab.exposed(run)
+    assert "Copies are the larger part" in exposed_advice(table, causes, idle(run))
+    assert verdict(table, None, causes, idle(run)).endswith("for 60\u00a0% of the step time nothing but copies run.")
+    waits = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 5, 90, 100, correlation=2)
+    run = run_of(tmp_path / "waits", waits)
+    said = exposed_advice(overlaplab.summary(run), overlaplab.exposed(run), idle(run))
+    assert said.endswith("Look at the timeline for what the idle device waits for: another stream, or an event.")
+    none = pd.DataFrame({"span_ns": pd.Series([], dtype="int64")})
+    assert exposed_advice(none, causes) == "Nothing to do: nothing was measured."
