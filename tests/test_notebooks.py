@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -83,3 +89,17 @@ def test_a_change_of_figures_is_seen() -> None:
     assert SCRIPT.said(book) == before
     row["begin"] += 1
     assert SCRIPT.said(book) != before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_pictures_show_in_a_browser_without_a_network(browser: Browser, tmp_path: Path, path: Path) -> None:
+    """As nbconvert makes a page of it, whose own frame asks for MathJax in vain."""
+    line = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", "--output-dir", str(tmp_path), str(path)]
+    subprocess.run(line, check=True, capture_output=True)
+    page = browser.new_page()
+    page.goto((tmp_path / f"{path.stem}.html").as_uri(), wait_until="domcontentloaded")
+    sizes = page.evaluate("[...document.images].map((image) => [image.complete, image.naturalWidth, image.alt])")
+    page.close()
+    assert len(sizes) == path.read_text().count('"image/png": "')
+    assert all(complete and width > 400 and words for complete, width, words in sizes)

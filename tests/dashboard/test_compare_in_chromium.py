@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from urllib.parse import parse_qs, urlsplit
+
 import pytest
-from browser import rerun, visit
+from browser import rerun, settle, visit
 from playwright.sync_api import Page, expect
 
 from overlaplab.charts.theme import LIGHT
@@ -60,3 +62,18 @@ def test_without_a_second_cap_it_is_no_sweep(page: Page, address: str) -> None:
     expect(page.get_by_text("Record more steps or repeat the runs before choosing")).to_be_visible()
     expect(page.get_by_role("heading", name="Medians over all ranks' steps")).to_be_visible()
     expect(page.get_by_role("heading", name="By bucket_cap_mb")).to_have_count(0)
+
+
+def test_a_cap_leads_to_its_step_on_the_timeline(page: Page, address: str) -> None:
+    visit(page, address, "compare", query="run=sweep/cap-5")
+    grid = page.locator("[class*=st-key-caps_table] canvas").first
+    grid.scroll_into_view_if_needed()
+    box = grid.bounding_box()
+    assert box is not None
+    with rerun(page):
+        page.mouse.click(box["x"] + 20, box["y"] + 35 * 2.5)  # the second row's box: under the header, 35 pixels each
+    page.wait_for_url("**/timeline?**")
+    settle(page)
+    found = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
+    wanted = {"run": "sweep/cap-25", "from": "0", "to": "1000000"}  # all steps take 1000 µs: the first one
+    assert {name: found.get(name) for name in wanted} == wanted

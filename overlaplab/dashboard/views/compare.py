@@ -15,6 +15,7 @@ from overlaplab.charts.advice import compare_advice
 from overlaplab.charts.theme import count
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE
+from overlaplab.dashboard.links import go_to_timeline
 from overlaplab.dashboard.widgets import (
     dark,
     error_line,
@@ -127,12 +128,34 @@ def _sweep(good: list[Opened]) -> None:
     with right:
         show_chart(charts.links(links, dark=dark(), note=note), "links_chart", links)
     st.subheader("By bucket_cap_mb, each cap's recordings together", anchor=False)
+    st.text("Choose a row to see its step, the one that the chart on the right shows, on the timeline.")
     rows = table[list(_CAPS)].rename(columns=_CAPS)
     rows["hidden, % of comm."] = 100 * table["overlap_ratio"]
-    show_table(rows, "caps_table")
+    chosen = show_table(rows, "caps_table", select=True)
+    if chosen is not None:
+        _go_to(good, links[links["bucket_cap_mb"].eq(table["bucket_cap_mb"].iloc[chosen])])
     for line in sweep_notes(table):
         st.text(f"Note: {line}.")
     what_to_do(sweep_advice(table))
+
+
+def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
+    """Turn to the timeline at the step that stands for a cap."""
+    if own.empty:
+        st.text("This cap's step has no communication to show.")
+        return
+    opened = next(one for one in good if one.run.path == own["path"].iloc[0])
+    steps = opened.summary
+    for column in ("rank", "step"):
+        wanted = own[column].iloc[0]
+        steps = steps[steps[column].isna() if pd.isna(wanted) else steps[column].eq(wanted)]
+    at, rank = steps.iloc[0], own["rank"].iloc[0]
+    go_to_timeline(
+        opened.name,
+        start_ns=int(at["start_ns"]),
+        end_ns=int(at["start_ns"] + at["span_ns"]),
+        rank=None if pd.isna(rank) else int(rank),
+    )
 
 
 def _runs(good: list[Opened]) -> None:
