@@ -187,7 +187,7 @@ def _layer(
         there = [how for how in (MEASURED, BOUND) if how in set(rows["how"])]
         scale = alt.Scale(domain=there, range=[{MEASURED: "circle", BOUND: "triangle-up"}[how] for how in there])
         encoding["shape"] = alt.Shape("how:N", scale=scale, legend=legend)
-    chart: alt.Chart = alt.Chart(rows).mark_point(filled=not bounds, size=64, opacity=0.85, strokeWidth=2)
+    chart: alt.Chart = alt.Chart(rows).mark_point(filled=not bounds, size=64, opacity=0.7, strokeWidth=2)
     drawn: alt.Chart = chart.encode(**encoding)
     return drawn
 

@@ -138,7 +138,8 @@ def show_table(table: pd.DataFrame, key: str, *, select: bool = False) -> int | 
             config[header] = st.column_config.NumberColumn(format=formats[unit or "%"])
         elif pd.api.types.is_string_dtype(table[header]) or table[header].dtype == object:
             config[header] = st.column_config.TextColumn(width=_text_width(str(header), table[header]))
-    look: dict[str, Any] = {"hide_index": True, "width": "stretch", "column_config": config}
+    name = key.replace("_", " ")  # for those who do not see it
+    look: dict[str, Any] = {"hide_index": True, "column_config": config, "placeholder": "–", "alt": name}
     if not select:
         st.dataframe(table, key=key, **look)
         return None
