@@ -32,7 +32,7 @@ class WindowStatistics:
     """As `window_totals` has them."""
     kernels: pd.DataFrame
     """The names that took most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels the
-    word and the kind alone), `part` (a word of `Mark`), `events` (how many touch the window), `busy_ns` (within the
+    word and the kind alone), `part` (a word of `Mark`, that with most of their time), `events` (how many touch the window), `busy_ns` (within the
     window the union of their times on each rank, and of that the sum over ranks)."""
     events: int
     """How many events of streams touch the window."""
@@ -99,11 +99,13 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
     order = np.argsort(begins, kind="stable")
     order = order[np.argsort(_narrow(key[order]), kind="stable")]
     group, adds = group[order], added_ns(key[order], begins[order], ends[order])
+    shares = np.zeros((len(texts) + 1, len(_ORDER)), dtype=np.int64)
+    np.add.at(shares, (group, events["part"].to_numpy()[here][order]), adds + 1)  # instants count, too
     opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     table = pd.DataFrame(
         {
             "name": np.append(texts, "")[group[opens]],  # the last is that of no name
-            "part": [_ORDER[code].value for code in events["part"].to_numpy()[here][order[opens]]],
+            "part": [_ORDER[code].value for code in shares[group[opens]].argmax(axis=1)],
             "events": np.diff(np.append(opens, len(group))),
             "busy_ns": np.add.reduceat(adds, opens) if len(opens) else adds,
         }

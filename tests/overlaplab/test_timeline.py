@@ -101,7 +101,7 @@ def test_a_window_s_statistics_against_a_count(
         if one[0] in chosen and one[3] < end and (one[3] + one[4] > start or (one[3] == start and one[4] == 0))
     ]
     assert found.events == len(touching)
-    kernels = {}
+    kernels, words = {}, {}
     for name, members in {"gemm": {0}, "engine::comm all_reduce": {1, 2}, "copy": {3}}.items():
         own = [one for one in touching if one[2] in members]
         if own:
@@ -109,9 +109,16 @@ def test_a_window_s_statistics_against_a_count(
                 len(own),
                 sum(len(moments([one for one in own if one[0] == rank], start, end)) for rank in chosen),
             )
+            words[name] = {PARTS[one[1]].value for one in own}
     shown = found.kernels
     assert dict(zip(shown["name"], zip(shown["events"], shown["busy_ns"], strict=True), strict=True)) == kernels
+    assert all(part in words[name] for name, part in zip(shown["name"], shown["part"], strict=True))
     assert shown["busy_ns"].is_monotonic_decreasing
+
+
+def test_a_name_counts_as_what_it_is_for_most_of_its_time() -> None:
+    told = [(0, 0, 0, 0, 5), (0, 1, 0, 10, 20), (1, 0, 0, 0, 5)]
+    assert timeline_window(timeline(told), 0, 100).kernels.to_numpy().tolist() == [["gemm", "reduce", 3, 30]]
 
 
 @pytest.mark.parametrize("scale", [1, 2**55])
