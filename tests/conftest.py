@@ -24,6 +24,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _valid_charts() -> None:
+    """Every chart that a test draws is held against Vega-Lite's schema."""
+    from overlaplab.charts.quiet import QuietChart
+
+    QuietChart.checked = True
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One Chromium for all tests."""

@@ -12,7 +12,7 @@ from overlaplab.analyses.settings import is_sweep
 from overlaplab.analyses.spread import fastest, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
-from overlaplab.events import Run
+from overlaplab.events import Run, once_per_run
 
 __all__ = ["MEASURES", "compare"]
 
@@ -51,9 +51,10 @@ def compare(
     judged together: all of the fastest cap's are fastest.
     """
     chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
-    measured = [summary(run, **chosen) for run in runs]
-    rows = [_row(run, table) | _sizes(run, volume(run, **chosen)) for run, table in zip(runs, measured, strict=True)]
-    table = pd.DataFrame(rows)
+    whole = ranks is None and steps is None and not skip_steps
+    found = [_whole(run) if whole else _measured(run, **chosen) for run in runs]
+    measured = [table for table, _ in found]
+    table = pd.DataFrame([row for _, row in found])
     table["fastest"] = _fastest(runs, measured)
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
     numbers = ("bucket_cap_mb", "overlap_ratio", *figures, *_SIZES)
@@ -72,6 +73,18 @@ def compare(
             *_SIZES,
         ]
     ]
+
+
+def _measured(run: Run, **chosen: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """A run's `summary`, and its row without what depends on the others."""
+    table = summary(run, **chosen)
+    return table, _row(run, table) | _sizes(run, volume(run, **chosen))
+
+
+@once_per_run
+def _whole(run: Run) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The same of all its ranks and steps; it serves again whenever other runs are put beside it."""
+    return _measured(run)
 
 
 def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:

@@ -136,13 +136,25 @@ def finish(
     lines = [part for words in subtitle if words for part in textwrap.wrap(words, line)]
     wrapped = _wrap_title(title, line * 3 // 4)
     head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=lines)
-    chart = QuietChart(layer=list(layers))
-    chart = chart.properties(title=head, description=description, width=width, height=height)
-    finished: alt.LayerChart = (
-        chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), background="transparent")
-        .configure(font=FONT)
-        .configure_view(stroke=None)
-        .configure_title(
+    # All at once: each of Altair's `configure_…` would copy the whole chart.
+    return QuietChart(
+        layer=list(layers),
+        title=head,
+        description=description,
+        width=width,
+        height=height,
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+        background="transparent",
+        config=_config(tones),
+    )
+
+
+def _config(tones: Palette) -> alt.Config:
+    """Fonts, sizes and colours of all charts."""
+    return alt.Config(
+        font=FONT,
+        view=alt.ViewConfig(stroke=None),
+        title=alt.TitleConfig(
             anchor="start",
             frame="bounds",
             color=tones.ink,
@@ -152,8 +164,8 @@ def finish(
             subtitleLineHeight=17,
             offset=10,
             limit=0,
-        )
-        .configure_axis(
+        ),
+        axis=alt.AxisConfig(
             labelColor=tones.soft,
             titleColor=tones.soft,
             gridColor=tones.grid,
@@ -163,10 +175,9 @@ def finish(
             titleFontSize=12,
             titleFontWeight="normal",
             labelLimit=320,
-        )
-        .configure_legend(labelColor=tones.ink, labelFontSize=12, columnPadding=14, offset=10)
+        ),
+        legend=alt.LegendConfig(labelColor=tones.ink, labelFontSize=12, columnPadding=14, offset=10),
     )
-    return finished
 
 
 def _wrap_title(title: str, line: int) -> list[str]:
