@@ -32,8 +32,8 @@ class WindowStatistics:
     """As `window_totals` has them."""
     kernels: pd.DataFrame
     """The names that took most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels the
-    word and the kind alone), `part` (a word of `Mark`, that with most of their time), `events` (how many touch the window), `busy_ns` (within the
-    window the union of their times on each rank, and of that the sum over ranks)."""
+    word and the kind alone), `part` (a word of `Mark`, that with most of their time), `events` (how many touch the
+    window), `busy_ns` (within the window the union of their times on each rank, and of that the sum over ranks)."""
     events: int
     """How many events of streams touch the window."""
 
