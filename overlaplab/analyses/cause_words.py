@@ -66,7 +66,10 @@ def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFram
     begin = (
         f"Go after {cause.value} first: it is {percent(took, whole)} of all exposed communication ({MEANINGS[cause]})."
     )
-    return f"{begin} {_remedy(cause, causes[causes['cause'] == cause])}"
+    found = f"{begin} {_remedy(cause, causes[causes['cause'] == cause])}"
+    if cause is not Cause.UNKNOWN and table["exposed_wait_ns"].isna().any():
+        found += " But some of it may be waiting for other ranks: open all their traces together to tell."
+    return found
 
 
 def _leave(table: pd.DataFrame, other: str) -> str:

@@ -19,7 +19,7 @@ from overlaplab.vocabulary import Rule
 __all__ = ["collective_facts"]
 
 _COLUMNS = (
-    *("index", "kind", "what", "role", "late_rank", "start_ns", "end_ns", "moves_ns", "matched"),
+    *("index", "kind", "what", "late_rank", "start_ns", "end_ns", "moves_ns", "matched"),
     *("asked_ns", "late_ns", "queued_ns", "backward_end_ns", "after_backward"),
 )
 
@@ -28,13 +28,13 @@ _COLUMNS = (
 def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
     """For each trace the collectives of which is known when they ran, in order of start; times by its own clock.
 
-    Columns: `index` (of `overlaplab.collectives`), `kind`, `what`, `role` (see `purposes`), `late_rank` (Int64: the one
+    Columns: `index` (of `overlaplab.collectives`), `kind`, `what` (see `purposes`), `late_rank` (Int64: the one
     that came last), `start_ns`, `end_ns`, `moves_ns` (when the last rank had arrived; the start where that is unknown),
     `matched` (bool: it is known), `asked_ns` (from when on it could have begun, as launched), `late_ns` (how much
     earlier it would have begun to move, had every rank launched it when its input was ready; only time counts in which
     the link was free), `queued_ns` (how much earlier than that, had the link been free when it was launched),
     `backward_end_ns` (of the pass whose gradients it moves, `UNKNOWN_NS` for none), `after_backward` (bool: launched
-    when that was over), `edge`, `at_once` (bool: the rules 8 and 4 of `exposed`).
+    when that was over), `gradients` (bool), `edge`, `at_once` (bool: the rules 8 and 4 of `exposed`).
     """
     every = numbered(run)
     last = every["arrived_ns"] == every["last_ns"]
@@ -139,4 +139,4 @@ def _edges(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
     gradients = table["role"].isin(GRADIENTS).to_numpy()
     early = gathers & (asked < first.to_numpy())
     edge = (gradients & (ends >= table["backward_end_ns"].to_numpy())) | early | (plain & latest & some_hidden)
-    return table[list(_COLUMNS)].assign(edge=edge, at_once=untold & alone & ~edge)
+    return table[list(_COLUMNS)].assign(gradients=gradients, edge=edge, at_once=untold & alone & ~edge)

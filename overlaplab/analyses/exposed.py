@@ -44,15 +44,13 @@ from enum import StrEnum
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.analyses.causes import collective_facts
 from overlaplab.analyses.clocks import zero_of
 from overlaplab.analyses.moments import GRAIN_NS, NEVER_NS, Does, Facts, Moments, last_moving, owned
-from overlaplab.analyses.purposes import GRADIENTS
 from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.events import Run, Window, activity, empty_table
-from overlaplab.intervals import Intervals, clip, subtract, total, union
+from overlaplab.intervals import clip, subtract, total, union
 from overlaplab.vocabulary import Rule
 
 __all__ = ["CAUSES", "COLUMNS", "Cause", "exposed"]
@@ -71,6 +69,7 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
+_ORDER = tuple(Cause)
 CAUSES = tuple(cause.value for cause in Cause)
 COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
@@ -97,31 +96,33 @@ def exposed(
     Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
     not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    found = []
-    for trace in selected_traces(run, ranks):
-        place = run.traces.index(trace)
-        if activity(trace).rule is Rule.UNRECORDED:
-            continue
-        facts = {str(name): column.to_numpy() for name, column in collective_facts(run)[place].items()}
-        busy, zero = activity(trace), zero_of(run, trace)
-        gaps = subtract(busy.communication, busy.compute)
-        for window in selected_windows(trace, steps, skip_steps):
-            table = _of_window(facts, gaps, busy.compute, window)
-            if len(table):
-                table[["start_ns", "end_ns"]] -= zero
-                found.append(table.assign(rank=trace.rank, step=window.step))
-    if not found:
-        return empty_table(COLUMNS)
-    return pd.concat(found, ignore_index=True).astype(COLUMNS)[list(COLUMNS)]
+    found = [
+        _of_trace(run, run.traces.index(trace), selected_windows(trace, steps, skip_steps))
+        for trace in selected_traces(run, ranks)
+        if activity(trace).rule is not Rule.UNRECORDED
+    ]
+    rows = [table for table in found if len(table)]
+    return pd.concat(rows, ignore_index=True) if rows else empty_table(COLUMNS)
 
 
-def _of_window(facts: Facts, gaps: Intervals, compute: Intervals, window: Window) -> pd.DataFrame:
-    """One step's rows, without `rank` and `step`; times absolute, by the trace's own clock."""
-    moments = owned(facts, clip(gaps, window.start_ns, window.end_ns), compute)
-    matched = facts["matched"]
-    moving = clip(union(facts["moves_ns"][matched], facts["end_ns"][matched]), window.start_ns, window.end_ns)
-    excess = total(moving) - total(clip(compute, window.start_ns, window.end_ns))
-    return _table(facts, list(_decided(facts, moments, max(0, excess))))
+def _of_trace(run: Run, place: int, windows: Sequence[Window]) -> pd.DataFrame:
+    """One rank's rows."""
+    trace = run.traces[place]
+    facts = {str(name): column.to_numpy() for name, column in collective_facts(run)[place].items()}
+    compute, communication = activity(trace).compute, activity(trace).communication
+    gaps = subtract(communication, compute)
+    moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
+    parts = []
+    for number, window in enumerate(windows):
+        bounds = window.start_ns, window.end_ns
+        excess = total(clip(moving, *bounds)) - total(clip(compute, *bounds))
+        moments = owned(facts, clip(gaps, *bounds), compute)
+        parts += [(number, cause, part) for cause, part in _decided(facts, moments, max(0, excess)) if len(part.row)]
+    table = _table(facts, parts)
+    table["rank"] = pd.array([trace.rank] * len(table), dtype="Int64")
+    table["step"] = pd.array([windows[number].step for number in table["window"]], dtype="Int64")
+    table[["start_ns", "end_ns"]] -= zero_of(run, trace)
+    return table[list(COLUMNS)]
 
 
 def _decided(facts: Facts, moments: Moments, excess_ns: int) -> Iterator[tuple[Cause, Moments]]:
@@ -155,7 +156,7 @@ def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
     edge = facts["edge"][rest.row]
     yield Cause.TAIL, rest.where(edge)
     rest = rest.where(~edge)
-    gradients = _move_gradients(facts, rest)
+    gradients = facts["gradients"][rest.row]
     yield Cause.BLOCKING, rest.where(gradients)
     rest = rest.where(~gradients)
     told = rest.does == Does.MOVES
@@ -166,7 +167,7 @@ def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
 def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
     """The moments less those of rule 5, and these, given to the collective that queues."""
     starts, ends = facts["start_ns"], facts["end_ns"]
-    needless = _move_gradients(facts, moments) & ~facts["edge"][moments.row]
+    needless = (facts["gradients"] & ~facts["edge"])[moments.row]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
     until, asked = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
     waits = needless & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
@@ -174,25 +175,31 @@ def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
     return before, replace(after, row=np.searchsorted(starts, ends[after.row], side="left"))
 
 
-def _move_gradients(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
-    return np.isin(facts["role"], GRADIENTS)[moments.row]
-
-
-def _table(facts: Facts, decided: Sequence[tuple[Cause, Moments]]) -> pd.DataFrame:
-    """One row per cause and collective, the dearest first."""
-    table = pd.concat(
-        [
-            pd.DataFrame({"cause": cause.value, "row": part.row, "start_ns": part.start, "end_ns": part.end})
-            for cause, part in decided
-        ],
-        ignore_index=True,
+def _table(facts: Facts, parts: Sequence[tuple[int, Cause, Moments]]) -> pd.DataFrame:
+    """One row per window, cause and collective, each window's dearest first; `COLUMNS` and `window`, without a rank."""
+    lengths = [len(part.row) for _, _, part in parts]
+    moments = {
+        name: np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for _, _, part in parts)])
+        for name in ("row", "start", "end")
+    }
+    table = pd.DataFrame(
+        {
+            "window": np.repeat(np.array([number for number, _, _ in parts], dtype=np.int64), lengths),
+            "cause": np.repeat(np.array([_ORDER.index(cause) for _, cause, _ in parts], dtype=np.int64), lengths),
+            "row": moments["row"],
+            "exposed_ns": moments["end"] - moments["start"],
+            "start_ns": moments["start"],
+            "end_ns": moments["end"],
+        }
     )
-    table["exposed_ns"] = table["end_ns"] - table["start_ns"]
-    grouped = table.groupby(["cause", "row"], sort=False)
+    grouped = table.groupby(["window", "cause", "row"], sort=True)
     found = grouped.agg({"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}).reset_index()
-    for name in ("index", "kind", "what", "late_rank"):
-        values = np.array([*facts[name], None], dtype=object)[found["row"]]
-        found["collective" if name == "index" else name] = values
-    found["late_rank"] = found["late_rank"].where(found["cause"] == Cause.STRAGGLER.value, None)
+    order = np.lexsort((found["start_ns"], -found["exposed_ns"], found["window"]))
+    found = found.iloc[order].reset_index(drop=True)
+    row, waits = found["row"].to_numpy(), (found["cause"] == _ORDER.index(Cause.STRAGGLER)).to_numpy()
+    for name, column in (("collective", "index"), ("kind", "kind"), ("what", "what"), ("late_rank", "late_rank")):
+        found[name] = np.array([*facts[column], None], dtype=object)[row]
+    found["late_rank"] = found["late_rank"].where(waits, None)
     found["kind"] = found["kind"].where(found["kind"] != "", None)
-    return found.sort_values(["exposed_ns", "start_ns"], ascending=[False, True], kind="stable", ignore_index=True)
+    found["cause"] = np.array(CAUSES, dtype=object)[found["cause"]]
+    return found.astype({name: dtype for name, dtype in COLUMNS.items() if name in found})
