@@ -8,7 +8,7 @@ from overlaplab.analyses.event_details import CollectiveDetails, EventDetails, L
 from overlaplab.charts.theme import MS, rank_word, size_exact
 from overlaplab.words import shorten
 
-__all__ = ["event_rows", "mark_rows", "peer_rows"]
+__all__ = ["event_rows", "peer_rows"]
 
 _NAME = 400  # characters of a name; the search finds the whole of it
 
@@ -32,12 +32,6 @@ def event_rows(details: EventDetails) -> pd.DataFrame:
         rows += _collective(details["collective"])
     told = [(what, str(value)) for what, value in rows if value is not None]
     return pd.DataFrame(told, columns=["what", "value"])
-
-
-def mark_rows(name: str, start_ns: int, end_ns: int) -> pd.DataFrame:
-    """What is known of a mark that is no event of the trace, as `event_rows` has it."""
-    rows = [("name", shorten(name, _NAME)), ("start", _exact(start_ns)), ("end", _exact(end_ns))]
-    return pd.DataFrame([*rows, ("lasts", _exact(end_ns - start_ns))], columns=["what", "value"])
 
 
 def peer_rows(collective: CollectiveDetails) -> pd.DataFrame:

@@ -31,8 +31,7 @@ __all__ = [
     "control_used",
     "event_of_query",
     "go_to_timeline",
-    "keep_event",
-    "keep_window",
+    "keep_spot",
     "kept",
     "number",
     "numbers",
@@ -179,23 +178,16 @@ def event_of_query() -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
-def keep_window(window: tuple[int, int] | None) -> None:
-    """Write the Timeline's window into the query string, or take it out; the page does not run anew for that."""
-    keep(FROM, None if window is None else str(window[0]))
-    keep(TO, None if window is None else str(window[1]))
-
-
-def keep_event(event: tuple[int, int] | None) -> None:
-    """Write the Timeline's selected event into the query string, or take it out."""
-    keep(EVENT, None if event is None else f"{event[0]}-{event[1]}")
-
-
-def keep(name: str, text: str | None) -> None:
-    """Write a parameter where it is not so already: each write is a message to the browser."""
-    if text is None:
-        st.query_params.pop(name, None)
-    elif st.query_params.get(name) != text:
-        st.query_params[name] = text
+def keep_spot(window: tuple[int, int], event: tuple[int, int] | None) -> None:
+    """Write the Timeline's window and selected event into the query string, at once as `write` does; the page does not
+    run anew for that.
+    """
+    query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT)}
+    query |= st.session_state.get("links_kept", {}) | {FROM: str(window[0]), TO: str(window[1])}
+    if event is not None:
+        query[EVENT] = f"{event[0]}-{event[1]}"
+    if query != st.query_params.to_dict():
+        st.query_params.from_dict(query)
 
 
 def rank_of_query() -> int | None:

@@ -44,13 +44,15 @@ def gpu_rank(late: float) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`gpu`: two ranks and a collective; `many`: 30,000 operators and a lone instant; `tall`: 14 ranks."""
+    """`gpu`: two ranks and a collective; `many`: 30,000 operators and a lone instant; `tall`: 14 ranks, two steps."""
     found = tmp_path_factory.mktemp("canvas") / "runs"
     run_of(found / "gpu", gpu_rank(300), gpu_rank(500), backend="nccl")
     each = [op(f"op{number % 7}", 10 * number, 10 * number + 1 + number % 9) for number in range(MANY)]
     alone = event("gloo:all_reduce", 150_009.5, 150_009.501, cat="user_annotation", tid=7)
     run_of(found / "many", [step(0, 0, 10 * MANY), *each, alone])
-    run_of(found / "tall", *[[step(0, 0, 100), op("mm", 10, 90)] for _ in range(14)])
+    run_of(
+        found / "tall", *[[step(0, 0, 100), op("mm", 10, 90), step(1, 100, 200), op("mm", 110, 190)] for _ in range(14)]
+    )
     return found
 
 
@@ -476,6 +478,11 @@ def test_the_address_is_a_link_to_what_is_seen(page: Page, served_at: str) -> No
     page.keyboard.press("w")
     page.wait_for_url(re.compile("from=336000&to=464000"))
     settle(page)
+    page.go_back()
+    page.wait_for_function(f"{FIND}.dataset.window === '320000,480000'")
+    page.go_forward()
+    page.wait_for_function(f"{FIND}.dataset.window === '336000,464000'")
+    settle(page)
     visit(page, served_at, "compare")
     visit(page, served_at, "timeline")
     page.wait_for_selector(".timeline:not([data-painted='0'])")
@@ -517,7 +524,7 @@ def test_many_ranks_scroll(page: Page, served_at: str) -> None:
     before = pixels(page)
     page.keyboard.press("PageDown")
     page.wait_for_function(f"{FIND}.querySelector('.scroll').scrollTop > 50")
-    assert told(page, "window") == "0,100000"
+    assert told(page, "window") == "0,200000"
     after = pixels(page)
     assert before.shape == after.shape
     assert (before != after).any()
@@ -526,7 +533,27 @@ def test_many_ranks_scroll(page: Page, served_at: str) -> None:
     page.mouse.wheel(0, -2000)
     page.keyboard.up("Shift")
     page.wait_for_function(f"{FIND}.querySelector('.scroll').scrollTop === 0")
-    assert told(page, "window") == "0,100000"
+    assert told(page, "window") == "0,200000"
+
+
+def test_a_chosen_step_is_shown_after_zooming_too(page: Page, served_at: str) -> None:
+    open_timeline(page, served_at, "tall")
+    page.keyboard.press("w")
+    page.wait_for_url(re.compile("from=20000&to=180000"))
+    settle(page)
+    page.locator(".st-key-step_picker input").click()
+    with rerun(page):
+        page.locator("[role=option]").filter(has_text="1").first.click()
+    assert window(page) == (100_000, 200_000)
+    expect(page.locator("h3").first).to_have_text("Visible: 0.100 to 0.200 ms")
+    page.wait_for_url(re.compile("from=100000&to=200000"))
+    with rerun(page):
+        page.mouse.click(*at(page, 0.5, 6))  # the step's own mark
+    expect(page.locator("h3").first).to_have_text("Selected: 0.100 to 0.200 ms")
+    expect(page.get_by_text("This is step 1 of rank 0.")).to_be_visible()
+    pick(page, "run_picker", "gpu")  # the address still tells of the other run
+    expect(page.locator("h3").first).to_have_text("Visible: 0.000 to 1.000 ms")
+    assert window(page) == (0, 1_000_000)
 
 
 def test_the_dark_theme_has_its_own_colours(browser: Browser, served_at: str) -> None:

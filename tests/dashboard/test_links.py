@@ -57,12 +57,26 @@ def test_several_ranks_are_read_or_nothing(text: str | None, found: tuple[int, .
     assert links.numbers(text) == found
 
 
-def test_a_window_and_an_event_are_written_and_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(st, "query_params", query := {"run": "a"})
-    links.keep_window((-5, 9))
-    links.keep_event((1, 7))
-    assert query == {"run": "a", "from": "-5", "to": "9", "event": "1-7"}
-    assert (links.window_of_query(), links.event_of_query()) == ((-5, 9), (1, 7))
-    links.keep_window(None)
-    links.keep_event(None)
-    assert query == {"run": "a"}
+class Query(dict[str, str]):
+    """A query string as Streamlit's, which counts what is sent to the browser."""
+
+    sent = 0
+
+    def to_dict(self) -> dict[str, str]:
+        return dict(self)
+
+    def from_dict(self, query: dict[str, str]) -> None:
+        self.clear()
+        self.update(query)
+        self.sent += 1
+
+
+def test_a_window_and_an_event_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "query_params", query := Query({"run": "old"}))
+    monkeypatch.setattr(st, "session_state", {"links_kept": {"run": "a"}})
+    for _ in range(2):
+        links.keep_spot((-5, 9), (1, 7))
+        assert query == {"run": "a", "from": "-5", "to": "9", "event": "1-7"}
+        assert (links.window_of_query(), links.event_of_query(), query.sent) == ((-5, 9), (1, 7), 1)
+    links.keep_spot((0, 9), None)
+    assert (query, query.sent) == ({"run": "a", "from": "0", "to": "9"}, 2)

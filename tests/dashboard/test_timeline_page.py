@@ -115,8 +115,8 @@ def test_a_run_without_steps_is_one_window(opened, tmp_path: Path) -> None:
 
 def test_what_the_browser_tells_is_checked() -> None:
     def told(**more: object) -> tuple[object, object, object]:
-        told = {"id": "a", "window": [1, 2], "range": None, "event": None} | more
-        found = state_of(told, "a", (5, 9), 3, 10)
+        told = {"id": "a", "asked": [[5, 9], 3, 0], "window": [1, 2], "range": None, "event": None} | more
+        found = state_of(told, {"id": "a", "asked": [[5, 9], 3, 0]}, 10)
         return found.window, found.selected, found.mark
 
     assert told() == ((1, 2), None, None)
@@ -126,7 +126,8 @@ def test_what_the_browser_tells_is_checked() -> None:
     assert told(range="x", event=10) == ((1, 2), None, None)
     assert told(event=True) == ((1, 2), None, None)
     assert told(id="b") == ((5, 9), None, 3)
-    assert state_of(None, "a", (5, 9), None, 10).window == (5, 9)
+    assert told(asked=[[5, 9], 3, 1]) == ((5, 9), None, 3)  # before it was asked this
+    assert state_of(None, {"id": "a", "asked": [[5, 9], None, 0]}, 10).window == (5, 9)
 
 
 def test_lanes_of_chosen_ranks(runs: Path) -> None:

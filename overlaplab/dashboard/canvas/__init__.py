@@ -45,20 +45,20 @@ def timeline_canvas(
     event: int | None,
     dark: bool,
     key: str,
+    turn: int = 0,
     ranks: frozenset[int] | None = None,
     offsets: Mapping[int | None, int] | None = None,
 ) -> CanvasState:
     """Draw the timeline and return what the reader sees of it.
 
     `window` (ns from the run's zero) and `event` (a place in `timeline.events`) are what is asked for: the canvas obeys
-    when they change, and else keeps what the reader chose. `ranks`: the shown ones, None for all. `offsets`: by how
-    many ns each rank's clock was corrected, of those that were.
+    when they change, or `turn` does, and else keeps what the reader chose. `ranks`: the shown ones, None for all.
+    `offsets`: by how many ns each rank's clock was corrected, of those that were.
     """
     packed = _packed(timeline)
     asked: dict[str, Any] = {
         "id": packed.id,
-        "window": list(window),
-        "event": event,
+        "asked": [list(window), event, turn],
         "lanes": shown_lanes(timeline, ranks),
         "offsets": [[rank, offset] for rank, offset in (offsets or {}).items()],
         "dark": dark,
@@ -67,16 +67,17 @@ def timeline_canvas(
     with st.container(gap=None):
         found = _components()[0](data=asked, key=key, on_view_change=_nothing, on_missing_change=_nothing)
         _send(packed, wanted=found.get("missing") == packed.id)
-    return state_of(found.get("view"), packed.id, window, event, len(timeline.events))
+    return state_of(found.get("view"), asked, len(timeline.events))
 
 
-def state_of(told: object, payload: str, window: tuple[int, int], event: int | None, events: int) -> CanvasState:
-    """What the browser told, where it is sound and of this payload; else what was asked for."""
-    if not isinstance(told, Mapping) or told.get("id") != payload:
-        return CanvasState(window=window, selected=None, mark=event)
+def state_of(told: object, asked: Mapping[str, Any], events: int) -> CanvasState:
+    """What the browser told, if it is sound, of these bytes and later than it was asked this; else what was asked."""
+    window, event, _ = asked["asked"]
+    if not isinstance(told, Mapping) or [told.get("id"), told.get("asked")] != [asked["id"], asked["asked"]]:
+        return CanvasState(window=(window[0], window[1]), selected=None, mark=event)
     mark = told.get("event")
     return CanvasState(
-        window=_span(told.get("window")) or window,
+        window=_span(told.get("window")) or (window[0], window[1]),
         selected=_span(told.get("range")),
         mark=mark if type(mark) is int and 0 <= mark < events else None,
     )

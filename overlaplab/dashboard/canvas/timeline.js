@@ -335,12 +335,14 @@ class TimelineView {
       return;
     }
     if (run !== this.run) Object.assign(this, { run, range: null, event: -1, over: -1, asked: "" });
-    const asked = JSON.stringify([this.data.window, this.data.event]);
+    const [window, event] = this.data.asked;
+    const asked = JSON.stringify(this.data.asked);
     const told = asked !== this.asked;
     if (told) {
+      clearTimeout(this.telling);
       this.asked = asked;
-      this.event = this.data.event ?? -1;
-      this.show(this.data.window[0], this.data.window[1], false);
+      this.event = event ?? -1;
+      this.show(window[0], window[1], false);
     }
     const looks = JSON.stringify([this.data.id, this.data.dark, this.data.lanes, this.data.offsets]);
     if (looks !== this.looks) {
@@ -360,6 +362,7 @@ class TimelineView {
       this.describe();
       this.setStateValue("view", {
         id: this.run.id,
+        asked: this.data.asked,
         window: this.window(),
         range: this.range && this.range.map(Math.round),
         event: this.event < 0 ? null : this.event,

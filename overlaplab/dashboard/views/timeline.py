@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import overlaplab
 from overlaplab import charts
@@ -19,7 +20,7 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_of
-from overlaplab.dashboard.event_words import event_rows, mark_rows, peer_rows
+from overlaplab.dashboard.event_words import event_rows, peer_rows
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
@@ -36,6 +37,7 @@ from overlaplab.dashboard.widgets import (
 from overlaplab.words import shorten
 
 Spot = tuple[tuple[int, int], int | None]  # a window in ns from the run's zero; a mark's place in `Timeline.events`
+Linked = tuple[tuple[int, int] | None, tuple[int, int] | None]  # what a query string says of window and event
 
 _KEY = "timeline_canvas"
 _ASKED = "timeline_asked"
@@ -69,31 +71,55 @@ def page() -> None:
 
 def _asked(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> Spot:
     """What the canvas is to show: a link's spot, else the chosen step, else the run; the same until that changes."""
-    chosen = (opened.name, id(opened.run), step)
-    kept: tuple[object, Spot | None] = st.session_state.get(_ASKED, (None, None))
-    before, spot = kept
-    written: tuple[object, Spot | None] = st.session_state.get(_WRITTEN, (None, None))
-    link = _linked(opened)
-    if link is not None and (written[0] != chosen or link != written[1]):
-        spot = link
-    elif before != chosen or spot is None:
-        spot = _whole(opened.timeline, ranks, step), None
-    elif _KEY not in st.session_state and written[0] == chosen and written[1] is not None:
-        spot = written[1]  # the reader comes back from another page
-    st.session_state[_ASKED] = chosen, spot
+    of_run = (opened.name, id(opened.run))
+    chosen = (*of_run, step)
+    asked: tuple[object, Spot | None, int] = st.session_state.get(_ASKED, (None, None, 0))
+    of_written, written = _written()
+    linked = links.window_of_query(), links.event_of_query()
+    # A rerun may bring an address that this page has replaced meanwhile. Other pages and the browser's arrows may not.
+    stays = _KEY in st.session_state and not _goes_back()
+    followed = _spot(opened.timeline, linked) if linked not in (written if stays else written[-1:]) else None
+    spot = asked[1]
+    if followed is not None:
+        spot = followed
+    elif asked[0] != chosen:
+        spot = None
+    elif not stays and written and of_written == of_run:
+        spot = _spot(opened.timeline, written[-1])  # the reader comes back from another page
+    spot = spot or (_whole(opened.timeline, ranks, step), None)
+    st.session_state[_ASKED] = chosen, spot, asked[2] + (spot is not asked[1])
     return spot
 
 
-def _linked(opened: Opened) -> Spot | None:
-    """What the query string asks for, as far as this run has it."""
-    window, event = links.window_of_query(), links.event_of_query()
-    mark = None if event is None else _mark_of(opened.timeline, event)
+def _goes_back() -> bool:
+    """Whether the browser's arrows brought the reader to this address."""
+    return bool(getattr(get_script_run_ctx(), "is_history_navigation", False))
+
+
+def _written() -> tuple[object, list[Linked]]:
+    """The run that this page last wrote into the address, and the windows and events of late, the last one last."""
+    found: tuple[object, list[Linked]] = st.session_state.get(_WRITTEN, (None, []))
+    return found
+
+
+def _spot(timeline: Timeline, linked: Linked) -> Spot | None:
+    """What a link asks for, as far as this run has it."""
+    window, event = linked
+    mark = None if event is None else _mark_of(timeline, event)
     if window is None and mark is not None:
-        found = opened.timeline.events.iloc[mark]
-        start, end = int(found["start_ns"]), int(found["end_ns"])
+        start, end = _extent(timeline, mark)
         room = max(3 * (end - start), 1000)
         window = start - room, end + room
     return None if window is None else (window, mark)
+
+
+def _is_event(timeline: Timeline, mark: int) -> bool:
+    return int(timeline.events["event"].to_numpy()[mark]) >= 0
+
+
+def _extent(timeline: Timeline, mark: int) -> tuple[int, int]:
+    found = timeline.events.iloc[mark]
+    return int(found["start_ns"]), int(found["end_ns"])
 
 
 def _mark_of(timeline: Timeline, event: tuple[int, int]) -> int | None:
@@ -123,6 +149,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
         event=asked[1],
         dark=dark(),
         key=_KEY,
+        turn=st.session_state[_ASKED][2],
         ranks=ranks,
         offsets=_offsets(opened),
     )
@@ -130,11 +157,23 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
     visible = timeline_window(opened.timeline, *state.window, ranks)
     with above:
         lead(window_verdict(visible), charts.note(opened.run.manifest))
-    chosen = visible if state.selected is None else timeline_window(opened.timeline, *state.selected, ranks)
-    if state.mark is not None:
+    selected, what = _selected(opened.timeline, state)
+    chosen = visible if selected is None else timeline_window(opened.timeline, *selected, ranks)
+    if state.mark is not None and _is_event(opened.timeline, state.mark):
         _event(opened, state.mark)
-    _statistics(chosen, "Visible" if state.selected is None else "Selected")
+    _statistics(chosen, "Visible" if selected is None else "Selected", what)
     what_to_do(window_advice(chosen))
+
+
+def _selected(timeline: Timeline, state: CanvasState) -> tuple[tuple[int, int] | None, str]:
+    """The dragged range; else the extent of a clicked mark that is no event (a step, an exposed stretch); and words."""
+    if state.selected is not None or state.mark is None or _is_event(timeline, state.mark):
+        return state.selected, "Drag over the timeline to select a range, or click a step or a red stretch."
+    start, end = _extent(timeline, state.mark)
+    found = timeline.events.iloc[state.mark]
+    lane = timeline.lanes.iloc[int(found["lane"])]
+    where = "" if pd.isna(lane["rank"]) else f" of rank {lane['rank']}"
+    return (start, max(end, start + 1)), f"This is {shorten(str(found['name']), 80)}{where}."
 
 
 def _offsets(opened: Opened) -> dict[int | None, int]:
@@ -150,20 +189,17 @@ def _keep(opened: Opened, state: CanvasState) -> None:
     if state.mark is not None:
         found = opened.timeline.events.iloc[state.mark]
         event = (int(found["trace"]), int(found["event"])) if found["event"] >= 0 else None
-    chosen, asked = st.session_state[_ASKED]
-    written = st.session_state.get(_WRITTEN)
-    if written is None and (state.window, state.mark) == asked and links.window_of_query() is None:
+    asked = st.session_state[_ASKED][1]
+    if _WRITTEN not in st.session_state and (state.window, state.mark) == asked and links.window_of_query() is None:
         return  # nothing was moved: the plain address says as much
-    links.keep_window(state.window)
-    links.keep_event(event)
-    mark = None if event is None else _mark_of(opened.timeline, event)
-    st.session_state[_WRITTEN] = chosen, (state.window, mark)
+    links.keep_spot(state.window, event)
+    st.session_state[_WRITTEN] = (opened.name, id(opened.run)), [*_written()[1][-20:], (state.window, event)]
 
 
-def _statistics(found: WindowStatistics, word: str) -> None:
+def _statistics(found: WindowStatistics, word: str, what: str) -> None:
     """A window in numbers, from raw events."""
     start, end = found.start_ns, found.end_ns
-    told = f"{ms(end - start)}, {found.events:,} events on streams. Drag over the timeline to select a range."
+    told = f"{ms(end - start)}, {found.events:,} events on streams. {what}"
     shown = milliseconds(found.ranks, _COLUMNS)
     shown["exposed, % of window"] = 100 * found.ranks["exposed_comm_ns"] / found.ranks["span_ns"]
     comm = found.ranks["comm_ns"].astype("Float64").replace(0, None)  # a share of nothing is null
@@ -183,9 +219,6 @@ def _statistics(found: WindowStatistics, word: str) -> None:
 def _event(opened: Opened, mark: int) -> None:
     """The clicked event, and beside it the collective that it is part of."""
     found = opened.timeline.events.iloc[mark]
-    if found["event"] < 0:
-        _facts(mark_rows(str(found["name"]), found["start_ns"], found["end_ns"]))
-        return
     details = event_details(opened.run, int(found["trace"]), int(found["event"]))
     if details["collective"] is None:
         _facts(event_rows(details))
