@@ -7,12 +7,13 @@ from pathlib import Path
 
 __all__ = ["SETTINGS", "command"]
 
-SETTINGS: dict[str, str | bool | tuple[str, ...]] = {
+SETTINGS: dict[str, str | bool | int | tuple[str, ...]] = {
     # Only this machine may connect, by these names (a foreign page may not rebind its own), with Streamlit's checks on.
     "server.address": "127.0.0.1",
     "server.allowedHosts": ("127.0.0.1", "localhost"),
     "server.enableCORS": True,
     "server.enableXsrfProtection": True,
+    "server.maxUploadSize": 200,  # MB of one file; what `uploads` takes is bounded as a whole
     # Nothing leaves this machine: no telemetry, no look-up of its outside address, no mail prompt.
     "browser.gatherUsageStats": False,
     "server.headless": True,

@@ -35,6 +35,7 @@ def test_the_settings_keep_the_app_to_this_machine(tmp_path: Path) -> None:
         "--server.enableXsrfProtection=true",
         "--browser.gatherUsageStats=false",
         "--server.headless=true",
+        "--server.maxUploadSize=200",
     ):
         assert word in line
     assert command(None, 8501)[-1] == "--"
