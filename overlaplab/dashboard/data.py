@@ -129,6 +129,6 @@ def close_upload(name: str) -> None:
     uploads().remove(name)
 
 
-@st.cache_resource(max_entries=16, show_spinner="Reading the traces")
+@st.cache_resource(max_entries=24, show_spinner="Reading the traces")
 def _opened(path: str, stamped: tuple[tuple[str, int, int], ...], name: str, keep: bool) -> Opened:
     return Opened(name=name, run=overlaplab.load_run(path, cache=keep))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import pandas as pd
 import streamlit as st
@@ -14,7 +14,7 @@ from overlaplab.analyses import is_sweep, setting_words, sweep_advice, sweep_fin
 from overlaplab.charts.advice import compare_advice
 from overlaplab.charts.theme import count
 from overlaplab.dashboard.data import Opened, open_run
-from overlaplab.dashboard.folder import HERE
+from overlaplab.dashboard.folder import HERE, stamp
 from overlaplab.dashboard.links import go_to_timeline
 from overlaplab.dashboard.widgets import (
     dark,
@@ -27,10 +27,13 @@ from overlaplab.dashboard.widgets import (
     what_to_do,
 )
 from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
 from overlaplab.load import by_value
 from overlaplab.words import shorten
 
 _MOST = 12  # runs compared unless the user chooses more
+_MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): seven caps, three times each
+_RECORDING = re.compile(r"cap-[0-9.]+(?:-([0-9]{1,9}))?$")
 _COLUMNS = {
     "path": "run",
     "strategy": "strategy",
@@ -109,18 +112,26 @@ def _choose(names: list[str]) -> list[str]:
 
 def _first(names: list[str]) -> list[str]:
     """As many as are compared unless the user chooses more; of a sweep each cap before any is there a second time."""
-    if len(names) <= _MOST:
-        return names
-    again = re.compile(r"cap-[0-9.]+-([0-9]{1,9})$")
-    rounds = [int(found[1]) if (found := again.search(name)) else 1 for name in names]
-    taken = sorted(range(len(names)), key=lambda place: (rounds[place], place))[:_MOST]
+    found = [_RECORDING.search(name) for name in names]
+    most = _MOST_OF_SWEEP if all(found) else _MOST
+    rounds = [int(match[1] or 1) if match else 1 for match in found]
+    taken = sorted(range(len(names)), key=lambda place: (rounds[place], place))[:most]
     return [names[place] for place in sorted(taken)]
+
+
+@st.cache_resource(max_entries=8, show_spinner="Comparing the recordings")
+def _tables(
+    stamps: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...], _runs: list[Run]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`sweep` and `sweep_links` of these runs, kept as long as their files are the same."""
+    return overlaplab.sweep(_runs), sweep_links(_runs)
 
 
 def _sweep(good: list[Opened]) -> None:
     """The charts of a sweep over bucket_cap_mb side by side, and what to do."""
     runs = [opened.run for opened in good]
-    table, links, note = overlaplab.sweep(runs), sweep_links(runs), _note(good)
+    table, links = _tables(tuple((run.path, stamp(Path(run.path))) for run in runs), runs)
+    note = _note(good)
     lead(f"{sweep_finding(table)}.", _what(good, note))
     left, right = st.columns(2)
     with left:
