@@ -13,6 +13,7 @@ from streamlit import net_util
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
 from overlaplab.dashboard.folder import HERE, Entry, find_runs
+from overlaplab.dashboard.heap import rest_modules
 from overlaplab.dashboard.upload_form import close_button, upload_form
 from overlaplab.dashboard.widgets import opened_folder
 from overlaplab.words import shorten
@@ -46,6 +47,7 @@ def main() -> None:
     """Draw the app; called once per rerun."""
     # When a page of another origin knocks, Streamlit would ask an outside service for this machine's address.
     net_util._external_ip = "127.0.0.1"
+    rest_modules()
     st.set_page_config(page_title="overlaplab", page_icon="⏱️", layout="wide")
     st.html(f"<style>{_STYLE}</style>")
     pages = [
