@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.analyses.clocks import corrections
+from overlaplab.analyses.clocks import clocks, corrections
 from overlaplab.analyses.collectives import numbered, within
 from overlaplab.analyses.executions import executions
 from overlaplab.analyses.purposes import GRADIENTS, Role, purposes
@@ -28,20 +28,17 @@ _COLUMNS = (
 def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
     """For each trace the collectives of which is known when they ran, in order of start; times by its own clock.
 
-    Columns: `index` (of `overlaplab.collectives`), `kind`, `what` (see `purposes`), `late_rank` (Int64: the one
-    that came last), `start_ns`, `end_ns`, `moves_ns` (when the last rank had arrived; the start where that is unknown),
-    `matched` (bool: it is known), `asked_ns` (from when on it could have begun, as launched), `late_ns` (how much
-    earlier it would have begun to move, had every rank launched it when its input was ready; only time counts in which
-    the link was free), `queued_ns` (how much earlier than that, had the link been free when it was launched),
-    `backward_end_ns` (of the pass whose gradients it moves, `UNKNOWN_NS` for none), `after_backward` (bool: launched
-    when that was over), `gradients` (bool), `edge`, `at_once` (bool: the rules 8 and 4 of `exposed`).
+    Columns: `index` (of `overlaplab.collectives`), `kind`, `what` (see `purposes`), `late_rank` (Int64: the one that
+    came last by more than clocks may differ), `start_ns`, `end_ns`, `moves_ns` (when the last rank had arrived; the
+    start where that is unknown), `matched` (bool: it is known), `asked_ns` (from when on it could have begun, as
+    launched), `late_ns` (how much earlier it would have begun to move, had every rank launched it when its input was
+    ready; only time counts in which the link was free), `queued_ns` (how much earlier than that, had the link been free
+    when it was launched), `backward_end_ns` (of the pass whose gradients it moves, `UNKNOWN_NS` for none),
+    `after_backward` (bool: launched when that was over), `gradients` (bool), `edge`, `at_once` (bool: the rules 8 and 4
+    of `exposed`).
     """
     every = numbered(run)
-    last = every["arrived_ns"] == every["last_ns"]
-    every = every.assign(
-        late_rank=every["rank"].where(last & (every["last_ns"] != UNKNOWN_NS)).groupby(every["match"]).transform("max"),
-        matched=every["last_ns"] != UNKNOWN_NS,
-    )
+    every = every.assign(late_rank=_late_ranks(run, every), matched=every["last_ns"] != UNKNOWN_NS)
     tables = [_of_trace(run, place, every[every["trace"] == place]) for place in range(len(run.traces))]
     joined = pd.concat(tables) if tables else every
     avoidable = _avoidable(joined) if len(joined) else joined
@@ -53,6 +50,16 @@ def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
         told = told.assign(**_by_own_clock(told, int(corrections(run)[place])))
         found.append(_edges(run.traces[place], told).sort_values("start_ns", kind="stable", ignore_index=True))
     return tuple(found)
+
+
+def _late_ranks(run: Run, every: pd.DataFrame) -> pd.Series:
+    """The rank that came last to each collective; null where that is unknown, or clocks may differ by as much."""
+    by, known = every["match"], every["last_ns"] != UNKNOWN_NS
+    arrived = every["arrived_ns"].groupby(by)
+    error = pd.Series(clocks(run)["error_ns"].to_numpy(np.int64)[every["trace"]], index=every.index)
+    sure = known & (arrived.transform("max") - arrived.transform("min") > error.groupby(by).transform("max"))
+    last = sure & (every["arrived_ns"] == every["last_ns"])
+    return every["rank"].where(last).groupby(by).transform("max")
 
 
 def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:

@@ -90,8 +90,8 @@ def exposed(
     Columns: `rank`, `step` (Int64), `cause` (one of `CAUSES`), `collective` (Int64: `index` of
     `overlaplab.collectives`, null where the communication belongs to none), `kind`, `what` (`bucket 3`, the unit, or
     the parameter that it moves; None where the trace does not tell), `late_rank` (Int64: whom a straggler wait waited
-    for; null else, and where the rank is unknown), `exposed_ns`, `start_ns`, `end_ns` (of the first and the last
-    moment, from the run's start by the first rank's clock).
+    for; null else, and where that is unknown or within clock error, see `clocks`), `exposed_ns`, `start_ns`, `end_ns`
+    (of the first and the last moment, from the run's start by the first rank's clock).
 
     Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
     not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.

@@ -51,6 +51,21 @@ def test_straggler_wait_names_the_late_rank(tmp_path: Path) -> None:
     assert found(run) == [("straggler wait", 0, None, 200), ("blocking", 0, None, 150)]
 
 
+def test_within_clock_error_no_rank_is_late(tmp_path: Path) -> None:
+    """Ends that lie 0, 0, 80 and 80 apart: clocks may differ by 80, and rank 1 comes 60 later."""
+    ranks = []
+    for rank in range(2):
+        events = [op("mm", 0, 5)]
+        for seq, apart in enumerate((0, 0, 80, 80)):
+            at = 1000 * seq + 100
+            events += carried(seq, at + 60 * rank, at + 500 + apart * rank, launch=at + 60 * rank)
+        ranks.append(events)
+    table = overlaplab.exposed(run_of(tmp_path, *ranks))
+    waits = table[table["cause"] == "straggler wait"]
+    assert waits["exposed_ns"].sum() == 4 * 60_000
+    assert waits["late_rank"].isna().all()
+
+
 def test_what_exceeds_the_steps_compute_is_bound_by_the_link(tmp_path: Path) -> None:
     """700 of transfer beside 400 of compute, of which 100 hide some: 300 cannot be hidden, the last ones."""
     run = alone(tmp_path, op("mm", 0, 400), *carried(0, 300, 1000, launch=300), op("x", 1100, 1100))
