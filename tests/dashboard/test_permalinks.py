@@ -99,9 +99,29 @@ def test_what_a_link_cannot_mean_gives_the_default_and_a_line(followed, runs: Pa
     app = followed(
         runs, page, **{"run": "bucketed", ranks: hostile, "step": hostile, "from": hostile, "event": hostile}
     )
-    assert len(app.warning) == 2
+    assert len(app.warning) == 2 + (page == "timeline")
     assert all(warning.value.startswith("The link names ") for warning in app.warning)
     assert (app.query_params.get(ranks), app.query_params.get("step")) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ({"from": HOSTILE, "to": "9"}, "a window"),
+        ({"from": "9", "to": "5"}, "a window"),
+        ({"to": "5"}, "a window"),
+        ({"event": HOSTILE}, "an event"),
+        ({"event": "7-7"}, "an event"),
+        ({"from": "5", "to": "900", "event": "1-999999999"}, "an event"),
+        ({"from": "5", "to": "900"}, None),
+    ],
+)
+def test_a_spot_that_cannot_be_gives_the_run_and_a_line(
+    followed, runs: Path, query: dict[str, str], what: str | None
+) -> None:
+    app = followed(runs, "timeline", run="bucketed", **query)
+    said = [] if what is None else [f"The link names {what} that this run does not have. It is left out."]
+    assert [warning.value for warning in app.warning] == said
 
 
 def test_a_run_that_was_cut_short_does_not_believe_the_browser_it_left_behind(followed, runs: Path) -> None:

@@ -66,6 +66,8 @@ def page() -> None:
     if opened.timeline.events.empty:
         nothing_counts(opened.run)
         return
+    event = links.event_of_query()
+    links.warn_of_spot(event is not None and _mark_of(opened.timeline, event) is not None)
     _timeline(opened, ranks, _asked(opened, ranks, step))
 
 
