@@ -142,6 +142,7 @@ def steps_of(*recordings: list[float]) -> list[Any]:
         ([steps_of([10, 11, 12]), steps_of([20, 21, 22])], 0),
         ([steps_of([20, 21, 22]), steps_of([10, 11, 12])], 1),
         ([steps_of([10, 11, 20]), steps_of([18, 19, 20])], None),  # the range is 10, the lead 8
+        ([steps_of([10, 10, 10]), steps_of([12, 18, 22])], None),  # so it is the other way round
         ([steps_of([10, 10]), steps_of([20, 20])], None),  # two steps tell no spread
         ([steps_of([10, 10], [10]), steps_of([20, 20], [20])], 0),
         ([steps_of([10] * 7 + [50]), steps_of([20] * 8)], 0),  # eight steps: one outlier is not the spread
