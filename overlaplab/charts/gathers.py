@@ -72,7 +72,7 @@ def schedule(
         SCATTER: tones.reduce,
     }
     fills = [(part, tone) for part, tone in colour.items() if part in set(bars["part"])]
-    title, lines = _finding(table, prefetch, dark)
+    title, lines = _finding(table, prefetch)
     layers = [
         _layer(bars[bars["part"] == LIVE], x, y, fills, 0.86, line),
         _layer(bars[bars["part"] != LIVE], x, y, fills, 0.6, line),
@@ -241,7 +241,7 @@ def _has_backward(table: pd.DataFrame) -> bool:
     return bool((table["phase"] == "backward").any() or table["backward_first_use_ns"].notna().any())
 
 
-def _finding(table: pd.DataFrame, prefetch: int | None, dark: bool) -> tuple[str, list[str]]:
+def _finding(table: pd.DataFrame, prefetch: int | None) -> tuple[str, list[str]]:
     """The title, which counts what was seen, and how to read the rows."""
     layered = table[table["layer"].notna()]
     counted, what = (layered, "layer") if len(layered) else (table, "unit")
@@ -256,7 +256,7 @@ def _finding(table: pd.DataFrame, prefetch: int | None, dark: bool) -> tuple[str
     if table["wait_ns"].notna().any():
         told.append(f"Compute waited {ms(table['wait_ns'].sum())} for gathers.")
     if table["free_ns"].notna().any():
-        told.append(f"{'White' if dark else 'Black'} tick: {what} freed.")
+        told.append(f"Tick: {what} freed.")
     if len(layered) < len(table):
         others = [unit_name(unit, 24) for unit in table.loc[table["layer"].isna(), "unit"].unique()]
         if len(layered):

@@ -27,6 +27,10 @@ _PHASES = {
     Mark.OPTIMIZER: ("#6E7684", "#A9B0BD"),
 }
 """Phases are grey, as steps are, in the light and the dark theme: hues are for what streams do."""
+_ON_GROUND = (Mark.STEP.value, Mark.FORWARD.value)
+"""The marks whose names are written in the colour of text upon the background,"""
+_ON_LIGHT = (Mark.BACKWARD.value, Mark.GATHER.value)
+"""and upon light marks; the same ones in both themes, so that a report's chart follows its reader's."""
 _OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # what the lane and the phase tell
 _WIDE = 0.008  # share of the window from which labels' marks are drawn apart
 _STEPS = 80  # more lines would hide what they separate
@@ -126,7 +130,13 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
 
 def _words(y: alt.Y, tones: Palette) -> alt.Chart:
     """The names of steps, phases and labels, where there is room."""
-    dark_on = " || ".join(f"datum.part === '{mark}'" for mark in _dark_text(tones))
+    on_ground, on_light = (
+        " || ".join(f"datum.part === '{mark}'" for mark in marks) for marks in (_ON_GROUND, _ON_LIGHT)
+    )
+    ink = {
+        "condition": [{"test": on_ground, "value": tones.ink}, {"test": on_light, "value": tones.on_light}],
+        "value": tones.on_dark,
+    }
     chart: alt.Chart = (
         alt.Chart()
         .mark_text(fontSize=11, clip=True)
@@ -134,7 +144,7 @@ def _words(y: alt.Y, tones: Palette) -> alt.Chart:
             x="middle:Q",
             y=y,
             text="word:N",
-            color=alt.condition(dark_on, alt.value(tones.ink), alt.value(tones.on_dark)),
+            color=cast(Any, ink),
         )
         .transform_filter("datum.word !== ''")
     )
@@ -220,12 +230,6 @@ def mark_colours(tones: Palette) -> dict[Mark, str]:
         Mark.MEMORY: tones.memory,
         Mark.FREE: tones.ink,
     }
-
-
-def _dark_text(tones: Palette) -> list[str]:
-    """The marks whose names are written in the colour of text upon the background."""
-    both = [Mark.STEP.value, Mark.FORWARD.value]
-    return both if tones is DARK else [*both, Mark.BACKWARD.value, Mark.GATHER.value]
 
 
 def _word(part: str, kind: str, name: str, events: int) -> str:

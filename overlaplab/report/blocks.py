@@ -25,6 +25,8 @@ class Drawn:
 
     title: str
     lines: tuple[str, ...]
+    hint: str
+    """What the reader can do with it; empty where there is nothing but to look."""
     spec: dict[str, Any] = field(repr=False)
 
 
@@ -61,10 +63,11 @@ def drawn(chart: alt.LayerChart, note: str | None = None) -> Drawn:
     if note is not None:
         told = told.removesuffix(note).strip()
     zooms = _zooms_with_ctrl(spec)
-    lines = (told, _sentence(note), _HINT if zooms else "")
+    lines = (told, _sentence(note))
     return Drawn(
         title=" ".join(_listed(texts.get("text"))),
         lines=tuple(line for line in lines if line),
+        hint=_HINT if zooms else "",
         spec=_without_hint(spec) if zooms else spec,
     )
 

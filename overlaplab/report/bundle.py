@@ -13,7 +13,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from overlaplab.charts.theme import DARK, LIGHT, Palette
+from overlaplab.charts.lanes import mark_colours
+from overlaplab.charts.theme import DARK, LIGHT
 
 __all__ = ["asset", "data_island", "libraries", "policy", "style", "themed"]
 
@@ -34,10 +35,10 @@ def libraries() -> str:
 
 def style() -> str:
     """The style sheet; the palette's colours are variables, so that a chart follows the reader's theme as it is."""
-    tones = {"light": _variables(LIGHT), "dark": _variables(DARK)}
+    light, dark = (" ".join(f"--{word}: {pair[place]};" for word, pair in _tones().items()) for place in (0, 1))
     return (
-        f":root {{ {tones['light']} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {tones['dark']} }} }}\n"
+        f":root {{ {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
         f"{asset('page.css')}"
     )
 
@@ -45,13 +46,15 @@ def style() -> str:
 def policy(*, scripts: list[str], styles: list[str]) -> str:
     """The content security policy of a page: these scripts and styles by their hashes, no connection to anywhere.
 
-    Vega's expressions are interpreted (`ast`), so that it needs no `unsafe-eval`.
+    Vega's expressions are interpreted (`ast`), so that it needs no `unsafe-eval`. Blobs are what the page itself makes:
+    a chart on its way to a PNG.
     """
     allowed = {
         "default-src": "'none'",
         "script-src": " ".join(map(_hash, scripts)),
         "style-src": " ".join(map(_hash, styles)),
         "connect-src": "'none'",
+        "img-src": "blob:",
         "base-uri": "'none'",
         "form-action": "'none'",
     }
@@ -68,7 +71,7 @@ def data_island(value: Any) -> str:
 
 def themed(spec: dict[str, Any]) -> dict[str, Any]:
     """A chart's spec, drawn in the light palette, with the style sheet's variables in place of the colours."""
-    names = {tone: f"var(--{_css(word)})" for word, tone in asdict(LIGHT).items()}
+    names = {light: f"var(--{word})" for word, (light, _) in _tones().items()}
 
     def replaced(value: Any) -> Any:
         if isinstance(value, dict):
@@ -81,12 +84,15 @@ def themed(spec: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _variables(tones: Palette) -> str:
-    return " ".join(f"--{_css(word)}: {tone};" for word, tone in asdict(tones).items())
-
-
-def _css(word: str) -> str:
-    return word.replace("_", "-")
+@cache
+def _tones() -> dict[str, tuple[str, str]]:
+    """By name of the style sheet's variable: the colour in the light and in the dark theme."""
+    dark = asdict(DARK)
+    found = {word.replace("_", "-"): (tone, dark[word]) for word, tone in asdict(LIGHT).items()}
+    in_dark = mark_colours(DARK)
+    marks = {f"mark-{mark.name.lower()}": (tone, in_dark[mark]) for mark, tone in mark_colours(LIGHT).items()}
+    known = {light for light, _ in found.values()}
+    return found | {word: pair for word, pair in marks.items() if pair[0] not in known}
 
 
 def _hash(text: str) -> str:

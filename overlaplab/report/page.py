@@ -107,7 +107,7 @@ def _rendered(title: str, chapters: Sequence[Chapter]) -> str:
         for number, section in enumerate(chapter.sections, 1):
             for place, block in enumerate(section.blocks, 1):
                 if isinstance(block, Drawn):
-                    specs[f"{chapter.anchor}-{number}-chart-{place}"] = block.spec
+                    specs[f"{chapter.anchor}-{number}-{place}"] = block.spec
     scripts = [libraries(), asset("page.js")]
     sheet = style()
     return _template().render(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from browser import PWNED, watch_of, watched
+from PIL import Image, ImageColor
 from playwright.sync_api import Browser, Page
 
 from overlaplab.charts.theme import DARK, LIGHT, Palette
@@ -56,9 +58,7 @@ def test_all_charts_are_drawn_as_the_figures_say(light: Page) -> None:
     found = areas(light, LIGHT)
     assert len(found) == 16
     assert all(sum(chart.values()) > 100 for chart in found)
-    summary = found[
-        light.evaluate("[...document.querySelectorAll('.chart')].findIndex((e) => e.id === 'run-1-1-chart-1')")
-    ]
+    summary = found[light.evaluate("[...document.querySelectorAll('.chart')].findIndex((e) => e.id === 'run-1-1-1')")]
     # Of each step, 49.5 % are compute only, 15 % hidden, 35 % exposed communication.
     assert summary["compute"] / summary["gather"] == pytest.approx(49.5 / 15, rel=0.05)
     assert light.locator("[role=graphics-document][aria-label*='.']").count() == 16
@@ -138,5 +138,32 @@ def test_dark_narrow_and_on_paper(browser: Browser, report: Path) -> None:
         page.emulate_media(media="print", color_scheme="dark")
         assert all(sum(chart.values()) > 100 for chart in areas(page, LIGHT))
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.locator(".save:visible").count() == 0
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.locator("details:not([open])").count() == 0
+
+
+def test_charts_and_tables_can_be_saved(light: Page, tmp_path: Path) -> None:
+    figure = light.locator("#run-1-1 figure")
+    with light.expect_download() as saved:
+        figure.locator(".save").click()
+    saved.value.save_as(tmp_path / "chart.png")
+    picture = Image.open(tmp_path / "chart.png").convert("RGB")
+    assert saved.value.suggested_filename == "run-1-1-1.png"
+    shown = {pixel for _, pixel in picture.getcolors(1 << 20)}
+    assert {ImageColor.getrgb(tone) for tone in (LIGHT.compute, LIGHT.gather, LIGHT.exposed)} <= shown
+    box = figure.locator("svg").bounding_box()
+    assert box is not None
+    assert picture.width == pytest.approx(2 * (box["width"] + 28), abs=2)
+    table = light.locator("#run-1-1 details")
+    with light.expect_download() as saved:
+        table.locator(".save").click()
+    saved.value.save_as(tmp_path / "table.csv")
+    rows = list(csv.DictReader((tmp_path / "table.csv").read_text(encoding="utf-8-sig").splitlines()))
+    assert saved.value.suggested_filename == "run-1-1-2.csv"
+    assert [(row["rank"], row["step"], row["exposed comm. (ms)"]) for row in rows] == [
+        ("0", "0", "0.350"),
+        ("0", "1", "0.350"),
+        ("1", "0", "0.350"),
+        ("1", "1", "0.350"),
+    ]
