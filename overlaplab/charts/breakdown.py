@@ -47,7 +47,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         .mark_bar(height={"band": 0.8}, opacity=1)
         .encode(
             x=alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis),
-            x2="end:Q",
+            x2=alt.X2("end:Q"),
             y=y,
             color=colours(list(drawn.items())),
             tooltip=tooltip,

@@ -139,8 +139,8 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     labels = alt.Chart(words).mark_text(align="left", dx=6, color=tones.ink, fontSize=12)
     x = alt.X("begin:Q", scale=scale, axis=axis)
     layers = [
-        drawn_bars.encode(x=x, x2="end:Q", y=y, color=colours(fills), tooltip=tooltip),
-        labels.encode(x=alt.X("end:Q", scale=scale), y=y, text="text:N"),
+        drawn_bars.encode(x=x, x2=alt.X2("end:Q"), y=y, color=colours(fills), tooltip=tooltip),
+        labels.encode(x=alt.X("end:Q", scale=scale), y=y, text=alt.Text("text:N")),
     ]
     title, lines = _late_words(table)
     return finish(
@@ -211,13 +211,13 @@ def _axis(domain: tuple[float, float], title: str) -> alt.Axis:
 def _link_line(line: float, link: Link | None, tones: Palette) -> list[alt.Chart]:
     """The line at the link's bandwidth, and its name."""
     where = pd.DataFrame({"y": [line]})
-    rule = alt.Chart(where).mark_rule(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5).encode(y="y:Q")
+    rule = alt.Chart(where).mark_rule(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("y:Q"))
     emulated = "emulated link" if link is not None and link.emulated else "link"
     text = f"{emulated} {0 if link is None else link.bandwidth_gbps:g} Gbit/s = {line:g} GB/s"
     word = (
         alt.Chart(where)
         .mark_text(color=tones.ink, align="left", dx=6, dy=-8, fontSize=12)
-        .encode(x=alt.value(0), y="y:Q", text=alt.value(text))
+        .encode(x=alt.value(0), y=alt.Y("y:Q"), text=alt.value(text))
     )
     return [rule, word]
 
@@ -229,11 +229,15 @@ def _diagonal(x: tuple[float, float], y: tuple[float, float], tones: Palette) ->
         return []
     ends = pd.DataFrame({"x": [low, high], "y": [low, high]})
     middle = pd.DataFrame({"x": [(low * high) ** 0.5], "y": [(low * high) ** 0.5]})
-    line = alt.Chart(ends).mark_line(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5).encode(x="x:Q", y="y:Q")
+    line = (
+        alt.Chart(ends)
+        .mark_line(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5)
+        .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
+    )
     word = (
         alt.Chart(middle)
         .mark_text(color=tones.ink, align="right", dx=-8, dy=-12, fontSize=12)
-        .encode(x="x:Q", y="y:Q", text=alt.value("wait = transfer"))
+        .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"), text=alt.value("wait = transfer"))
     )
     return [line, word]
 

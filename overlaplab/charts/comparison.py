@@ -42,7 +42,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         .mark_bar(height={"band": 0.72}, opacity=1)
         .encode(
             x=x,
-            x2="end:Q",
+            x2=alt.X2("end:Q"),
             y=y,
             color=colours(fills),
             tooltip=[
@@ -58,7 +58,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         words: alt.Chart = (
             alt.Chart(ends[ends["fastest"] == fastest])
             .mark_text(align="left", dx=6, color=tones.ink, fontSize=12, fontWeight=weight)
-            .encode(x="end:Q", y=y, text="word:N")
+            .encode(x=alt.X("end:Q"), y=y, text=alt.Text("word:N"))
         )
         layers.append(words)
     return finish(

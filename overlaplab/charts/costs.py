@@ -69,12 +69,12 @@ def _against(
     ticks: alt.Chart = (
         alt.Chart(drawn[drawn["said"].notna()].assign(part=THEORY))
         .mark_tick(thickness=2.5, size=22, orient="vertical", opacity=1)
-        .encode(x="said:Q", y=y, color=colours(fills), tooltip=tooltip)
+        .encode(x=alt.X("said:Q"), y=y, color=colours(fills), tooltip=tooltip)
     )
     words: alt.Chart = (
         alt.Chart(drawn)
         .mark_text(align="left", dx=8, color=tones.ink, fontSize=12)
-        .encode(x="end:Q", y=y, text="word:N")
+        .encode(x=alt.X("end:Q"), y=y, text=alt.Text("word:N"))
     )
     title = _finding(rows, verb)
     return finish(

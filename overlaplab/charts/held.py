@@ -82,7 +82,7 @@ def _peak(
     at = int(curve["time_ns"].iloc[place])
     row = pd.DataFrame({"begin": [max(at, window[0]) / MS], "held": [held.iloc[place]], "word": [name]})
     left = at > window[0] + 0.6 * (window[1] - window[0])  # where there is no room to the right
-    at_peak = alt.Chart(row).encode(x="begin:Q", y="held:Q")
+    at_peak = alt.Chart(row).encode(x=alt.X("begin:Q"), y=alt.Y("held:Q"))
     dot: alt.Chart = at_peak.mark_point(size=70, filled=True, opacity=1, color=tones.exposed)
     word: alt.Chart = at_peak.mark_text(
         align="right" if left else "left",
@@ -91,7 +91,7 @@ def _peak(
         color=tones.ink,
         fontSize=13,
         fontWeight="bold",
-    ).encode(text="word:N")
+    ).encode(text=alt.Text("word:N"))
     return [dot, word]
 
 

@@ -82,7 +82,7 @@ def _bars(
     return [
         alt.Chart(part)
         .mark_bar(height={"band": band}, opacity=1)
-        .encode(x=x, x2="end:Q", y=y, color=colours(fills, columns=3, offset=22), tooltip=tooltip)
+        .encode(x=x, x2=alt.X2("end:Q"), y=y, color=colours(fills, columns=3, offset=22), tooltip=tooltip)
         for part, band in ((table[thin], 0.2), (table[~thin], 0.6))
     ]
 
@@ -145,7 +145,7 @@ def _ticks(ticks: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
     chart: alt.Chart = (
         alt.Chart(ticks)
         .mark_tick(color=tone, thickness=1, size=step * 0.5, orient="vertical")
-        .encode(x="begin:Q", y=y, tooltip=tooltip)
+        .encode(x=alt.X("begin:Q"), y=y, tooltip=tooltip)
     )
     return chart
 
@@ -160,7 +160,7 @@ def _triangles(ready: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart
     chart: alt.Chart = (
         alt.Chart(ready)
         .mark_point(shape="triangle-down", color=tone, filled=True, size=48, opacity=1, yOffset=-step * 0.36)
-        .encode(x="begin:Q", y=y, tooltip=tooltip)
+        .encode(x=alt.X("begin:Q"), y=y, tooltip=tooltip)
     )
     return chart
 
@@ -170,11 +170,13 @@ def _backward_ends(table: pd.DataFrame, tone: str) -> list[alt.Chart]:
     ends = pd.DataFrame({"begin": [_ms(table["backward_end_ns"].iloc[0])]}) if len(table) else pd.DataFrame()
     if ends.empty or ends["begin"].isna().all():
         return []
-    rule: alt.Chart = alt.Chart(ends).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.5).encode(x="begin:Q")
+    rule: alt.Chart = (
+        alt.Chart(ends).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("begin:Q"))
+    )
     word: alt.Chart = (
         alt.Chart(ends)
         .mark_text(color=tone, align="right", dx=-4, dy=-7, fontSize=12)
-        .encode(x="begin:Q", y=alt.value(0), text=alt.value("backward ends"))
+        .encode(x=alt.X("begin:Q"), y=alt.value(0), text=alt.value("backward ends"))
     )
     return [rule, word]
 

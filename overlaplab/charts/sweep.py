@@ -37,7 +37,7 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
         .mark_bar(height={"band": 0.7}, opacity=1)
         .encode(
             x=alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=8)),
-            x2="end:Q",
+            x2=alt.X2("end:Q"),
             y=y,
             color=colours(fills, columns=2),
             tooltip=[
@@ -85,7 +85,7 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
         .mark_bar(height={"band": band}, opacity=1)
         .encode(
             x=alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=8)),
-            x2="end:Q",
+            x2=alt.X2("end:Q"),
             y=y,
             color=colours([(HIDDEN, tones.gather), (EXPOSED, tones.exposed)], columns=1),
             tooltip=[
@@ -147,7 +147,7 @@ def _words(
     chart: alt.Chart = (
         alt.Chart(ends)
         .mark_text(align="left", dx=6, dy=down, color=tone, fontSize=12, fontWeight=weight)
-        .encode(x="end:Q", y=y, text=f"{column}:N")
+        .encode(x=alt.X("end:Q"), y=y, text=alt.Text(f"{column}:N"))
     )
     return chart
 
