@@ -275,6 +275,7 @@ def test_a_lane_is_painted_as_its_events_lie(script: Page) -> None:
         ("brief('aten::mm')", "mm"),
         ("brief('engine::comm seq=4 kind=reduce_scatter bytes=4')", "reduce-scatter"),
         ("brief('<<<')", "<<<"),
+        ("lasting(0)", "0 ms"),
         ("lasting(999)", "999 ns"),
         ("lasting(1_234_000)", "1.234 ms"),
         ("lasting(12_345_678_901)", "12.35 s"),
@@ -303,6 +304,8 @@ def test_marks_stand_where_the_events_are(page_of_gpu: Page, folder: Path) -> No
         columns = np.flatnonzero(share_of(image, colour))
         wanted = np.concatenate([np.arange(round(low * width), round(high * width)) for low, high in stretches])
         assert len(np.setxor1d(columns, wanted)) <= 6, colour
+    label = page_of_gpu.locator(".stage").get_attribute("aria-label") or ""
+    assert label.startswith("Timeline of 2 ranks in 8 lanes")
     legend = page_of_gpu.locator(".legend span").all_inner_texts()
     assert legend == [Mark.STEP, Mark.COMPUTE, Mark.REDUCE, Mark.EXPOSED]
 
@@ -461,7 +464,7 @@ def test_a_click_shows_the_event_and_a_collectives_members_are_linked(page_of_gp
     expect(page.get_by_role("heading", name="Its collective by rank")).to_be_visible()
     label = page.locator(".stage").get_attribute("aria-label") or ""
     assert "Timeline of 2 ranks" in label
-    assert "Exposed communication there: rank 0 300 µs, rank 1 200 µs." in label
+    assert "Exposed communication there: rank 0: 300 µs, rank 1: 200 µs." in label
     assert "Selected: ncclDevKernel_AllReduce" in label
 
 

@@ -249,6 +249,7 @@ function axisTime(ns, step) {
 
 // A duration in the unit that suits it.
 function lasting(ns) {
+  if (ns === 0) return "0 ms";
   const [unit, scale] = ns < 1e3 ? ["ns", 1] : ns < 1e6 ? ["µs", 1e3] : ns < 1e10 ? ["ms", 1e6] : ["s", 1e9];
   const value = ns / scale;
   return `${value.toLocaleString("en-US", { maximumFractionDigits: value < 10 ? 3 : value < 1000 ? 2 : 1 })} ${unit}`;
@@ -352,6 +353,7 @@ class TimelineView {
       this.resize();
     }
     if (told && this.event >= 0) this.reveal(this.event);
+    this.describe();
     this.root.dataset.events = run.count;
   }
 
@@ -1149,7 +1151,7 @@ class TimelineView {
     const exposed = this.rows
       .filter(({ lane }) => lane.kind === "exposed")
       .slice(0, 16)
-      .map(({ lane }) => `rank ${lane.rank ?? "unknown"} ${lasting(busyWithin(this.run, lane, from, to))}`);
+      .map(({ lane }) => `rank ${lane.rank ?? "unknown"}: ${lasting(busyWithin(this.run, lane, from, to))}`);
     const chosen = this.event < 0 ? "" : ` Selected: ${this.run.names[this.run.code[this.event]].slice(0, 120)}.`;
     this.stage.setAttribute(
       "aria-label",
