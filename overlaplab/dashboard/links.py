@@ -191,11 +191,11 @@ def keep_spot(window: tuple[int, int], event: tuple[int, int] | None) -> None:
         st.query_params.from_dict(query)
 
 
-def warn_of_spot(has_event: bool) -> None:
-    """Say in one line where the query string's window or event cannot be shown; whether the run has its event."""
+def warn_of_spot(*, has_window: bool, has_event: bool) -> None:
+    """Say in one line where the query string names a window or an event that the run does not have."""
     asked = [name for name in (FROM, TO, EVENT) if name in st.query_params]
-    window_is_wrong = (FROM in asked or TO in asked) and window_of_query() is None
-    event_is_wrong = EVENT in asked and (event_of_query() is None or not has_event)
+    window_is_wrong = (FROM in asked or TO in asked) and not has_window
+    event_is_wrong = EVENT in asked and not has_event
     if window_is_wrong or event_is_wrong:
         what = "a window" if window_is_wrong else "an event"
         st.warning(f"The link names {what} that this run does not have. It is left out.")

@@ -110,10 +110,13 @@ def test_what_a_link_cannot_mean_gives_the_default_and_a_line(followed, runs: Pa
         ({"from": HOSTILE, "to": "9"}, "a window"),
         ({"from": "9", "to": "5"}, "a window"),
         ({"to": "5"}, "a window"),
+        ({"from": "9" * 18, "to": "1" + "0" * 18}, "a window"),
+        ({"from": "-" + "9" * 18, "to": "0"}, "a window"),
         ({"event": HOSTILE}, "an event"),
         ({"event": "7-7"}, "an event"),
         ({"from": "5", "to": "900", "event": "1-999999999"}, "an event"),
         ({"from": "5", "to": "900"}, None),
+        ({"from": "0", "to": "9" * 18}, None),  # as far as the run goes
     ],
 )
 def test_a_spot_that_cannot_be_gives_the_run_and_a_line(

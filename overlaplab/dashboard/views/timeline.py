@@ -66,8 +66,11 @@ def page() -> None:
     if opened.timeline.events.empty:
         nothing_counts(opened.run)
         return
-    event = links.event_of_query()
-    links.warn_of_spot(event is not None and _mark_of(opened.timeline, event) is not None)
+    window, event = links.window_of_query(), links.event_of_query()
+    links.warn_of_spot(
+        has_window=_within_run(opened.timeline, window) is not None,
+        has_event=event is not None and _mark_of(opened.timeline, event) is not None,
+    )
     _timeline(opened, ranks, _asked(opened, ranks, step))
 
 
@@ -106,13 +109,21 @@ def _written() -> tuple[object, list[Linked]]:
 
 def _spot(timeline: Timeline, linked: Linked) -> Spot | None:
     """What a link asks for, as far as this run has it."""
-    window, event = linked
+    window, event = _within_run(timeline, linked[0]), linked[1]
     mark = None if event is None else _mark_of(timeline, event)
     if window is None and mark is not None:
         start, end = _extent(timeline, mark)
         room = max(3 * (end - start), 1000)
         window = start - room, end + room
     return None if window is None else (window, mark)
+
+
+def _within_run(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int] | None:
+    """A link's window, no wider than the run and as much on both sides; None where it lies beside the run."""
+    start, end = timeline.extent
+    if window is None or window[0] >= end or window[1] <= start:
+        return None
+    return max(window[0], 2 * start - end), min(window[1], 2 * end - start)
 
 
 def _is_event(timeline: Timeline, mark: int) -> bool:
