@@ -13,6 +13,7 @@ from overlaplab import charts
 from overlaplab.charts.theme import DARK, LIGHT
 
 MS = 1_000_000
+FLICKER = (("hidden", 0, 0.03), ("exposed", 0.03, 0.1))  # in ms, faster than the eye can see
 
 
 def spec(chart: alt.LayerChart) -> dict[str, Any]:
@@ -88,6 +89,7 @@ def test_buckets_are_drawn_in_the_colour_of_what_they_mostly_were() -> None:
             (25, 0, "hidden", 30, 50),
             (25, 0, "exposed", 50, 50.001),  # nobody could see it
             (25, 0, "hidden", 50.001, 130),
+            *((100, 0, part, at + start, at + end) for at in (30, 30.1) for part, start, end in FLICKER),
         ),
         note="emulated link 1Gbps,500us",
     )
@@ -98,8 +100,9 @@ def test_buckets_are_drawn_in_the_colour_of_what_they_mostly_were() -> None:
         ("1", "1", "hidden", 40, pytest.approx(45, abs=0.3)),
         ("1", "1", "exposed", pytest.approx(45, abs=0.3), pytest.approx(70 - gap)),
         ("25", "0", "hidden", 30, pytest.approx(130 - gap)),
+        ("100", "0", "exposed", 30, pytest.approx(30.2 - 0.04)),
     ]
-    assert [row["exposed"] for row in rows(chart, 0)] == pytest.approx([0, 25, 25, 0.001])
+    assert [row["exposed"] for row in rows(chart, 0)] == pytest.approx([0, 25, 25, 0.001, 0.14])
     assert {row["weight"] for row in rows(chart, 0)} == {"4.0 MB"}
     assert spec(chart)["title"]["subtitle"] == [
         "Rank 0's step nearest the median, per cap.",

@@ -18,8 +18,12 @@ from overlaplab import OverlaplabError
 from overlaplab.cli.sweep import CAPPED, parse_caps, plan, record_all, with_defaults
 
 ENGINE = """
-import json, os, shlex, sys, time
+import json, os, shlex, signal, sys, time
 from pathlib import Path
+def end(*_):
+    Path("asked").touch()
+    sys.exit(2)
+signal.signal(signal.SIGTERM, end)
 words = sys.argv[1:]
 told = dict(zip(words, words[1:]))
 out, cap = Path(told["--out"]), told["--bucket-cap-mb"]
@@ -131,6 +135,7 @@ def test_an_interrupted_sweep_leaves_whole_runs_and_no_process(
     assert process.returncode not in (0, 1)
     assert "interrupted: 1 of 6 recorded. The same command goes on from here." in said
     assert "Traceback" not in said
+    assert Path("asked").exists()  # the engine ends its ranks in order
     assert [path.name for path in Path("DIR").iterdir()] == [f"cap-{first}"]
     assert fake() == [f"cap-{first}", f"cap-{second}"]
     with pytest.raises(ProcessLookupError):
