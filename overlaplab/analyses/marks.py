@@ -79,11 +79,12 @@ class Timeline:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """From the first step's start to the last one's end, or of all events where there is no step."""
+        """From the first step's start to the last one's end, or of all events where there is no step; never empty."""
         table = self.steps if len(self.steps) else self.events
         if table.empty:
             return 0, 1
-        return int(table["start_ns"].min()), int(table["end_ns"].max())
+        start = int(table["start_ns"].min())
+        return start, max(int(table["end_ns"].max()), start + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_traces import event, gloo, launched, op, run_of, step
+from made_traces import event, gloo, launched, op, run_of, step, write
 from made_zero3 import zero3_events
 
-from overlaplab import Run, collectives, summary
+from overlaplab import Run, collectives, load_run, summary
 from overlaplab.analyses.event_details import event_details
 from overlaplab.analyses.level_of_detail import added_ns
 from overlaplab.analyses.marks import Mark, Timeline, mark_code
-from overlaplab.analyses.timeline import timeline_events
+from overlaplab.analyses.timeline import timeline_events, timeline_view
 from overlaplab.analyses.window_statistics import timeline_window
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Activity
@@ -290,3 +290,23 @@ def test_kernels_that_one_label_launched_are_one_collective(tmp_path: Path) -> N
     linked = found[(found["event"] >= 0) & (found["collective"] >= 0)].sort_values("start_ns")
     assert linked[["start_ns", "collective"]].to_numpy().tolist() == [[40_000, 0], [60_000, 1], [70_000, 1]]
     assert set(linked["part"]) == {mark_code(Mark.GATHER)}
+
+
+@pytest.mark.parametrize(
+    ("events", "drawn"),
+    [
+        ([], []),
+        ([step(0, 0, 10)], ["step 0"]),
+        ([event("cudaLaunchKernel", 1, 2, cat="cuda_runtime", correlation=1)], []),  # no device was recorded
+        ([op("mm", 5, 5)], ["aten::mm"]),
+        ([gloo(0, 5)], ["the trace", "gloo:all_reduce", "communication while nothing computes"]),
+    ],
+)
+def test_a_timeline_of_little_or_nothing(tmp_path: Path, events: list[dict[str, Any]], drawn: list[str]) -> None:
+    found = timeline_events(load_run(write(tmp_path / "trace.json", events)))
+    assert found.events["name"].tolist() == drawn
+    start, end = found.extent
+    statistics = timeline_window(found, start, end)
+    assert statistics.events == sum(name.startswith(("aten", "gloo")) for name in drawn)
+    assert statistics.ranks["span_ns"].tolist() == [end - start]
+    assert len(timeline_view(found).marks) == len(drawn)
