@@ -20,6 +20,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OVERLAPLAB_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("OVERLAPLAB_NO_CACHE", raising=False)
+        patch.setenv("OVERLAPLAB_WATCH_S", "0")  # no rerun of the app but those that a test causes
         patch.delenv("OVERLAPLAB_CACHE_BYTES", raising=False)
         yield
 

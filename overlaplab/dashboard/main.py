@@ -1,10 +1,12 @@
-"""The app: one folder's runs on the left, a page each for each of Summary, Timeline, Buckets and the rest.
+"""The app: one folder's runs on the left, and a page each for Summary, Timeline, Buckets and the rest.
 
 Run by Streamlit (`overlaplab app DIR`, or `streamlit run app.py -- DIR`).
 """
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import streamlit as st
@@ -29,8 +31,6 @@ _PAGES = (
     ("collectives", "Collectives"),
     ("compare", "Compare"),
 )
-
-_WATCH_S = 5  # between looks into the opened folder
 
 _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
@@ -91,7 +91,14 @@ def _run_word(name: str) -> str:
     return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), 60)
 
 
-@st.fragment(run_every=_WATCH_S)
+def _watch_s() -> float | None:
+    """Seconds between looks into the opened folder: OVERLAPLAB_WATCH_S, 5 without it; None for never."""
+    told = os.environ.get("OVERLAPLAB_WATCH_S", "")
+    seconds = float(told) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", told) else 5.0
+    return seconds or None
+
+
+@st.fragment(run_every=_watch_s())
 def _watch(folder: Path, seen: list[Entry]) -> None:
     """Look for runs that came, went or were finished, and run the app anew only then."""
     if st.session_state.pop("watch_rests", False):

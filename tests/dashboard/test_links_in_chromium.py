@@ -98,9 +98,19 @@ def own(tmp_path: Path) -> Path:
     return made_runs(tmp_path / "runs")
 
 
-def test_new_runs_appear_and_uploads_open(page: Page, own: Path, tmp_path: Path) -> None:
+def test_new_runs_appear_and_uploads_open(
+    page: Page, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OVERLAPLAB_WATCH_S", "0.5")
+    received: list[int] = []
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: received.append(len(frame))))
     with app_on(own) as address:
         visit(page, address, "summary", query="run=bucketed")
+        page.wait_for_timeout(500)
+        assert sum(received) > 20_000
+        received.clear()
+        page.wait_for_timeout(1500)  # the folder is looked into, and nothing has changed
+        assert 0 < sum(received) < 5_000
         run_of(own / "sweep" / "cap-1", engine_events(), engine_events(), manifest={"bucket_cap_mb": 1.0})
         box = page.locator(".st-key-run_picker input")
         box.click()
