@@ -151,7 +151,7 @@ def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
     launched = facts["end_ns"] - facts["late_ns"]
     rest, late = rest.split(launched[rest.row])
     yield Cause.LATE, late
-    rest, queued = rest.split((launched - np.maximum(queued_ns, 0))[rest.row])
+    rest, queued = rest.split((launched - queued_ns)[rest.row])
     yield Cause.QUEUED, queued
     edge = facts["edge"][rest.row]
     yield Cause.TAIL, rest.where(edge)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from made_exposed import backward, bucket, gather, label, scatter
-from made_ranks import carried
+from made_ranks import carried, group, groups_of
 from made_traces import event, launched, op, run_of, step
 
 import overlaplab
@@ -49,6 +49,31 @@ def test_straggler_wait_names_the_late_rank(tmp_path: Path) -> None:
     }
     assert table["late_rank"].isna().tolist() == [False, True, True]
     assert found(run) == [("straggler wait", 0, None, 200), ("blocking", 0, None, 150)]
+
+
+def owners(folder: Path, *ranks: list[dict[str, Any]]) -> dict[int, int]:
+    """µs of rank 0 by collective, of two groups called a and b."""
+    groups = [group(name, (0, 1)) for name in "ab"]
+    table = overlaplab.exposed(groups_of(folder, *((events, groups) for events in ranks)), ranks=[0])
+    return {int(index): int(took) // 1000 for index, took in table.groupby("collective")["exposed_ns"].sum().items()}
+
+
+def test_of_two_at_once_the_one_that_transfers_goes_before_the_one_that_waits(tmp_path: Path) -> None:
+    """a, which started first, waits for rank 1 until 500; b transfers from 200 to 400."""
+    rank0 = [op("mm", 0, 100), *carried(0, 100, 600, group="a"), *carried(0, 200, 400, group="b")]
+    rank1 = [op("mm", 0, 500), *carried(0, 500, 600, group="a"), *carried(0, 200, 400, group="b")]
+    assert owners(tmp_path, rank0, rank1) == {0: 300, 1: 200}
+
+
+def test_of_two_at_once_the_one_that_compute_waits_for_goes_first(tmp_path: Path) -> None:
+    """a started first, but compute goes on at 410, when b is over; until 200 there is only a."""
+    rank = [op("mm", 0, 100), op("mm", 410, 900), *carried(0, 100, 800, group="a"), *carried(0, 200, 400, group="b")]
+    assert owners(tmp_path, rank, rank) == {0: 110, 1: 200}
+
+
+def test_of_two_alike_the_one_that_started_first_goes_first(tmp_path: Path) -> None:
+    rank = [op("mm", 0, 100), op("mm", 610, 900), *carried(0, 100, 400, group="a"), *carried(0, 200, 600, group="b")]
+    assert owners(tmp_path, rank, rank) == {0: 300, 1: 200}
 
 
 def test_within_clock_error_no_rank_is_late(tmp_path: Path) -> None:
