@@ -29,6 +29,7 @@ def _bundle(spec: dict[str, Any], *, width: int, **_: Any) -> tuple[dict[str, An
     shown = spec | {"background": "#FFFFFF"}
     if shown.get("width") == "container":
         shown["width"] = width
-    drawn = spec_to_mimebundle(shown, format="png", mode="vega-lite", scale_factor=_SCALE)
-    png, size = drawn if isinstance(drawn, tuple) else (drawn, {})
-    return {VEGA_LITE: shown, "text/plain": str(shown.get("description", "chart")), **png}, dict(size)
+    said = str(shown.get("description", "chart"))
+    png, metadata = spec_to_mimebundle(shown, format="png", mode="vega-lite", scale_factor=_SCALE)
+    metadata["image/png"]["alt"] = said
+    return {VEGA_LITE: shown, "text/plain": said, **png}, metadata
