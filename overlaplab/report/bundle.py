@@ -16,7 +16,7 @@ import vl_convert
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT
 
-__all__ = ["asset", "data_island", "libraries", "policy", "style", "themed"]
+__all__ = ["asset", "columnar", "data_island", "libraries", "policy", "style", "themed"]
 
 
 def asset(name: str) -> str:
@@ -67,6 +67,20 @@ def data_island(value: Any) -> str:
         value, allow_nan=False, separators=(",", ":")
     )  # ASCII: U+2028 and U+2029 are escaped with the rest
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def columnar(spec: dict[str, Any]) -> dict[str, Any]:
+    """A chart's spec with each of its data sets as `{"column": [values]}`, half as long as rows that name each column;
+    page.js makes rows of them again. Rows that differ in their columns stay as they are.
+    """
+    return spec | {"datasets": {name: _columns(rows) for name, rows in spec.get("datasets", {}).items()}}
+
+
+def _columns(rows: list[dict[str, Any]]) -> Any:
+    names = list(rows[0]) if rows else []
+    if not names or any(list(row) != names for row in rows):
+        return rows
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def themed(spec: dict[str, Any]) -> dict[str, Any]:

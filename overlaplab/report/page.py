@@ -20,7 +20,7 @@ from overlaplab import analyses, charts
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.report.blocks import Drawn, Section
-from overlaplab.report.bundle import asset, data_island, libraries, policy, style
+from overlaplab.report.bundle import asset, columnar, data_island, libraries, policy, style
 from overlaplab.report.comparing import compared
 from overlaplab.report.sections import Reported, sections
 from overlaplab.vocabulary import Rule
@@ -107,7 +107,7 @@ def _rendered(title: str, chapters: Sequence[Chapter]) -> str:
         for number, section in enumerate(chapter.sections, 1):
             for place, block in enumerate(section.blocks, 1):
                 if isinstance(block, Drawn):
-                    specs[f"{chapter.anchor}-{number}-{place}"] = block.spec
+                    specs[f"{chapter.anchor}-{number}-{place}"] = columnar(block.spec)
     scripts = [libraries(), asset("page.js")]
     sheet = style()
     return _template().render(

@@ -26,7 +26,7 @@ from overlaplab.charts.lanes import WINDOW
 from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
 from overlaplab.report.blocks import drawn
-from overlaplab.report.bundle import data_island, policy, style, themed
+from overlaplab.report.bundle import columnar, data_island, policy, style, themed
 from overlaplab.report.cells import Column, cells
 from overlaplab.report.page import report_page
 from overlaplab.report.whole_file import refuse_target, whole_file
@@ -151,6 +151,17 @@ def test_the_data_island_ends_no_element() -> None:
     assert not re.search(r"[<>&\u2028\u2029]", text)
     assert text.isascii()
     assert json.loads(text) == {HOSTILE: [HOSTILE, "\ud800", 1.5]}
+
+
+def test_data_stand_by_column() -> None:
+    rows = [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
+    uneven = [{"a": 1}, {"b": 1}]
+    spec = {"mark": "bar", "datasets": {"rows": rows, "uneven": uneven, "none": []}}
+    assert columnar(spec) == {
+        "mark": "bar",
+        "datasets": {"rows": {"a": [1, 2], "b": ["x", None]}, "uneven": uneven, "none": []},
+    }
+    assert columnar({"mark": "bar"}) == {"mark": "bar", "datasets": {}}
 
 
 def test_colours_become_variables_but_data_stay() -> None:

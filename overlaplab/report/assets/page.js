@@ -10,9 +10,17 @@
     defaultStyle: false,
     tooltip: { disableDefaultStyle: true },
   };
+  // Data sets stand there by column, which is shorter.
+  function rowsOf(columns) {
+    if (Array.isArray(columns)) return columns;
+    const entries = Object.entries(columns);
+    return entries[0][1].map((_, place) => Object.fromEntries(entries.map(([name, values]) => [name, values[place]])));
+  }
+
   const specs = JSON.parse(document.getElementById("charts").textContent);
   for (const [id, spec] of Object.entries(specs)) {
     const place = document.getElementById(id);
+    for (const name in spec.datasets) spec.datasets[name] = rowsOf(spec.datasets[name]);
     window.vegaEmbed(place, spec, options).catch((error) => {
       place.textContent = `This chart could not be drawn: ${error}`;
       console.error(id, String(error));
