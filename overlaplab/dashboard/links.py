@@ -35,7 +35,6 @@ __all__ = [
     "kept",
     "number",
     "numbers",
-    "rank_of_query",
     "settle",
     "start",
     "timeline_link",
@@ -199,11 +198,6 @@ def warn_of_spot(*, has_window: bool, has_event: bool) -> None:
     if window_is_wrong or event_is_wrong:
         what = "a window" if window_is_wrong else "an event"
         st.warning(f"The link names {what} that this run does not have. It is left out.")
-
-
-def rank_of_query() -> int | None:
-    """The query string's one rank, which the run may not have."""
-    return number(st.query_params.get(RANK))
 
 
 def number(text: str | None) -> int | None:
