@@ -157,6 +157,19 @@ def test_queued_is_what_a_free_link_had_saved(tmp_path: Path) -> None:
     ]
 
 
+def test_who_queued_but_did_not_come_last_had_saved_nothing(tmp_path: Path) -> None:
+    """Rank 0's bucket 1 queues from 500 to 700, but rank 1, which launches when it is ready, at 800, comes last."""
+    own = [backward(0, 900), op("mm", 0, 900), op("mm", 1200, 2000), *bucket(0, 300, 300, 300, 700)]
+    run = run_of(tmp_path, [*own, *bucket(1, 500, 500, 700, 1190)], [*own, *bucket(1, 800, 800, 800, 1190)])
+    assert found(run) == [("tail", 1, "bucket 1", 290)]
+
+
+def test_the_last_of_a_kind_of_which_others_were_hidden_is_the_tail(tmp_path: Path) -> None:
+    """Nothing tells what they are for. Nothing computes beside the last one, but it is not blocking by design."""
+    events = [op("mm", 0, 600), *carried(0, 100, 300, launch=100), *carried(1, 610, 790, launch=605)]
+    assert found(alone(tmp_path, *events, op("mm", 800, 900))) == [("tail", 1, None, 180)]
+
+
 def test_tail_is_gradients_when_the_backward_pass_is_over(tmp_path: Path) -> None:
     run = alone(tmp_path, backward(0, 600), op("mm", 0, 600), *bucket(0, 500, 500, 500, 900), op("mm", 910, 1000))
     assert found(run) == [("tail", 0, "bucket 0", 300)]
