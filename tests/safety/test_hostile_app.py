@@ -5,12 +5,17 @@ is fetched or becomes markup.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from browser import rerun, settle, visit, watch_of, watched
 from hostile import EVIL, FOLDERS, PAYLOADS, markup_of
 from playwright.sync_api import Browser, Page
 
+from overlaplab import load_run
+
+HITS = "document.querySelector('[data-testid^=stBidiComponent]').shadowRoot.querySelector('.hits').textContent"
 PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
 
 
@@ -70,6 +75,34 @@ def test_tooltips_of_charts_are_text(shown: Page, app_address: str) -> None:
         assert markup_of(shown) == []
     watch_of(shown).check()
     assert any("md.png" in text or "pwned" in text for text in seen), seen
+
+
+def test_the_timeline_s_canvas_tells_names_as_text(shown: Page, app_address: str, strangers: Path) -> None:
+    """In hits of its search, in what stands beside the mouse, and in what is told of a clicked event."""
+    visit(shown, app_address, "timeline")
+    choose(shown, "gpu")
+    shown.wait_for_selector(".timeline:not([data-painted='0'])")
+    box = shown.locator(".stage").bounding_box()
+    assert box is not None
+    search = shown.locator(".search input")
+    told = ""
+    for text in ("script", "img", "javascript", "hot"):
+        search.fill(text)
+        search.press("Enter")
+        shown.wait_for_function(f"{HITS}.length > 0")
+        assert markup_of(shown) == []
+        for row in range(12):
+            shown.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30 + row * (box["height"] - 40) / 12)
+            told += shown.locator(".tip").inner_text()
+    assert ":material/bug_report: $e^{x}$" in told
+    assert "\u202e" not in told
+    events = load_run(strangers / FOLDERS["gpu"]).traces[0].events
+    kernel = events["name"].astype(str).str.startswith("sgemm<img").to_numpy().argmax()
+    visit(shown, app_address, "timeline", query=f"run={quote(FOLDERS['gpu'])}&event=0-{kernel}")
+    shown.wait_for_selector(".timeline:not([data-painted='0'])")
+    shown.get_by_text("sgemm<img").first.wait_for(state="attached")  # a table's cell, for screen readers
+    assert markup_of(shown) == []
+    watch_of(shown).check()
 
 
 def test_what_would_happen_is_noticed(browser: Browser) -> None:
