@@ -78,7 +78,7 @@ def test_a_row_of_where_the_time_went_is_one_click_from_the_timeline(page: Page,
     assert query["rank"] == ["0"]
     # The dearest row, bucket 1's tail, is from 0.600 to 0.855 ms; a fifth of that is shown on both sides.
     assert (int(query["from"][0]), int(query["to"][0])) == (549_000, 906_000)
-    assert page.get_by_role("heading", name="Timeline").is_visible()
+    page.get_by_role("heading", name="Timeline").wait_for()
 
 
 def test_zero3_shows_runs_alone_and_side_by_side(page: Page, address: str) -> None:
