@@ -6,6 +6,7 @@ import streamlit as st
 
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import close_upload, open_run, uploads
+from overlaplab.dashboard.leaving import clear_when_left
 from overlaplab.dashboard.uploads import MOST_FILES, MOST_MB, PREFIX
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import shorten
@@ -61,6 +62,7 @@ def _take(key: str) -> str | None:
     if isinstance(found, OverlaplabError):
         uploads().remove(name)
         return shorten(str(found), 400)
+    clear_when_left(uploads())
     st.session_state["upload_turn"] += 1  # a new form, so that Streamlit lets go of the files
     links.control_used()
     links.settle(links.RUN, name, plain=False)

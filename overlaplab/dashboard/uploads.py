@@ -93,6 +93,11 @@ class Uploads:
         shutil.rmtree(self.folder(name), ignore_errors=True)
         del self._folders[name]
 
+    def clear(self) -> None:
+        """Delete all runs' files."""
+        for name in self.names:
+            self.remove(name)
+
 
 def _check(files: Sequence[Uploaded]) -> None:
     if len(files) > MOST_FILES:

@@ -8,6 +8,7 @@ import io
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from made_traces import run_of
 from streamlit.testing.v1 import AppTest
 
 from overlaplab.dashboard import uploads as rules
+from overlaplab.dashboard.leaving import wait_until_left
 from overlaplab.dashboard.uploads import Uploads
 from overlaplab.errors import OverlaplabError
 
@@ -79,6 +81,16 @@ def test_the_folder_goes_with_the_process(temporary: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"True\n"
     assert list(temporary.iterdir()) == []
+
+
+def test_files_go_when_their_user_is_away_for_long_and_not_before(temporary: Path) -> None:
+    own = Uploads()
+    own.add([File("trace.json")])
+    answers = iter([True, False, True, False])  # back once, then gone
+    wait_until_left(weakref.ref(own), lambda: next(answers, False), look_s=0.01, grace_s=0.05)
+    assert next(answers, None) is None
+    assert (own.names, left(temporary)) == ([], [])
+    wait_until_left(weakref.ref(own), lambda: True, look_s=0.01)  # nothing left to wait for
 
 
 @pytest.mark.parametrize(
