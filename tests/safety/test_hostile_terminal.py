@@ -35,7 +35,7 @@ LINES = {
     "exposed of kernels": ["exposed", GPU],
     "compare": ["compare", ENGINE, GPU],
     "slice": ["slice", GPU, "--steps", "3", "--out", "../\x1b[41;5m sliced"],
-    "report": ["report", ENGINE, GPU, "-o", "../\x1b[41;5m.html"],
+    "report": ["report", GPU, "-o", "../\x1b[41;5m.html"],
     "export": ["export", GPU, "--perfetto", "../\x1b[41;5m.json"],
     "slice of nothing": ["slice", GPU, "--steps", "77", "--out", "none"],
     "summary of what is broken": ["summary", BROKEN],
