@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,9 @@ def test_an_interrupted_sweep_leaves_whole_runs_and_no_process(
     first, second = (one.cap for one in plan(("1", "5"), 1, Path("DIR"), seed=0)[0])
     monkeypatch.setenv("SLOW", second)
     line = [sys.executable, "-m", "overlaplab", "sweep", "--bucket-cap-mb", "1,5", "--out", "DIR"]
-    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    # Where tests run in the background SIGINT is ignored, and children inherit that.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, preexec_fn=heeds)
     half = Path("DIR") / f"cap-{second}" / "rank0.pt.trace.json.gz"
     deadline = time.monotonic() + 60
     while not half.exists() and time.monotonic() < deadline:
