@@ -20,6 +20,7 @@ _KEY_BYTES = 64
 _ARRAY = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_SURROGATES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _ATTEMPTS = 8
 
@@ -90,7 +91,7 @@ def _boundaries(buffer: bytes) -> list[tuple[int, int]]:
 
 def _events(text: bytes) -> list[tuple[bytes, Event]] | None:
     """The events in the text, or None where it was not cut between two of them."""
-    text = b"[" + text + b"]"
+    text = _mended(b"[" + text + b"]")
     try:
         raws = msgspec.json.decode(text, type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -100,6 +101,13 @@ def _events(text: bytes) -> list[tuple[bytes, Event]] | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         events = [_patiently(bytes(raw)) for raw in raws]
     return [(bytes(raw), event) for raw, event in zip(raws, events, strict=True)]
+
+
+def _mended(text: bytes) -> bytes:
+    """Half a surrogate pair, which msgspec refuses, becomes what the reader makes of it; it is as long."""
+    if rb"\ud" not in text and rb"\uD" not in text:
+        return text
+    return _SURROGATES.sub(lambda match: rb"\ufffd" if match[1] else match[0], text)
 
 
 def _patiently(raw: bytes) -> Event:
@@ -112,7 +120,7 @@ def _patiently(raw: bytes) -> Event:
 
 def _end(buffer: bytes) -> int | None:
     """Where the array's closing bracket stands; None where it does not."""
-    text = b"[" + buffer
+    text = _mended(b"[" + buffer)
     try:
         msgspec.json.decode(text, type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

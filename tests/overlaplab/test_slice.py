@@ -206,6 +206,14 @@ def test_merged_ranks_stay_one_file(tmp_path: Path) -> None:
     assert_same_figures(load_run(tmp_path / "part"), whole, [1])
 
 
+def test_half_a_surrogate_pair_is_copied_as_it_is_read(tmp_path: Path) -> None:
+    names = ["half \ud83d", "whole \U0001f600", "no escape \\ud83d"]
+    events = [step(0, 0, 50), *(op(name, 10 * place, 10 * place + 5) for place, name in enumerate(names))]
+    slice_run(load_run(write(tmp_path / "trace.json", events)), 0, 1, tmp_path / "part")
+    found = [one["name"] for one in raw_events(tmp_path / "part" / "trace.json.gz")]
+    assert found == ["ProfilerStep#0", "aten::half \ufffd", *(f"aten::{name}" for name in names[1:])]
+
+
 def test_a_trace_that_is_cut_short(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", gpu_events())
     path.write_bytes(path.read_bytes()[:-300])
