@@ -82,7 +82,8 @@ def exposed(
     if len(causes):
         window = analyses.worst_step(table)
         console.print(causes_table(table, causes))
-        console.print(spots_table(analyses.rows_of(causes, window), window))
+        if len(rows := analyses.rows_of(causes, window)):  # a median step may have none
+            console.print(spots_table(rows, window))
     console.print(tables.plain(exposed_advice(table, causes, idled)))
     print_warnings(analyses.warnings_of(loaded))
     return None

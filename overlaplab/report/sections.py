@@ -112,10 +112,11 @@ def _exposed(reported: Reported) -> Section | None:
     if len(rows):
         blocks.insert(0, _spots(rows, f"{worst[0].upper()}{worst[1:]}, each cause and collective, the dearest first"))
     share = percent(window["exposed_comm_ns"], window["span_ns"])
+    finding = f" {exposed_finding(rows)}." if len(rows) else ""
     return Section(
         title="Where the exposed time went",
         shows=f"Why communication was exposed, in a median step of the rank most exposed ({worst}):"
-        f" {ms(window['exposed_comm_ns'])}, {share} of it. {exposed_finding(rows)}.",
+        f" {ms(window['exposed_comm_ns'])}, {share} of it.{finding}",
         blocks=blocks,
         advice=exposed_advice(table, causes, reported.idle),
     )

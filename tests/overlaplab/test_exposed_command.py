@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from made_exposed import backward, bucket
 from made_ranks import carried
-from made_traces import event, launched, op, run_of, step
+from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import idle
@@ -19,6 +19,7 @@ from overlaplab.analyses.cause_words import MEANINGS, exposed_advice, moved_word
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.verdict import verdict
 from overlaplab.cli import main
+from overlaplab.report.page import report_page
 
 LATE = "a" * 200
 
@@ -100,6 +101,18 @@ def test_a_run_of_which_nothing_is_known(command: Any, tmp_path: Path) -> None:
     assert out.startswith("Nothing in this run counts")
     document = json.loads(command("exposed", tmp_path, "--json")[1])
     assert (document["worst"], document["ranks"]) == (None, [])
+
+
+def test_a_median_step_without_exposed_time_has_no_list(command: Any, tmp_path: Path) -> None:
+    events = [*(step(n, 100 * n, 100 * n + 100) for n in range(3)), op("mm", 0, 250), gloo(250, 280)]
+    run = run_of(tmp_path, events)
+    code, out, _ = command("exposed", tmp_path)
+    assert code == 0
+    assert "Exposed communication by cause" in out
+    assert "Where the" not in out
+    page = report_page([run])
+    assert "in a median step of the rank most exposed (rank 0, step 1): 0 ms" in page
+    assert "of it. ." not in page
 
 
 def test_names_of_strangers_stay_text(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
