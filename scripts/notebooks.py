@@ -13,6 +13,7 @@ import io
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def executed(paths: Sequence[Path]) -> list[nbformat.NotebookNode]:
     async def together() -> list[nbformat.NotebookNode]:
         return await asyncio.gather(*map(_executed, paths))
 
-    return asyncio.run(together())
+    with ThreadPoolExecutor(1) as thread:  # a loop may run in this one
+        return thread.submit(lambda: asyncio.run(together())).result()
 
 
 async def _executed(path: Path) -> nbformat.NotebookNode:

@@ -14,8 +14,6 @@ import pytest
 import overlaplab
 from overlaplab.analyses import PARTS, replay, scatters, schedule_steps, volume, volume_theory
 
-pytestmark = pytest.mark.alone  # what overlaps on a busy machine is another matter
-
 SUPPORT = Path(__file__).parent / "support"
 SAMPLES = Path(__file__).parents[1] / "traces"
 SMALL = ["--nproc", "2", "--layers", "4", "--steps", "2", "--bucket-cap-mb", "1", "--link", "1Gbps,200us"]
@@ -34,6 +32,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return out
 
 
+@pytest.mark.alone
 def test_a_recorded_run_obeys_the_identities(recorded: Path) -> None:
     document = overlaplab_json("summary", recorded)
     assert document["run"]["strategy"] == recorded.name
@@ -49,6 +48,7 @@ def test_a_recorded_run_obeys_the_identities(recorded: Path) -> None:
             assert rank["total"][key] == sum(step[key] for step in rank["steps"])
 
 
+@pytest.mark.alone
 def test_naive_hides_nothing_and_hooks_hide_something(recorded: Path) -> None:
     ratios = [rank["total"]["overlap_ratio"] for rank in overlaplab_json("summary", recorded)["ranks"]]
     if recorded.name == "naive":
@@ -57,6 +57,7 @@ def test_naive_hides_nothing_and_hooks_hide_something(recorded: Path) -> None:
         assert min(ratios) > 0.05
 
 
+@pytest.mark.alone
 def test_buckets_are_those_of_the_manifest_and_in_order(recorded: Path) -> None:
     manifest = json.loads((recorded / "run.json").read_text())
     planned = [(b["index"], b["bytes"], b["parameters"]) for b in manifest["buckets"]]
@@ -82,6 +83,7 @@ def test_buckets_are_those_of_the_manifest_and_in_order(recorded: Path) -> None:
                 assert min(starts) < step["backward_end_ns"]
 
 
+@pytest.mark.alone
 def test_every_collective_took_at_least_what_the_link_takes(recorded: Path) -> None:
     manifest = json.loads((recorded / "run.json").read_text())
     carried = manifest["collectives"]
@@ -91,6 +93,7 @@ def test_every_collective_took_at_least_what_the_link_takes(recorded: Path) -> N
     assert all(overran == (occupied > 1.05 * modelled) for occupied, modelled, overran in pairs)
 
 
+@pytest.mark.alone
 def test_a_blocking_all_reduce_in_hooks_is_exposed(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*line, str(SUPPORT / "blocking_hooks.py"), str(tmp_path)], check=True, timeout=120)

@@ -28,7 +28,7 @@ def timeline(events: pd.DataFrame) -> Timeline:
     return Timeline(lanes=lanes, events=events, steps=steps, activities=())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(events=EVENTS, start=st.integers(-10, 400), length=st.integers(1, 500), limit=st.integers(4, 60))
 def test_no_event_vanishes_and_the_marks_are_few(
     events: list[tuple[int, int, int, int]], start: int, length: int, limit: int

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from overlaplab.dashboard import data
 from overlaplab.events import Run
 
 Open = Callable[..., AppTest]
+SAMPLES = Path(__file__).parents[2] / "traces"
 
 
 def words(app: AppTest) -> list[str]:
@@ -171,20 +170,10 @@ def test_compare_shows_costs_against_theory(opened: Open, gathering: Path) -> No
     ]
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that the engine has recorded: three layers, prefetch 1, two processes over gloo."""
-    folder = tmp_path_factory.mktemp("recorded")
-    options = "--strategy zero3 --layers 3 --width 32 --seq 8 --batch 2 --nproc 2 --steps 2 --device cpu"
-    line = [sys.executable, "-m", "overlaplab", "record", *options.split(), "--out", str(folder / "zero3")]
-    subprocess.run(line, check=True, capture_output=True, timeout=120)
-    return folder
-
-
-def test_a_recorded_run_is_drawn(opened: Open, recorded: Path) -> None:
-    app = opened(recorded, "zero3", "zero3")
-    assert "5 gathers and 5 frees of 3 layers, and 2 gathers of other units." in words(app)[0]
-    assert "Gather and free schedule: 5 gathers for 3 layers (3 forward + 2 backward)" in titles(app)
-    summary = opened(recorded, "summary", "zero3")
+def test_a_recorded_run_is_drawn(opened: Open) -> None:
+    app = opened(SAMPLES, "zero3", "zero3")
+    assert "15 gathers and 15 frees of 8 layers, and 2 gathers of other units." in words(app)[0]
+    assert "Gather and free schedule: 15 gathers for 8 layers (8 forward + 7 backward)" in titles(app)
+    summary = opened(SAMPLES, "summary", "zero3")
     assert [len(framed(summary, column)) for column in ("sent MB", "theory MB")] == [4, 6]
     assert any("theory says" in line for line in words(summary))

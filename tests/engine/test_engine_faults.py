@@ -107,9 +107,19 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
     ("fault", "options", "message"),
     [
         ("1:3:raise", ("--strategy", "bucketed"), "rank 1: ZeroDivisionError: the boom"),
-        ("1:2:raise", ("--strategy", "naive", "--link", "1Gbps,200us"), "rank 1: ZeroDivisionError: the boom"),
+        pytest.param(
+            "1:2:raise",
+            ("--strategy", "naive", "--link", "1Gbps,200us"),
+            "rank 1: ZeroDivisionError: the boom",
+            marks=pytest.mark.slow,
+        ),
         ("0:3:raise-in-hook", ("--strategy", "torch-ddp", "--warmup", "2"), "rank 0: ZeroDivisionError: in a hook"),
-        ("0:3:raise-in-hook", ("--strategy", "per-param"), "rank 0: ZeroDivisionError: in a hook"),
+        pytest.param(
+            "0:3:raise-in-hook",
+            ("--strategy", "per-param"),
+            "rank 0: ZeroDivisionError: in a hook",
+            marks=pytest.mark.slow,
+        ),
         # The other rank is stuck, and says nothing.
         ("0:2:raise-in-backward", ("--strategy", "bucketed"), "rank 0: ZeroDivisionError: in a tensor's hook"),
         (
@@ -123,11 +133,21 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
             ("--strategy", "torch-ddp", "--warmup", "2", "--link", "1Gbps,200us"),
             "rank 0: killed by SIGKILL",
         ),
-        ("1:2:exit", ("--strategy", "per-param"), "rank 1: ended with exit code 7"),
+        pytest.param("1:2:exit", ("--strategy", "per-param"), "rank 1: ended with exit code 7", marks=pytest.mark.slow),
         ("1:3:kill-in-gather", ("--strategy", "zero3"), "rank 1: killed by SIGKILL"),
         ("0:3:kill-in-gather", ("--strategy", "zero3", "--link", "1Gbps,200us"), "rank 0: killed by SIGKILL"),
-        ("1:3:kill-in-gather", ("--strategy", "zero2", "--link", "1Gbps,200us"), "rank 1: killed by SIGKILL"),
-        ("0:3:raise-in-gather", ("--strategy", "zero3", "--prefetch", "2"), "rank 0: ZeroDivisionError: in a hook"),
+        pytest.param(
+            "1:3:kill-in-gather",
+            ("--strategy", "zero2", "--link", "1Gbps,200us"),
+            "rank 1: killed by SIGKILL",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "0:3:raise-in-gather",
+            ("--strategy", "zero3", "--prefetch", "2"),
+            "rank 0: ZeroDivisionError: in a hook",
+            marks=pytest.mark.slow,
+        ),
         ("0:3:raise-in-forward", ("--strategy", "zero3"), "rank 0: ZeroDivisionError: in a hook"),
         (
             "1:3:other-order",

@@ -371,7 +371,7 @@ found = scenario.found
 
 @pytest.mark.parametrize(
     ("found", "name"),
-    [*scenario.on(1), *scenario.on(2), *scenario.on(2, link=True), *scenario.on(4, "memory_held")],
+    [*scenario.on(1), *scenario.on(2), *scenario.on(2, link=True, slow=True), *scenario.on(4, "memory_held")],
     indirect=["found"],
 )
 def test_scenario(found: dict[str, list[str]], name: str) -> None:
