@@ -4,7 +4,7 @@ from overlaplab.analyses.buckets import bucket_notes, buckets
 from overlaplab.analyses.clocks import clocks
 from overlaplab.analyses.collectives import collectives
 from overlaplab.analyses.communication import communication_by
-from overlaplab.analyses.compare import compare
+from overlaplab.analyses.compare import compare, no_fastest
 from overlaplab.analyses.each_collective import each_collective
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
@@ -45,6 +45,7 @@ __all__ = [
     "late_buckets",
     "launched_after_backward",
     "memory",
+    "no_fastest",
     "parse_condition",
     "replay",
     "rows_of",

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.memory import memory
-from overlaplab.analyses.settings import is_sweep
-from overlaplab.analyses.spread import fastest, step_times
+from overlaplab.analyses.settings import is_sweep, model_told
+from overlaplab.analyses.spread import FEWEST, Steps, fastest, spread, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run, once_per_run
 
-__all__ = ["MEASURES", "compare"]
+__all__ = ["MEASURES", "compare", "no_fastest"]
 
 MEASURES = {
     "step_ms": "span_ns",
@@ -44,20 +45,29 @@ def compare(
     `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an emulated link),
     `sent_bytes` (median over every rank's every step, see `volume`), `theory_sent_bytes` (see `volume_theory`),
     `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most), `theory_memory_bytes`
-    (see `memory`): all four Float64, null where unknown.
+    (see `memory`): all four Float64, null where unknown, `spread_ms` (by which it is judged, see `spread`; Float64,
+    null where too few steps tell it), `model` (what run.json tells of the model and its input, as JSON, but for the
+    precision; null where it tells nothing).
 
-    A run is fastest if its median step is shorter than every other's by more than the larger of the two spreads (see
-    `spread`); within them none is. In a sweep, whose runs differ in bucket_cap_mb alone, runs of one cap are repeats,
-    judged together: all of the fastest cap's are fastest.
+    Of runs of different models none is fastest. Else a run is if its median step is shorter than every other's by more
+    than the larger of the two spreads; within them none is. In a sweep, whose runs differ in bucket_cap_mb alone, runs
+    of one cap are repeats, judged together: all of the fastest cap's are fastest.
     """
     chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
     whole = ranks is None and steps is None and not skip_steps
     found = [_whole(run) if whole else _measured(run, **chosen) for run in runs]
     measured = [table for table, _ in found]
     table = pd.DataFrame([row for _, row in found])
-    table["fastest"] = _fastest(runs, measured)
+    settings = _settings(runs)
+    of_setting: dict[Any, list[Steps]] = {}
+    for setting, times in zip(settings, map(step_times, measured), strict=True):
+        of_setting.setdefault(setting, []).append(times)
+    won = fastest(list(of_setting.values())) if table["model"].nunique() < 2 else None
+    table["fastest"] = [won is not None and setting == list(of_setting)[won] for setting in settings]
+    spreads = {setting: spread(recordings) for setting, recordings in of_setting.items()}
+    table["spread_ms"] = [spreads[setting] if np.isfinite(spreads[setting]) else None for setting in settings]
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
-    numbers = ("bucket_cap_mb", "overlap_ratio", *figures, *_SIZES)
+    numbers = ("bucket_cap_mb", "overlap_ratio", "spread_ms", *figures, *_SIZES)
     table = table.astype(dict.fromkeys(numbers, "Float64"))
     return table[
         [
@@ -71,8 +81,21 @@ def compare(
             "fastest",
             "emulated",
             *_SIZES,
+            "spread_ms",
+            "model",
         ]
     ]
+
+
+def no_fastest(table: pd.DataFrame) -> str | None:
+    """Of `compare`'s rows why none is the fastest, in words; None where one is, or there is but one run."""
+    if len(table) < 2 or table["fastest"].any():
+        return None
+    if table["model"].nunique() > 1:
+        return "different models, not comparable"
+    if table["spread_ms"].isna().any():
+        return f"too few steps to tell a difference (fewer than {FEWEST} in a run)"
+    return "no difference beyond the spread"
 
 
 def _measured(run: Run, **chosen: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -98,6 +121,7 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "steps": table["start_ns"].groupby(table["rank"], dropna=False).count().max() if len(table) else 0,
         "overlap_ratio": int(table["overlapped_ns"].sum()) / comm if comm else None,
         "emulated": bool(manifest and manifest.link and manifest.link.emulated),
+        "model": model_told(manifest),
     }
     for figure, column in MEASURES.items():
         values = (table[column] / 1e6).astype("Float64")
@@ -122,13 +146,8 @@ def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _fastest(runs: Sequence[Run], measured: Sequence[pd.DataFrame]) -> list[bool]:
-    """True for each run of the fastest setting, if there is one."""
-    settings = (
-        [one.manifest.bucket_cap_mb if one.manifest else None for one in runs] if is_sweep(runs) else range(len(runs))
-    )
-    of_setting: dict[Any, list[pd.DataFrame]] = {}
-    for setting, table in zip(settings, measured, strict=True):
-        of_setting.setdefault(setting, []).append(table)
-    won = fastest([[step_times(table) for table in tables] for tables in of_setting.values()])
-    return [won is not None and setting == list(of_setting)[won] for setting in settings]
+def _settings(runs: Sequence[Run]) -> list[Any]:
+    """What each run is judged by: in a sweep its cap, else each for itself."""
+    if is_sweep(runs):
+        return [run.manifest.bucket_cap_mb if run.manifest else None for run in runs]
+    return list(range(len(runs)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from overlaplab.events import Manifest, Run
 
-__all__ = ["differing", "is_sweep", "setting_words"]
+__all__ = ["differing", "is_sweep", "model_told", "setting_words"]
 
 _SAME = (
     *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
@@ -37,6 +37,12 @@ def differing(runs: Sequence[Run]) -> str:
     if differ:
         return f"they differ in {', '.join(differ)}"
     return "their bucket_cap_mb is the same or unknown"
+
+
+def model_told(manifest: Manifest | None) -> str | None:
+    """What a manifest tells of the model and its input, as JSON; not the precision, which runs are compared by."""
+    model = manifest.raw.get("model") if manifest is not None else None
+    return _plain({key: value for key, value in model.items() if key != "dtype"}) if isinstance(model, dict) else None
 
 
 def setting_words(manifest: Manifest | None) -> str:

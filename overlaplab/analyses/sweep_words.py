@@ -25,8 +25,9 @@ def sweep_finding(table: pd.DataFrame) -> str:
             f"Fastest{once}: bucket_cap_mb {_cap(first)}, median step {first['step_ms']:.1f} ms;"
             f" the next, {_cap(second)}, takes {lead:.1f} ms longer ({_percent(lead, second['step_ms'])} of its step)"
         )
+    why = "Too few steps to tell a difference" if table["spread_ms"].isna().any() else "No difference beyond the spread"
     return (
-        f"No difference beyond the spread: bucket_cap_mb {_cap(first)} has the shortest median step,"
+        f"{why}: bucket_cap_mb {_cap(first)} has the shortest median step,"
         f" {first['step_ms']:.1f} ms; the next, {_cap(second)}, has {second['step_ms']:.1f} ms"
     )
 

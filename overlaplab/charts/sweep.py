@@ -156,6 +156,8 @@ def _title(table: pd.DataFrame) -> str:
     won = table[table["fastest"].astype(bool)]
     if len(won) == 1:
         return f"Fastest: bucket_cap_mb {won['bucket_cap_mb'].iloc[0]:g}, {ms(won['step_ms'].iloc[0] * MS)} per step"
+    if table["spread_ms"].isna().any():
+        return "Step time: too few steps to tell a difference"
     return "Step time: no difference beyond the spread"
 
 

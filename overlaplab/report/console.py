@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from overlaplab.analyses import no_fastest
 from overlaplab.words import last_gradient, visible
 
 __all__ = [
@@ -74,6 +75,9 @@ def compare_table(table: pd.DataFrame) -> Table:
     emulated = table["emulated"].astype(bool)
     if emulated.all():
         shown.caption += "; emulated links"
+    why = no_fastest(table)
+    if why is not None:
+        shown.caption += f"; none is fastest: {why}"
     figures = ["step_ms_median", "step_ms_iqr", "exposed_ms_median", "comm_ms_median", "compute_ms_median"]
     for name, row in zip(_short_names(table), table.to_dict("records"), strict=True):
         said = f"{name}{' ← fastest' if row['fastest'] else ''}"

@@ -17,6 +17,7 @@ from overlaplab.analyses import (
     compare,
     is_sweep,
     memory,
+    no_fastest,
     scatters,
     schedule,
     schedule_notes,
@@ -181,8 +182,9 @@ def compare_document(
     steps: Collection[int] | None = None,
     skip_steps: int = 0,
 ) -> Document:
-    """The runs side by side, the path of the fastest (null within the spread), and the caps where they are a sweep."""
-    rows = _records(compare(runs, ranks=ranks, steps=steps, skip_steps=skip_steps))
+    """The runs side by side, the path of the fastest, or why none is, and the caps where they are a sweep."""
+    table = compare(runs, ranks=ranks, steps=steps, skip_steps=skip_steps)
+    rows = _records(table)
     fastest = next((row["path"] for row in rows if row["fastest"]), None)
     for row in rows:
         del row["fastest"]
@@ -191,7 +193,7 @@ def compare_document(
     warnings = [f"{run.path}: {warning}" for run in runs for warning in warnings_of(run)]
     chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
     found = sweep_document(runs, **chosen) if is_sweep(runs) else None
-    return {"runs": rows, "fastest": fastest, "sweep": found, "warnings": warnings}
+    return {"runs": rows, "fastest": fastest, "no_fastest": no_fastest(table), "sweep": found, "warnings": warnings}
 
 
 def _is_emulated(run: Run) -> bool:

@@ -33,6 +33,7 @@ def swept(**columns: Any) -> pd.DataFrame:
         "bucket_cap_mb": [1.0, 25.0, 100.0],
         "buckets": [128, 33, 1],
         "step_ms": [105.1, 95.5, 101.0],
+        "spread_ms": [2.0, 2.0, 2.0],
         "compute_only_ms": [60.0, 60.0, 70.0],
         "hidden_ms": [30.0, 32.0, 20.0],
         "exposed_ms": [13.1, 3.5, 11.0],
@@ -78,6 +79,8 @@ def test_without_a_winner_nothing_is_fastest() -> None:
     assert [row["word"] for row in rows(chart, 1)] == ["105.1 ms", "95.5 ms", "101.0 ms"]
     assert spec(chart)["title"]["text"] == "Step time: no difference beyond the spread"
     assert len(spec(chart)["title"]["subtitle"]) == 1
+    chart = charts.caps(swept(fastest=[False] * 3, spread_ms=[2.0, None, 2.0]))
+    assert spec(chart)["title"]["text"] == "Step time: too few steps to tell a difference"
 
 
 def test_buckets_are_drawn_in_the_colour_of_what_they_mostly_were() -> None:

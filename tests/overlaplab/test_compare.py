@@ -11,7 +11,7 @@ from made_traces import gloo, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError, Run
-from overlaplab.analyses import parse_condition
+from overlaplab.analyses import no_fastest, parse_condition
 
 
 def run_with_steps(folder: Path, *lengths_ms: float, **manifest: Any) -> Run:
@@ -49,7 +49,8 @@ def test_medians_and_spread_are_over_every_step(tmp_path: Path) -> None:
         "overlap_ratio": 0.5,
         "fastest": False,
         "emulated": True,
-        **dict.fromkeys(("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes")),
+        **dict.fromkeys(("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "model")),
+        "spread_ms": 10,
     }
 
 
@@ -67,6 +68,42 @@ def test_only_a_lead_beyond_the_spread_makes_fastest(
 ) -> None:
     runs = [run_with_steps(tmp_path / str(i), *lengths) for i, lengths in enumerate(steps)]
     assert overlaplab.compare(runs)["fastest"].tolist() == fastest
+
+
+LARGE, SMALL = ({"model": {"layers": layers, "dtype": "float32"}} for layers in (8, 2))
+HALF = {"model": {"layers": 8, "dtype": "bfloat16"}}
+FAST, SLOW, WIDE, SHORT = (10, 10, 10), (20, 20, 20), (5, 20, 40), (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        ([(FAST, LARGE), (SLOW, LARGE)], None),
+        ([(FAST, LARGE), (SLOW, HALF)], None),
+        ([(FAST, LARGE), (SLOW, {})], None),  # of a model that nobody knows
+        ([(FAST, LARGE)], None),
+        ([(FAST, SMALL), (SLOW, LARGE)], "different models, not comparable"),
+        ([(SHORT, LARGE), (SLOW, LARGE)], "too few steps to tell a difference (fewer than 3 in a run)"),
+        ([(FAST, LARGE), (WIDE, LARGE)], "no difference beyond the spread"),
+    ],
+)
+def test_why_none_is_fastest(
+    tmp_path: Path, runs: list[tuple[tuple[float, ...], dict[str, Any]]], why: str | None
+) -> None:
+    found = [run_with_steps(tmp_path / str(i), *steps, **manifest) for i, (steps, manifest) in enumerate(runs)]
+    table = overlaplab.compare(found)
+    assert no_fastest(table) == why
+    assert table["fastest"].tolist() == [why is None and len(runs) > 1, *[False] * (len(runs) - 1)]
+
+
+def test_recordings_of_one_cap_tell_their_spread_together(tmp_path: Path) -> None:
+    runs = [
+        run_with_steps(tmp_path / str(i), *steps, bucket_cap_mb=cap)
+        for i, (cap, *steps) in enumerate([(5, 10, 12), (5, 10, 11), (25, 20, 20)])
+    ]
+    table = overlaplab.compare(runs)
+    assert table["spread_ms"].tolist() == [2, 2, pd.NA]
+    assert no_fastest(table) == "too few steps to tell a difference (fewer than 3 in a run)"
 
 
 def test_a_foreign_run_has_no_strategy(tmp_path: Path) -> None:

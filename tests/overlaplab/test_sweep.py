@@ -197,6 +197,8 @@ def test_what_a_sweep_says() -> None:
     assert sweep_finding(won.assign(runs=1)).startswith("Fastest in one recording of each: bucket_cap_mb 5")
     none = swept(fastest=[False] * 3)
     assert sweep_finding(none).startswith("No difference beyond the spread: bucket_cap_mb 5 has")
+    few = none.assign(spread_ms=[2.0, None, 2.0])
+    assert sweep_finding(few).startswith("Too few steps to tell a difference: bucket_cap_mb 5 has")
     assert "--steps" in sweep_advice(none)[0]
     assert "--repeats 3" in sweep_advice(none.assign(runs=1))[0]
     assert "Leave bucket_cap_mb as it is" in sweep_advice(none.assign(step_ms=[100.0, 101.0, 120.0]))[0]
