@@ -8,6 +8,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.analyses import launched_after_backward, schedule_steps
+from overlaplab.analyses.spread import FEWEST
 from overlaplab.charts.theme import ms, percent
 from overlaplab.events import Manifest
 
@@ -23,7 +24,7 @@ def summary_advice(table: pd.DataFrame) -> str:
         return "Leave communication as it is: none is exposed."
     return (
         f"Hiding all exposed communication would gain at most {ms(exposed / len(table))} per rank and step,"
-        f" {percent(exposed, span)} of the step time. Where it went says how."
+        f" {percent(exposed, span)} of the step time. The causes of exposed time say how."
     )
 
 
@@ -46,6 +47,11 @@ def buckets_advice(table: pd.DataFrame, late: pd.DataFrame) -> str:
         return (
             f"Bucket {worst['index']} waited for the link, which had work already: send less (gradients of lower"
             " precision, fewer synchronisations by accumulating), or use a faster link."
+        )
+    if worst["held_ns"] == 0:
+        return (
+            f"Little is left to compute while bucket {worst['index']} is sent: a lower bucket_cap_mb sends it earlier"
+            " and in smaller parts. Record a sweep of caps and compare."
         )
     return (
         f"Bucket {worst['index']} waited for one gradient while others stood ready: a lower bucket_cap_mb parts them."
@@ -92,4 +98,8 @@ def compare_advice(table: pd.DataFrame) -> str:
     """Of `overlaplab.compare`'s rows."""
     if table["fastest"].any():
         return "Keep the fastest, or vary one more thing about it and compare again."
+    if table["model"].nunique() > 1:
+        return "Compare runs of one model: its layers, width, batch and sequence decide how long a step takes."
+    if table["spread_ms"].isna().any():
+        return f"Record at least {FEWEST} steps of each run before choosing: fewer do not tell how much steps differ."
     return "Record more steps or repeat the runs before choosing: the difference is within the spread."

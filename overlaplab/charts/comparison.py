@@ -8,6 +8,7 @@ from typing import Literal
 import altair as alt
 import pandas as pd
 
+from overlaplab.analyses import no_fastest
 from overlaplab.charts.theme import MS, colours, count, finish, ms, palette
 from overlaplab.words import shorten
 
@@ -123,11 +124,14 @@ def _finding(table: pd.DataFrame, labels: list[str]) -> str:
     fastest = [label for label, wins in zip(labels, table["fastest"], strict=True) if wins]
     if len(labels) < 2:
         return "Step time of one run: choose another to compare"
+    why = no_fastest(table)
+    if why is not None:
+        return f"Step time: {why}"
     if len(fastest) == 1:
         cap = "bucket_cap_mb " if run_labels(table)[0] == "bucket_cap_mb" else ""
         median = table.loc[table["fastest"].astype(bool), "step_ms_median"].iloc[0]
         return f"Fastest: {cap}{fastest[0]}, {ms(median * MS)} per step"
-    return "Step time: no difference beyond the spread between the fastest runs"
+    return f"Fastest: {', '.join(fastest)}, recordings of one setting"
 
 
 def _number(value: object) -> float:

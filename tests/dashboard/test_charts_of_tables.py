@@ -11,6 +11,7 @@ import pytest
 
 from overlaplab import charts
 from overlaplab.analyses.timeline import View
+from overlaplab.charts.advice import compare_advice
 from overlaplab.charts.theme import DARK, LIGHT, ms, percent, size
 from overlaplab.words import shorten
 
@@ -249,6 +250,8 @@ def compared(**changes: Any) -> dict[str, Any]:
         "overlap_ratio": 0.75,
         "fastest": True,
         "emulated": True,
+        "spread_ms": 1.5,
+        "model": None,
     } | changes
 
 
@@ -284,7 +287,22 @@ def test_compare_marks_emulated_runs_among_real_ones() -> None:
 
 def test_compare_without_a_winner_says_so() -> None:
     table = pd.DataFrame([compared(fastest=False), compared(**SLOWER)])
-    assert "no difference beyond the spread" in spec(charts.compare(table))["title"]["text"]
+    assert spec(charts.compare(table))["title"]["text"] == "Step time: no difference beyond the spread"
+    assert "the difference is within the spread" in compare_advice(table)
+
+
+def test_compare_says_why_nothing_can_win() -> None:
+    few = pd.DataFrame([compared(fastest=False), compared(**SLOWER, spread_ms=None)])
+    assert "too few steps to tell" in spec(charts.compare(few))["title"]["text"]
+    assert compare_advice(few).startswith("Record at least 3 steps of each run")
+    other = pd.DataFrame([compared(fastest=False, model="{}"), compared(**SLOWER, model='{"layers": 2}')])
+    assert "different models" in spec(charts.compare(other))["title"]["text"]
+    assert "one model" in compare_advice(other)
+
+
+def test_compare_names_all_recordings_of_the_fastest_setting() -> None:
+    table = pd.DataFrame([compared(path="a"), compared(path="b"), compared(**SLOWER)])
+    assert spec(charts.compare(table))["title"]["text"] == "Fastest: a, b, recordings of one setting"
 
 
 def view(name: str) -> View:

@@ -9,6 +9,7 @@ import pytest
 
 from overlaplab.analyses import late_buckets
 from overlaplab.charts import GatherCost, late_sentences, link_note, note, prefetch_gain, verdict
+from overlaplab.charts.advice import buckets_advice
 from overlaplab.events import Link, Manifest
 from overlaplab.words import gradient_word
 
@@ -101,6 +102,12 @@ def test_unused_gradients_do_not_count() -> None:
         "Bucket 0 was held by p0.1, whose gradient came last, the only one in it. Exposed: 5.0 ms."
     )
     assert "an unknown gradient" in late_sentences(late)[1]
+
+
+def test_advice_blames_a_gradient_only_where_a_bucket_stood_ready() -> None:
+    alone = pd.DataFrame([bucket(0, [1], 1, 1, 9, 5), bucket(1, [20], 20, 20, 21, 0)])
+    assert late_buckets(alone)["held_ns"].tolist() == [0]
+    assert buckets_advice(alone, late_buckets(alone)).startswith("Little is left to compute while bucket 0 is sent")
 
 
 def test_only_the_dearest_are_told() -> None:

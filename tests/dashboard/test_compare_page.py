@@ -50,7 +50,7 @@ def test_other_runs_keep_their_page(opened: Open, sweeps: Path) -> None:
     app = opened(sweeps, "compare", "alone")
     assert app.multiselect[0].value == ["alone", "other"]
     assert app.dataframe[0].value["setting"].tolist() == ["cap 25 MiB, prefetch 1, checkpointing"] * 2
-    assert "Record more steps or repeat" in texts(app)
+    assert "Record at least 3 steps of each run before choosing" in texts(app)
     app.multiselect[0].set_value(["alone"]).run()
     assert "Choose another run" in texts(app)
     app.multiselect[0].set_value(["alone", "sweep/cap-5"]).run()
