@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,6 +67,8 @@ def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFram
     begin = (
         f"Go after {cause.value} first: it is {percent(took, whole)} of all exposed communication ({MEANINGS[cause]})."
     )
+    if whole - int(sums.sum()) > took:  # the table above has it first
+        begin += " Compute gaps, the largest part, are pauses of the host that communication does not cause."
     found = f"{begin} {_remedy(cause, causes[causes['cause'] == cause])}"
     if cause is not Cause.UNKNOWN and table["exposed_wait_ns"].isna().any():
         found += " But some of it may be waiting for other ranks: open all their traces together to tell."
@@ -108,10 +111,24 @@ def _remedy(cause: Cause, rows: pd.DataFrame) -> str:
     if cause is Cause.TAIL:
         if gathered:
             return "Gather the first unit before the step begins, or make it smaller."
-        return "Make the last bucket smaller: try a lower bucket_cap_mb, and compare the runs (overlaplab sweep)."
+        return _TAILS[_moved_most(rows)]
     return _REMEDIES[cause]
 
 
+def _moved_most(rows: pd.DataFrame) -> str:
+    """What the collectives move that were exposed longest: `bucket`, `unit` (or a parameter), `untold`."""
+    what = rows["what"].astype("object")
+    moved = what.map(lambda name: "untold" if pd.isna(name) else "bucket" if _BUCKET.match(str(name)) else "unit")
+    return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
+
+
+_BUCKET = re.compile(r"bucket \d+$")
+_TAILS = {
+    "bucket": "Make the last bucket smaller: try a lower bucket_cap_mb, and compare the runs (overlaplab sweep).",
+    "unit": "Make what is reduced last smaller, or leave something to compute until it is sent.",
+    "untold": "Make the last one smaller, launch it earlier, or leave something to compute until it is sent.",
+}
+"""Against a tail that is no gather, by what it moves."""
 _REMEDIES = {
     Cause.QUEUED: "Send less while the link is busy: lower precision, fewer synchronisations by accumulating; or put"
     " gathers ahead of reductions.",

@@ -14,12 +14,12 @@ def worst_step(table: pd.DataFrame) -> dict[str, Any]:
     """Out of `overlaplab.summary`'s rows, one or more, that of a median step of the rank most exposed.
 
     The rank has most exposed communication per step, the first of several; of its steps it is the one in the middle by
-    exposed communication (of an even number the lower), so that it stands for the others and can be looked at.
+    exposed communication (of an even number the higher), so that it stands for the others and can be looked at.
     """
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
     rank = means.index[int(means.to_numpy(dtype="float64").argmax())]
     own = table[table["rank"].isna() if pd.isna(rank) else table["rank"] == rank]
-    own = own.sort_values("exposed_comm_ns", kind="stable")
+    own = own.sort_values("exposed_comm_ns", ascending=False, kind="stable")
     row = own.iloc[[(len(own) - 1) // 2]].to_dict("records")[0]
     return {str(name): value for name, value in row.items()}
 

@@ -27,8 +27,9 @@ def gathered(
     """What is held gathered over the step, with the peak named, out of `overlaplab.analyses.gathered_bytes` for one
     rank and step: bytes, or layers where bytes are unknown.
 
-    `window_ns` is the time axis (`schedule_window` makes it that of the schedule's chart), `top_bytes` a height that
-    the other axis has room for at least, `line` how many characters of a subtitle fit on a line.
+    `window_ns` is the time axis (`schedule_window` makes it that of the schedule's chart below, which names it),
+    `top_bytes` a height that the other axis has room for at least, `line` how many characters of a subtitle fit on a
+    line.
     """
     tones = palette(dark)
     curve = curve.sort_values("time_ns", kind="stable")
@@ -39,7 +40,7 @@ def gathered(
     rows = pd.DataFrame({"begin": curve["time_ns"].astype("float64") / MS, "held": held / scale})
     rows = pd.concat([rows, rows.tail(1).assign(begin=window[1] / MS)]).sort_values("begin", kind="stable")
     top = max(int(held.max()), top_bytes if in_bytes else 0, 1) / scale * _HEADROOM
-    x = time_axis(window, line, title=None)
+    x = time_axis(window, line, title="time in step (ms)" if window_ns is None else None)
     y = alt.Y(
         "held:Q",
         title=f"gathered ({unit})",

@@ -48,7 +48,7 @@ def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         layers,
         title=title,
         subtitle=[*lines, note],
-        description=f"{len(rows)} buckets in launch order on a time axis: gradients arriving, ready, waiting,"
+        description=f"{count(len(rows), 'bucket')} in launch order on a time axis: gradients arriving, ready, waiting,"
         f" launched, communication hidden and exposed. {title}.",
         dark=dark,
         height=alt.Step(step),

@@ -35,7 +35,7 @@ def link_note(manifest: Manifest | None) -> str | None:
     return f"emulated link {manifest.link}" + (", link not attained" if manifest.link_attained is False else "")
 
 
-def late_sentences(late: pd.DataFrame, limit: int = 6) -> list[str]:
+def late_sentences(late: pd.DataFrame, limit: int = 8) -> list[str]:
     """`overlaplab.analyses.late_buckets` in words, a line per bucket."""
     lines = [_late_sentence(row) for row in late.head(limit).to_dict("records")]
     if len(late) > limit:

@@ -287,6 +287,7 @@ def test_the_worst_step_is_the_median_one_of_the_worst_rank() -> None:
     worst = worst_step(table)
     assert (worst["rank"], worst["step"], worst["exposed_comm_ns"]) == (0, 2, 20)
     assert rows_of(table, worst)["exposed_comm_ns"].tolist() == [20]
+    assert worst_step(table[table["step"] < 3])["step"] == 1, "of an even number the higher"
     unknown = table.assign(rank=pd.array([None] * 4, dtype="Int64"), step=pd.array([None] * 4, dtype="Int64"))
     assert len(rows_of(unknown, worst_step(unknown))) == 4
 

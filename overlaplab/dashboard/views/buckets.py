@@ -29,13 +29,13 @@ _COLUMNS = {
     "index": "bucket",
     "bytes": "size MB",
     "last_parameter": "last gradient",
-    "gap_ns": "gap before it ms",
+    "gap_ns": "gap ms",
     "ready_ns": "ready ms",
     "launch_ns": "launch ms",
     "start_ns": "start ms",
     "end_ns": "end ms",
     "exposed_ns": "exposed ms",
-    "held_ns": "held others ms",
+    "held_ns": "held ms",
 }
 
 
@@ -67,6 +67,7 @@ def page() -> None:
                 st.text(line)
     show_chart(charts.buckets(table, dark=dark(), note=charts.note(manifest)), "buckets_chart", table)
     st.subheader("Per bucket, times from the step's start", anchor=False)
+    st.text("Gap: from the gradient before to the last one. Held: how long a ready bucket waited for this one.")
     st.text("Choose a row to see it on the timeline.")
     chosen = show_table(_shown(table, late), "buckets_table", select=True)
     if chosen is not None:

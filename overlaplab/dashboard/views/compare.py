@@ -63,8 +63,8 @@ _CAPS = {
     "hidden_ms": "hidden ms",
     "exposed_ms": "exposed ms",
     "rest_ms": "neither ms",
-    "lowest_ms": "quickest recording ms",
-    "highest_ms": "slowest recording ms",
+    "lowest_ms": "quickest ms",
+    "highest_ms": "slowest ms",
     "steps": "steps",
 }
 
@@ -140,7 +140,8 @@ def _sweep(good: list[Opened]) -> None:
         show_chart(charts.links(links, dark=dark(), note=note), "links_chart", links)
     st.subheader("By bucket_cap_mb, each cap's recordings together", anchor=False)
     st.text("Choose a row to see its step, the one that the chart on the right shows, on the timeline.")
-    rows = table[list(_CAPS)].rename(columns=_CAPS)
+    alone = {"lowest_ms", "highest_ms"} if (table["runs"] == 1).all() else set()  # of one recording they are its step
+    rows = table[[name for name in _CAPS if name not in alone]].rename(columns=_CAPS)
     rows["hidden, % of comm."] = 100 * table["overlap_ratio"]
     chosen = show_table(rows, "caps_table", select=True)
     if chosen is not None:
