@@ -108,6 +108,11 @@ def test_the_terminal_gets_text_only(written: dict[str, str], name: str) -> None
     assert strange == set()
 
 
+@pytest.mark.parametrize("name", ["exposed", "compare", "slice", "report", "export"])
+def test_hostile_names_keep_nothing_from_being_done(written: dict[str, str], name: str) -> None:
+    assert written[name].rpartition("<<<exit ")[2].startswith("0>>>")
+
+
 def test_names_are_there_as_text(written: dict[str, str]) -> None:
     assert "</script>" in written["buckets"]
     assert "[link=" in written["schedule of one"]
