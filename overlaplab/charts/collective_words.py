@@ -33,5 +33,5 @@ def collectives_seen(table: pd.DataFrame, late: pd.DataFrame) -> str:
     worst = late.iloc[0]
     return (
         f"{first} Rank {rank_word(worst['rank'])} cost most: it came last in {worst['last']} of {worst['collectives']},"
-        f" and the others waited {ms(worst['cost_ns'])} for it."
+        f" and the others waited {ms(worst['cost_ns'])} for it, from their arrivals on."
     )

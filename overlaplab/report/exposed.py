@@ -46,7 +46,7 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     for header in ("ms", "%"):
         shown.add_column(header, justify="right", no_wrap=True)
     shown.add_column("cause", no_wrap=True)
-    shown.add_column("collective", overflow="fold", max_width=27)
+    shown.add_column("collective", overflow="fold")
     shown.add_column("from ms", justify="right", no_wrap=True)
     shown.caption = "%: of the exposed; from: from the run's start"
     if len(rows) > _MOST:
@@ -54,7 +54,7 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     for row in rows.head(_MOST).to_dict("records"):
         share = f"{100 * row['exposed_ns'] / whole:.0f}"
         begins = f"{row['start_ns'] / MS:.3f}"
-        _add(shown, (f"{row['exposed_ns'] / MS:.3f}", share, cause_word(row), moved_word(row, 27), begins))
+        _add(shown, (f"{row['exposed_ns'] / MS:.3f}", share, cause_word(row), moved_word(row), begins))
     return shown
 
 
