@@ -47,10 +47,10 @@ class Shot:
 DOCS = {
     "summary": Shot(page="summary", run="bucketed"),
     "timeline": Shot(page="timeline", run="bucketed"),
-    "dashboard": Shot(page="buckets", run="bucketed"),
+    "buckets": Shot(page="buckets", run="bucketed"),
     "zero3": Shot(page="zero3", run="zero3", against="zero3-serial", width=1440, tallest=1300),
     "collectives": Shot(page="collectives", run="zero2", tallest=1500),
-    "compare": Shot(page="compare", theme="dark", tallest=1300),
+    "compare": Shot(page="compare", run="sweep/cap-1", theme="dark", tallest=1300),
 }
 """The pictures of README and docs/, of the sample runs: file name → what it shows."""
 
