@@ -15,6 +15,8 @@ from overlaplab.analyses import no_fastest
 from overlaplab.words import last_gradient, visible
 
 __all__ = [
+    "add_row",
+    "blank_table",
     "buckets_table",
     "collectives_table",
     "communication_table",
@@ -40,7 +42,7 @@ def summary_table(table: pd.DataFrame, title: str) -> Table:
     """`summary`'s rows: the five parts of each step, and the share of communication that was hidden."""
     waited = ["wait"] if table["exposed_wait_ns"].notna().any() else []
     columns = ["step ms", "compute", "overlap", "exposed", *waited, "memory", "idle", "hidden"]
-    shown = _table(title, "rank", "step", *columns)
+    shown = blank_table(title, "rank", "step", *columns)
     shown.caption = "ms; compute + overlap + exposed + memory + idle = step; hidden = overlap ÷ communication" + (
         "; wait: of the exposed, until the last rank came" if waited else ""
     )
@@ -48,7 +50,7 @@ def summary_table(table: pd.DataFrame, title: str) -> Table:
     parts[4:4] = ["exposed_wait_ns"] if waited else []
     for _, row in table.iterrows():
         times = (_ms(row[part]) for part in parts)
-        _add(shown, [_known(row["rank"]), _known(row["step"]), *times, _percent(row["overlap_ratio"])])
+        add_row(shown, [_known(row["rank"]), _known(row["step"]), *times, _percent(row["overlap_ratio"])])
     return shown
 
 
@@ -57,18 +59,18 @@ def buckets_table(table: pd.DataFrame) -> Table:
     first = table.iloc[0]
     begins, ends = _ms(first["backward_start_ns"]), _ms(first["backward_end_ns"])
     title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
-    shown = _table(title, "bucket", "MB", "ready", "start", "end", "exposed")
+    shown = blank_table(title, "bucket", "MB", "ready", "start", "end", "exposed")
     shown.add_column("last gradient", overflow="ellipsis")
     for row in table.to_dict("records"):
         times = (_ms(row[column]) for column in ("ready_ns", "start_ns", "end_ns", "exposed_ns"))
         megabytes = "–" if pd.isna(row["bytes"]) else f"{row['bytes'] / 1e6:.1f}"
-        _add(shown, [str(row["index"]), megabytes, *times, last_gradient(row) or "–"])
+        add_row(shown, [str(row["index"]), megabytes, *times, last_gradient(row) or "–"])
     return shown
 
 
 def compare_table(table: pd.DataFrame) -> Table:
     """`compare`'s rows, the median over all ranks' steps and its interquartile range."""
-    shown = _table("Runs compared", first="run")
+    shown = blank_table("Runs compared", first="run")
     for column in ("cap", "step ms", "± IQR", "exposed", "comm", "compute", "hidden"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.caption = "medians over every rank's steps, ms; hidden = overlap ÷ communication; cap = bucket_cap_mb"
@@ -84,7 +86,7 @@ def compare_table(table: pd.DataFrame) -> Table:
         if row["emulated"] and not emulated.all():
             said += " (emulated link)"
         numbers = (_number(row[figure]) for figure in figures)
-        _add(shown, [said, _known(row["bucket_cap_mb"]), *numbers, _percent(row["overlap_ratio"])])
+        add_row(shown, [said, _known(row["bucket_cap_mb"]), *numbers, _percent(row["overlap_ratio"])])
     return shown
 
 
@@ -93,12 +95,12 @@ def sizes_table(table: pd.DataFrame) -> Table | None:
     columns = ["sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes"]
     if table[columns].isna().all(axis=None):
         return None
-    shown = _table("Sent per rank and step, held per rank", first="run")
+    shown = blank_table("Sent per rank and step, held per rank", first="run")
     for column in ("sent MB", "theory", "held MB", "theory"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.caption = "sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
     for name, row in zip(_short_names(table), table.to_dict("records"), strict=True):
-        _add(shown, [name, *(_mb(row[column]) for column in columns)])
+        add_row(shown, [name, *(_mb(row[column]) for column in columns)])
     return shown
 
 
@@ -114,13 +116,13 @@ def _short_names(table: pd.DataFrame) -> list[str]:
 
 def schedule_table(steps: pd.DataFrame, title: str) -> Table:
     """`schedule_steps`' rows: gathers of layers by pass, frees, all gathers, the peak, and the wait."""
-    shown = _table(title, "rank", "step", "of layers", "freed", "in all", "peak MB", "layers", "at ms", "waited")
+    shown = blank_table(title, "rank", "step", "of layers", "freed", "in all", "peak MB", "layers", "at ms", "waited")
     shown.caption = "of layers: gathers = for forward + for backward; waited: ms that gathers kept the rank waiting"
     for _, row in steps.iterrows():
         by_pass = f"{row['layer_gathers']} = {row['forward_layer_gathers']} + {row['backward_layer_gathers']}"
         peak = [_mb(row["peak_gathered_bytes"]), _known(row["peak_layers"]), _ms(row["peak_ns"])]
         counts = [_known(row["rank"]), _known(row["step"]), by_pass, str(row["layer_frees"]), str(row["gathers"])]
-        _add(shown, [*counts, *peak, _ms(row["wait_ns"])])
+        add_row(shown, [*counts, *peak, _ms(row["wait_ns"])])
     return shown
 
 
@@ -137,7 +139,7 @@ def schedule_line(step: pd.Series, layers: int) -> str:
 
 def gathers_table(table: pd.DataFrame) -> Table:
     """`schedule`'s rows of one rank and step."""
-    shown = _table("")
+    shown = blank_table("")
     shown.title = None
     shown.add_column("unit", overflow="ellipsis", no_wrap=True)
     for column in ("for", "launch", "start", "end", "wait", "use", "free", "kB"):
@@ -147,7 +149,7 @@ def gathers_table(table: pd.DataFrame) -> Table:
         which = f"{'fwd' if row['phase'] == 'forward' else 'bwd'} {row['microbatch']}"
         columns = ("gather_launch_ns", "gather_start_ns", "gather_end_ns", "wait_ns", "first_use_ns", "free_ns")
         size = "–" if pd.isna(row["bytes"]) else f"{row['bytes'] / 1e3:.0f}"
-        _add(shown, [row["unit"], which, *(_ms(row[column]) for column in columns), size])
+        add_row(shown, [row["unit"], which, *(_ms(row[column]) for column in columns), size])
     return shown
 
 
@@ -155,7 +157,7 @@ def collectives_table(table: pd.DataFrame, title: str) -> Table:
     """`collectives`' rows, one line per collective; of many, those that were exposed most."""
     longest = table.groupby("index")["exposed_ns"].max().fillna(-1)
     listed = longest if len(longest) <= MOST_LISTED else longest.nlargest(FEW_LISTED)
-    shown = _table(title, "#", "step")
+    shown = blank_table(title, "#", "step")
     shown.padding = (0, 0)
     shown.add_column("group", overflow="ellipsis", no_wrap=True, max_width=12)
     shown.add_column("kind", overflow="ellipsis", no_wrap=True, max_width=14)
@@ -176,13 +178,13 @@ def collectives_table(table: pd.DataFrame, title: str) -> Table:
         times = ["≈0" if near else _fine_ms(waited), _fine_ms(first["transfer_ns"]), _fine_ms(rows["exposed_ns"].max())]
         last = _known(first["last_rank"])
         bound = "≥" if first["bus_is_lower_bound"] else ""
-        _add(shown, [str(index), _known(first["step"]), *texts, *times, last, bound + bus])
+        add_row(shown, [str(index), _known(first["step"]), *texts, *times, last, bound + bus])
     return shown
 
 
 def communication_table(table: pd.DataFrame) -> Table:
     """`communication_by`'s rows, by group and kind: the median of the ranks."""
-    shown = _table("By group and kind, the median rank")
+    shown = blank_table("By group and kind, the median rank")
     shown.add_column("group", overflow="ellipsis", no_wrap=True, max_width=14)
     shown.add_column("kind", overflow="ellipsis", no_wrap=True, max_width=14)
     for column in ("ranks", "count", "MB", "busy ms", "exposed", "at most"):
@@ -195,7 +197,7 @@ def communication_table(table: pd.DataFrame) -> Table:
         middle = rows[["count", "busy_ns", "exposed_ns"]].median()
         size = rows["bytes"].astype("Float64").median() if rows["bytes"].notna().all() else None
         times = [_ms(middle["busy_ns"]), _ms(middle["exposed_ns"]), _ms(rows["exposed_ns"].max())]
-        _add(shown, [_known(name), _known(kind), str(len(rows)), f"{middle['count']:g}", _size(size), *times])
+        add_row(shown, [_known(name), _known(kind), str(len(rows)), f"{middle['count']:g}", _size(size), *times])
     return shown
 
 
@@ -203,15 +205,16 @@ def stragglers_table(table: pd.DataFrame) -> Table | None:
     """`stragglers`' rows; None where no rank made others wait."""
     if not table["last"].any():
         return None
-    shown = _table("Who came last", "rank", "last", "of", "late ms", "at most", "others waited", "for it alone")
+    shown = blank_table("Who came last", "rank", "last", "of", "late ms", "at most", "others waited", "for it alone")
     shown.caption = "late: after the median arrival of the others, the median; others waited: ms, all ranks' together"
     for _, row in table[table["last"] > 0].iterrows():
         times = (_ms(row[column]) for column in ("late_median_ns", "late_max_ns", "cost_ns", "alone_ns"))
-        _add(shown, [_known(row["rank"]), str(row["last"]), str(row["collectives"]), *times])
+        add_row(shown, [_known(row["rank"]), str(row["last"]), str(row["collectives"]), *times])
     return shown
 
 
-def _table(title: str, *columns: str, first: str | None = None) -> Table:
+def blank_table(title: str, *columns: str, first: str | None = None) -> Table:
+    """A table without rows: `first`, whose texts may wrap, then `columns` of numbers, which never do."""
     shown = Table(
         title=plain(title),
         title_justify="left",
@@ -233,8 +236,9 @@ def plain(text: str, style: str = "") -> Text:
     return Text(visible(text), style=style)
 
 
-def _add(shown: Table, cells: Iterable[str]) -> None:
-    shown.add_row(*map(plain, cells))
+def add_row(shown: Table, cells: Iterable[str], style: str | None = None) -> None:
+    """Add a row of texts as they are."""
+    shown.add_row(*map(plain, cells), style=style)
 
 
 def _known(value: Any) -> str:

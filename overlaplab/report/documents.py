@@ -31,6 +31,7 @@ from overlaplab.analyses import (
 )
 from overlaplab.analyses.compare import MEASURES
 from overlaplab.events import Run
+from overlaplab.report.records import is_emulated, records
 from overlaplab.report.sweeps import sweep_document
 
 __all__ = ["buckets_document", "collectives_document", "compare_document", "schedule_document", "summary_document"]
@@ -47,7 +48,7 @@ def summary_document(
 ) -> Document:
     """Per rank and step where time went, and the rank's total."""
     table = summary(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
-    sums = {total["rank"]: total for total in _records(totals(run, ranks=ranks, steps=steps, skip_steps=skip_steps))}
+    sums = {total["rank"]: total for total in records(totals(run, ranks=ranks, steps=steps, skip_steps=skip_steps))}
     by_rank = _by_rank(table)
     ranks_out = []
     for trace in run.traces:
@@ -82,7 +83,7 @@ def buckets_document(
     of_rank: dict[int | None, list[Document]] = {}
     table = buckets(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
     for _, group in table.groupby(["rank", "step"], dropna=False, sort=False):
-        rows = _records(group)
+        rows = records(group)
         first = rows[0]
         shared = ("rank", "step", "backward_start_ns", "backward_end_ns", "passes", "gradients")
         step = {key: first[key] for key in shared[1:]}
@@ -90,7 +91,7 @@ def buckets_document(
         of_rank.setdefault(first["rank"], []).append(step)
     return {
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
-        "emulated": _is_emulated(run),
+        "emulated": is_emulated(run),
         "warnings": [*warnings_of(run), *bucket_notes(table)],
     }
 
@@ -111,7 +112,7 @@ def schedule_document(
         "volume": _by_step(volume(run, **chosen)),
     }
     counts = schedule_steps(table)
-    counted = {(row.pop("rank"), row["step"]): row for row in _records(counts)}
+    counted = {(row.pop("rank"), row["step"]): row for row in records(counts)}
     nothing = dict.fromkeys(counts.columns.drop("rank"), 0) | {"peak_ns": None}
     of_rank: dict[int | None, list[Document]] = {}
     for rank, step in sorted({*counted, *details["volume"]}, key=_in_order):  # those that only sent something, too
@@ -123,8 +124,8 @@ def schedule_document(
     return {
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
         "volume_theory": asdict(theory) if theory else None,
-        "memory": _records(memory(run)),
-        "emulated": _is_emulated(run),
+        "memory": records(memory(run)),
+        "emulated": is_emulated(run),
         "warnings": [*warnings_of(run), *schedule_notes(table)],
     }
 
@@ -146,7 +147,7 @@ def collectives_document(
     of_ranks = table if ranks is None else collectives(run, ranks=ranks, **chosen)
     found: dict[bool, list[Document]] = {True: [], False: []}
     of_rank = ("rank", "step", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
-    for row in _records(of_ranks):
+    for row in records(of_ranks):
         own = {key: row.pop(key) for key in of_rank}
         reason = row.pop("unmatched")
         listed = found[reason is None]
@@ -163,10 +164,10 @@ def collectives_document(
     return {
         "collectives": found[True],
         "unmatched": found[False],
-        "stragglers": _records(stragglers_of(table)),
-        "by_group_and_kind": _records(communication_by(run, ranks=ranks, **chosen)),
-        "clocks": _records(clocks(run)),
-        "emulated": _is_emulated(run),
+        "stragglers": records(stragglers_of(table)),
+        "by_group_and_kind": records(communication_by(run, ranks=ranks, **chosen)),
+        "clocks": records(clocks(run)),
+        "emulated": is_emulated(run),
         "warnings": list(warnings_of(run)),
     }
 
@@ -184,7 +185,7 @@ def compare_document(
 ) -> Document:
     """The runs side by side, the path of the fastest, or why none is, and the caps where they are a sweep."""
     table = compare(runs, ranks=ranks, steps=steps, skip_steps=skip_steps)
-    rows = _records(table)
+    rows = records(table)
     fastest = next((row["path"] for row in rows if row["fastest"]), None)
     for row in rows:
         del row["fastest"]
@@ -196,33 +197,15 @@ def compare_document(
     return {"runs": rows, "fastest": fastest, "no_fastest": no_fastest(table), "sweep": found, "warnings": warnings}
 
 
-def _is_emulated(run: Run) -> bool:
-    return bool(run.manifest and run.manifest.link and run.manifest.link.emulated)
-
-
 def _by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None], list[Document]]:
     found: dict[tuple[int | None, int | None], list[Document]] = {}
-    for record in _records(table):
+    for record in records(table):
         found.setdefault((record.pop("rank"), record.pop("step")), []).append(record)
     return found
 
 
 def _by_rank(table: pd.DataFrame) -> dict[int | None, list[Document]]:
     found: dict[int | None, list[Document]] = {}
-    for record in _records(table):
+    for record in records(table):
         found.setdefault(record.pop("rank"), []).append(record)
     return found
-
-
-def _records(table: pd.DataFrame) -> list[Document]:
-    """The rows as plain Python values, null for what is missing."""
-    columns = {str(name): [_plain(value) for value in table[name]] for name in table}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(member) for member in value]
-    if value is None or pd.isna(value):
-        return None
-    return value.item() if hasattr(value, "item") else value

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
-from rich import box
 from rich.table import Table
 
 from overlaplab.analyses import exposed, idle, rows_of, summary, warnings_of, worst_step
@@ -14,7 +13,8 @@ from overlaplab.analyses.cause_words import MEANINGS, cause_word, exposed_advice
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.verdict import verdict
 from overlaplab.events import Run
-from overlaplab.report.console import plain
+from overlaplab.report.console import add_row, blank_table
+from overlaplab.report.records import is_emulated, plain_value, records
 from overlaplab.words import MS, ms, rank_word
 
 __all__ = ["causes_table", "exposed_document", "spots_table"]
@@ -25,7 +25,7 @@ _IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "other_ns")
 
 def causes_table(table: pd.DataFrame, causes: pd.DataFrame) -> Table:
     """`exposed`'s rows by cause, in ms per rank and step of `summary`'s rows, the dearest first."""
-    shown = _table("Exposed communication by cause, the mean over all ranks and steps")
+    shown = blank_table("Exposed communication by cause, the mean over all ranks and steps")
     shown.add_column("cause", no_wrap=True)
     for header in ("ms", "% of exposed", "% of step"):
         shown.add_column(header, justify="right", no_wrap=True)
@@ -34,7 +34,7 @@ def causes_table(table: pd.DataFrame, causes: pd.DataFrame) -> Table:
     whole, span = int(sums.sum()), int(table["span_ns"].sum())
     for cause, took in sums.items():
         shares = (f"{100 * took / whole:.1f}", f"{100 * took / span:.1f}")
-        _add(shown, (str(cause), f"{took / MS / len(table):.3f}", *shares, MEANINGS[Cause(str(cause))]))
+        add_row(shown, (str(cause), f"{took / MS / len(table):.3f}", *shares, MEANINGS[Cause(str(cause))]))
     return shown
 
 
@@ -42,7 +42,9 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     """`exposed`'s rows of one rank and step, a row of `summary`: the dearest, and when."""
     step = "" if pd.isna(window["step"]) else f", step {window['step']}"
     whole = int(rows["exposed_ns"].sum())
-    shown = _table(f"Where the {ms(whole)} of rank {rank_word(window['rank'])}{step} went: {exposed_finding(rows)}")
+    shown = blank_table(
+        f"Where the {ms(whole)} of rank {rank_word(window['rank'])}{step} went: {exposed_finding(rows)}"
+    )
     for header in ("ms", "%"):
         shown.add_column(header, justify="right", no_wrap=True)
     shown.add_column("cause", no_wrap=True)
@@ -54,7 +56,7 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     for row in rows.head(_MOST).to_dict("records"):
         share = f"{100 * row['exposed_ns'] / whole:.0f}"
         begins = f"{row['start_ns'] / MS:.3f}"
-        _add(shown, (f"{row['exposed_ns'] / MS:.3f}", share, cause_word(row), moved_word(row), begins))
+        add_row(shown, (f"{row['exposed_ns'] / MS:.3f}", share, cause_word(row), moved_word(row), begins))
     return shown
 
 
@@ -69,44 +71,18 @@ def exposed_document(
     chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
     table, causes, idled = summary(run, **chosen), exposed(run, **chosen), idle(run, **chosen)
     found: dict[int | None, list[dict[str, Any]]] = {}
-    for window, idle_row in zip(_records(table), _records(idled), strict=True):
+    for window, idle_row in zip(records(table), records(idled), strict=True):
         keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")
         own = rows_of(causes, {name: pd.NA if window[name] is None else window[name] for name in ("rank", "step")})
         step = {name: window[name] for name in keys} | {"idle": {name: idle_row[name] for name in _IDLE}}
-        found.setdefault(window["rank"], []).append(step | {"causes": _records(own.drop(columns=["rank", "step"]))})
+        found.setdefault(window["rank"], []).append(step | {"causes": records(own.drop(columns=["rank", "step"]))})
     worst = None if table.empty else worst_step(table)
     return {
         "verdict": verdict(table, run.manifest, causes, idled),
         "advice": exposed_advice(table, causes, idled),
-        "worst": None if worst is None else {name: _plain(worst[name]) for name in ("rank", "step")},
+        "worst": None if worst is None else {name: plain_value(worst[name]) for name in ("rank", "step")},
         "causes": {cause.value: meaning for cause, meaning in MEANINGS.items()},
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in found.items()],
-        "emulated": bool(run.manifest and run.manifest.link and run.manifest.link.emulated),
+        "emulated": is_emulated(run),
         "warnings": list(warnings_of(run)),
     }
-
-
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
-
-
-def _plain(value: Any) -> Any:
-    if value is None or pd.isna(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=plain(title),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-        collapse_padding=True,
-    )
-
-
-def _add(shown: Table, cells: Collection[str]) -> None:
-    shown.add_row(*map(plain, cells))

@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import pandas as pd
-from rich import box
 from rich.table import Table
 
 from overlaplab.analyses import sweep, sweep_finding, sweep_links, sweep_notes
 from overlaplab.events import Run
-from overlaplab.report.console import plain
+from overlaplab.report.console import add_row, blank_table
+from overlaplab.report.records import plain_value, records
 
 __all__ = ["sweep_document", "sweep_table"]
 
@@ -27,17 +27,7 @@ _COLUMNS = {
 
 def sweep_table(table: pd.DataFrame, links: pd.DataFrame, title: str) -> Table:
     """`sweep`'s rows in ms, the fastest bold; beside them from when to when `sweep_links` saw the link in use."""
-    shown = Table(
-        title=plain(title),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for header in ("cap", "runs", "buckets", *_COLUMNS.values(), "on link"):
-        shown.add_column(header, justify="right", no_wrap=True)
+    shown = blank_table(title, "cap", "runs", "buckets", *_COLUMNS.values(), "on link")
     shown.caption = (
         "ms; step: median over every rank's steps, ± their spread; compute + hidden + exposed + rest (memory, idle)"
         " = step; hidden: communication while the rank computes; on link: first start to last end in the first rank's"
@@ -49,7 +39,7 @@ def sweep_table(table: pd.DataFrame, links: pd.DataFrame, title: str) -> Table:
         figures = (_number(row[column]) for column in _COLUMNS)
         buckets = "–" if pd.isna(row["buckets"]) else str(row["buckets"])
         cells = [f"{row['bucket_cap_mb']:g}", str(row["runs"]), buckets, *figures, span]
-        shown.add_row(*map(plain, cells), style="bold" if row["fastest"] else None)
+        add_row(shown, cells, style="bold" if row["fastest"] else None)
     return shown
 
 
@@ -69,9 +59,9 @@ def sweep_document(
     chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
     table, links = sweep(runs, **chosen), sweep_links(runs, **chosen)
     caps = []
-    for row in table.to_dict("records"):
+    for row in records(table):
         own = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
-        caps.append({str(key): _plain(value) for key, value in row.items()} | {"links": _links(own)})
+        caps.append(row | {"links": _links(own)})
     return {
         "varies": "bucket_cap_mb",
         "finding": sweep_finding(table),
@@ -91,17 +81,10 @@ def _links(own: pd.DataFrame) -> dict[str, Any] | None:
         end_ns=("end_ns", "max"),
         exposed_ns=("exposed_ns", "sum"),
     )
-    rows = found.reset_index().to_dict("records")
     first = own.iloc[0]
     return {
         "path": first["path"],
-        "rank": _plain(first["rank"]),
-        "step": _plain(first["step"]),
-        "buckets": [{str(key): _plain(value) for key, value in row.items()} for row in rows],
+        "rank": plain_value(first["rank"]),
+        "step": plain_value(first["step"]),
+        "buckets": records(found.reset_index()),
     }
-
-
-def _plain(value: Any) -> Any:
-    if pd.isna(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
