@@ -20,14 +20,11 @@ import json
 import os
 import platform
 import shutil
-import socket
 import statistics
-import subprocess
+import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +35,10 @@ from playwright.sync_api import Browser, BrowserContext, ElementHandle, Page, sy
 import overlaplab
 from overlaplab.analyses.timeline import timeline_events, timeline_view
 from overlaplab.analyses.window_statistics import timeline_window
-from overlaplab.dashboard.server import command
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from browser import app_on
 
 FOLDER = Path(tempfile.gettempdir()) / "overlaplab-benchmarks" / "dashboard"
 SMALL = "a-small-run"
@@ -141,7 +141,7 @@ def in_the_browser(browser: Browser, runs: Path, name: str, drawn: int, rounds: 
     """First pictures and zoom steps."""
     warm, again, first, whole, alone = ([] for _ in range(5))
     for _ in range(rounds):
-        with served(runs) as address:
+        with app_on(runs.resolve()) as address:
             context = browser.new_context(viewport={"width": 1280, "height": 1400})
             opened(context, f"{address}/timeline?run={SMALL}", 1)[0].close()  # the app has been opened before
             page, _, took = opened(context, f"{address}/timeline?run={name}", drawn)
@@ -159,27 +159,6 @@ def in_the_browser(browser: Browser, runs: Path, name: str, drawn: int, rounds: 
     print(line("zoom step, to its first frame", first))
     print(line("zoom step, to its last frame", whole))
     print(line("drawing of a frame", alone))
-
-
-@contextmanager
-def served(runs: Path) -> Iterator[str]:
-    """The address of the app, until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(command(runs, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{address}/_stcore/health").close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def opened(context: BrowserContext, url: str, drawn: int) -> tuple[Page, ElementHandle, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import rerun, settle, visit
+from browser import choose_row, rerun, settle, visit
 from playwright.sync_api import Page, expect
 
 from overlaplab.charts.theme import LIGHT
@@ -66,12 +66,8 @@ def test_without_a_second_cap_it_is_no_sweep(page: Page, address: str) -> None:
 
 def test_a_cap_leads_to_its_step_on_the_timeline(page: Page, address: str) -> None:
     visit(page, address, "compare", query="run=sweep/cap-5")
-    grid = page.locator("[class*=st-key-caps_table] canvas").first
-    grid.scroll_into_view_if_needed()
-    box = grid.bounding_box()
-    assert box is not None
     with rerun(page):
-        page.mouse.click(box["x"] + 20, box["y"] + 35 * 2.5)  # the second row's box: under the header, 35 pixels each
+        choose_row(page, "caps_table", 1)
     page.wait_for_url("**/timeline?**")
     settle(page)
     found = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}

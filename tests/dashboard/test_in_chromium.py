@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import pick, served, visit, watched
+from browser import choose_row, pick, served, visit, watched
 from made_runs import made_runs
 from playwright.sync_api import Browser, Page
 
@@ -70,8 +70,7 @@ def test_every_page_draws(page: Page, address: str) -> None:
 def test_a_row_of_where_the_time_went_is_one_click_from_the_timeline(page: Page, address: str) -> None:
     visit(page, address, "summary", "bucketed")
     page.get_by_text("Choose a row to see it on the timeline").wait_for()
-    table = page.locator("[data-testid=stDataFrame]").first
-    table.click(position={"x": 18, "y": 54})
+    choose_row(page, "exposed_table", 0)
     page.wait_for_url("**/timeline?*")
     query = parse_qs(urlsplit(page.url).query)
     assert query["run"] == ["bucketed"]

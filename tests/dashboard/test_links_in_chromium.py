@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import app_on, pick, rerun, settle, visit, watch_of
+from browser import app_on, choose_row, pick, rerun, settle, visit, watch_of
 from made_runs import engine_events, made_runs
 from made_traces import run_of
 from playwright.sync_api import Page
@@ -49,12 +49,8 @@ def test_a_hostile_link_gives_the_default_and_one_line(page: Page, address: str)
 
 def test_a_row_leads_to_its_spot_on_the_timeline(page: Page, address: str) -> None:
     visit(page, address, "collectives", query="run=bucketed")
-    grid = page.locator("[class*=st-key-collectives_table] canvas").first
-    grid.scroll_into_view_if_needed()
-    box = grid.bounding_box()
-    assert box is not None
     with rerun(page):
-        page.mouse.click(box["x"] + 20, box["y"] + 35 * 2.5)  # the second row's box: under the header, 35 pixels each
+        choose_row(page, "collectives_table", 1)
     page.wait_for_url("**/timeline?**")
     settle(page)
     found = query(page)

@@ -44,10 +44,9 @@ _SETTLED = """() => {
   return charts.every((chart) => chart.querySelector('canvas, svg.marks') !== null);
 }"""
 _WATCH_STATE = """() => {
-  const app = document.querySelector('[data-testid=stApp]');
   window.__ran = false;
   const observer = new MutationObserver(() => { window.__ran = true; observer.disconnect(); });
-  observer.observe(app, {attributes: true, attributeFilter: ['data-test-script-state']});
+  observer.observe(document.body, {subtree: true, attributes: true, attributeFilter: ['data-test-script-state']});
 }"""
 
 
@@ -195,6 +194,15 @@ def rerun(page: Page) -> Iterator[None]:
     yield
     page.wait_for_function("() => window.__ran", timeout=WAIT_MS)
     settle(page)
+
+
+def choose_row(page: Page, table: str, row: int) -> None:
+    """Tick a row, from 0 on, of the table with this key: its box stands under the header, 35 pixels each."""
+    grid = page.locator(f"[class*=st-key-{table}] canvas").first
+    grid.scroll_into_view_if_needed()
+    box = grid.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 20, box["y"] + 35 * (row + 1.5))
 
 
 def visit(page: Page, address: str, name: str = "summary", run: str | None = None, query: str = "") -> None:
