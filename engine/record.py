@@ -18,13 +18,13 @@ from engine import labels
 from engine.hooks import after_accumulation
 from engine.labels import Span, Word
 
-__all__ = ["Recorder", "clear", "label_gradients", "sweep", "whole", "write_json"]
+__all__ = ["MANIFEST", "TraceFile", "clear", "label_gradients", "sweep", "whole", "write_json"]
 
 TRACE = "rank{rank}.pt.trace.json.gz"
 MANIFEST = "run.json"
 
 
-class Recorder:
+class TraceFile:
     """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context around the loop over steps."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Recorder:
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads),
         )
 
-    def __enter__(self) -> "Recorder":
+    def __enter__(self) -> "TraceFile":
         """Begin with the first step."""
         self._profiler.__enter__()  # type: ignore[no-untyped-call]
         return self

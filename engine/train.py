@@ -22,7 +22,7 @@ from engine.manifest import Outcome, manifest
 from engine.memory import held_bytes
 from engine.model import Transformer
 from engine.optimizer import AdamW
-from engine.record import MANIFEST, Recorder, clear, label_gradients, write_json
+from engine.record import MANIFEST, TraceFile, clear, label_gradients, write_json
 from engine.strategies import Options, Strategy, make
 
 __all__ = ["record", "train_step"]
@@ -120,7 +120,7 @@ def _run(
     recorded steps, and the losses."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = (
-        Recorder(
+        TraceFile(
             config.out,
             comm.rank,
             warmup=config.warmup,
