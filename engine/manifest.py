@@ -1,18 +1,14 @@
 """run.json: what was recorded, and with what."""
 
 import math
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-
-import torch
 
 from engine.carrier import Carried
 from engine.comm import Communicator
 from engine.config import Config
+from engine.facts import hardware, named_parameters, named_units, versions
 from engine.strategies import Strategy
 
 __all__ = ["FORMAT_VERSION", "Outcome", "collectives", "manifest"]
@@ -65,18 +61,18 @@ def manifest(
         "seed": config.seed,
         "link": _link(comm),
         "link_attained": _attained(table),
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "overlaplab": _version()},
-        "hardware": _hardware(comm),
+        "versions": versions(),
+        "hardware": hardware(comm.device),
         "warmup": config.warmup,
         "steps": config.steps,
         "command": command,
         "started_at": started_at,
-        "parameters": _parameters(strategy),
+        "parameters": named_parameters(strategy.model.named_parameters(), strategy.units()),
         "buckets": [
             {"index": index, "bytes": nbytes, "parameters": names}
             for index, (nbytes, names) in enumerate(strategy.buckets)
         ],
-        "units": _units(strategy),
+        "units": named_units(strategy.units()),
         "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes), strict=True)],
         "memory": [{"rank": rank, **o.held, "peak_allocated": o.peak_allocated} for rank, o in enumerate(outcomes)],
         "collectives": table,
@@ -119,55 +115,3 @@ def _link(comm: Communicator) -> dict[str, Any] | None:
         "latency_us": comm.link.latency_us,
         "world_size": comm.world_size,
     }
-
-
-def _parameters(strategy: Strategy) -> list[dict[str, Any]]:
-    unit_of = {name: unit.name for unit in strategy.units() for name in unit.parameters}
-    return [
-        {
-            "name": name,
-            "shape": list(p.shape),
-            "dtype": str(p.dtype).removeprefix("torch."),
-            "bytes": p.nbytes,
-            "unit": unit_of[name],
-        }
-        for name, p in strategy.model.named_parameters()
-    ]
-
-
-def _units(strategy: Strategy) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": unit.name,
-            "bytes": sum(p.nbytes for p in unit.parameters.values()),
-            "parameters": list(unit.parameters),
-        }
-        for unit in strategy.units()
-    ]
-
-
-def _hardware(comm: Communicator) -> dict[str, Any]:
-    return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name(comm.device) if comm.device.type == "cuda" else None,
-        "torch_threads": torch.get_num_threads(),
-    }
-
-
-def _cpu() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _version() -> str | None:
-    try:
-        return version("overlaplab")
-    except PackageNotFoundError:
-        return None
