@@ -16,6 +16,7 @@ from engine import labels, process_group
 from engine.carrier import Carried
 from engine.errors import EngineError
 from engine.labels import Word
+from engine.lanes import Lanes
 from engine.link import Kind, Link
 
 __all__ = ["Communicator", "Work", "connect", "is_lost_peer"]
@@ -27,35 +28,33 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 class Work:
-    """A collective under way."""
+    """A collective under way; it keeps its tensors until it is waited for. See [Note: buffers kept alive]."""
 
-    def __init__(self, work: Any, check: Callable[[], None]) -> None:
-        """`work` is torch.distributed's; `check` raises what went wrong without its knowing."""
+    def __init__(self, work: Any, tensors: Sequence[Any], check: Callable[[], None]) -> None:
+        """`work` is torch.distributed's or a lane's; `check` raises what went wrong without its knowing."""
         self._work = work
+        self._tensors = tensors
         self._check = check
 
     def wait(self) -> None:
         """Block until it is done; on CUDA, make the current stream wait."""
         self._work.wait()
+        self._tensors = ()
         self._check()
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
+        """Whether it is known to be done; on CUDA never."""
         return bool(self._work.is_completed())
-
-    def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
-        """Its result to come."""
-        future: torch.futures.Future[list[torch.Tensor]] = self._work.get_future()
-        return future
 
 
 class Communicator:
     """One rank's view of a process group."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Talk through `group`; `device` is where its tensors live."""
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, lanes: Lanes | None = None) -> None:
+        """Talk through `group`; `device` is where its tensors live, and `lanes` are its own on CUDA."""
         self.group = group
         self.device = device
+        self._lanes = Lanes() if lanes is None and device.type == "cuda" else lanes
         self.rank = group.rank()
         self.world_size = group.size()
         self.backend = str(dist.get_backend(group))
@@ -81,6 +80,13 @@ class Communicator:
     def all_reduce_mean(self, tensor: torch.Tensor) -> Work:
         """Average prescaled tensors over the ranks, in place; returns at once, `.wait()` for the result."""
         return self._launch(Kind.ALL_REDUCE, tensor, dist.all_reduce, tensor, op=self._mean)
+
+    def all_reduce_future(self, tensor: torch.Tensor) -> "torch.futures.Future[list[torch.Tensor]]":
+        """As `all_reduce_mean`, on torch's own stream, with torch's own future: for DDP, which waits by itself."""
+        with self._span(Kind.ALL_REDUCE, tensor):
+            work: Any = dist.all_reduce(tensor, op=self._mean, group=self.group, async_op=True)
+        future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
+        return future
 
     def all_reduce_max(self, tensor: torch.Tensor) -> Work:
         """The elementwise largest over the ranks, in place; returns at once."""
@@ -171,8 +177,11 @@ class Communicator:
         dist.destroy_process_group(self.group)
 
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Callable[..., Any], *args: Any, **more: Any) -> Work:
-        with self._span(kind, tensor):
-            return Work(call(*args, group=self.group, async_op=True, **more), self._check)
+        def launch() -> Any:
+            with self._span(kind, tensor):
+                return call(*args, group=self.group, async_op=self._lanes is None, **more)
+
+        return Work(launch() if self._lanes is None else self._lanes.launch(kind, launch), args, self._check)
 
     def _check(self) -> None:
         if isinstance(self.group, process_group.EmulatedLinkGroup):

@@ -86,7 +86,7 @@ class TorchDDP(Strategy):
             buffer = bucket.buffer()
             if self.comm.prescale != 1:
                 buffer.mul_(self.comm.prescale)
-            future = self.comm.all_reduce_mean(buffer).get_future()
+            future = self.comm.all_reduce_future(buffer)
         self._launched.append(marks)
         self._flying.append(future)
         return future.then(lambda done: done.value()[0])
