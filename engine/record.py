@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.hooks import RemovableHandle
 
 from engine import labels
 from engine.hooks import after_accumulation
@@ -28,14 +29,26 @@ class TraceFile:
     """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context around the loop over steps."""
 
     def __init__(
-        self, out: Path, rank: int, *, warmup: int, steps: int, cuda: bool = False, all_threads: bool = False
+        self,
+        out: Path,
+        rank: int,
+        *,
+        warmup: int,
+        steps: int,
+        cuda: bool = False,
+        all_threads: bool = False,
+        shapes: bool = False,
     ) -> None:
-        """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded."""
+        """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded.
+
+        `shapes` records those of operators' tensors, which tell the bytes of collectives that nothing labels.
+        """
         self._path = out / TRACE.format(rank=rank)
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
             on_trace_ready=self._export,
+            record_shapes=shapes,
             # The emulated link's thread is one that the profiler does not look at by itself.
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads),
         )
@@ -68,12 +81,17 @@ class TraceFile:
                 plain.unlink(missing_ok=True)
 
 
-def label_gradients(model: nn.Module) -> None:
-    """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            mark = labels.span(Word.GRADIENT_READY, parameter=name)
-            after_accumulation(parameter, partial(_ready, mark))
+def label_gradients(model: nn.Module) -> list[RemovableHandle]:
+    """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient.
+
+    Removing the handles ends it.
+    """
+    marks = {
+        parameter: labels.span(Word.GRADIENT_READY, parameter=name)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    return [after_accumulation(parameter, partial(_ready, mark)) for parameter, mark in marks.items()]
 
 
 def _ready(mark: Span, _: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from engine import labels
 from engine.buckets import Marks
 from engine.comm import Communicator
+from engine.ddp import BucketLabels
 from engine.errors import EngineError
 from engine.strategies.base import Options, Strategy
 
@@ -34,11 +35,9 @@ class TorchDDP(Strategy):
             raise EngineError("torch-ddp has no first bucket of its own size; leave --first-bucket-mb out")
         super().__init__(model, comm, options)
         self._find_unused = find_unused
-        self._name_of: dict[torch.Tensor, str] = dict(zip(self.parameters, self.names, strict=True))
-        self._marks: dict[tuple[int, ...], tuple[list[str], Marks]] = {}
+        self._labels = BucketLabels(model)
         self._launched: list[Marks] = []
         self._flying: list[torch.futures.Future[list[torch.Tensor]]] = []
-        self._seen: dict[int, tuple[int, list[str]]] = {}
         self._ddp: DistributedDataParallel | None = None
         self._wrap()
 
@@ -59,7 +58,7 @@ class TorchDDP(Strategy):
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Bytes and parameter names of each bucket, as DDP launched them last."""
-        return [self._seen[index] for index in sorted(self._seen)]
+        return self._labels.buckets
 
     @property
     def logging_data(self) -> dict[str, Any]:
@@ -77,12 +76,7 @@ class TorchDDP(Strategy):
 
     def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket; DDP calls this in bucket order, as soon as the bucket is full."""
-        if bucket.index() == 0:
-            self._seen = {}
-        names, marks = self._marks_of(bucket)
-        self._seen[bucket.index()] = (bucket.buffer().nbytes, names)
-        labels.instant(marks.ready)
-        with marks.launch:
+        with self._labels.launching(bucket) as marks:
             buffer = bucket.buffer()
             if self.comm.prescale != 1:
                 buffer.mul_(self.comm.prescale)
@@ -90,16 +84,6 @@ class TorchDDP(Strategy):
         self._launched.append(marks)
         self._flying.append(future)
         return future.then(lambda done: done.value()[0])
-
-    def _marks_of(self, bucket: GradBucket) -> tuple[list[str], Marks]:
-        parameters = bucket.parameters()
-        key = (bucket.index(), *map(id, parameters))
-        names, marks = self._marks.get(key, (None, None))
-        if names is None or marks is None:
-            names = [self._name_of[p] for p in parameters]
-            marks = Marks.of(bucket.index(), bucket.buffer().nbytes, names)
-            self._marks[key] = names, marks
-        return names, marks
 
     def _finish(self) -> None:
         """DDP has waited inside backward; only now does the main thread know."""

@@ -1,0 +1,143 @@
+"""Names for the buckets of torch's DistributedDataParallel, which DDP itself does not name in traces.
+
+[Note: one hook per reducer]
+DDP's reducer takes one comm hook and keeps it. To put another in its place, the reducer is built anew, as DDP's own
+`__setstate__` does (torch/nn/parallel/distributed.py). That takes no communication, but the new reducer begins with
+buckets by order of definition and, after its first backward pass, broadcasts those by order of arrival. So all ranks
+must do it between the same two backward passes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from engine import labels
+from engine.buckets import Marks
+
+__all__ = ["BucketLabels", "Hook", "NamedBuckets", "unnamed_because"]
+
+Hook: TypeAlias = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
+"""A comm hook, as `DistributedDataParallel.register_comm_hook` takes it."""
+
+
+class BucketLabels:
+    """The labels of one model's buckets, for a comm hook to write."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """`module` is the one inside DDP, whose names its parameters go by."""
+        self._name_of: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
+        self._known: dict[tuple[int, ...], tuple[list[str], Marks]] = {}
+        self._seen: dict[int, tuple[int, list[str]]] = {}
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """Bytes and parameter names of each bucket, as DDP launched them last."""
+        return [self._seen[index] for index in sorted(self._seen)]
+
+    @contextmanager
+    def launching(self, bucket: GradBucket) -> Iterator[Marks]:
+        """Around the launch of a bucket, which is ready by now; DDP launches them in the order of their indices."""
+        if bucket.index() == 0:
+            self._seen = {}
+        names, marks = self._marks_of(bucket)
+        self._seen[bucket.index()] = (_nbytes(bucket), names)
+        labels.instant(marks.ready)
+        with marks.launch:
+            yield marks
+
+    def _marks_of(self, bucket: GradBucket) -> tuple[list[str], Marks]:
+        parameters = bucket.parameters()
+        key = (bucket.index(), *map(id, parameters))
+        if key not in self._known:
+            names = [self._name_of[p] for p in parameters]
+            self._known[key] = names, Marks.of(bucket.index(), _nbytes(bucket), names)
+        return self._known[key]
+
+
+class NamedBuckets:
+    """Labels a DDP model's buckets, whatever comm hook sends them: none, one registered before, or one that will be."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        """`unnamed_because(ddp)` must be None, and every rank do so at once; see [Note: one hook per reducer]."""
+        self._ddp: DistributedDataParallel | None = ddp
+        self._group = ddp.process_group
+        self._labels = BucketLabels(ddp.module)
+        self._users: tuple[Hook, Any] | None = None
+        if ddp._comm_hooks:
+            self._users = ddp._comm_hooks[-1]
+            _rebuild(ddp)
+        ddp.register_comm_hook(None, self._hook)
+        ddp._comm_hooks = [] if self._users is None else [self._users]
+        ddp.register_comm_hook = self._register  # type: ignore[method-assign]
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """See `BucketLabels`."""
+        return self._labels.buckets
+
+    def restore(self) -> None:
+        """Write no more labels. A model without a hook has none again; the user's goes on behind a call in Python."""
+        ddp, self._ddp = self._ddp, None
+        if ddp is None:
+            return
+        del ddp.register_comm_hook
+        if self._users is None:
+            _rebuild(ddp)
+
+    def _register(self, state: object, hook: Hook) -> None:
+        """In place of the model's `register_comm_hook`, in whose reducer there is a hook already."""
+        assert self._ddp is not None
+        if self._users is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+        self._users = (hook, state)
+        self._ddp._comm_hooks = [self._users]
+
+    def _hook(self, state: None, bucket: GradBucket) -> "torch.futures.Future[torch.Tensor]":
+        if self._ddp is None:
+            return self._send(bucket)
+        with self._labels.launching(bucket):
+            return self._send(bucket)
+
+    def _send(self, bucket: GradBucket) -> "torch.futures.Future[torch.Tensor]":
+        if self._users is None:
+            return allreduce_hook(self._group, bucket)
+        hook, state = self._users
+        return hook(state, bucket)
+
+
+def unnamed_because(ddp: DistributedDataParallel) -> str | None:
+    """Why a model's buckets cannot be named, for a user to read; None if they can."""
+    if ddp.mixed_precision is not None:
+        return "DDP's own mixed_precision brings a comm hook along"
+    if any(hasattr(p, "_in_backward_optimizers") for p in ddp.parameters()):
+        return "optimizers that run inside the backward pass bring a comm hook along"
+    name = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
+    if name and not ddp._comm_hooks:
+        return f"the built-in comm hook {name} cannot be wrapped; a Python one can (torch.distributed.algorithms)"
+    return None
+
+
+def _rebuild(ddp: DistributedDataParallel) -> None:
+    """A reducer without a hook; see [Note: one hook per reducer]."""
+    inner: Any = ddp
+    del inner.reducer, inner.logger  # the old one takes its gradient hooks along
+    parameters, sparse = inner._build_params_for_reducer()
+    inner._ddp_init_helper(parameters, sparse, inner._build_debug_param_to_name_mapping(parameters), inner.static_graph)
+    inner._comm_hooks = []
+    if inner.static_graph:
+        inner.reducer._set_static_graph()
+        inner.logger._set_static_graph()
+        inner._static_graph_delay_allreduce_enqueued = False
+
+
+def _nbytes(bucket: GradBucket) -> int:
+    """Of its gradients before a hook compresses them; sparse ones as if they were dense."""
+    buffer = bucket.buffer()
+    return buffer.numel() * buffer.element_size()
