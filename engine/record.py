@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +20,7 @@ from engine import labels
 from engine.hooks import after_accumulation
 from engine.labels import Span, Word
 
-__all__ = ["MANIFEST", "TraceFile", "clear", "label_gradients", "sweep", "whole", "write_json"]
+__all__ = ["MANIFEST", "TRACE", "TraceFile", "clear", "label_gradients", "sweep", "whole", "write_json"]
 
 TRACE = "rank{rank}.pt.trace.json.gz"
 MANIFEST = "run.json"
@@ -55,7 +56,8 @@ class TraceFile:
 
     def __enter__(self) -> "TraceFile":
         """Begin with the first step."""
-        self._profiler.__enter__()  # type: ignore[no-untyped-call]
+        with _one_cycle():
+            self._profiler.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
@@ -66,7 +68,8 @@ class TraceFile:
 
     def step(self) -> None:
         """A step has ended; the next begins."""
-        self._profiler.step()
+        with _one_cycle():
+            self._profiler.step()
 
     def _export(self, profiler: Any) -> None:
         with whole(self._path) as temporary:
@@ -79,6 +82,14 @@ class TraceFile:
                         target.write(line.replace(str(plain).encode(), self._path.name.encode()))
             finally:
                 plain.unlink(missing_ok=True)
+
+
+@contextmanager
+def _one_cycle() -> Iterator[None]:
+    """Without the warning that a cycle's events are lost in the next, which torch 2.11 gives of the only one, too."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        yield
 
 
 def label_gradients(model: nn.Module) -> list[RemovableHandle]:
