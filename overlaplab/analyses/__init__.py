@@ -1,5 +1,6 @@
 """Analyses: pure functions from a run to tables."""
 
+from overlaplab.analyses.bound import bound
 from overlaplab.analyses.buckets import bucket_notes, buckets
 from overlaplab.analyses.clocks import clocks
 from overlaplab.analyses.collectives import collectives
@@ -11,12 +12,12 @@ from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.link import transfer_ns
-from overlaplab.analyses.memory import memory
+from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.replay import replay
 from overlaplab.analyses.scatters import scatters
 from overlaplab.analyses.schedule import schedule, schedule_notes
-from overlaplab.analyses.settings import is_sweep, setting_words
+from overlaplab.analyses.settings import group_words, is_sweep, setting_words
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals, warnings_of
 from overlaplab.analyses.sweep import sweep, sweep_links
@@ -30,6 +31,7 @@ __all__ = [
     "Cause",
     "Condition",
     "Theory",
+    "bound",
     "bucket_notes",
     "buckets",
     "clocks",
@@ -39,6 +41,7 @@ __all__ = [
     "each_collective",
     "exposed",
     "gathered_bytes",
+    "group_words",
     "idle",
     "is_sweep",
     "last_gap_ns",
@@ -47,6 +50,7 @@ __all__ = [
     "memory",
     "no_fastest",
     "parse_condition",
+    "peaks",
     "replay",
     "rows_of",
     "scatters",

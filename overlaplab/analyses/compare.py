@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.memory import memory
+from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.settings import is_sweep, model_told
 from overlaplab.analyses.spread import FEWEST, Steps, fastest, spread, step_times
 from overlaplab.analyses.summary import summary
@@ -27,7 +27,7 @@ MEASURES = {
 }
 """The compared figures and the column of `summary` that each shows, in ms."""
 
-_SIZES = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes")
+_SIZES = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes")
 
 
 def compare(
@@ -45,9 +45,10 @@ def compare(
     `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an emulated link),
     `sent_bytes` (median over every rank's every step, see `volume`), `theory_sent_bytes` (see `volume_theory`),
     `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most), `theory_memory_bytes`
-    (see `memory`): all four Float64, null where unknown, `spread_ms` (by which it is judged, see `spread`; Float64,
-    null where too few steps tell it), `model` (what run.json tells of the model and its input, as JSON, but for the
-    precision; null where it tells nothing).
+    (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with most): all five Float64, null where unknown,
+    `phantoms` (ranks of an emulated group that no process is), `spread_ms` (by which it is judged, see `spread`;
+    Float64, null where too few steps tell it), `model` (what run.json tells of the model and its input, as JSON, but
+    for the precision; null where it tells nothing).
 
     Of runs of different models none is fastest. Else a run is if its median step is shorter than every other's by more
     than the larger of the two spreads; within them none is. In a sweep, whose runs differ in bucket_cap_mb alone, runs
@@ -81,6 +82,7 @@ def compare(
             "fastest",
             "emulated",
             *_SIZES,
+            "phantoms",
             "spread_ms",
             "model",
         ]
@@ -121,6 +123,7 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "steps": table["start_ns"].groupby(table["rank"], dropna=False).count().max() if len(table) else 0,
         "overlap_ratio": int(table["overlapped_ns"].sum()) / comm if comm else None,
         "emulated": bool(manifest and manifest.link and manifest.link.emulated),
+        "phantoms": len(manifest.phantom_ranks) if manifest else 0,
         "model": model_told(manifest),
     }
     for figure, column in MEASURES.items():
@@ -143,6 +146,7 @@ def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "theory_sent_bytes": theory.sent_bytes if theory else None,
         "memory_bytes": largest["bytes"],
         "theory_memory_bytes": largest["formula_bytes"],
+        "peak_memory_bytes": peaks(run)["peak_bytes"].max(),
     }
 
 

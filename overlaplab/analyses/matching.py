@@ -44,7 +44,8 @@ def matched(run: Run) -> pd.DataFrame:
 
     Columns: `trace` (the place in `run.traces`), `row` (of `recorded`), `match` (the same number for all rows of one
     collective), `reason` (why it has no counterpart, None where it has all that were recorded, or needs none),
-    `size` (ranks of the group, -1 where unknown), `complete` (bool: every member of the group is here).
+    `size` (ranks of the group, -1 where unknown), `complete` (bool: every member of the group is here, but for those
+    that are phantoms, which keep nobody waiting).
 
     Groups are told apart by name and members, collectives by their number in the group. Without numbers the ranks'
     sequences are aligned (see `align`), and matches are rejected whose ends lie more than 1 ms apart when clocks are
@@ -54,17 +55,19 @@ def matched(run: Run) -> pd.DataFrame:
     table["match"] = np.arange(len(table), dtype=np.int64)
     table["reason"] = None
     sizes = np.full(len(table), -1, dtype=np.int64)
+    phantoms = np.zeros(len(table), dtype=np.int64)
     keys = table.attrs.pop("keys")
     for number, own in table.groupby("key", sort=True):
         key = keys[number]
         size = _size(key, own, run)
         sizes[own.index] = -1 if size is None else size
+        phantoms[own.index] = _phantoms(key, size, run)
         found = _of_group(own, key, size, run)
         table.loc[own.index, ["match", "reason"]] = found[["match", "reason"]]
     table["size"] = sizes
     table["match"] = table["match"].astype(np.int64)
     ranks = table.groupby("match")["trace"].transform("nunique")
-    table["complete"] = table["reason"].isna() & (ranks == table["size"])
+    table["complete"] = table["reason"].isna() & (ranks + phantoms == table["size"])
     return table[["trace", "row", "match", "reason", "size", "complete"]]
 
 
@@ -99,6 +102,12 @@ def _size(key: _Key, own: pd.DataFrame, run: Run) -> int | None:
         return key.size
     told = [run.manifest.world_size] if run.manifest else [t.world_size for t in run.traces if t.world_size]
     return max(told, default=None)
+
+
+def _phantoms(key: _Key, size: int | None, run: Run) -> int:
+    """How many of the group's members no process is."""
+    ranks = run.manifest.phantom_ranks if run.manifest else ()
+    return len({*ranks} & {*key.ranks}) if key.ranks else min(len(ranks), (size or 1) - 1)
 
 
 def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:

@@ -9,9 +9,10 @@ import pandas as pd
 from overlaplab.analyses.elements import elements, gradient_bytes, parameter_bytes
 from overlaplab.events import Manifest, Run
 
-__all__ = ["memory"]
+__all__ = ["memory", "peaks"]
 
 _COLUMNS = ("rank", "part", "bytes", "formula_bytes", "formula")
+_PEAKS = ("rank", "peak_bytes", "scratch_bytes")
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
 """Of AdamW per parameter: two moments of the parameter's type; for 16 bits a master and two moments of 32."""
@@ -45,6 +46,17 @@ def memory(run: Run) -> pd.DataFrame:
     return table.astype(dict.fromkeys(("rank", "bytes", "formula_bytes"), "Int64"))
 
 
+def peaks(run: Run) -> pd.DataFrame:
+    """One row per rank that a CUDA allocator served: the most that it had allocated at any time of the run.
+
+    Columns, in Int64: `rank`, `peak_bytes` (activations and buffers included, which the formulas do not know),
+    `scratch_bytes` (lent to phantoms beside that; null without them). Empty where run.json tells no peak.
+    """
+    told = run.manifest.memory if run.manifest else ()
+    rows = [(held.rank, held.peak_allocated, held.scratch) for held in told if held.peak_allocated is not None]
+    return pd.DataFrame(rows, columns=list(_PEAKS)).astype("Int64")
+
+
 def _formula(manifest: Manifest, part: str) -> tuple[int | None, str | None]:
     count = elements(manifest)
     if not count or any(parameter.dtype not in _OPTIMIZER_BYTES for parameter in manifest.parameters):
@@ -55,6 +67,6 @@ def _formula(manifest: Manifest, part: str) -> tuple[int | None, str | None]:
         "optimizer": sum(prod(p.shape) * _OPTIMIZER_BYTES[p.dtype] for p in manifest.parameters),
     }[part]
     text = f"{full / count:.3g}Ψ"
-    if part in _SHARDED.get(manifest.strategy, ()):
+    if part in _SHARDED.get(manifest.strategy or "", ()):
         return round(full / manifest.world_size), f"{text}/N"
     return full, text

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from overlaplab.events import Manifest, Run
+from overlaplab.words import count
 
-__all__ = ["differing", "is_sweep", "model_told", "setting_words"]
+__all__ = ["differing", "group_words", "is_sweep", "model_told", "setting_words"]
 
 _SAME = (
     *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
-    *("keep_last", "checkpointing", "main_grad", "accumulate", "link", "hardware"),
+    *("keep_last", "checkpointing", "main_grad", "accumulate", "link", "phantom_ranks", "hardware"),
 )
 """The keys of run.json that a sweep holds fixed."""
 
@@ -33,7 +34,9 @@ def differing(runs: Sequence[Run]) -> str:
     manifests = [run.manifest for run in runs if run.manifest is not None]
     if len(manifests) < len(runs):
         return "some have no run.json"
-    differ = [key for key in _SAME if len({_plain(manifest.raw.get(key)) for manifest in manifests}) > 1]
+    differ = [
+        key for key, told in zip(_SAME, zip(*map(_fixed, manifests), strict=True), strict=True) if len({*told}) > 1
+    ]
     if differ:
         return f"they differ in {', '.join(differ)}"
     return "their bucket_cap_mb is the same or unknown"
@@ -43,6 +46,14 @@ def model_told(manifest: Manifest | None) -> str | None:
     """What a manifest tells of the model and its input, as JSON; not the precision, which runs are compared by."""
     model = manifest.raw.get("model") if manifest is not None else None
     return _plain({key: value for key, value in model.items() if key != "dtype"}) if isinstance(model, dict) else None
+
+
+def group_words(manifest: Manifest, ranks: int | None = None) -> str:
+    """Who was there: `2 ranks` (so many as `ranks` says, else as the job had), or one rank whose peers are phantoms."""
+    if not manifest.phantom_ranks:
+        return count(manifest.world_size if ranks is None else ranks, "rank")
+    meant = "" if manifest.numerics_meant else "; numerics not meant"
+    return f"one rank of an emulated group of {manifest.world_size} (peers are phantoms{meant})"
 
 
 def setting_words(manifest: Manifest | None) -> str:
@@ -68,7 +79,8 @@ def setting_words(manifest: Manifest | None) -> str:
 
 
 def _fixed(manifest: Manifest) -> tuple[str, ...]:
-    return tuple(_plain(manifest.raw.get(key)) for key in _SAME)
+    told = manifest.raw | {"phantom_ranks": manifest.phantom_ranks}  # which older runs do not tell
+    return tuple(_plain(told.get(key)) for key in _SAME)
 
 
 def _plain(value: Any) -> str:

@@ -34,7 +34,7 @@ def verdict(
     if table.empty:
         return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
     ranks = table["rank"].nunique(dropna=False)
-    strategy = shorten(manifest.strategy) if manifest is not None else "Foreign traces"
+    strategy = shorten(manifest.strategy or "Recorded loop") if manifest is not None else "Foreign traces"
     start = f"{strategy}, {count(ranks, 'rank')}, median step {ms(table['span_ns'].median())}"
     found = [f"{start}, {_worst(table, causes)}" if table["comm_ns"].any() else f"{start}. No communication is in it."]
     if table["comm_ns"].any():

@@ -77,7 +77,8 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
     unknown, if nothing is known of one; else wait. So wait is only the time in which nothing moved.
     """
     exposures = [subtract(busy.communication, busy.compute) for busy in map(activity, run.traces)]
-    if len(exposures) == 1 and (run.traces[0].world_size or 1) > 1:  # it tells nothing of the others: do not search
+    phantoms = run.manifest is not None and bool(run.manifest.phantom_ranks)
+    if len(exposures) == 1 and (run.traces[0].world_size or 1) > 1 and not phantoms:  # it tells nothing of the others
         return (Exposed(wait=EMPTY, transfer=EMPTY, unknown=exposures[0]),)
     found = arrivals(run)
     offsets = corrections(run)

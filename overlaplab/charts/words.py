@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from overlaplab.analyses.settings import group_words
 from overlaplab.analyses.verdict import verdict
 from overlaplab.events import Manifest
 from overlaplab.words import count, gradient_word, ms, shorten
@@ -14,24 +15,29 @@ __all__ = ["late_sentences", "link_note", "note", "verdict"]
 
 
 def note(manifest: Manifest | None) -> str | None:
-    """The line about a run that stands under its charts: strategy, ranks, prefetch depth or bucket cap where it has
-    one, and the link if emulated.
+    """The line about a run that stands under its charts: strategy, ranks, device, prefetch depth or bucket cap, each
+    where it has one, and the link if emulated.
     """
     if manifest is None:
         return None
-    parts = [shorten(manifest.strategy), count(manifest.world_size, "rank"), shorten(manifest.device)]
+    parts = [shorten(manifest.strategy or ""), group_words(manifest), shorten(manifest.device or "")]
     if manifest.prefetch is not None:
         parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
-    link = link_note(manifest)
-    return ", ".join(parts if link is None else [*parts, link])
+    return ", ".join(part for part in (*parts, _link(manifest)) if part)
 
 
 def link_note(manifest: Manifest | None) -> str | None:
-    """The emulated link alone, where there is no room for the whole `note`; None without one."""
-    if manifest is None or manifest.link is None or not manifest.link.emulated:
+    """The emulated link and group alone, where there is no room for the whole `note`; None without one."""
+    if manifest is None or not (link := _link(manifest)):
         return None
+    return f"{link}, one rank of a group of {manifest.world_size}" if manifest.phantom_ranks else link
+
+
+def _link(manifest: Manifest) -> str:
+    if manifest.link is None or not manifest.link.emulated:
+        return ""
     return f"emulated link {manifest.link}" + (", link not attained" if manifest.link_attained is False else "")
 
 

@@ -220,9 +220,7 @@ def compare(
 def _print_sweep(runs: list[Run], chosen: dict[str, Any]) -> tuple[str, ...]:
     """The table by cap and what it says; returns what its reader must know."""
     table = analyses.sweep(runs, **chosen)
-    first = runs[0].manifest
-    link = f", emulated link {first.link}" if first and first.link and first.link.emulated else ""
-    what = f"{first.strategy if first else ''}, {len(runs[0].traces)} ranks{link}"
+    what = title(runs[0]).removeprefix(f"{runs[0].path}: ")
     Console().print(sweep_table(table, analyses.sweep_links(runs, **chosen), f"Step by bucket_cap_mb: {what}"))
     Console().print(tables.plain(f"{analyses.sweep_finding(table)}."))
     return analyses.sweep_notes(table)

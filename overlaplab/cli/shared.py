@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from overlaplab.analyses import group_words
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.load import holds_trace, load_run
 from overlaplab.report import console as tables
 from overlaplab.report import documents
+from overlaplab.words import shorten
 
 __all__ = ["load", "print_json", "print_table", "print_warnings", "progress_bar", "title"]
 
@@ -62,12 +64,16 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def title(run: Run) -> str:
-    """What run it is; an emulated link is always said."""
+    """What run it is; an emulated link, and phantoms, are always said."""
     if run.manifest is None:
         return run.path
     link = run.manifest.link
-    where = f", emulated link {link}" if link and link.emulated else ""
-    return f"{run.path}: {run.manifest.strategy}, {len(run.traces)} ranks{where}"
+    parts = (
+        shorten(run.manifest.strategy or ""),
+        group_words(run.manifest, len(run.traces)),
+        f"emulated link {link}" if link and link.emulated else "",
+    )
+    return f"{run.path}: {', '.join(part for part in parts if part)}"
 
 
 def print_table(table: Table, warnings: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ __all__ = ["costs_beside_theory"]
 def costs_beside_theory(opened: Opened, windows: pd.DataFrame) -> None:
     """Draw both tables, where a run tells them, for the ranks and steps of `windows`, rows of `overlaplab.summary`."""
     sent = _sent(opened, windows)
-    held = opened.memory[opened.memory["rank"].isin(windows["rank"])]
+    held, peaks = (table[table["rank"].isin(windows["rank"])] for table in (opened.memory, opened.peaks))
     unsized = _unsized(opened, windows)
     if sent.empty and held.empty and not unsized:
         return
@@ -33,8 +33,8 @@ def costs_beside_theory(opened: Opened, windows: pd.DataFrame) -> None:
     if not held.empty:
         with right:
             st.subheader("Memory per rank", anchor=False)
-            st.text(f"{_held_words(held)}\n{_storages(opened)}")
-            show_table(_memory(held), "memory_table")
+            st.text(f"{_held_words(held)}\n{_storages(opened)}{_peak_words(peaks)}")
+            show_table(_memory(held, peaks), "memory_table")
 
 
 def _sent(opened: Opened, windows: pd.DataFrame) -> pd.DataFrame:
@@ -104,14 +104,28 @@ def _storages(opened: Opened) -> str:
     )
 
 
-def _memory(held: pd.DataFrame) -> pd.DataFrame:
+def _peak_words(peaks: pd.DataFrame) -> str:
+    """What the allocator's highest mark holds, beside the formulas' parts; empty where it is unknown."""
+    if peaks.empty:
+        return ""
+    lent = ", less what was lent to phantoms" if peaks["scratch_bytes"].notna().any() else ""
+    return f" The peak is the most that was allocated at any time, activations and buffers included{lent}."
+
+
+def _memory(held: pd.DataFrame, peaks: pd.DataFrame) -> pd.DataFrame:
+    """A row per rank and part; where they are known, its peak and what was lent to phantoms follow."""
+    parts = held.rename(columns={"part": "what"})
+    for name, column in (("peak", "peak_bytes"), ("lent to phantoms", "scratch_bytes")):
+        known = peaks[peaks[column].notna()]
+        parts = pd.concat([parts, pd.DataFrame({"rank": known["rank"], "what": name, "bytes": known[column]})])
+    parts = parts.sort_values("rank", kind="stable", ignore_index=True)
     return pd.DataFrame(
         {
-            "rank": held["rank"],
-            "what": held["part"],
-            "measured MB": held["bytes"].astype("Float64") / 1e6,
-            "theory MB": held["formula_bytes"].astype("Float64") / 1e6,
-            "theory": held["formula"],
+            "rank": parts["rank"],
+            "what": parts["what"],
+            "measured MB": parts["bytes"].astype("Float64") / 1e6,
+            "theory MB": parts["formula_bytes"].astype("Float64") / 1e6,
+            "theory": parts["formula"],
         }
     )
 

@@ -14,7 +14,7 @@ import pandas as pd
 import streamlit as st
 
 import overlaplab
-from overlaplab.analyses import Theory, idle, memory, scatters, volume, volume_theory, warnings_of
+from overlaplab.analyses import Theory, idle, memory, peaks, scatters, volume, volume_theory, warnings_of
 from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.dashboard.folder import confined, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
@@ -86,6 +86,11 @@ class Opened:
     def memory(self) -> pd.DataFrame:
         """`overlaplab.analyses.memory` of all ranks."""
         return memory(self.run)
+
+    @cached_property
+    def peaks(self) -> pd.DataFrame:
+        """`overlaplab.analyses.peaks` of all ranks."""
+        return peaks(self.run)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

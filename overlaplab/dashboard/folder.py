@@ -87,7 +87,7 @@ def strategy_of(root: Path, name: str) -> str | None:
 
 
 class _Told(msgspec.Struct):
-    strategy: str
+    strategy: str | None = None
 
 
 def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:

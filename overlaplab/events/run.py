@@ -160,7 +160,9 @@ class Held:
     optimizer: Size
     """Moments, and masters of higher precision."""
     peak_allocated: Size | None = None
-    """The CUDA allocator's highest mark; None on CPU."""
+    """The CUDA allocator's highest mark, without `scratch`; None on CPU."""
+    scratch: Size | None = None
+    """What was lent to phantoms for their parts, no part of what the rank holds; None without phantoms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,14 +170,19 @@ class Manifest:
     """The part of run.json (format_version 1) that analyses read; `raw` is the whole of it."""
 
     format_version: int
-    strategy: str
-    device: str
-    backend: str
     world_size: Ranks
+    strategy: str | None = None
+    """None in a recording of a loop that is not the engine's, and of a model that nothing parallelises."""
+    device: str | None = None
+    backend: str | None = None
     bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
     link: Link | None = None
     link_attained: bool | None = None
     """Whether at most 5 % of the collectives overran the emulated link; None without one."""
+    phantom_ranks: tuple[Size, ...] = ()
+    """Ranks of an emulated group that no process is: they have no traces, and are not missing."""
+    numerics_meant: bool = True
+    """Whether losses and parameters say something: phantoms' parts are made up."""
     parameters: tuple[Parameter, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     units: tuple[Unit, ...] = ()

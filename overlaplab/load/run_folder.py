@@ -90,10 +90,10 @@ def _traces(
 
 def _missing_ranks(traces: Sequence[Trace], ranks: int, manifest: Manifest | None) -> tuple[str, ...]:
     sizes = [manifest.world_size] if manifest else [t.world_size for t in traces if t.world_size]
-    missing = max([*sizes, ranks]) - len(traces)
-    if missing <= 0:
-        return ()
-    return (f"{missing} of {len(traces) + missing} ranks have no trace here",)
+    size = max([*sizes, ranks])
+    phantoms = set(manifest.phantom_ranks) - {trace.rank for trace in traces} if manifest else ()
+    missing = size - len(traces) - len(phantoms)
+    return (f"{missing} of {size} ranks have no trace here",) if missing > 0 else ()
 
 
 def _manifest(path: str) -> Manifest | None:

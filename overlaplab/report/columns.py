@@ -144,4 +144,5 @@ COSTS = {
     "theory_sent_bytes": Column("theory: sent", "bytes"),
     "memory_bytes": Column("largest rank's memory", "bytes"),
     "theory_memory_bytes": Column("theory: memory", "bytes"),
+    "peak_memory_bytes": Column("peak memory", "bytes"),
 }

@@ -77,6 +77,8 @@ def compare_table(table: pd.DataFrame) -> Table:
     emulated = table["emulated"].astype(bool)
     if emulated.all():
         shown.caption += "; emulated links"
+    if (alone := int((table["phantoms"] > 0).sum())) > 0:
+        shown.caption += f"; one rank of an emulated group, its peers phantoms: {alone} of {len(table)}"
     why = no_fastest(table)
     if why is not None:
         shown.caption += f"; none is fastest: {why}"
@@ -92,13 +94,17 @@ def compare_table(table: pd.DataFrame) -> Table:
 
 def sizes_table(table: pd.DataFrame) -> Table | None:
     """What `compare`'s runs sent and held, beside the theory; None where nothing is known of either."""
-    columns = ["sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes"]
+    columns = ["sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes"]
     if table[columns].isna().all(axis=None):
         return None
     shown = blank_table("Sent per rank and step, held per rank", first="run")
-    for column in ("sent MB", "theory", "held MB", "theory"):
-        shown.add_column(column, justify="right", no_wrap=True)
     shown.caption = "sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
+    if table["peak_memory_bytes"].notna().any():
+        shown.caption += "; peak: the allocator's highest mark, activations included"
+    else:
+        columns.pop()
+    for column in ("sent MB", "theory", "held MB", "theory", "peak MB")[: len(columns)]:
+        shown.add_column(column, justify="right", no_wrap=True)
     for name, row in zip(_short_names(table), table.to_dict("records"), strict=True):
         add_row(shown, [name, *(_mb(row[column]) for column in columns)])
     return shown

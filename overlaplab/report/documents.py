@@ -18,6 +18,7 @@ from overlaplab.analyses import (
     is_sweep,
     memory,
     no_fastest,
+    peaks,
     scatters,
     schedule,
     schedule_notes,
@@ -125,6 +126,7 @@ def schedule_document(
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
         "volume_theory": asdict(theory) if theory else None,
         "memory": records(memory(run)),
+        "memory_peaks": records(peaks(run)),
         "emulated": is_emulated(run),
         "warnings": [*warnings_of(run), *schedule_notes(table)],
     }

@@ -10,7 +10,15 @@ import streamlit as st
 
 import overlaplab
 from overlaplab import charts
-from overlaplab.analyses import is_sweep, setting_words, sweep_advice, sweep_finding, sweep_links, sweep_notes
+from overlaplab.analyses import (
+    group_words,
+    is_sweep,
+    setting_words,
+    sweep_advice,
+    sweep_finding,
+    sweep_links,
+    sweep_notes,
+)
 from overlaplab.charts.advice import compare_advice
 from overlaplab.charts.theme import count
 from overlaplab.dashboard.data import Opened, open_run
@@ -50,6 +58,7 @@ _COSTS = {
     "theory_sent_bytes": "theory sent MB",
     "memory_bytes": "largest rank's memory MB",
     "theory_memory_bytes": "theory memory MB",
+    "peak_memory_bytes": "peak memory MB",
 }
 
 
@@ -187,7 +196,7 @@ def _runs(good: list[Opened]) -> None:
 def _what(good: list[Opened], note: str | None) -> str:
     """What was swept, in words."""
     first = good[0].run
-    words = [first.manifest.strategy if first.manifest else "", count(len(first.traces), "rank")]
+    words = [(first.manifest and first.manifest.strategy) or "", count(len(first.traces), "rank")]
     words += [count(len(good), "recording"), *([note] if note else [])]
     return shorten(", ".join(word for word in words if word), 200)
 
@@ -223,13 +232,16 @@ def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, Overlapla
 
 
 def _note(runs: list[Opened]) -> str | None:
-    """The emulated links among the runs, in words."""
+    """The emulated links among the runs, and phantoms, in words."""
     manifests = [opened.run.manifest for opened in runs]
     links = {str(one.link) for one in manifests if one is not None and one.link is not None and one.link.emulated}
     if not links:
         return None
     missed = any(one is not None and one.link_attained is False for one in manifests)
-    return f"emulated link {' or '.join(sorted(links))}" + (", link not attained in some runs" if missed else "")
+    alone = [group_words(one) for one in manifests if one is not None and one.phantom_ranks]
+    some = "" if len(alone) == len(runs) else "in some runs "
+    parts = [f"emulated link {' or '.join(sorted(links))}", *(["link not attained in some runs"] if missed else [])]
+    return ", ".join((*parts, *(f"{some}{told}" for told in sorted({*alone}))))
 
 
 page()

@@ -1,0 +1,101 @@
+"""Runs of one rank of an emulated group: its peers are phantoms, which have no traces and keep nobody waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_phantoms import phantom_run
+from made_runs import engine_events
+from made_traces import run_of
+
+from overlaplab import charts, collectives, compare, exposed, summary
+from overlaplab.analyses import group_words, is_sweep, memory, peaks, warnings_of
+from overlaplab.cli.shared import title
+from overlaplab.report import console
+
+TOLD = "one rank of an emulated group of 8 (peers are phantoms; numerics not meant)"
+
+
+def test_nothing_is_missing_and_nobody_waits(tmp_path: Path) -> None:
+    """On the link from 600 to 950, launched at 505; the first one from 450 to 600, launched at 305 when it was free."""
+    run = phantom_run(tmp_path, engine_events())
+    assert warnings_of(run) == ()
+    steps = summary(run)
+    assert steps["exposed_comm_ns"].tolist() == steps["exposed_transfer_ns"].tolist() == [350_000, 350_000]
+    assert steps["exposed_wait_ns"].tolist() == [0, 0]
+    table = collectives(run)
+    assert table["group_size"].tolist() == [8] * 4
+    assert table["unmatched"].isna().all()
+    assert table["wait_ns"].tolist() == [0] * 4
+    assert table["transfer_ns"].tolist()[:2] == [295_000, 350_000]
+    assert table["bus_gb_per_s"].tolist()[1] == pytest.approx(4e6 / 350e3 * 14 / 8)
+    assert not table["bus_is_lower_bound"].any()
+    assert table["skew_ns"].isna().all()
+    assert not exposed(run)["cause"].isin(["wait"]).any()
+
+
+def test_without_phantoms_the_same_trace_lacks_seven_ranks(tmp_path: Path) -> None:
+    run = phantom_run(tmp_path, engine_events(), phantom_ranks=[], numerics_meant=True)
+    assert warnings_of(run) == ("7 of 8 ranks have no trace here",)
+    assert summary(run)["exposed_wait_ns"].isna().all()
+    assert collectives(run)["transfer_ns"].isna().all()
+
+
+def test_a_rank_that_is_no_phantom_is_missing_still(tmp_path: Path) -> None:
+    run = phantom_run(tmp_path, engine_events(), phantom_ranks=[2, 3, 4, 5, 6, 7])
+    assert warnings_of(run) == ("1 of 8 ranks have no trace here",)
+    assert collectives(run)["wait_ns"].isna().all()
+
+
+def test_screens_say_so(tmp_path: Path) -> None:
+    run = phantom_run(tmp_path, engine_events(), strategy="zero3", bucket_cap_mb=None, prefetch=1)
+    link = "emulated link 400Gbps,10us"
+    assert title(run) == f"{tmp_path}: zero3, {TOLD}, {link}"
+    assert charts.note(run.manifest) == f"zero3, {TOLD}, cpu, prefetch 1, {link}"
+    assert charts.link_note(run.manifest) == f"{link}, one rank of a group of 8"
+    assert run.manifest is not None
+    assert group_words(run.manifest) == TOLD
+    meant = phantom_run(tmp_path / "meant", engine_events(), numerics_meant=True)
+    assert meant.manifest is not None
+    assert group_words(meant.manifest) == "one rank of an emulated group of 8 (peers are phantoms)"
+    table = compare([run])
+    assert table[["ranks", "phantoms"]].to_numpy().tolist() == [[1, 7]]
+    caption = str(console.compare_table(table).caption)
+    assert caption.endswith("; emulated links; one rank of an emulated group, its peers phantoms: 1 of 1")
+
+
+def test_ordinary_runs_say_how_many_ranks(tmp_path: Path) -> None:
+    run = run_of(tmp_path, engine_events(), engine_events(), manifest={})
+    assert title(run) == f"{tmp_path}: bucketed, 2 ranks"
+    assert charts.note(run.manifest) == "bucketed, 2 ranks, cpu, bucket_cap_mb 25"
+    assert compare([run])["phantoms"].tolist() == [0]
+
+
+def test_a_sweep_is_of_one_kind_of_group(tmp_path: Path) -> None:
+    """A run.json of before phantoms tells none, which is the same as that there are none."""
+    alone = [phantom_run(tmp_path / f"{cap}", engine_events(), bucket_cap_mb=cap) for cap in (1, 5)]
+    assert is_sweep(alone)
+    real = phantom_run(tmp_path / "real", engine_events(), bucket_cap_mb=25, phantom_ranks=[])
+    assert not is_sweep([*alone, real])
+    older = run_of(tmp_path / "older", engine_events(), manifest={"bucket_cap_mb": 1})
+    newer = run_of(tmp_path / "newer", engine_events(), manifest={"bucket_cap_mb": 5, "phantom_ranks": []})
+    assert is_sweep([older, newer])
+
+
+def test_measured_peak_stands_beside_theory(tmp_path: Path) -> None:
+    held = {"rank": 0, "parameters": 1_000, "gradients": 1_000, "optimizer": 2_000}
+    run = phantom_run(tmp_path, engine_events(), memory=[held | {"peak_allocated": 9_000_000, "scratch": 500}])
+    assert peaks(run).to_dict("records") == [{"rank": 0, "peak_bytes": 9_000_000, "scratch_bytes": 500}]
+    assert memory(run)["bytes"].tolist() == [1_000, 1_000, 2_000]
+    table = compare([run])
+    assert table["peak_memory_bytes"].tolist() == [9_000_000]
+    sizes = console.sizes_table(table)
+    assert sizes is not None
+    assert [str(column.header) for column in sizes.columns][-1] == "peak MB"
+    assert [getattr(cell, "plain", cell) for cell in sizes.columns[-1].cells] == ["9.00"]
+    cpu = phantom_run(tmp_path / "cpu", engine_events(), memory=[held | {"peak_allocated": None, "scratch": 500}])
+    assert peaks(cpu).empty
+    sizes = console.sizes_table(compare([cpu]))
+    assert sizes is not None
+    assert [str(column.header) for column in sizes.columns][-1] == "theory"
