@@ -22,7 +22,7 @@ from engine.buckets import Marks
 
 __all__ = ["BucketLabels", "Hook", "NamedBuckets", "unnamed_because"]
 
-Hook: TypeAlias = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
+Hook: TypeAlias = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 """A comm hook, as `DistributedDataParallel.register_comm_hook` takes it."""
 
 
@@ -99,13 +99,13 @@ class NamedBuckets:
         self._users = (hook, state)
         self._ddp._comm_hooks = [self._users]
 
-    def _hook(self, state: None, bucket: GradBucket) -> "torch.futures.Future[torch.Tensor]":
+    def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._ddp is None:
             return self._send(bucket)
         with self._labels.launching(bucket):
             return self._send(bucket)
 
-    def _send(self, bucket: GradBucket) -> "torch.futures.Future[torch.Tensor]":
+    def _send(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._users is None:
             return allreduce_hook(self._group, bucket)
         hook, state = self._users

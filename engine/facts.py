@@ -11,7 +11,10 @@ from torch import nn
 
 from engine.model import Unit
 
-__all__ = ["hardware", "named_parameters", "named_units", "versions"]
+__all__ = ["FORMAT_VERSION", "hardware", "named_parameters", "named_units", "versions"]
+
+FORMAT_VERSION = 1
+"""Of run.json."""
 
 
 def versions() -> dict[str, str | None]:

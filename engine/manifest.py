@@ -8,12 +8,11 @@ from typing import Any
 from engine.carrier import Carried
 from engine.comm import Communicator
 from engine.config import Config
-from engine.facts import hardware, named_parameters, named_units, versions
+from engine.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
 from engine.strategies import Strategy
 
-__all__ = ["FORMAT_VERSION", "Outcome", "collectives", "manifest"]
+__all__ = ["Outcome", "collectives", "manifest"]
 
-FORMAT_VERSION = 1
 ATTAINED = 0.95
 """A link is attained if so many of the collectives kept within 5 % of it."""
 
@@ -27,7 +26,9 @@ class Outcome:
     held: dict[str, int]
     """Bytes of parameters, gradients and optimizer states, see `engine.memory`."""
     peak_allocated: int | None
-    """The CUDA allocator's highest mark in bytes."""
+    """The CUDA allocator's highest mark in the recorded steps in bytes, without `scratch`."""
+    scratch: int
+    """Bytes lent to phantoms."""
 
 
 def manifest(
@@ -47,8 +48,10 @@ def manifest(
         "format_version": FORMAT_VERSION,
         "strategy": config.strategy,
         "device": comm.device.type,
-        "backend": "nccl" if comm.device.type == "cuda" else "gloo",
+        "backend": _backend(comm),
         "world_size": comm.world_size,
+        "phantom_ranks": comm.phantom_ranks,
+        "numerics_meant": not comm.phantom_ranks,
         "model": config.model() | {"parameters": sum(p.numel() for p in strategy.model.parameters())},
         "bucket_cap_mb": config.bucket_cap_mb if name in ("bucketed", "zero1", "zero2", "torch-ddp") else None,
         "first_bucket_mb": config.first_bucket_mb,
@@ -74,7 +77,10 @@ def manifest(
         ],
         "units": named_units(strategy.units()),
         "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes), strict=True)],
-        "memory": [{"rank": rank, **o.held, "peak_allocated": o.peak_allocated} for rank, o in enumerate(outcomes)],
+        "memory": [
+            {"rank": rank, **o.held, "peak_allocated": o.peak_allocated, "scratch": o.scratch}
+            for rank, o in enumerate(outcomes)
+        ],
         "collectives": table,
     }
 
@@ -104,6 +110,13 @@ def _attained(table: dict[str, list[Any]] | None) -> bool | None:
         return None
     overran = table["overran"]
     return bool(sum(overran) <= (1 - ATTAINED) * len(overran))
+
+
+def _backend(comm: Communicator) -> str:
+    """What really moves the data."""
+    if comm.phantom_ranks:
+        return "phantoms"
+    return "nccl" if comm.device.type == "cuda" else "gloo"
 
 
 def _link(comm: Communicator) -> dict[str, Any] | None:

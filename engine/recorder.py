@@ -1,0 +1,190 @@
+"""A recorder for anybody's training loop: one trace per rank, run.json, and labels for what the model is.
+
+    with Recorder("runs/mine", model) as recorder:
+        for batch in batches:
+            ...
+            recorder.step()
+
+It calls no collectives of its own. All ranks have one, and start it before the same step: see [Note: one hook per
+reducer].
+"""
+
+import os
+import shlex
+import sys
+import warnings
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from engine.ddp import Hook, NamedBuckets, unnamed_because
+from engine.errors import EngineError
+from engine.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
+from engine.record import MANIFEST, TRACE, TraceFile, label_gradients, write_json
+from engine.subject import Subject
+
+__all__ = ["Recorder"]
+
+MIB = 1 << 20
+
+
+class Recorder:
+    """Records some steps of a training loop into a run directory, which `overlaplab` opens.
+
+    A context around the loop, or `start()` before and `close()` after it. After `warmup + steps` calls of `step()` it
+    has written its files and taken its labels away, and the loop goes on as if it were not there.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        model: nn.Module | None = None,
+        *,
+        warmup: int = 2,
+        steps: int = 3,
+        comm_hook: tuple[Any, Hook] | None = None,
+    ) -> None:
+        """`out` is the run's directory, the same for all ranks; `steps` are recorded after `warmup` (1 or more) others.
+
+        `model` is what the loop calls: of DDP the buckets are named, of FSDP2 the units, of others the gradients.
+        `comm_hook` is registered with DDP, as (state, hook); one that is registered before, or later, is found too.
+
+        Raises EngineError for what cannot be recorded.
+        """
+        if warmup < 1 or steps < 1:
+            raise EngineError(f"Recorder takes 1 or more warmup steps and 1 or more steps, not {warmup} and {steps}")
+        if model is not None and not isinstance(model, nn.Module):
+            raise EngineError(f"Recorder's model must be a torch.nn.Module, not a {type(model).__name__}")
+        self._subject = Subject() if model is None else Subject.of(model)
+        if comm_hook is not None and self._subject.ddp is None:
+            raise EngineError("Recorder's comm_hook is for a model in DistributedDataParallel")
+        self._out, self._warmup, self._steps, self._comm_hook = Path(out), warmup, steps, comm_hook
+        self._opened: ExitStack | None = None
+        self._taken = 0
+        self.done = False
+        """Whether all steps are recorded."""
+
+    def __enter__(self) -> Self:
+        """See `start`."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """See `close`."""
+        self.close()
+
+    def start(self) -> Self:
+        """Begin, before a step. What an older run left in the directory is taken away."""
+        if self._opened is not None or self._taken:
+            raise EngineError("this Recorder was started before; make one for each recording")
+        together = dist.is_initialized()
+        self._rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        _clear(self._out, self._rank, world_size)
+        device = _device(self._subject.module)
+        self._manifest = {
+            "format_version": FORMAT_VERSION,
+            "strategy": self._subject.strategy,
+            "device": device.type,
+            "backend": str(dist.get_backend()) if together else None,
+            "world_size": world_size,
+            "link": None,
+            "versions": versions(),
+            "hardware": hardware(device),
+            "warmup": self._warmup,
+            "steps": self._steps,
+            "command": shlex.join(["python", *sys.argv]),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **_facts(self._subject),
+        }
+        cuda = device.type == "cuda"
+        trace = TraceFile(self._out, self._rank, warmup=self._warmup, steps=self._steps, cuda=cuda, shapes=not cuda)
+        with ExitStack() as opening:
+            self._buckets = self._label(opening)
+            self._trace = opening.enter_context(trace)
+            self._opened = opening.pop_all()
+        return self
+
+    def step(self) -> None:
+        """A step has ended: call it after every optimizer step. Does nothing once all steps are recorded."""
+        if self._opened is None:
+            return
+        self._taken += 1
+        self._trace.step()
+        if self._taken == self._warmup + self._steps:
+            self.done = True
+            self.close()
+
+    def close(self) -> None:
+        """End; `step` does so after the last recorded one. Of steps that were not all recorded nothing is kept."""
+        if self._opened is None:
+            return
+        opened, self._opened = self._opened, None
+        opened.close()
+        if not self.done:
+            (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
+            wanted = f"{self._warmup} warmup and {self._steps} recorded ones"
+            warnings.warn(f"no run in {self._out}: {self._taken} steps of {wanted} were made", stacklevel=2)
+        elif self._rank == 0:
+            found = [] if self._buckets is None else self._buckets.buckets
+            rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(found)]
+            write_json(self._out / MANIFEST, {**self._manifest, "buckets": rows})
+
+    def _label(self, opening: ExitStack) -> NamedBuckets | None:
+        """Write labels until `opening` closes."""
+        module, ddp = self._subject.module, self._subject.ddp
+        if module is not None and self._subject.strategy != "torch-fsdp2":  # which writes ranges of its own
+            for handle in label_gradients(module):
+                opening.callback(handle.remove)
+        if ddp is None:
+            return None
+        if self._comm_hook is not None:
+            ddp.register_comm_hook(*self._comm_hook)
+        why = unnamed_because(ddp)
+        if why is not None:
+            warnings.warn(f"the buckets stay unnamed: {why}", stacklevel=4)
+            return None
+        buckets = NamedBuckets(ddp)
+        opening.callback(buckets.restore)
+        return buckets
+
+
+def _device(module: nn.Module | None) -> torch.device:
+    """Where a model computes; without one, a GPU if there is one."""
+    parameter = None if module is None else next(module.parameters(), None)
+    if parameter is not None:
+        return parameter.device
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    """What run.json says of the model; nothing without one."""
+    if subject.module is None:
+        return {}
+    return {
+        "model": {"parameters": sum(p.numel() for p in subject.module.parameters())},
+        "bucket_cap_mb": None if subject.ddp is None else round(subject.ddp.bucket_bytes_cap / MIB, 3),
+        "parameters": named_parameters(subject.module.named_parameters(), subject.units),
+        "units": named_units(subject.units),
+    }
+
+
+def _clear(out: Path, rank: int, world_size: int) -> None:
+    """Take away this rank's older trace, and as rank 0 what no rank of this run will replace.
+
+    So no rank takes away what another has written already, and none waits for another.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / TRACE.format(rank=rank)).unlink(missing_ok=True)
+    if rank == 0:
+        (out / MANIFEST).unlink(missing_ok=True)
+        beyond = world_size
+        while (path := out / TRACE.format(rank=beyond)).exists():
+            path.unlink()
+            beyond += 1
