@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, sync_playwright
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 WAIT_MS = 20_000
 """How long anything on a page may take."""
@@ -43,11 +44,9 @@ _SETTLED = """() => {
   const charts = [...document.querySelectorAll('[data-testid=stVegaLiteChart]')];
   return charts.every((chart) => chart.querySelector('canvas, svg.marks') !== null);
 }"""
-_WATCH_STATE = """() => {
-  window.__ran = false;
-  const observer = new MutationObserver(() => { window.__ran = true; observer.disconnect(); });
-  observer.observe(document.body, {subtree: true, attributes: true, attributeFilter: ['data-test-script-state']});
-}"""
+_DRAWN = """() => new Promise((done) => setTimeout(
+  () => requestAnimationFrame(() => requestAnimationFrame(done)), 100))"""
+"""Once the page has taken in what has arrived: Streamlit gathers messages for 10 ms before it draws."""
 
 
 @contextmanager
@@ -74,6 +73,8 @@ class Watch:
     """The console's errors and uncaught exceptions."""
     executed: list[str] = field(default_factory=list)
     """Injected script that ran, and dialogs that opened."""
+    stream: WebSocket | None = None
+    """What the app's server talks through to the page."""
 
     def check(self) -> None:
         """Fail on anything that was seen."""
@@ -121,6 +122,8 @@ def _note_request(watch: Watch, request: Request) -> None:
 
 
 def _note_socket(watch: Watch, socket: WebSocket) -> None:
+    if urlsplit(socket.url).path.endswith("/_stcore/stream"):
+        watch.stream = socket
     if urlsplit(socket.url).hostname != "127.0.0.1":
         watch.foreign.append(socket.url[:300])
 
@@ -189,11 +192,22 @@ def settle(page: Page) -> None:
 
 @contextmanager
 def rerun(page: Page) -> Iterator[None]:
-    """Wait until what the block does (a click, a choice) has made the script run and finish."""
-    page.evaluate(_WATCH_STATE)
-    yield
-    page.wait_for_function("() => window.__ran", timeout=WAIT_MS)
+    """Wait until what the block does (a click, a choice) has made the script run and finish.
+
+    The server says when; the page may draw a short run's beginning and end at once, and never show that it ran.
+    """
+    stream = watch_of(page).stream
+    assert stream is not None, "the page shows no app"
+    with stream.expect_event("framereceived", _ends_a_run, timeout=WAIT_MS):
+        yield
+    page.evaluate(_DRAWN)
     settle(page)
+
+
+def _ends_a_run(frame: bytes | str) -> bool:
+    message = ForwardMsg.FromString(frame if isinstance(frame, bytes) else frame.encode())
+    done = message.WhichOneof("type") == "script_finished"
+    return done and message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN
 
 
 def choose_row(page: Page, table: str, row: int) -> None:
