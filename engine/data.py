@@ -1,11 +1,12 @@
 """Synthetic batches: random tokens, the same ones whoever asks."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +33,10 @@ class Batches:
         """The ranks' batches, concatenated in rank order: what one process would train on."""
         shards = [self.of_rank(step, microbatch, rank) for rank in range(world_size)]
         return torch.cat([s[0] for s in shards]), torch.cat([s[1] for s in shards])
+
+
+def place(tensors: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The tensors on `device`; to a GPU from pinned memory, so that the host does not wait for the copies."""
+    if device.type == "cuda":
+        return [t.pin_memory().to(device, non_blocking=True) for t in tensors]
+    return [t.to(device) for t in tensors]

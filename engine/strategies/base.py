@@ -1,7 +1,7 @@
 """What strategies share: one model on all ranks, `no_sync`, and a backward pass that ends well or leaves no trace."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -153,6 +153,23 @@ class Strategy(ABC):
         arrived = set(arrivals)
         rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
         return self.comm.broadcast_ints(arrivals + rest)
+
+    def _ask_usage(self, unused: Collection[int]) -> Callable[[], set[int]]:
+        """Tell the ranks which parameters this one has no gradient for; the answer: for which of them no rank has one.
+
+        Only a rank that asks for some waits for its device to answer, as in torch's DDP (finalize_bucket_dense,
+        torch/csrc/distributed/c10d/reducer.cpp).
+        """
+        used = torch.ones(len(self.parameters), dtype=torch.int32, device=self.comm.device)
+        for i in unused:
+            used[i] = 0
+        work = self.comm.all_reduce_max(used)
+
+        def answer() -> set[int]:
+            work.wait()
+            return {i for i, somewhere in enumerate(used.tolist()) if not somewhere} if unused else set()
+
+        return answer
 
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:

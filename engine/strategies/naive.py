@@ -3,6 +3,7 @@
 The baseline that Li et al. 2020 (arXiv 2006.15704, §2.2) start from: nothing overlaps.
 """
 
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 
@@ -48,15 +49,15 @@ class Naive(Strategy):
         for i in sorted(self._missing):
             labels.instant(self._marks[i].ready)
         self._missing = set(range(len(self.parameters)))
-        for i in self._used_somewhere([self.gradients.get(p) is not None for p in self.parameters]):
+        for i in self._used_somewhere([i for i, p in enumerate(self.parameters) if self.gradients.get(p) is None]):
             self._average(i)
 
-    def _used_somewhere(self, used_here: list[bool]) -> list[int]:
+    def _used_somewhere(self, unused_here: Collection[int]) -> list[int]:
         """The parameters that some rank has a gradient for."""
-        used = torch.tensor(used_here, dtype=torch.int32, device=self.comm.device)
+        answer = self._ask_usage(unused_here)
         with self._wait:
-            self.comm.all_reduce_max(used).wait()
-        return [i for i, somewhere in enumerate(used.tolist()) if somewhere]
+            nowhere = answer()
+        return [i for i in range(len(self.parameters)) if i not in nowhere]
 
     def _average(self, i: int) -> None:
         parameter, marks = self.parameters[i], self._marks[i]
@@ -76,7 +77,7 @@ class Naive(Strategy):
         self._missing = set(range(len(self.parameters)))
         if self._sync:
             with suppress(Exception):  # a lost peer: the exception on its way says more
-                for i in self._used_somewhere([False] * len(self.parameters)):  # keep the ranks' collectives matched
+                for i in self._used_somewhere(range(len(self.parameters))):  # keep the ranks' collectives matched
                     p = self.parameters[i]
                     nans = torch.full_like(p, torch.nan, dtype=self.gradients.dtype(p))
                     self.comm.all_reduce_mean(nans).wait()

@@ -137,14 +137,15 @@ class Partitioned(Sharded):
         bucket.gradients[bucket.flat.layout.numel :].zero_()
         bucket.views = bucket.flat.layout.views(bucket.gradients)
 
-    def _place_missing(self) -> list[bool]:
-        """Place what did not arrive; tells for which parameters this rank has a gradient."""
-        used = [True] * len(self.parameters)
+    def _place_missing(self) -> list[int]:
+        """Place what did not arrive; tells which parameters this rank has no gradient for."""
+        unused = []
         for bucket in self._buckets:
             for i in sorted(bucket.missing):
-                used[i] = self._has_gradient(self.parameters[i])
+                if not self._has_gradient(self.parameters[i]):
+                    unused.append(i)
                 self._place(i)
-        return used
+        return unused
 
     # Parameters
 
@@ -188,9 +189,9 @@ class Partitioned(Sharded):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        used = self._place_missing()
+        unused = self._place_missing()
         self._send_rest()
-        self._settle_usage(used)
+        self._settle_usage(unused)
         self._restart()
 
     def _send_rest(self) -> None:
@@ -203,7 +204,7 @@ class Partitioned(Sharded):
                 for bucket in self._buckets:  # keep the ranks' collectives matched
                     self._poison(bucket)
                 self._send_rest()
-                self._settle_usage([True] * len(self.parameters))
+                self._settle_usage(())
         self._drain()
         self._restart()
 

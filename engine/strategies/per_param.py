@@ -70,16 +70,14 @@ class PerParam(Strategy):
     @torch.no_grad()
     def _finish(self) -> None:
         self._count_missing_ready()
-        used = torch.ones(len(self.parameters), dtype=torch.int32, device=self.comm.device)
-        used[list(self._zeros)] = 0
-        agreed = self.comm.all_reduce_max(used)
+        answer = self._ask_usage(self._zeros)
         with self._wait:
             for marks, work in zip(self._marks, self._launcher.handles, strict=True):
                 work.wait()
                 labels.instant(marks.done)
-            agreed.wait()
+            nowhere = answer()
         for i, zeros in self._zeros.items():
-            if used[i]:  # by another rank; unused everywhere, the gradient stays untouched
+            if i not in nowhere:  # else the gradient stays untouched
                 self.gradients.set(self.parameters[i], zeros)
         self._reset()
         self._learn_order()
@@ -117,9 +115,7 @@ class PerParam(Strategy):
                     )
                     self.gradients.set(self.parameters[i], None)
                     self._launcher.ready(number)
-                self.comm.all_reduce_max(
-                    torch.ones(len(self.parameters), dtype=torch.int32, device=self.comm.device)
-                ).wait()
+                self._ask_usage(())()
                 for work in self._launcher.handles:
                     work.wait()
                 self._learn_order()  # other ranks may have come through

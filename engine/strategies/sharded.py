@@ -4,9 +4,8 @@ Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054), §5: gradients are reduce-sc
 of the part that it updates.
 """
 
-import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from torch import nn
 
 from engine import labels
 from engine.comm import Communicator, Work
-from engine.errors import EngineError
 from engine.labels import Span, Word
 from engine.shards import Flat, Piece
 from engine.strategies.base import Options, Strategy
@@ -45,8 +43,6 @@ class _Flight:
     """(chunk,), what this rank gets."""
     work: Work
     done: Span
-    full: torch.Tensor
-    """(padded,), what it sends: kept alive until then."""
 
 
 class Sharded(Strategy):
@@ -61,7 +57,6 @@ class Sharded(Strategy):
         super().__init__(model, comm, options)
         self.flats: list[Flat] = []
         """This rank's parts, in the same order on every rank."""
-        self._number = {name: i for i, name in enumerate(self.names)}
         self._wait = labels.span(Word.WAIT)
         self._flying: deque[_Flight] = deque()
         self._fresh: list[Piece] = []
@@ -129,7 +124,7 @@ class Sharded(Strategy):
         """Launch the reduce-scatter of prescaled gradients (padded,) to `received` (chunk,)."""
         with launch:
             work = self.comm.reduce_scatter_mean(received, full)
-        self._flying.append(_Flight(flat, received, work, done, full))
+        self._flying.append(_Flight(flat, received, work, done))
 
     def _land(self, leave: int = 0) -> None:
         """Take in what reduce-scatters brought, waiting until no more than `leave` are in flight."""
@@ -140,23 +135,17 @@ class Sharded(Strategy):
             labels.instant(flight.done)
             self._fresh += flight.flat.accumulate(self.gradients, flight.received)
 
-    def _settle_usage(self, used: Sequence[bool], order: Sequence[str] = ()) -> None:
+    def _settle_usage(self, unused: Collection[int]) -> None:
         """Land everything, and take zeros that stand for parameters unused on all ranks for what they are: no gradient.
 
-        `used` tells for which parameters this rank has a gradient, `order` in which order it launched collectives
-        whose order the user's code decides. Raises EngineError on all ranks if the orders differ.
+        `unused` are the parameters that this rank has no gradient for.
         """
-        digest = zlib.crc32(repr(list(order)).encode()) >> 1
-        agreed = torch.tensor([*used, digest, -digest], dtype=torch.int32, device=self.comm.device)
-        work = self.comm.all_reduce_max(agreed)
+        answer = self._ask_usage(unused)
         self._land()
         with self._wait:
-            work.wait()
-        *used_somewhere, largest, smallest = agreed.tolist()
-        if largest != -smallest:
-            raise EngineError("the ranks ran the model's units in different orders; zero3 needs the same on all ranks")
+            nowhere = {self.names[i] for i in answer()}
         for piece in self._fresh:
-            if not used_somewhere[self._number[piece.name]]:
+            if piece.name in nowhere:
                 self.gradients.set(piece.tensor, None)
         self._fresh = []
 

@@ -174,9 +174,10 @@ class Zero3(Sharded):
         self._in_backward = False
         self._used: set[str] = set()  # parameters that this rank sends a gradient of
         self._order: list[str] = []  # of this pass's collectives
+        self._agreed: list[str] = []  # of the pass before: the same on all ranks
         self._topic = comm.topic()
         self._pass = 0
-        self._verified = False
+        self._asked = 0  # in this pass
         for unit in self.sharded_units:
             for module in unit.modules:
                 module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
@@ -189,15 +190,17 @@ class Zero3(Sharded):
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """See `Strategy`; after an exception no unit is held."""
-        seen, returning = self._seen, self._returning
+        seen, returning, noted = self._seen, self._returning, len(self._order)
         self._seen = []
         try:
             loss = super().__call__(*inputs)
             if not loss.requires_grad:
                 self._seen = seen
+                del self._order[noted:]
             return loss
         except BaseException as error:
             self._seen, self._returning = seen, returning
+            del self._order[noted:]
             self.on_error(error)
             self._free_all()
             raise
@@ -215,7 +218,7 @@ class Zero3(Sharded):
         self._seen.append(unit)
         if self._foretold[position : position + 1] != [unit]:
             self._foretold = []
-            self._note(f"using {unit.name}", agree=True)
+            self._agree(f"using {unit.name}")
         ahead = self._foretold[position + 1 : position + 1 + self.options.prefetch]
         self._hold([unit, *ahead], FORWARD)
         unit.active += 1
@@ -251,7 +254,7 @@ class Zero3(Sharded):
     def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
         """See `Strategy`."""
         if len(self._seen) != len(self._foretold):
-            self._note(f"the backward pass after {len(self._seen)} units", agree=True)
+            self._agree(f"the backward pass after {len(self._seen)} units")
         self._in_backward = True
         self._foretold, self._seen = self._seen, []
         try:
@@ -314,8 +317,8 @@ class Zero3(Sharded):
             if unit.trained and not unit.sent and (unit.ran or pending):
                 self._send(unit)
         self._note("the end of the step")
-        self._verified = True
-        self._settle_usage([name in self._used for name in self.names], self._order)
+        self._agreed = self._order
+        self._settle_usage([i for i, name in enumerate(self.names) if name not in self._used])
         self._restart()
 
     def _abandon(self) -> None:
@@ -326,6 +329,7 @@ class Zero3(Sharded):
     def _restart(self) -> None:
         self._used, self._order = set(), []
         self._pass += 1
+        self._asked = 0
         for unit in self.sharded_units:
             unit.sent = unit.ran = False
 
@@ -370,16 +374,23 @@ class Zero3(Sharded):
     def _mark(self, word: Word, unit: ShardedUnit, phase: str) -> None:
         labels.instant(unit.label(word, self.microbatch, phase))
 
-    def _note(self, what: str, agree: bool = False) -> None:
+    def _note(self, what: str) -> None:
         """What comes next, in the order that must be the same on all ranks.
 
-        In the first pass, and where this rank leaves the order of the pass before (`agree`), the ranks compare it: a
-        collective that they do not share would block them, or mix up units of one size.
+        In the first pass, and where this rank leaves the order of the pass before, the ranks compare it: a collective
+        that they do not share would block them, or mix up units of one size.
         """
+        position = len(self._order)
         self._order.append(what)
-        if self.comm.world_size == 1 or (self._verified and not agree):
+        if self._agreed[position : position + 1] != [what]:
+            self._agree(what)
+
+    def _agree(self, what: str) -> None:
+        """Ask whether all ranks have come to this, through the store, so that the host waits for no device."""
+        if self.comm.world_size == 1:
             return
-        everyones = self.comm.say(f"{self._topic}/{self._pass}/{len(self._order)}", what, AGREEMENT_S)
+        self._asked += 1
+        everyones = self.comm.say(f"{self._topic}/{self._pass}/{self._asked}", what, AGREEMENT_S)
         if everyones is None:
             raise EngineError(
                 f"zero3 needs all ranks to run the same units in the same order: here came {what}, "

@@ -31,7 +31,7 @@ else:
             if kind == "raise-in-backward":
                 strategy.parameters[0].register_hook(raise_in_tensor_hook)
             if kind == "raise-in-hook":
-                Communicator.all_reduce_mean = raise_in_hook
+                Communicator.all_reduce_mean = Communicator.all_reduce_future = raise_in_hook
             if kind == "kill-in-gather":
                 Communicator.all_gather = killed_in_gather
             if kind == "raise-in-gather":
