@@ -12,6 +12,7 @@ the computation's: else each of a collective's five or so changes of thread may 
 Every rank's arrival time goes through a MAX all-reduce of one int64 on a second gloo group, beside the real collective.
 Ranks of one machine share a clock. Those of several may not, so each tells time by rank 0's, whose offset it measures
 once as NTP does (Mills 1991: the exchange with the shortest round trip counts, and its error is at most half of that).
+A rank whose peers are phantoms is the last to arrive.
 """
 
 import contextlib
@@ -27,14 +28,16 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch._C import _distributed_c10d
 
 from engine import labels
 from engine.labels import Word
 from engine.link import Kind, Link
 
-__all__ = ["Carried", "Carrier", "urgent_threads"]
+__all__ = ["Carried", "Carrier", "comm_span", "urgent_threads"]
 
 dist: Any = torch.distributed  # whose stubs know few of the names that a process group needs
+_create_work_from_future: Callable[[Any], Any] = _distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 
 TOLERANCE = 1.05
 """A collective that took longer than this times its model overran."""
@@ -85,8 +88,8 @@ class _Order:
 class Carrier:
     """A thread and a queue."""
 
-    def __init__(self, link: Link, world_size: int, clock: Any) -> None:
-        """Carry over `link`; `clock` is a gloo group for arrival times. Starts the thread."""
+    def __init__(self, link: Link, world_size: int, clock: Any | None) -> None:
+        """Carry over `link`; `clock` is a gloo group for arrival times, None among phantoms. Starts the thread."""
         self.link = link
         self.group_name = ""
         self.log: list[Carried] = []
@@ -94,26 +97,25 @@ class Carrier:
         self._world_size = world_size
         self._clock = clock
         self._stamp = torch.zeros(1, dtype=torch.int64)
-        self._offset_ns = clock_offset_ns(_exchange(clock, world_size))
+        self._offset_ns = 0 if clock is None else clock_offset_ns(_exchange(clock, world_size))
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
-        self._launched = 0
+        self.launched = 0
+        """How many collectives were submitted so far."""
         self._failure: Exception | None = None
         self._free_ns = 0  # when the link became free, by rank 0's clock
         self._late_ns = 0.0  # by how much sleeps end late, as a running mean
         self._thread = threading.Thread(target=self._carry_all, name="emulated-link", daemon=True)
         self._thread.start()
 
-    def submit(
-        self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any
-    ) -> "torch.futures.Future[Any]":
-        """Queue a collective; returns at once. The future gets `outputs`, or the exception of the real work.
+    def submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
+        """Queue a collective, and return its work at once, whose future gets `outputs`, or the real work's exception.
 
         `tensors` are those of the full size, `work` launches the real collective and returns what to wait for.
         """
         self.check()
         future: torch.futures.Future[Any] = torch.futures.Future()
-        seq = self._launched
-        self._launched += 1
+        seq = self.launched
+        self.launched += 1
         with labels.span(Word.LAUNCH, seq=seq):
             self._orders.put(
                 _Order(
@@ -126,7 +128,7 @@ class Carrier:
                     queued_ns=self._now_ns(),
                 )
             )
-        return future
+        return _create_work_from_future(future)
 
     def check(self) -> None:
         """Raise what made a collective fail, if one did: waiting for a work made of a future does not."""
@@ -138,6 +140,11 @@ class Carrier:
         if self._thread.is_alive():
             self._orders.put(None)
             self._thread.join()
+
+    def abort(self) -> None:
+        """Let go of the other ranks."""
+        if self._clock is not None:
+            self._clock.abort()
 
     def _now_ns(self) -> int:
         """Unix time by rank 0's clock."""
@@ -152,16 +159,7 @@ class Carrier:
     def _carry(self, order: _Order) -> None:
         nbytes = sum(t.nbytes for t in order.tensors)
         modelled_ns = self.link.modelled_ns(order.kind, nbytes, self._world_size)
-        span = labels.span(
-            Word.COMM,
-            seq=order.seq,
-            kind=order.kind,
-            dtype=str(order.tensors[0].dtype).removeprefix("torch.") if order.tensors else "none",
-            bytes=nbytes,
-            group=self.group_name,
-            link=str(self.link),
-            modelled_ns=modelled_ns,
-        )
+        span = comm_span(self.link, self.group_name, order.seq, order.kind, order.tensors, modelled_ns)
         try:
             self.check()
             with _perhaps_recorded(span):
@@ -185,7 +183,9 @@ class Carrier:
     def _move(self, order: _Order, modelled_ns: int) -> int:
         """Do the real collective, then sleep until the link is free; the last rank's arrival by rank 0's clock."""
         self._stamp[0] = max(order.queued_ns, self._free_ns)
-        works = [order.work(), self._clock.allreduce([self._stamp], _maximum())]
+        works = [order.work()]
+        if self._clock is not None:
+            works.append(self._clock.allreduce([self._stamp], _maximum()))
         for work in works:
             work.wait()
         last_arrival_ns = int(self._stamp[0])
@@ -201,6 +201,22 @@ class Carrier:
             self._late_ns += (late_ns - self._late_ns) / 8
         while self._now_ns() < end_ns:
             pass  # 20 µs or so; a further sleep would take longer
+
+
+def comm_span(
+    link: Link, group: str, seq: int, kind: Kind, tensors: Sequence[torch.Tensor], modelled_ns: int
+) -> labels.Span:
+    """The label of a collective behind a link; `tensors` are those of the full size."""
+    return labels.span(
+        Word.COMM,
+        seq=seq,
+        kind=kind,
+        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "none",
+        bytes=sum(t.nbytes for t in tensors),
+        group=group,
+        link=str(link),
+        modelled_ns=modelled_ns,
+    )
 
 
 @contextlib.contextmanager

@@ -85,7 +85,11 @@ def record(
     clip_norm: Annotated[float | None, _option("Clip gradients to this global norm.")] = None,
     lr: Annotated[float, _option("AdamW's learning rate.")] = 1e-3,
     link: Annotated[
-        str, _option(f"Emulated link: none, auto ({AUTO_LINK} on the CPU), or BANDWIDTH,LATENCY such as 1Gbps,200us.")
+        str,
+        _option(
+            f"Emulated link: none, auto ({AUTO_LINK} on the CPU), or BANDWIDTH,LATENCY such as 1Gbps,200us; with "
+            "--nproc 1, on a CPU or a GPU, BANDWIDTH,LATENCY,WORLD records one rank of an emulated group of WORLD."
+        ),
     ] = "none",
     seed: Annotated[int, _option("Seed of weights and batches.")] = 0,
     trace: Annotated[bool, _option("Record, or only run the steps.", "--trace/--no-trace")] = True,
@@ -130,6 +134,9 @@ def record(
         save=save,
         resume=resume,
     )
+    alone = config.link is not None and config.link.stands_alone(ranks)
+    if alone and (save is not None or resume is not None):
+        raise EngineError("one rank of an emulated group has no numerics to keep: leave --save and --resume out")
     if save is not None or resume is not None:  # what is amiss is said before the ranks start
         from engine.checkpoint import require_checkpoint, require_place
 
@@ -144,10 +151,9 @@ def record(
         return
     from engine.launch import launch
 
-    if config.link is not None and config.link.world_size not in (None, ranks):
-        raise EngineError(f"--link {config.link}: recording emulates the {ranks} ranks that there are; leave WORLD out")
     launch(ranks, context.obj, config.out)
-    print(f"overlaplab record: {strategy}, {steps} steps on {ranks} ranks → {out}", file=sys.stderr)
+    what = f"one rank of an emulated group of {config.link.world_size}" if alone and config.link else f"{ranks} ranks"
+    print(f"overlaplab record: {strategy}, {steps} steps on {what} → {out}", file=sys.stderr)
 
 
 def _member(kind: Any, value: str, option: str) -> Any:

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = ["Communicator", "Work", "connect", "is_lost_peer"]
 
 # Before torch 2.13 they have other names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_HashStore: Any = torch._C._distributed_c10d.HashStore
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -73,9 +75,24 @@ class Communicator:
         return self.group.link if isinstance(self.group, process_group.EmulatedLinkGroup) else None
 
     @property
+    def launched(self) -> int:
+        """How many collectives were launched on an emulated link so far."""
+        return self.group.launched if isinstance(self.group, process_group.EmulatedLinkGroup) else 0
+
+    @property
     def carried(self) -> Sequence[Carried]:
-        """What an emulated link carried so far; empty without one."""
+        """What an emulated link carried so far; empty without one. On a GPU this waits for it."""
         return self.group.log if isinstance(self.group, process_group.EmulatedLinkGroup) else ()
+
+    @property
+    def phantom_ranks(self) -> list[int]:
+        """The ranks of the group that are not there, so that numerics are not meant; see `engine.phantoms`."""
+        return self.group.phantom_ranks if isinstance(self.group, process_group.EmulatedLinkGroup) else []
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory of this rank's device that is lent to phantoms."""
+        return self.group.scratch_bytes if isinstance(self.group, process_group.EmulatedLinkGroup) else 0
 
     def all_reduce_mean(self, tensor: torch.Tensor) -> Work:
         """Average prescaled tensors over the ranks, in place; returns at once, `.wait()` for the result."""
@@ -139,8 +156,11 @@ class Communicator:
     def say(self, key: str, value: str, timeout_s: float) -> list[str] | None:
         """Every rank's value under a new key, in rank order; None if some rank has not said its own in time.
 
-        Through the store of the rendezvous: no collective, so that one rank's silence blocks no other's.
+        Through the store of the rendezvous: no collective, so that one rank's silence blocks no other's. Phantoms say
+        what this rank says.
         """
+        if self.phantom_ranks:
+            return [value] * self.world_size
         store: Any = torch.distributed.distributed_c10d._get_default_store()
         store.set(f"{key}/{self.rank}", value)
         keys = [f"{key}/{rank}" for rank in range(self.world_size)]
@@ -206,18 +226,14 @@ class Communicator:
 
 
 def connect(device: torch.device, link: Link | None = None, timeout_s: float = 300) -> Communicator:
-    """Join the ranks that torchrun, or `engine.launch`, started. EngineError when they cannot be reached."""
+    """Join the ranks that torchrun, or `engine.launch`, started. EngineError when they cannot be reached.
+
+    One rank alone, behind a link that names more, stands for a group of so many: the others are phantoms.
+    """
     timeout = timedelta(seconds=timeout_s)
     try:
         if link is not None:
-            if link.world_size not in (None, int(os.environ["WORLD_SIZE"])):
-                raise EngineError(
-                    f"--link {link}: recording emulates the ranks that there are ({os.environ['WORLD_SIZE']}); "
-                    "leave WORLD out"
-                )
-            process_group.register()
-            sys.setswitchinterval(1e-4)  # [Note: one thread is the link]: it must not wait 5 ms for the interpreter
-            dist.init_process_group(process_group.BACKEND, timeout=timeout, pg_options=link)
+            _emulate(link, device, timeout)
         elif device.type == "cuda":
             dist.init_process_group("nccl", timeout=timeout, device_id=device)
         else:
@@ -228,6 +244,22 @@ def connect(device: torch.device, link: Link | None = None, timeout_s: float = 3
     group = dist.group.WORLD
     assert group is not None
     return Communicator(group, device)
+
+
+def _emulate(link: Link, device: torch.device, timeout: timedelta) -> None:
+    """Make the default group one behind `link`."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    phantoms = link.stands_alone(ranks) or device.type == "cuda"
+    process_group.register()
+    sys.setswitchinterval(1e-4)  # [Note: one thread is the link]: it must not wait 5 ms for the interpreter
+    emulation = process_group.Emulation(
+        link=replace(link, world_size=None),  # a smaller group's collectives reckon with its own size
+        alone_on=device if phantoms else None,
+    )
+    alone: dict[str, Any] = {}
+    if phantoms:  # they meet nobody: a store in this process, as for torch's fake process group
+        alone = {"store": _HashStore(), "rank": 0, "world_size": link.world_size or 1}
+    dist.init_process_group(process_group.BACKEND, timeout=timeout, pg_options=emulation, **alone)
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -64,6 +64,20 @@ class Link:
         world = "" if self.world_size is None else f",{self.world_size}"
         return f"{self.bandwidth_gbps:g}Gbps,{self.latency_us:g}us{world}"
 
+    def stands_alone(self, ranks: int) -> bool:
+        """Whether the one rank that there is stands for a group of more, its peers being phantoms.
+
+        EngineError where several ranks are to stand for another number of them.
+        """
+        if self.world_size in (None, ranks):
+            return False
+        if ranks == 1:
+            return True
+        raise EngineError(
+            f"--link {self}: recording emulates the {ranks} ranks that there are; leave WORLD out, "
+            f"or record one rank of {self.world_size} with --nproc 1"
+        )
+
     def modelled_ns(self, kind: Kind, nbytes: int, world_size: int) -> int:
         """T of one collective in ns; `nbytes` of the full tensor, `world_size` ranks unless the link names its own."""
         n = self.world_size or world_size

@@ -1,39 +1,67 @@
-"""The emulated link as a process group, so that whatever speaks torch.distributed can run behind it."""
+"""The emulated link as a process group, so that whatever speaks torch.distributed can run behind it.
+
+A group is made of a mover, which has the methods of gloo's process group and really moves data, and of a carrier, which
+lets each collective take as long as the model says. Between processes on CPUs gloo moves and a thread carries. One rank
+alone, on a CPU or a GPU, can stand for a whole group: then its peers are phantoms.
+"""
 
 import atexit
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
-from torch._C import _distributed_c10d
 
 from engine.carrier import Carried, Carrier, urgent_threads
 from engine.link import Kind, Link
+from engine.phantoms import Phantoms
+from engine.stream_carrier import StreamCarrier
 
 dist: Any = torch.distributed  # whose stubs know few of the names that a process group needs
-_create_work_from_future: Callable[[Any], Any] = _distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 
-__all__ = ["BACKEND", "EmulatedLinkGroup", "register"]
+__all__ = ["BACKEND", "EmulatedLinkGroup", "Emulation", "register"]
 
 BACKEND = "emulated"
 
 
-class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass of Any
-    """A gloo process group behind an emulated link; also for DDP, FSDP2 and functional collectives."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """What a group is to be; it goes in as `pg_options`."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, link: Link) -> None:
-        """Connect the ranks (a collective in itself) and start the link's thread."""
+    link: Link
+    alone_on: torch.device | None = None
+    """Where the one rank that there is computes, its peers being phantoms; None: all ranks are there, on CPUs."""
+
+
+class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass of Any
+    """A process group behind an emulated link; also for DDP, FSDP2 and functional collectives."""
+
+    def __init__(self, rank: int, size: int, mover: Any, carrier: Carrier | StreamCarrier) -> None:
+        """`mover` has the methods of ProcessGroupGloo that are used here."""
         super().__init__(rank, size)
         self._description = ""
         self._rank, self._size = rank, size
-        with urgent_threads():
-            self._gloo = _gloo(dist.PrefixStore("data", store), rank, size, timeout)
-            self._clock = _gloo(dist.PrefixStore("clock", store), rank, size, timeout)
-            self._carrier = Carrier(link, size, self._clock)
+        self._mover = mover
+        self._carrier = carrier
         atexit.register(self.close)
+
+    @property
+    def phantom_ranks(self) -> list[int]:
+        """The ranks that are not there; empty if all are."""
+        return [rank for rank in range(self._size) if rank != self._rank] if self.has_phantoms else []
+
+    @property
+    def has_phantoms(self) -> bool:
+        """Whether this rank is the only one that there is, and numerics are not meant."""
+        return isinstance(self._mover, Phantoms)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory lent to phantoms, on this rank's device."""
+        return self._mover.scratch_bytes if isinstance(self._mover, Phantoms) else 0
 
     @property
     def link(self) -> Link:
@@ -41,8 +69,13 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         return self._carrier.link
 
     @property
+    def launched(self) -> int:
+        """How many collectives were launched so far."""
+        return self._carrier.launched
+
+    @property
     def log(self) -> Sequence[Carried]:
-        """What was carried so far, in order."""
+        """What was carried so far, in order; on a GPU this waits for it."""
         return self._carrier.log
 
     def check(self) -> None:
@@ -54,30 +87,30 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._carrier.close()
 
     def _submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
-        return _create_work_from_future(self._carrier.submit(kind, tensors, work, outputs))
+        return self._carrier.submit(kind, tensors, work, outputs)
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
         opts = opts or dist.AllreduceOptions()
-        return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._gloo.allreduce(tensors, opts), tensors)
+        return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._mover.allreduce(tensors, opts), tensors)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
         opts = opts or dist.AllreduceCoalescedOptions()
-        return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._gloo.allreduce_coalesced(tensors, opts), tensors)
+        return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._mover.allreduce_coalesced(tensors, opts), tensors)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
         opts = opts or dist.BroadcastOptions()
-        return self._submit(Kind.BROADCAST, tensors, lambda: self._gloo.broadcast(tensors, opts), tensors)
+        return self._submit(Kind.BROADCAST, tensors, lambda: self._mover.broadcast(tensors, opts), tensors)
 
     def allgather(  # noqa: D102
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.AllgatherOptions()
         full = [tensor for output in outputs for tensor in output]
-        return self._submit(Kind.ALL_GATHER, full, lambda: self._gloo.allgather(outputs, inputs, opts), outputs)
+        return self._submit(Kind.ALL_GATHER, full, lambda: self._mover.allgather(outputs, inputs, opts), outputs)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: D102
         opts = opts or dist.AllgatherOptions()
-        work = lambda: self._gloo._allgather_base(output, input, opts)  # noqa: E731
+        work = lambda: self._mover._allgather_base(output, input, opts)  # noqa: E731
         return self._submit(Kind.ALL_GATHER, [output], work, [output])
 
     def all_gather_single_coalesced(  # noqa: D102
@@ -85,7 +118,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
     ) -> Any:
         opts = opts or dist.AllgatherOptions()
         work = lambda: _All(  # noqa: E731
-            [self._gloo._allgather_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+            [self._mover._allgather_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         )
         return self._submit(Kind.ALL_GATHER, outputs, work, outputs)
 
@@ -94,12 +127,12 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
     ) -> Any:
         opts = opts or dist.ReduceScatterOptions()
         full = [tensor for tensors in inputs for tensor in tensors]
-        work = lambda: self._gloo.reduce_scatter(outputs, inputs, opts)  # noqa: E731
+        work = lambda: self._mover.reduce_scatter(outputs, inputs, opts)  # noqa: E731
         return self._submit(Kind.REDUCE_SCATTER, full, work, outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: D102
         opts = opts or dist.ReduceScatterOptions()
-        work = lambda: self._gloo._reduce_scatter_base(output, input, opts)  # noqa: E731
+        work = lambda: self._mover._reduce_scatter_base(output, input, opts)  # noqa: E731
         return self._submit(Kind.REDUCE_SCATTER, [input], work, [output])
 
     def reduce_scatter_single_coalesced(  # noqa: D102
@@ -107,7 +140,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
     ) -> Any:
         opts = opts or dist.ReduceScatterOptions()
         work = lambda: _All(  # noqa: E731
-            [self._gloo._reduce_scatter_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+            [self._mover._reduce_scatter_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         )
         return self._submit(Kind.REDUCE_SCATTER, inputs, work, outputs)
 
@@ -120,12 +153,12 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         opts: Any = None,
     ) -> Any:
         opts = opts or dist.AllToAllOptions()
-        work = lambda: self._gloo.alltoall_base(output, input, output_splits, input_splits, opts)  # noqa: E731
+        work = lambda: self._mover.alltoall_base(output, input, output_splits, input_splits, opts)  # noqa: E731
         return self._submit(Kind.ALL_TO_ALL, [max(output, input, key=_nbytes)], work, [output])
 
     def barrier(self, opts: Any = None) -> Any:  # noqa: D102
         opts = opts or dist.BarrierOptions()
-        return self._submit(Kind.BARRIER, [], lambda: self._gloo.barrier(opts), [])
+        return self._submit(Kind.BARRIER, [], lambda: self._mover.barrier(opts), [])
 
     # Names that torch before 2.13 calls.
     _allgather_base = all_gather_single
@@ -161,8 +194,8 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self.close()
 
     def abort(self) -> None:  # noqa: D102
-        self._gloo.abort()
-        self._clock.abort()
+        self._mover.abort()
+        self._carrier.abort()
 
 
 class _All:
@@ -177,19 +210,29 @@ class _All:
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed as "emulated"; a `Link` goes in as `pg_options`."""
+    """Make the backend known to torch.distributed as "emulated"; an `Emulation` goes in as `pg_options`."""
     if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
-_default_link: Link | None = None
+_default: Emulation | None = None
 
 
-def _create(options: Any, link: Link | None) -> EmulatedLinkGroup:
-    global _default_link
-    link = _default_link = link or _default_link  # groups made later, by DeviceMesh say, share the first one's link
-    assert link is not None
-    return EmulatedLinkGroup(options.store, options.group_rank, options.group_size, options.timeout, link)
+def _create(options: Any, emulation: Emulation | None) -> EmulatedLinkGroup:
+    """A collective in itself, unless peers are phantoms."""
+    global _default
+    emulation = _default = emulation or _default  # groups made later, by DeviceMesh say, are what the first one is
+    assert emulation is not None
+    rank, size, link = options.group_rank, options.group_size, emulation.link
+    if emulation.alone_on is not None and emulation.alone_on.type == "cuda":
+        return EmulatedLinkGroup(rank, size, Phantoms(rank, size), StreamCarrier(link, size, emulation.alone_on))
+    with urgent_threads():
+        if emulation.alone_on is not None:
+            return EmulatedLinkGroup(rank, size, Phantoms(rank, size), Carrier(link, size, None))
+        data, clock = (
+            _gloo(dist.PrefixStore(name, options.store), rank, size, options.timeout) for name in ("data", "clock")
+        )
+        return EmulatedLinkGroup(rank, size, data, Carrier(link, size, clock))
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

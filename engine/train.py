@@ -14,7 +14,7 @@ from engine import faults, labels
 from engine.checkpoint import load_sharded, save_sharded
 from engine.comm import Communicator, connect
 from engine.config import Config, Dtype
-from engine.data import Batches
+from engine.data import Batches, place
 from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
 from engine.labels import Word
@@ -39,7 +39,7 @@ def train_step(
     for microbatch in range(accumulate):
         strategy.microbatch = microbatch
         send = strategy.sends_every_microbatch or microbatch == accumulate - 1
-        tokens, targets = (t.to(strategy.comm.device) for t in batches.of_rank(step, microbatch, strategy.comm.rank))
+        tokens, targets = place(batches.of_rank(step, microbatch, strategy.comm.rank), strategy.comm.device)
         with nullcontext() if send else strategy.no_sync():
             with labels.span(Word.FORWARD, microbatch=microbatch):
                 loss = strategy(tokens, targets) / accumulate
@@ -69,9 +69,10 @@ def record(config: Config, argv: list[str]) -> None:
         done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
         first, end, losses = _run(config, comm, strategy, optimizer, done)
         if config.trace:
-            everyones = comm.gather_objects(list(comm.carried[first:end]))
-            outcome = Outcome(losses, held_bytes(strategy, optimizer), _peak_allocated(comm.device))
-            outcomes = comm.gather_objects(outcome)
+            ranks = comm.world_size - len(comm.phantom_ranks)
+            everyones = comm.gather_objects(list(comm.carried[first:end]))[:ranks]
+            outcome = Outcome(losses, held_bytes(strategy, optimizer), _peak_allocated(comm), comm.scratch_bytes)
+            outcomes = comm.gather_objects(outcome)[:ranks]
             if comm.rank == 0:
                 document = manifest(
                     config,
@@ -138,7 +139,9 @@ def _run(
         try:
             for step in range(config.warmup + config.steps):
                 if step == config.warmup:
-                    first = len(comm.carried)
+                    first = comm.launched
+                    if comm.device.type == "cuda":
+                        torch.cuda.reset_peak_memory_stats(comm.device)
                 loss = train_step(
                     strategy, optimizer, batches, done + step, accumulate=config.accumulate, clip_norm=config.clip_norm
                 )
@@ -151,12 +154,14 @@ def _run(
         except BaseException as error:
             faults.tell(error)  # before the recording is closed, which takes a while
             raise
-    return first, len(comm.carried), [float(loss) for loss in losses[config.warmup :]]
+    return first, comm.launched, [float(loss) for loss in losses[config.warmup :]]
 
 
-def _peak_allocated(device: torch.device) -> int | None:
-    """The allocator's highest mark; the CPU's allocator keeps none."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+def _peak_allocated(comm: Communicator) -> int | None:
+    """The allocator's highest mark in the recorded steps, less what is lent to phantoms; the CPU's keeps none."""
+    if comm.device.type != "cuda":
+        return None
+    return torch.cuda.max_memory_allocated(comm.device) - comm.scratch_bytes
 
 
 @contextmanager
@@ -199,8 +204,11 @@ def _device(config: Config) -> torch.device:
         # Ranks share the cores; more threads than cores would only get in each other's way.
         torch.set_num_threads(max(1, math.floor(_cores() / local_size)))
         return torch.device("cpu")
-    if config.link is not None:
-        raise EngineError("--link is emulated on the CPU so far; use --device cpu or --link none")
+    if config.link is not None and int(os.environ["WORLD_SIZE"]) > 1:
+        raise EngineError(
+            "--link on a GPU emulates a group around one rank: use --nproc 1 and a WORLD, such as "
+            "--link 400Gbps,10us,8; or --link none, or --device cpu"
+        )
     count = gpus(config.device)
     if local_rank >= count:
         raise EngineError(
