@@ -89,9 +89,9 @@ def record(config: Config, argv: list[str]) -> None:
         comm.barrier()  # nobody leaves before all is complete
 
 
-def build(config: Config, comm: Communicator) -> tuple[Strategy, AdamW]:
-    """The model in its strategy, its gradients labelled, and the optimizer."""
-    model = Transformer(
+def model_of(config: Config) -> Transformer:
+    """The model, untrained, on torch's default device: its weights are those of the seed and of that device."""
+    return Transformer(
         layers=config.layers,
         width=config.width,
         heads=config.heads,
@@ -100,7 +100,12 @@ def build(config: Config, comm: Communicator) -> tuple[Strategy, AdamW]:
         tied=config.tied,
         checkpointing=config.checkpointing,
         seed=config.seed,
-    ).to(device=comm.device, dtype=_DTYPES[config.dtype])
+    ).to(_DTYPES[config.dtype])
+
+
+def build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW]:
+    """The model, if there is none yet, in its strategy, its gradients labelled, and the optimizer."""
+    model = (model or model_of(config)).to(comm.device)
     label_gradients(model)  # before the strategy's hooks: ready comes before launch
     options = Options(
         bucket_cap_mb=config.bucket_cap_mb,
