@@ -60,9 +60,11 @@ class Communicator:
         self.rank = group.rank()
         self.world_size = group.size()
         self.backend = str(dist.get_backend(group))
-        # NCCL averages by itself; gloo only sums, so gradients are divided before, as torch DDP does.
-        self._mean = dist.ReduceOp.AVG if self.backend == "nccl" else dist.ReduceOp.SUM
-        self.prescale = 1.0 if self.backend == "nccl" else 1.0 / self.world_size
+        # NCCL averages by itself (among several; _get_gradient_divide_factors in torch's FSDP2 says why), and so do the
+        # phantoms of a GPU; gloo only sums, so gradients are divided before, as torch DDP does.
+        averages = device.type == "cuda" and self.world_size > 1
+        self._mean = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+        self.prescale = 1.0 if averages else 1.0 / self.world_size
         """What a gradient must be multiplied by before `all_reduce_mean`."""
         self._seq = 0
         self._topics = 0

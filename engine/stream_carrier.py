@@ -25,15 +25,14 @@ from engine.link import Kind, Link
 
 __all__ = ["StreamCarrier"]
 
-_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
-
 
 class _Passage(torch._C._distributed_c10d.Work):
     """A collective on the link's stream, as torch's own code may wait for it."""
 
-    def __init__(self, stream: torch.cuda.Stream, event: torch.cuda.Event | None, outputs: Any) -> None:
-        """`event` comes after it; None: it is done."""
+    def __init__(self, cuda: Any, stream: Any, event: Any | None, outputs: Any) -> None:
+        """`event` comes after it on `stream`; None: it is done."""
         super().__init__()
+        self._cuda = cuda
         self._stream = stream
         self._event = event
         self._outputs = outputs
@@ -41,17 +40,17 @@ class _Passage(torch._C._distributed_c10d.Work):
     def wait(self, timeout: Any = None) -> bool:
         """Make the current stream wait."""
         if self._event is not None:
-            torch.cuda.current_stream(self._stream.device).wait_event(self._event)
+            self._cuda.current_stream(self._stream.device).wait_event(self._event)
         return True
 
     def is_completed(self) -> bool:
         """Whether the device is done."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        return self._event is None or bool(self._event.query())
 
     def get_future(self) -> "torch.futures.Future[Any]":
         """The outputs; DDP asks right after the launch, when nothing else is queued on the link."""
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._stream.device])
-        with torch.cuda.stream(self._stream):
+        with self._cuda.stream(self._stream):
             future.set_result(self._outputs)
         return future
 
@@ -59,14 +58,17 @@ class _Passage(torch._C._distributed_c10d.Work):
 class StreamCarrier:
     """A stream and the device's clock."""
 
-    def __init__(self, link: Link, world_size: int, device: torch.device) -> None:
-        """Carry over `link`; `device` is the GPU, with its index."""
+    def __init__(
+        self, link: Link, world_size: int, device: torch.device, cuda: Any = torch.cuda, clock: Any | None = None
+    ) -> None:
+        """Carry over `link`; `device` is the GPU, with its index. `cuda` makes streams, `clock` is the device's."""
         self.link = link
         self.group_name = ""
         self._world_size = world_size
         self._device = device
-        self._stream = _stream(device, priority=-1)  # before the computation's kernels
-        self._clock = DeviceClock(device)
+        self._cuda = cuda
+        self._stream = cuda.Stream(device, priority=-1)  # before the computation's kernels
+        self._clock = clock or DeviceClock(device)
         self._submitted: list[tuple[Kind, int, int]] = []  # kind, bytes, modelled ns
 
     @property
@@ -93,17 +95,17 @@ class StreamCarrier:
         """
         if any(not t.is_cuda for t in tensors):
             work()
-            return _Passage(self._stream, None, outputs)
+            return _Passage(self._cuda, self._stream, None, outputs)
         seq, nbytes = self.launched, sum(t.nbytes for t in tensors)
         modelled_ns = self.link.modelled_ns(kind, nbytes, self._world_size)
         with comm_span(self.link, self.group_name, seq, kind, tensors, modelled_ns):
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._stream):
-                self._clock.begin(seq)
+            self._stream.wait_stream(self._cuda.current_stream(self._device))
+            with self._cuda.stream(self._stream):
+                self._clock.begin(seq, self._stream)
                 work()
-                self._clock.wait_until(seq, modelled_ns)
+                self._clock.wait_until(seq, modelled_ns, self._stream)
             self._submitted.append((kind, nbytes, modelled_ns))
-            return _Passage(self._stream, self._stream.record_event(), outputs)
+            return _Passage(self._cuda, self._stream, self._stream.record_event(), outputs)
 
     def check(self) -> None:
         """Nothing fails later than its launch."""

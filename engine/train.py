@@ -132,7 +132,7 @@ def _run(
             warmup=config.warmup,
             steps=config.steps,
             cuda=comm.device.type == "cuda",
-            all_threads=comm.link is not None,
+            all_threads=comm.link is not None and comm.device.type == "cpu",
         )
         if config.trace
         else None
