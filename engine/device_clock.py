@@ -65,17 +65,17 @@ class DeviceClock:
 
     def __init__(self, device: torch.device) -> None:
         """Load the kernels onto the GPU `device` and run them once. EngineError if its driver will not have them."""
-        from torch.cuda._utils import _cuda_load_module, _get_gpu_runtime_library
+        from torch.cuda._utils import _cuda_load_module
 
         self._device = device
+        self._blocks = [self._block()]  # before the kernels: now the device's context is this thread's
         try:
             with torch.cuda.device(device):
                 kernels: Any = _cuda_load_module(PTX, list(NAMES))
         except RuntimeError as error:
             raise EngineError(f"--link: this GPU cannot tell the time ({error}); it needs sm_70 or newer") from error
         self._begin, self._wait = (kernels[name] for name in NAMES)
-        self._driver: Any = _get_gpu_runtime_library()
-        self._blocks = [self._block()]
+        self._driver: Any = ctypes.CDLL("libcuda.so.1")  # as torch/cuda/_utils.py does
         self.begin(0, torch.cuda.current_stream(device))
         self.wait_until(0, 0, torch.cuda.current_stream(device))
 
