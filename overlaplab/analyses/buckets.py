@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.ddp import DDPBackward, ddp_backwards
+from overlaplab.analyses.ddp import DDPBackward, autograd_passes, ddp_backwards
 from overlaplab.analyses.executions import Executions, executions
 from overlaplab.analyses.labels import Label, Span, labels_of
 from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
@@ -82,15 +82,27 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
     labels = labels_of(trace)
     ran = executions(trace)
     if any(label.word == "bucket_launch" for label in labels):
+        passes = _synchronising(trace, labels)
         for step in steps:
-            yield from _of_step(launched_in(labels, step), step, ran, found.compute)
+            own = launched_in(labels, step)
+            yield from _of_step(own, launched_in(passes, step), step, ran, found.compute)
     elif backwards := ddp_backwards(trace, ran):
         for step in steps:
             yield from _of_ddp(launched_in(backwards, step), step, ran, found.compute)
 
 
-def _of_step(labels: Sequence[Label], step: Window, ran: Executions, compute: Intervals) -> Iterator[dict[str, Any]]:
-    backwards = [label for label in labels if label.word == "backward" and label.fields.get("sync") == "1"]
+def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
+    """The backward passes that send gradients: as labelled, else those of autograd's that launch a bucket."""
+    backwards = [label for label in labels if label.word == "backward"]
+    if backwards:
+        return [label for label in backwards if label.fields["sync"] == "1"]
+    launches = [label.start_ns for label in labels if label.word == "bucket_launch"]
+    return [one for one in autograd_passes(trace) if any(one.start_ns <= at <= one.end_ns for at in launches)]
+
+
+def _of_step(
+    labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, compute: Intervals
+) -> Iterator[dict[str, Any]]:
     if not backwards:
         return
     labels = [label for label in labels if label.start_ns >= backwards[-1].start_ns]

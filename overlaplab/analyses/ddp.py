@@ -26,7 +26,7 @@ from overlaplab.analyses.told import around
 from overlaplab.events import Trace, matching, step_windows
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
-__all__ = ["DDPBackward", "DDPBucket", "Gradient", "ddp_backwards"]
+__all__ = ["DDPBackward", "DDPBucket", "Gradient", "autograd_passes", "ddp_backwards"]
 
 _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
@@ -87,11 +87,7 @@ def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
     annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
     if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
         return ()
-    spans, names = spans_of(trace)[annotated], events["name"][annotated]
-    forwards = spans.loc[matching(names, lambda name: name == _FORWARD), "start_ns"]
-    borders = sorted({*forwards.tolist(), *(window.host_start_ns for window in step_windows(trace))})
-    evaluated = spans[matching(names, lambda name: name.startswith(_EVALUATE))]
-    evaluated = evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
+    borders, evaluated = _evaluated(trace)
     extents = evaluated.groupby(["number", "lane"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
     bounds = {(number, lane): (start, end) for number, lane, start, end in extents.to_numpy().tolist()}
     found = []
@@ -105,6 +101,26 @@ def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
             DDPBackward(start_ns=start, end_ns=end, lane=lane, buckets=tuple(_buckets(own)), gradients=len(own))
         )
     return tuple(found)
+
+
+def autograd_passes(trace: Trace) -> tuple[Span, ...]:
+    """The backward passes that autograd's own ranges tell of, in order of time, on whatever threads it ran.
+
+    As for `ddp_backwards`, one of DDP's forward passes lies between two, or a step begins.
+    """
+    extents = _evaluated(trace)[1].groupby("number").agg({"start_ns": "min", "end_ns": "max", "lane": "first"})
+    return tuple(Span(start_ns=start, end_ns=end, lane=lane) for start, end, lane in extents.to_numpy().tolist())
+
+
+def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
+    """What parts backward passes, in order of time; and autograd's functions, each with the `number` of its pass."""
+    events = trace.events
+    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    spans, names = spans_of(trace)[annotated], events["name"][annotated]
+    forwards = spans.loc[matching(names, lambda name: name == _FORWARD), "start_ns"]
+    borders = sorted({*forwards.tolist(), *(window.host_start_ns for window in step_windows(trace))})
+    evaluated = spans[matching(names, lambda name: name.startswith(_EVALUATE))]
+    return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
 
 def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import pandas as pd
 
 from overlaplab.analyses.labels import Span
 from overlaplab.analyses.launches import Launch, launches, spans_of
@@ -48,7 +49,7 @@ class Executions(Protocol):
         """
 
     def backward(self, span: Span) -> tuple[int, int]:
-        """When the backward pass labelled by the range began, and when autograd's last operation ended."""
+        """When the backward pass within the range began, and when autograd's last operation ended, before waiting."""
 
 
 @once_per_trace
@@ -86,8 +87,7 @@ class _Launches:
 
 class _OnHost:
     def __init__(self, trace: Trace) -> None:
-        autograd = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
-        self._autograd = spans_of(trace)[autograd]
+        self._autograd = _evaluated(trace)
         self.launches: Sequence[Launch] = launches(trace)
         self._by_lane = _Launches(self.launches, any_lane=False)
 
@@ -111,9 +111,7 @@ class _OnHost:
         )
 
     def backward(self, span: Span) -> tuple[int, int]:
-        inside = self._autograd["start_ns"].between(span.start_ns, span.end_ns)
-        ends = self._autograd.loc[inside, "end_ns"]
-        return span.start_ns, int(ends.max()) if len(ends) else span.end_ns
+        return span.start_ns, _last_end(self._autograd, span)
 
 
 class _OnDevice:
@@ -126,6 +124,7 @@ class _OnDevice:
         ends = starts + events["dur_ns"].to_numpy()[rows]
         hosts = events["ts_ns"].to_numpy()[calls[rows]]
         order = np.argsort(hosts, kind="stable")
+        self._autograd = _evaluated(trace)
         self._hosts = hosts[order]
         self._done = np.maximum.accumulate(ends[order])
         self._starts = starts[order]  # those of one launch, as of a graph, in order of start
@@ -153,4 +152,16 @@ class _OnDevice:
         return max(0, end_ns - max(asked, self.reached(asked)))
 
     def backward(self, span: Span) -> tuple[int, int]:
-        return self.reached(span.start_ns), self.reached(span.end_ns)
+        return self.reached(span.start_ns), self.reached(_last_end(self._autograd, span))
+
+
+def _evaluated(trace: Trace) -> pd.DataFrame:
+    """Autograd's functions, on whatever threads."""
+    named = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
+    return spans_of(trace)[named]
+
+
+def _last_end(autograd: pd.DataFrame, span: Span) -> int:
+    """When the last of autograd's functions within the range ended; the range's end where none is recorded."""
+    ends = autograd.loc[autograd["start_ns"].between(span.start_ns, span.end_ns), "end_ns"]
+    return int(ends.max()) if len(ends) else span.end_ns

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.ddp import DDPBackward, ddp_backwards
+from overlaplab.analyses.ddp import DDPBackward, autograd_passes, ddp_backwards
 from overlaplab.analyses.executions import Executions, executions
 from overlaplab.analyses.fsdp2 import fsdp2_gathers, fsdp2_scatters
 from overlaplab.analyses.gathers import Gather, engine_gathers
@@ -119,7 +119,7 @@ def _told(trace: Trace) -> Iterator[_Purpose]:
 
 
 def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterator[_Purpose]:
-    backwards = [label for label in labels if label.word == "backward"]
+    backwards = [label for label in labels if label.word == "backward"] or autograd_passes(trace)
     begun = [label.start_ns for label in backwards]
     ends = [ran.backward(label)[1] for label in backwards]
     hosts = [label.end_ns for label in backwards] if rule_of(trace) is Rule.GPU else ends

@@ -1,0 +1,103 @@
+"""Runs of anybody's training loop: labels of gradients and buckets, but none of passes, and a run.json of few words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import label
+from made_traces import event, op, step, write
+
+import overlaplab
+from overlaplab import Run, charts, load_run
+from overlaplab.analyses import worst_step
+from overlaplab.analyses.purposes import purposes
+from overlaplab.cli.shared import title
+
+Event = dict[str, Any]
+
+
+def autograd(name: str, start: float, end: float) -> Event:
+    return event(f"autograd::engine::evaluate_function: {name}", start, end)
+
+
+def backward(at: float, *, sends: bool, seq: int = 0) -> list[Event]:
+    """One microbatch of 100 µs: forward, then two gradients, of which the second fills the bucket."""
+    found = [
+        event("DistributedDataParallel.forward", at, at + 20, cat="user_annotation"),
+        op("linear", at, at + 20),
+        autograd("AddmmBackward0", at + 30, at + 39),
+        op("mm", at + 30, at + 39),
+        autograd("torch::autograd::AccumulateGrad", at + 40, at + 45),
+        label("gradient_ready parameter=head.weight", at + 41, at + 42),
+        autograd("torch::autograd::AccumulateGrad", at + 60, at + 75),
+        label("gradient_ready parameter=body.weight", at + 61, at + 62),
+    ]
+    if sends:
+        found += [
+            label("bucket_ready bucket=0 bytes=80 parameters=head.weight,body.weight", at + 63, at + 64),
+            label("bucket_launch bucket=0", at + 65, at + 69),
+            label(f"launch seq={seq}", at + 66, at + 67),
+            label(
+                f"comm seq={seq} kind=all_reduce dtype=float32 bytes=80 group=0 link=1Gbps,200us modelled_ns=1",
+                at + 70,
+                at + 95,
+                tid=7,
+            ),
+        ]
+    return found
+
+
+def loop(folder: Path, *events: Event, **manifest: Any) -> Run:
+    """A run of one rank with a run.json of what a recorder knows of a loop."""
+    told = {"format_version": 1, "strategy": None, "device": "cpu", "backend": None, "world_size": 1, "link": None}
+    write(folder / "rank0.pt.trace.json.gz", list(events), distributedInfo={"rank": 0, "world_size": 1})
+    (folder / "run.json").write_text(json.dumps(told | manifest))
+    return load_run(folder)
+
+
+def test_buckets_of_the_pass_that_sends(tmp_path: Path) -> None:
+    """Two microbatches, of which the first one only accumulates."""
+    run = loop(tmp_path, step(3, 0, 300), *backward(10, sends=False), *backward(110, sends=True), op("add_", 210, 290))
+    (row,) = overlaplab.buckets(run).to_dict("records")
+    assert (row["backward_start_ns"], row["backward_end_ns"], row["passes"]) == (140_000, 185_000, 1)
+    assert row["parameters"] == ("head.weight", "body.weight")
+    assert row["gradient_ready_ns"] == (151_000, 171_000)
+    assert (row["last_parameter"], row["source"]) == ("body.weight", "engine")
+    times = ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")
+    assert tuple(row[name] for name in times) == (173_000, 175_000, 180_000, 205_000, 25_000)
+
+
+def test_a_step_of_several_passes_that_send_shows_the_last(tmp_path: Path) -> None:
+    run = loop(tmp_path, step(3, 0, 300), *backward(10, sends=True), *backward(110, sends=True, seq=1))
+    (row,) = overlaplab.buckets(run).to_dict("records")
+    assert (row["backward_start_ns"], row["passes"], row["start_ns"]) == (140_000, 2, 180_000)
+
+
+def test_what_ends_after_its_pass_is_its_tail(tmp_path: Path) -> None:
+    """The pass is over at 85; the collective ends at 105, while nothing computes. Launched at 76, ready at 73."""
+    run = loop(tmp_path, step(3, 0, 300), *backward(10, sends=True), op("add_", 210, 290))
+    assert purposes(run.traces[0])["backward_end_ns"].sub(run.traces[0].origin_ns).tolist() == [85_000]
+    told = overlaplab.exposed(run)[["cause", "what", "exposed_ns"]].to_numpy().tolist()
+    assert told == [["tail", "bucket 0", 22_000], ["late launch", "bucket 0", 3_000]]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "note", "told"),
+    [
+        ({}, "1 rank, cpu", "Recorded loop, 1 rank, median step 0.30 ms"),
+        ({"strategy": "torch-ddp", "device": None}, "torch-ddp, 1 rank", "torch-ddp, 1 rank, median step 0.30 ms"),
+    ],
+)
+def test_a_loop_without_a_strategy(tmp_path: Path, manifest: dict[str, Any], note: str, told: str) -> None:
+    run = loop(tmp_path, step(3, 0, 300), *backward(10, sends=True), op("add_", 210, 290), **manifest)
+    assert charts.note(run.manifest) == note
+    table = overlaplab.summary(run)
+    assert charts.verdict(table, run.manifest).startswith(told)
+    assert worst_step(table)["step"] == 3
+    strategy = manifest.get("strategy")
+    assert title(run) == f"{tmp_path}: {', '.join([*([strategy] if strategy else []), '1 rank'])}"
+    (row,) = overlaplab.compare([run]).to_dict("records")
+    assert row["strategy"] == strategy
