@@ -90,8 +90,8 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDA
     events = trace.events
     rows = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
     found = _device_events(trace, rows)
-    comms = label_rows([label for label in labels if label.word == "comm"])
     calls, by_external_id = operators(trace)
+    comms = _renumbered(label_rows([label for label in labels if label.word == "comm"]), calls)
     launched = found["launch_ns"].to_numpy() != UNKNOWN_NS
     in_label = np.where(launched, around_any(comms, found["host_ns"]), -1)
     in_call = np.where(launched, around(calls, found["lane"].to_numpy(), found["host_ns"].to_numpy()), -1)
@@ -108,6 +108,19 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDA
     merged["told"] |= merged.index < 0
     place = merged.index.get_indexer(pd.Index(unit))
     return stacked(merged, not_run(comms, in_label)), place
+
+
+def _renumbered(comms: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
+    """The labels with the backend's numbers in those of its groups whose operators tell them.
+
+    It counts what nobody labels, too: barriers, objects, what others send. So a label's own number would be another's.
+    """
+    inside = around_any(comms, calls["start_ns"])
+    numbered = (calls["sequence"] >= 0).to_numpy()
+    told = np.full(len(comms), -1, dtype=np.int64)
+    told[inside[numbered & (inside >= 0)]] = calls["sequence"].to_numpy()[numbered & (inside >= 0)]
+    counted = comms["group"].isin(calls.loc[numbered, "group"])
+    return comms.assign(sequence=np.where(counted, told, comms["sequence"]))
 
 
 def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:

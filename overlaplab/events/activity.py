@@ -82,6 +82,9 @@ def activity(trace: Trace) -> Activity:
     sets = {kind: _during(trace, kind) for kind in Kind if kind is not Kind.NOTHING}
     if rule is Rule.CPU:
         sets[Kind.COMPUTE] = _cpu_compute(trace)
+    else:
+        stacked = np.concatenate((sets[Kind.COMMUNICATION], _carried(trace)))
+        sets[Kind.COMMUNICATION] = union(stacked[:, 0], stacked[:, 1])
     return Activity(
         rule=rule,
         compute=sets[Kind.COMPUTE],
@@ -132,23 +135,41 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
         texts = category.cat.categories[pair // names], name.cat.categories[pair % names]
         of_pair[pair] = _KINDS.index(device_kind(*texts))
     found = of_pair[pairs]
-    inside = _launched_inside_comm(trace)[device]
+    ranges = _comm_ranges(trace.events)
+    inside = _range_of(trace, union(ranges[:, 0], ranges[:, 1]))[device] >= 0
     found[inside & (found != _KINDS.index(Kind.NOTHING))] = _KINDS.index(Kind.COMMUNICATION)
     codes[device] = found
     return codes
 
 
-def _launched_inside_comm(trace: Trace) -> NDArray[np.bool_]:
-    """Which events a call inside an `engine::comm` range launched, on the range's own thread or another."""
+def _comm_ranges(events: pd.DataFrame, key: str = "") -> Intervals:
+    """The host's `engine::comm` ranges that have the key, in order of start."""
+    chosen = matching(events["name"], lambda text: text.startswith("engine::comm") and f" {key}" in f"{text} ")
+    ranges = events[_annotated(events) & chosen]
+    starts = ranges["ts_ns"].to_numpy(np.int64)
+    return np.column_stack((starts, starts + ranges["dur_ns"].to_numpy(np.int64)))
+
+
+def _range_of(trace: Trace, ranges: Intervals) -> NDArray[np.int64]:
+    """For every event the range, on whatever thread, in which the call lies that launched it; or -1."""
     events = trace.events
-    ranges = events[_annotated(events) & matching(events["name"], lambda text: text.startswith("engine::comm"))]
-    inside = union(ranges["ts_ns"], ranges["ts_ns"] + ranges["dur_ns"])
-    if not len(inside):
-        return np.zeros(len(events), dtype=bool)
+    if not len(ranges):
+        return np.full(len(events), -1, dtype=np.int64)
     calls = launchers(trace)
     at = events["ts_ns"].to_numpy()[calls]
-    row = np.searchsorted(inside[:, 0], at, side="right") - 1
-    return np.asarray((calls >= 0) & (row >= 0) & (at < inside[row, 1]))
+    row = np.searchsorted(ranges[:, 0], at, side="right") - 1
+    return np.where((calls >= 0) & (row >= 0) & (at < ranges[row, 1]), row, -1)
+
+
+def _carried(trace: Trace) -> Intervals:
+    """When an emulated link on a device was taken: from the first to the last of the events that carry a collective."""
+    communicating = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
+    of = _range_of(trace, _comm_ranges(trace.events, "link="))[communicating]
+    rows = communicating[of >= 0]
+    starts = trace.events["ts_ns"].to_numpy()[rows]
+    spans = pd.DataFrame({"of": of[of >= 0], "start": starts, "end": starts + trace.events["dur_ns"].to_numpy()[rows]})
+    hulls = spans.groupby("of").agg({"start": "min", "end": "max"})
+    return union(hulls["start"], hulls["end"])
 
 
 def _annotated(events: pd.DataFrame) -> NDArray[np.bool_]:

@@ -59,6 +59,9 @@ DEVICE_RULES: tuple[DeviceRule, ...] = (
     _device(Kind.COMMUNICATION, _KERNEL, r"nvshmem", "NVSHMEM"),
     _device(Kind.COMMUNICATION, _KERNEL, r"deep_ep|::ep::", "DeepEP, UCCL: dispatch to experts, and combine"),
     _device(Kind.COMMUNICATION, _KERNEL, r"userbuffers", "Transformer Engine"),
+    _device(
+        Kind.COMMUNICATION, _KERNEL, r"^emulated_link_", "the engine's link on a GPU: its begin, and its wait for T"
+    ),
     _device(Kind.COMPUTE, _KERNEL, r"", "every other kernel, whatever its stream"),
     _device(Kind.COMMUNICATION, _COPY, r"Memcpy P(to|2)P", "a copy to another GPU, as by NCCL's copy engines"),
     _device(Kind.MEMORY, _COPY, r"", "copies within a GPU, from and to the host; memset"),
