@@ -92,7 +92,7 @@ class Recorder:
             "format_version": FORMAT_VERSION,
             "strategy": self._subject.strategy,
             "device": device.type,
-            "backend": str(dist.get_backend()) if together else None,
+            "backend": _backend(device) if together else None,
             "world_size": world_size,
             "link": None,
             "versions": versions(),
@@ -129,8 +129,8 @@ class Recorder:
         opened.close()
         if not self.done:
             (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
-            wanted = f"{self._warmup} warmup and {self._steps} recorded ones"
-            warnings.warn(f"no run in {self._out}: {self._taken} steps of {wanted} were made", stacklevel=2)
+            made = f"{self._taken} of {self._warmup} warmup and {self._steps} recorded steps were made"
+            warnings.warn(f"no run in {self._out}: {made}", stacklevel=2)
         elif self._rank == 0:
             found = [] if self._buckets is None else self._buckets.buckets
             rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(found)]
@@ -161,6 +161,12 @@ def _device(module: nn.Module | None) -> torch.device:
     if parameter is not None:
         return parameter.device
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _backend(device: torch.device) -> str | None:
+    """What moves the data of a device's tensors: of `cpu:gloo,cuda:nccl` one of both."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+    return backends.get(device.type)
 
 
 def _facts(subject: Subject) -> dict[str, Any]:

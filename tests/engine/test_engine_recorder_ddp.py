@@ -1,0 +1,209 @@
+"""A Recorder around torch's DDP, on real gloo processes: buckets are named, and training is what it would have been.
+
+The ranks run this file as a script; each scenario is a test.
+"""
+
+import gzip
+import json
+import tempfile
+import warnings
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine_ranks import Scenarios
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from engine import Recorder
+from engine.comm import Communicator
+from engine.errors import EngineError
+from engine.labels import Word, parse
+
+scenario = Scenarios(__file__)
+
+SIZES = (8, 64, 32, 16)
+NAMES = sorted(f"{i}.{name}" for i in range(len(SIZES) - 1) for name in ("weight", "bias"))
+
+
+def wrapped(**options: Any) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    layers = (nn.Linear(a, b) for a, b in pairwise(SIZES))
+    return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.005, **options)
+
+
+def tripled(state: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A user's hook: three times the mean; `state` lists the buckets."""
+    state.append(bucket.index())
+    return allreduce_hook(dist.group.WORLD, bucket).then(lambda done: 3 * done.value())
+
+
+def train(comm: Communicator, ddp: DistributedDataParallel, step: int, accumulate: int = 1) -> None:
+    generator = torch.Generator().manual_seed(100 * step + comm.rank)
+    for microbatch in range(accumulate):
+        ddp.require_backward_grad_sync = microbatch == accumulate - 1
+        ddp(torch.randn(4, SIZES[0], generator=generator)).square().sum().backward()
+    with torch.no_grad():
+        for p in ddp.parameters():
+            p -= 1e-3 * p.grad
+    ddp.zero_grad()
+
+
+def folder(comm: Communicator) -> Path:
+    return Path(comm.broadcast_object(tempfile.mkdtemp()))
+
+
+def labels_of(out: Path, rank: int) -> list[tuple[Word, dict[str, Any]]]:
+    events = json.loads(gzip.decompress((out / f"rank{rank}.pt.trace.json.gz").read_bytes()))["traceEvents"]
+    events = sorted((e for e in events if e.get("name", "").startswith("engine::")), key=lambda e: e["ts"])
+    return [parse(e["name"]) for e in events]
+
+
+def expect_same(*models: nn.Module) -> None:
+    for (name, mine), (_, theirs) in zip(*(m.named_parameters() for m in models), strict=True):
+        if not torch.equal(mine, theirs):
+            raise AssertionError(f"{name} differs by {(mine - theirs).abs().max()}")
+
+
+def expect_named(comm: Communicator, out: Path, steps: int) -> None:
+    """Each recorded step launches the manifest's buckets once, in order, when their gradients are there."""
+    manifest = json.loads((out / "run.json").read_text())
+    buckets = {str(b["index"]): b["parameters"] for b in manifest["buckets"]}
+    assert len(buckets) > 1, buckets
+    assert sorted(name for names in buckets.values() for name in names) == NAMES, buckets
+    found = labels_of(out, comm.rank)
+    launched = [values["bucket"] for word, values in found if word is Word.BUCKET_LAUNCH]
+    assert launched == list(buckets) * steps, launched
+    arrived: Counter[str] = Counter()
+    for word, values in found:
+        if word is Word.GRADIENT_READY:
+            arrived[values["parameter"]] += 1
+        if word is Word.BUCKET_READY:
+            assert values["parameters"] == buckets[values["bucket"]], values
+            assert len({arrived[name] for name in values["parameters"]}) == 1, arrived
+    assert sorted(arrived) == NAMES, arrived
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "views": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "unused": {"find_unused_parameters": True},
+}
+
+
+@scenario(*(f"{options}-{hook}" for options in OPTIONS for hook in ("none", "before", "later", "given")))
+def same_training(comm: Communicator, name: str) -> None:
+    """Seven steps, of which a recorder sees the second to the fifth, against seven without one."""
+    options, hook = name.split("-")
+    alone, recorded = wrapped(**OPTIONS[options]), wrapped(**OPTIONS[options])
+    calls: list[list[int]] = [[], []]
+    if hook == "before":
+        alone.register_comm_hook(calls[0], tripled)
+        recorded.register_comm_hook(calls[1], tripled)
+    out = folder(comm)
+    recorder = Recorder(out, recorded, warmup=2, steps=2, comm_hook=(calls[1], tripled) if hook == "given" else None)
+    accumulate = 2 if options == "plain" else 1
+    for step in range(7):
+        if step == 1:
+            recorder.start()
+            if hook in ("later", "given"):
+                alone.register_comm_hook(calls[0], tripled)
+            if hook == "later":
+                recorded.register_comm_hook(calls[1], tripled)
+        train(comm, alone, step, accumulate)
+        train(comm, recorded, step, accumulate)
+        recorder.step()
+        expect_same(alone, recorded)
+    assert recorder.done
+    assert bool(calls[1]) == (hook != "none")
+    assert Counter(index == 0 for index in calls[0])[True] == Counter(index == 0 for index in calls[1])[True], calls
+    assert recorded._comm_hooks == ([] if hook == "none" else [(tripled, calls[1])])
+    assert "register_comm_hook" not in vars(recorded)
+    comm.barrier()
+    expect_named(comm, out, 2)
+
+
+@scenario()
+def after_a_recording_a_hook_can_be_registered(comm: Communicator) -> None:
+    ddp = wrapped()
+    with Recorder(folder(comm), ddp, warmup=1, steps=1) as recorder:
+        for step in range(2):
+            train(comm, ddp, step)
+            recorder.step()
+    calls: list[int] = []
+    ddp.register_comm_hook(calls, tripled)
+    train(comm, ddp, 2)
+    assert calls
+
+
+@scenario()
+def one_hook_is_one_hook(comm: Communicator) -> None:
+    ddp = wrapped()
+    with warnings.catch_warnings(), Recorder(folder(comm), ddp) as recorder:
+        warnings.simplefilter("ignore")
+        ddp.register_comm_hook([], tripled)
+        with pytest.raises(RuntimeError, match="can only be called once"):
+            ddp.register_comm_hook([], tripled)
+        with pytest.raises(TypeError, match="must be callable"):
+            wrapped().register_comm_hook(None, 3)
+        recorder.close()
+
+
+@scenario()
+def a_built_in_hook_leaves_buckets_unnamed(comm: Communicator) -> None:
+    ddp = wrapped()
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    out = folder(comm)
+    with pytest.warns(UserWarning, match="buckets stay unnamed: the built-in comm hook .*ALLREDUCE"):
+        recorder = Recorder(out, ddp, warmup=1, steps=1).start()
+    for step in range(2):
+        train(comm, ddp, step)
+        recorder.step()
+    comm.barrier()
+    assert json.loads((out / "run.json").read_text())["buckets"] == []
+    assert Counter(word for word, _ in labels_of(out, comm.rank)) == {Word.GRADIENT_READY: len(NAMES)}
+
+
+@scenario()
+def an_exception_ends_the_recording_and_not_the_model(comm: Communicator) -> None:
+    alone, recorded = wrapped(), wrapped()
+    out = folder(comm)
+
+    def interrupted() -> None:
+        with Recorder(out, recorded) as recorder:
+            for ddp in (alone, recorded):
+                train(comm, ddp, 0)
+            recorder.step()
+            raise KeyError
+
+    with pytest.warns(UserWarning, match="no run in .*: 1 of 2 warmup and 3 recorded"), pytest.raises(KeyError):
+        interrupted()
+    for step in (1, 2):
+        for ddp in (alone, recorded):
+            train(comm, ddp, step)
+    expect_same(alone, recorded)
+    assert list(out.iterdir()) == []
+
+
+@scenario()
+def two_models_in_ddp_are_one_too_many(comm: Communicator) -> None:
+    with pytest.raises(EngineError, match="labels one DDP model, and this has 2"):
+        Recorder(folder(comm), nn.ModuleList([wrapped(), wrapped()]))
+
+
+found = scenario.found
+
+
+@pytest.mark.parametrize(("found", "name"), scenario.on(2), indirect=["found"])
+def test_scenario(found: dict[str, list[str]], name: str) -> None:
+    assert found[name] == []
+
+
+if __name__ == "__main__":
+    scenario.main()
