@@ -144,7 +144,9 @@ class Communicator:
         return [int(value) for value in tensor.tolist()]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
+        """Every rank's value, in rank order; phantoms have what this rank has."""
+        if self.phantom_ranks:
+            return [value] * self.world_size
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         self._check()
@@ -158,8 +160,7 @@ class Communicator:
     def say(self, key: str, value: str, timeout_s: float) -> list[str] | None:
         """Every rank's value under a new key, in rank order; None if some rank has not said its own in time.
 
-        Through the store of the rendezvous: no collective, so that one rank's silence blocks no other's. Phantoms say
-        what this rank says.
+        Through the store of the rendezvous: no collective, so that one rank's silence blocks no other's.
         """
         if self.phantom_ranks:
             return [value] * self.world_size
@@ -173,7 +174,9 @@ class Communicator:
         return [store.get(key).decode() for key in keys]
 
     def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's value."""
+        """Rank 0's value; a phantom's is this rank's."""
+        if self.phantom_ranks:
+            return value
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=0, device=self.device)
         self._check()
