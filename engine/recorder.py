@@ -129,7 +129,7 @@ class Recorder:
         opened.close()
         if not self.done:
             (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
-            made = f"{self._taken} of {self._warmup} warmup and {self._steps} recorded steps were made"
+            made = f"the loop made {self._taken} steps, and this takes {self._warmup} + {self._steps}"
             warnings.warn(f"no run in {self._out}: {made}", stacklevel=2)
         elif self._rank == 0:
             found = [] if self._buckets is None else self._buckets.buckets

@@ -1,0 +1,134 @@
+"""The Recorder in one process, without a process group."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine import Recorder
+from engine.errors import EngineError
+
+NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+
+
+def train(model: nn.Module, recorder: Recorder, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.ones(3, 4)).sum().backward()
+        recorder.step()
+
+
+def names_in(path: Path) -> Counter[str]:
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return Counter(e["name"] for e in events if e.get("name", "").startswith(("ProfilerStep#", "engine::")))
+
+
+def test_it_leaves_a_run(tmp_path: Path, model: nn.Module) -> None:
+    with Recorder(tmp_path / "new" / "run", model, warmup=1, steps=2) as recorder:
+        train(model, recorder, 2)
+        assert not recorder.done
+        train(model, recorder, 1)
+        assert recorder.done
+        assert sorted(p.name for p in (tmp_path / "new" / "run").iterdir()) == ["rank0.pt.trace.json.gz", "run.json"]
+        train(model, recorder, 3)
+    assert names_in(tmp_path / "new" / "run" / "rank0.pt.trace.json.gz") == {
+        "ProfilerStep#1": 1,
+        "ProfilerStep#2": 1,
+        **{f"engine::gradient_ready parameter={name}": 2 for name in NAMES},
+    }
+
+
+def test_run_json_says_what_is_known(tmp_path: Path, model: nn.Module) -> None:
+    with Recorder(tmp_path, model, warmup=1, steps=1) as recorder:
+        train(model, recorder, 2)
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest.pop("versions")["torch"] == torch.__version__
+    assert manifest.pop("hardware")["gpu"] is None
+    assert manifest.pop("command").startswith("python ")
+    assert manifest.pop("started_at").endswith("+00:00")
+    assert [p["unit"] for p in manifest["parameters"]] == ["0", "0", "1", "1"]
+    assert manifest.pop("parameters")[1] == {
+        "name": "0.bias",
+        "shape": [8],
+        "dtype": "float32",
+        "bytes": 32,
+        "unit": "0",
+    }
+    assert manifest == {
+        "format_version": 1,
+        "strategy": None,
+        "device": "cpu",
+        "backend": None,
+        "world_size": 1,
+        "link": None,
+        "warmup": 1,
+        "steps": 1,
+        "model": {"parameters": 58},
+        "bucket_cap_mb": None,
+        "units": [
+            {"name": "0", "bytes": 160, "parameters": NAMES[:2]},
+            {"name": "1", "bytes": 72, "parameters": NAMES[2:]},
+        ],
+        "buckets": [],
+    }
+
+
+def test_afterwards_the_model_is_as_before(tmp_path: Path, model: nn.Module) -> None:
+    with Recorder(tmp_path, model, warmup=1, steps=1) as recorder:
+        assert all(p._post_accumulate_grad_hooks for p in model.parameters())
+        train(model, recorder, 2)
+        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_a_model_is_not_needed(tmp_path: Path, model: nn.Module) -> None:
+    with Recorder(tmp_path, warmup=1, steps=1) as recorder:
+        train(model, recorder, 2)
+    assert names_in(tmp_path / "rank0.pt.trace.json.gz") == {"ProfilerStep#1": 1}
+    assert "parameters" not in json.loads((tmp_path / "run.json").read_text())
+
+
+def test_an_older_run_makes_way(tmp_path: Path, model: nn.Module) -> None:
+    for rank in (0, 1, 2, 4):
+        (tmp_path / f"rank{rank}.pt.trace.json.gz").touch()
+    (tmp_path / "run.json").touch()
+    (tmp_path / "notes.txt").touch()
+    recorder = Recorder(tmp_path, model, warmup=1, steps=1).start()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "rank4.pt.trace.json.gz"]
+    train(model, recorder, 2)
+
+
+def test_a_loop_that_ends_early_leaves_nothing_and_says_so(tmp_path: Path, model: nn.Module) -> None:
+    recorder = Recorder(tmp_path, model, warmup=1, steps=2).start()
+    train(model, recorder, 2)
+    with pytest.warns(UserWarning, match=r"no run in .*: the loop made 2 steps, and this takes 1 \+ 2"):
+        recorder.close()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(EngineError, match="was started before"):
+        recorder.start()
+
+
+def test_what_cannot_be_recorded_is_said(tmp_path: Path, model: nn.Module) -> None:
+    with pytest.raises(EngineError, match="1 or more warmup steps and 1 or more steps, not 0 and 3"):
+        Recorder(tmp_path, warmup=0)
+    with pytest.raises(EngineError, match="1 or more warmup steps and 1 or more steps, not 2 and 0"):
+        Recorder(tmp_path, steps=0)
+    with pytest.raises(EngineError, match=r"must be a torch\.nn\.Module, not a str"):
+        Recorder(tmp_path, "model")  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="comm_hook is for a model in DistributedDataParallel"):
+        Recorder(tmp_path, model, comm_hook=(None, lambda state, bucket: None))
+
+
+def test_torch_is_imported_with_the_recorder_alone() -> None:
+    code = "import sys, engine; assert 'torch' not in sys.modules; engine.Recorder; assert 'torch' in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
