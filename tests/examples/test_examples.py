@@ -1,0 +1,105 @@
+"""The examples of recording one's own loop, run as their docstrings say, by two processes; every page opens each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import overlaplab
+import overlaplab.dashboard
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("summary", "timeline", "buckets", "compare", "zero3", "collectives")
+EXAMPLES = {
+    "ddp": ROOT / "examples" / "ddp.py",
+    "fsdp2": ROOT / "examples" / "fsdp2.py",
+    "accelerate": ROOT / "examples" / "with_accelerate.py",
+    "accelerate-fsdp2": ROOT / "tests" / "support" / "accelerate_fsdp2.py",
+    "lightning": ROOT / "examples" / "with_lightning.py",
+}
+LAYERS = [f"layers.{i}.{name}" for i in range(4) for name in ("up.weight", "up.bias", "down.weight", "down.bias")]
+NAMES = sorted(["embedding.weight", "head.weight", "head.bias", *LAYERS])
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp(request.param) / "runs" / str(request.param)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    line = [sys.executable, *torchrun, str(EXAMPLES[request.param]), str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=200, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_a_run_opens_on_every_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["main.py", str(run.parent)])
+    main = Path(overlaplab.dashboard.__file__).with_name("main.py")
+    app = AppTest.from_file(str(main), default_timeout=60).run()
+    sharded = "fsdp2" in run.name
+    for page in PAGES:
+        app.switch_page(f"views/{page}.py").run()
+        assert not app.exception, (page, app.exception[0].message)
+        assert not app.error, (page, app.error[0].value)
+        drawn = len(app.get("vega_lite_chart")) + bool(app.get("bidi_component"))
+        assert bool(drawn) == (page != ("buckets" if sharded else "zero3")), page
+        if page == "buckets" and not sharded:
+            last = [name.removeprefix("model.") for name in app.dataframe[0].value["last gradient"]]
+            assert set(last) < set(NAMES)
+
+
+def test_what_moves_has_its_names(run: Path) -> None:
+    if "fsdp2" in run.name:
+        expect_units(run)
+    else:
+        expect_buckets(run)
+
+
+def expect_buckets(path: Path) -> None:
+    """Each backward pass sent every gradient once, in buckets that were ready when launched."""
+    table = overlaplab.buckets(overlaplab.load_run(path))
+    assert set(table["source"]) == {"engine"}
+    for (_, step), buckets in table.groupby(["rank", "step"]):
+        assert step in (2, 3, 4)
+        assert len(buckets) > 2
+        names = [name.removeprefix("model.") for held in buckets["parameters"] for name in held]
+        assert sorted(names) == NAMES
+        assert all(None not in arrived for arrived in buckets["gradient_ready_ns"])
+        assert (buckets["backward_start_ns"] < buckets["ready_ns"]).all()
+        assert (buckets["ready_ns"] <= buckets["launch_ns"]).all()
+        assert (buckets["launch_ns"] < buckets["start_ns"]).all()
+    assert len(table.groupby(["rank", "step"])) == 6
+
+
+def expect_units(path: Path) -> None:
+    """Each step gathered every layer for either pass, and what run.json says that they hold."""
+    units = {unit["name"]: unit for unit in json.loads((path / "run.json").read_text())["units"]}
+    assert list(units) == ["root", *(f"layers.{i}" for i in range(4))]
+    assert sorted(name for unit in units.values() for name in unit["parameters"]) == NAMES
+    table = overlaplab.schedule(overlaplab.load_run(path))
+    assert (table["bytes"] == table["unit"].map(lambda unit: units[unit]["bytes"])).all()
+    for (_, step), gathers in table.groupby(["rank", "step"]):
+        assert step in (2, 3, 4)
+        assert gathers["layer"].count() == 8
+        assert set(gathers["unit"]) == set(units)
+    assert len(table.groupby(["rank", "step"])) == 6
+
+
+def test_run_json_says_what_was_recorded(run: Path) -> None:
+    manifest = json.loads((run / "run.json").read_text())
+    expected = "torch-fsdp2" if "fsdp2" in run.name else "torch-ddp"
+    assert (manifest["strategy"], manifest["backend"], manifest["world_size"]) == (expected, "gloo", 2)
+    assert sorted(p["name"].removeprefix("model.") for p in manifest["parameters"]) == NAMES
+    assert sorted(p.name for p in run.iterdir()) == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz", "run.json"]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "accelerate"])
+def test_recording_takes_three_lines(name: str) -> None:
+    lines = [line for line in EXAMPLES[name].read_text().splitlines() if "ecorder" in line and "speak" not in line]
+    assert [line.split()[0] for line in lines] == ["from", "with", "recorder.step()"]
