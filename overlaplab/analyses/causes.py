@@ -78,7 +78,11 @@ def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
     before = np.searchsorted(ends, starts, side="right") - 1
     busy = np.append(ends, UNKNOWN_NS)[np.where(ran, before, len(ends))]
     queued = np.where(busy > asked, busy - asked, 0)
-    return table.assign(asked_ns=asked, late_ns=late, queued_ns=queued)
+    host = table["host_ns"].to_numpy(np.int64)
+    launched = np.where(host != UNKNOWN_NS, host + offset, starts)  # a step's first gather may begin before its window
+    begins = np.array([window.host_start_ns for window in step_windows(trace)], dtype=np.int64)
+    by_step = np.searchsorted(begins, launched, side="right")
+    return table.assign(asked_ns=asked, late_ns=late, queued_ns=queued, launching_step=by_step)
 
 
 def _asked(trace: Trace, table: pd.DataFrame, offset: int) -> NDArray[np.int64]:
@@ -138,7 +142,7 @@ def _edges(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
     begins = np.array([window.start_ns for window in step_windows(trace)], dtype=np.int64)
     window = np.searchsorted(begins, table["start_ns"], side="right")
     over = table["end_ns"].where(gathers, np.iinfo(np.int64).max)
-    first = over.groupby(window).transform("min")  # when the first of the step's gathers was over
+    first = over.groupby(table["launching_step"]).transform("min")  # when the first of the step's gathers was over
     alike = [window, table["group"], table["kind"]]
     latest = (table["start_ns"] == table["start_ns"].groupby(alike, dropna=False).transform("max")).to_numpy()
     some_hidden = hidden.groupby(alike, dropna=False).transform("any").to_numpy()

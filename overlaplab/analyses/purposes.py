@@ -104,9 +104,10 @@ def _told(trace: Trace) -> Iterator[_Purpose]:
         yield from _of_labels(trace, labels, ran)
     elif ranges := fsdp2_ranges_of(trace):
         yield from _with_readiness(trace, fsdp2_gathers(ranges, ran), ran)
-        ends = [label.start_ns for label in ranges if label.word == "root_post_backward_callback"]  # in it, it waits
+        last = [label for label in ranges if label.word == "root_post_backward_callback"]
+        ends = [label.start_ns for label in last]  # in it, it sends the root's gradients, and waits
         for label in fsdp2_scatters(ranges, ran):
-            number = int(np.searchsorted(ends, label.start_ns))
+            number = int(np.searchsorted([label.end_ns for label in last], label.start_ns))
             yield _Purpose(
                 launch=label,
                 role=Role.SCATTER,

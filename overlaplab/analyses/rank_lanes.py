@@ -7,6 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.analyses.collectives import numbered
+from overlaplab.analyses.executions import executions
 from overlaplab.analyses.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
 from overlaplab.analyses.recorded import recorded_of_events
 from overlaplab.events import Kind, Run, Trace, activity, lanes, matching, of_kind, rule_of
@@ -38,13 +39,20 @@ def rank_lanes(run: Run, place: int, zero: int, steps: pd.DataFrame, labels: lis
 
 
 def _phases(trace: Trace, zero: int) -> pd.DataFrame:
-    """The engine's forward, backward and optimizer ranges on the host."""
+    """The engine's forward, backward and optimizer ranges: on a GPU from the first to the last of what they launched on
+    the stream that computes, since the host runs ahead.
+    """
     chosen = matching(trace.events["name"], lambda text: _word(text) in _PHASES)
     rows = np.flatnonzero(chosen & matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__))
     events = trace.events.iloc[rows]
-    starts = events["ts_ns"].to_numpy() - zero
+    starts = events["ts_ns"].to_numpy(np.int64)
+    ends = starts + events["dur_ns"].to_numpy(np.int64)
+    if rule_of(trace) is Rule.GPU:
+        ran = executions(trace)
+        starts = np.array([at if (begun := ran.begun(at)) is None else begun for at in starts.tolist()], dtype=np.int64)
+        ends = np.maximum(starts, np.array([ran.reached(at) for at in ends.tolist()], dtype=np.int64))
     parts = np.array([mark_code(Mark(_word(name))) for name in events["name"]], dtype=np.int8)
-    return marks_table(starts, starts + events["dur_ns"].to_numpy(), events["name"].astype(str), parts, event=rows)
+    return marks_table(starts - zero, ends - zero, events["name"].astype(str), parts, event=rows)
 
 
 def _word(name: str) -> str:
