@@ -1,0 +1,138 @@
+"""On a GPU: the real streams, with one rank over NCCL, and with one rank of an emulated group of 8."""
+
+import copy
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from engine_trials import BATCHES, SMALL_CAP_MB, transformer
+
+from engine.comm import Communicator, connect
+from engine.config import StrategyName
+from engine.data import place
+from engine.lanes import Lanes, Passage
+from engine.link import Kind, Link
+from engine.optimizer import AdamW
+from engine.strategies import Options, make
+from engine.train import train_step
+
+pytestmark = pytest.mark.gpu
+
+MILLISECOND = 2_000_000
+"""In cycles, about."""
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], Communicator]]:
+    """A group of this process alone."""
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    joined: list[Communicator] = []
+
+    def join(link: str | None = None) -> Communicator:
+        device = torch.device("cuda", 0)
+        torch.cuda.set_device(device)
+        joined.append(connect(device, link and Link.parse(link)))
+        return joined[-1]
+
+    yield join
+    for comm in joined:
+        comm.close()
+
+
+def off_from_one_process(comm: Communicator, name: StrategyName, steps: int = 4) -> float:
+    """By how much a parameter differs at most, after so many updates in float64."""
+    model = transformer().to(comm.device)
+    alone = copy.deepcopy(model)
+    strategy = make(name, model, comm, Options(bucket_cap_mb=SMALL_CAP_MB))
+    optimizer, alone_optimizer = AdamW(strategy.optimized(), lr=1e-3), AdamW(alone.parameters(), lr=1e-3)
+    for step in range(steps):
+        train_step(strategy, optimizer, BATCHES, step, accumulate=1, clip_norm=None)
+        alone.zero_grad()
+        alone(*place(BATCHES.of_rank(step, 0, 0), comm.device)).backward()
+        alone_optimizer.step()
+    strategy.settle()
+    got = strategy.full_parameters()
+    return max(float((got[n] - p).detach().abs().nan_to_num(torch.inf).max()) for n, p in alone.named_parameters())
+
+
+def slow_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every collective is late by a millisecond, so that whatever does not wait for it reads something else."""
+    launch = Lanes.launch
+
+    def late(self: Lanes, kind: Kind, call: Callable[[], object]) -> Passage:
+        return launch(self, kind, lambda: (torch.cuda._sleep(MILLISECOND), call()))
+
+    monkeypatch.setattr(Lanes, "launch", late)
+
+
+@pytest.mark.parametrize("name", StrategyName)
+def test_one_rank_over_nccl_is_one_process(
+    name: StrategyName, join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_lanes(monkeypatch)
+    assert off_from_one_process(join(), name) <= 1e-10
+
+
+@pytest.mark.parametrize("name", [StrategyName.ZERO2, StrategyName.ZERO3])  # of one rank others move nothing
+def test_a_missing_wait_is_wrong(
+    name: StrategyName, join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_lanes(monkeypatch)
+    monkeypatch.setattr(Passage, "wait", lambda self: None)
+    assert off_from_one_process(join(), name) > 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("name", StrategyName)
+@pytest.mark.parametrize("link", [None, "400Gbps,10us,8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_host_never_waits_in_a_step(
+    name: StrategyName, link: str | None, dtype: torch.dtype, join: Callable[..., Communicator]
+) -> None:
+    comm = join(link)
+    ours = name not in (StrategyName.TORCH_DDP, StrategyName.TORCH_FSDP2)
+    options = Options(bucket_cap_mb=SMALL_CAP_MB, main_grad=ours and dtype is torch.bfloat16)
+    strategy = make(name, transformer(dtype=dtype).to(comm.device), comm, options)
+    optimizer = AdamW(strategy.optimized(), lr=1e-3)
+    losses = []
+    for step in range(5):
+        torch.cuda.set_sync_debug_mode("error" if step >= 3 else "default")
+        try:
+            losses.append(train_step(strategy, optimizer, BATCHES, step, accumulate=2, clip_norm=1.0))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    strategy.settle()
+    assert torch.stack(losses).isfinite().all()
+
+
+def test_a_recording_over_nccl_has_what_the_analyser_reads(tmp_path: Path) -> None:
+    options = [
+        "--strategy",
+        "zero3",
+        "--device",
+        "cuda",
+        "--nproc",
+        "1",
+        "--link",
+        "none",
+        "--layers",
+        "3",
+        "--steps",
+        "2",
+    ]
+    subprocess.run([sys.executable, "-m", "engine", *options, "--out", str(tmp_path / "run")], check=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["backend"] == "nccl"
+    with gzip.open(tmp_path / "run" / "rank0.pt.trace.json.gz") as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    collectives = [name for name in names if name.startswith("engine::comm")]
+    assert sum("kind=all_gather" in name for name in collectives) == 2 * 7  # 2L + 1
+    assert sum("kind=reduce_scatter" in name for name in collectives) == 2 * 5
+    assert names.count("record_param_comms") >= len(collectives)
