@@ -35,7 +35,7 @@ def record(out: Path, *options: str, entry: tuple[str, ...] = ("-m", "engine", "
         [sys.executable, *entry, "--out", str(out), *SMALL, *options], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+    assert [line for line in done.stdout.splitlines() if not line.startswith("[Gloo] Rank")] == []  # torch 2.9 says so
     return done.stderr
 
 
