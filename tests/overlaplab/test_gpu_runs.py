@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_gpu import GATHER_US, SCATTER_US, Gpu, bucketed, fsdp2, zero3
+from made_gpu import COMPUTE, GATHER_US, LINK, SCATTER_US, Gpu, bucketed, fsdp2, zero3
 from made_phantoms import phantom_run
 
 import overlaplab
@@ -193,3 +193,20 @@ def test_two_collectives_of_which_one_overran(tmp_path: Path) -> None:
     run = gpu_run(tmp_path, gpu.events)
     assert us(overlaplab.collectives(run), "transfer_ns") == [[14], [50]]
     assert us(overlaplab.summary(run), "comm_ns", "span_ns") == [[64, 401]]
+
+
+def test_a_backward_pass_ends_before_it_waits(tmp_path: Path) -> None:
+    """DDP without bucket views copies the means out of its buckets, still within the call of the backward pass."""
+    gpu = Gpu()
+    with gpu.step():
+        gpu.run("gemm_forward", 100)
+        with gpu.span("backward microbatch=0 sync=1"):
+            with gpu.autograd(), gpu.function("torch::autograd::AccumulateGrad"):
+                gpu.run("gemm_backward", 200)
+                gpu.label("bucket_ready bucket=0 bytes=8 parameters=w")
+                with gpu.span("bucket_launch bucket=0"):
+                    gpu.carry("all_reduce", 8, 300)
+            gpu.wait(COMPUTE, gpu.end(LINK))
+            gpu.run("copy_bucket_to_grad", 5)
+    table = overlaplab.buckets(gpu_run(tmp_path, gpu.events))
+    assert us(table, "backward_start_ns", "backward_end_ns", "start_ns", "end_ns") == [[100, 301, 302, 602]]
