@@ -4,7 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-
 from engine import cli, worker
 from engine.train import record
 
