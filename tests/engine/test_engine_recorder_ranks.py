@@ -1,4 +1,4 @@
-"""A Recorder around torch's DDP, on real gloo processes: buckets are named, and training is what it would have been.
+"""A Recorder around torch's DDP and FSDP2, on real gloo processes: what moves is named, training is what it would be.
 
 The ranks run this file as a script; each scenario is a test.
 """
@@ -17,9 +17,13 @@ import torch
 import torch.distributed as dist
 from engine_ranks import Scenarios
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import overlaplab
 from engine import Recorder
 from engine.comm import Communicator
 from engine.errors import EngineError
@@ -195,6 +199,35 @@ def an_exception_ends_the_recording_and_not_the_model(comm: Communicator) -> Non
 def two_models_in_ddp_are_one_too_many(comm: Communicator) -> None:
     with pytest.raises(EngineError, match="labels one DDP model, and this has 2"):
         Recorder(folder(comm), nn.ModuleList([wrapped(), wrapped()]))
+
+
+@scenario()
+def units_of_fsdp2_are_called_as_in_its_ranges(comm: Communicator) -> None:
+    """One behind a checkpoint's wrapper, two modules sharded together, the rest; a plain parameter is the root's."""
+    model = nn.Sequential(nn.Linear(8, 16), checkpoint_wrapper(nn.Linear(16, 16)), nn.LayerNorm(16), nn.Linear(16, 4))
+    mesh = DeviceMesh.from_group(comm.group, "cpu")
+    fully_shard(model[1]._checkpoint_wrapped_module, mesh=mesh)
+    fully_shard([model[2], model[3]], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    out = folder(comm)
+    with Recorder(out, model, warmup=1, steps=1) as recorder:
+        for _ in range(2):
+            model(torch.ones(2, 8)).sum().backward()
+            recorder.step()
+    comm.barrier()
+    units = json.loads((out / "run.json").read_text())["units"]
+    inner = "1._checkpoint_wrapped_module"
+    assert units == [
+        {"name": "root", "bytes": 4 * (8 * 16 + 16), "parameters": ["0.weight", "0.bias"]},
+        {"name": "1", "bytes": 4 * (16 * 16 + 16), "parameters": [f"{inner}.weight", f"{inner}.bias"]},
+        {
+            "name": "2, 3",
+            "bytes": 4 * (2 * 16 + 16 * 4 + 4),
+            "parameters": ["2.weight", "2.bias", "3.weight", "3.bias"],
+        },
+    ], units
+    gathers = overlaplab.schedule(overlaplab.load_run(out))
+    assert set(zip(gathers["unit"], gathers["bytes"], strict=True)) == {(u["name"], u["bytes"]) for u in units}
 
 
 found = scenario.found
