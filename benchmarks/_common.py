@@ -15,7 +15,7 @@ from engine.comm import Communicator
 from engine.config import Config
 from engine.data import Batches
 from engine.link import Link
-from engine.train import build, train_step
+from engine.train import build, model_of, train_step
 
 LAYERS = Annotated[int, typer.Option(help="Layers.")]
 WIDTH = Annotated[int, typer.Option(help="Features.")]
@@ -57,7 +57,9 @@ class Side:
 
     def __init__(self, config: Config, comm: Communicator) -> None:
         """Build it as configured."""
-        self.strategy, self.optimizer = build(config, comm)
+        with comm.device:  # a GPU draws many weights at once
+            model = model_of(config)
+        self.strategy, self.optimizer = build(config, comm, model)
         self._batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
         self._accumulate = config.accumulate
 

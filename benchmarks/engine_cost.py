@@ -101,7 +101,7 @@ class _Nothing:
 
 
 @contextmanager
-def _without_labels() -> Iterator[None]:
+def without_labels() -> Iterator[None]:
     """Spans are empty contexts, instants do nothing, and gradients have no hooks for labels."""
     before = labels.span, labels.instant, record.after_accumulation
     labels.span = lambda *_, **__: _Nothing()  # type: ignore[assignment,return-value]
@@ -128,7 +128,7 @@ def labels_(pairs: PAIRS = 30, layers: LAYERS = 8, width: WIDTH = 256, seq: SEQ 
         batch=batch,
     )
     labelled = Side(config, comm)
-    with _without_labels():
+    with without_labels():
         bare = Side(config, comm)
     times: list[list[float]] = [[], []]
     for number in range(pairs + 3):
@@ -136,7 +136,7 @@ def labels_(pairs: PAIRS = 30, layers: LAYERS = 8, width: WIDTH = 256, seq: SEQ 
             if with_them:
                 with_labels = seconds(labelled, number)
             else:
-                with _without_labels():
+                with without_labels():
                     without = seconds(bare, number)
         if number >= 3:
             times[0].append(with_labels)

@@ -1,0 +1,258 @@
+"""One part of `gpu.py`, in a process of its own: what it measures, as JSON.
+
+python benchmarks/_gpu_parts.py PART PLAN.json RESULT.json
+
+Times are seconds per step: of a few steps in a row after one that is not timed, so that the device's queue is never
+empty; on a GPU by events of its stream, on a CPU by the host's clock.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from _common import Side, alternate
+from engine_cost import without_labels
+from torch.profiler import ProfilerActivity, profile
+
+from engine.comm import connect
+from engine.config import Config, Device, Dtype, StrategyName
+from engine.data import Batches, place
+from engine.link import Kind, Link
+from engine.train import model_of
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured, and how often."""
+
+    device: str
+    link: str
+    """With its world: one rank of so many."""
+    layers: int
+    width: int
+    heads: int
+    seq: int
+    batch: int
+    vocab: int
+    dtype: str
+    pairs: int
+    """Pairs of measurements that count."""
+    steps: int
+    """Steps of one measurement."""
+    caps: tuple[float, ...]
+    """Caps of buckets in MiB, for the curve."""
+    cap: float
+    """The cap where there is one."""
+
+
+class Bench:
+    """One rank of an emulated group, and what it trains."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Connect."""
+        self.plan = plan
+        self.link = Link.parse(plan.link)
+        self.device = torch.device(plan.device, 0) if plan.device == "cuda" else torch.device("cpu")
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.comm = connect(self.device, self.link)
+
+    def config(self, strategy: StrategyName, **more: Any) -> Config:
+        """A strategy's, for the plan's model."""
+        plan = self.plan
+        return Config(
+            strategy=strategy,
+            out=Path(),
+            device=Device(plan.device),
+            layers=plan.layers,
+            width=plan.width,
+            heads=plan.heads,
+            seq=plan.seq,
+            batch=plan.batch,
+            vocab=plan.vocab,
+            dtype=Dtype(plan.dtype),
+            **more,
+        )
+
+    def side(self, strategy: StrategyName, **more: Any) -> Side:
+        """A model that is trained step by step."""
+        return Side(self.config(strategy, **more), self.comm)
+
+    def seconds(self, side: Side, number: int) -> float:
+        """Of one step; `number` counts the measurements."""
+        first = number * (self.plan.steps + 1)
+        side(first)
+        begin = self.mark()
+        for step in range(first + 1, first + 1 + self.plan.steps):
+            side(step)
+        return self.between(begin, self.mark()) / self.plan.steps
+
+    def mark(self) -> Any:
+        """A moment: the current stream's, which may be yet to come, or the host's."""
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, begin: Any, end: Any) -> float:
+        """Seconds between two marks; waits for the second."""
+        if self.device.type == "cpu":
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def compared(self, what: str, sides: tuple[Side, Side]) -> Figures:
+        """Step times of two sides that take turns."""
+        ours, theirs = alternate(sides, self.plan.pairs, self.seconds)
+        return {"what": what, "ours": ours, "theirs": theirs}
+
+
+def alone(bench: Bench) -> Figures:
+    """A forward and a backward pass without communication, and all buckets' all-reduces without computation."""
+    config = bench.config(StrategyName.BUCKETED, bucket_cap_mb=bench.plan.cap)
+    with bench.device:
+        model = model_of(config)
+    batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
+    passes: dict[str, list[float]] = {"forward": [], "backward": [], "host": []}
+    for number in range(3 + bench.plan.pairs):
+        tokens, targets = place(batches.of_rank(number, 0, 0), bench.device)
+        host, begin = time.perf_counter(), bench.mark()
+        loss = model(tokens, targets)
+        turn = bench.mark()
+        loss.backward()
+        host, end = time.perf_counter() - host, bench.mark()
+        model.zero_grad(set_to_none=True)
+        if number >= 3:
+            found = {"forward": bench.between(begin, turn), "backward": bench.between(turn, end), "host": host}
+            for name, value in found.items():
+                passes[name].append(value)
+    del model, loss
+    side = bench.side(StrategyName.BUCKETED, bucket_cap_mb=config.bucket_cap_mb)
+    for number in range(3):
+        side(number)
+    buckets = [nbytes for nbytes, _ in side.strategy.buckets]
+    world = bench.comm.world_size
+    return {
+        **{name: median(values) for name, values in passes.items()},
+        "communication": median(_carried(bench, buckets) for _ in range(5)),
+        "modelled": sum(bench.link.modelled_ns(Kind.ALL_REDUCE, nbytes, world) for nbytes in buckets) / 1e9,
+        "buckets": buckets,
+        "parameters": sum(p.numel() for p in side.strategy.model.parameters()),
+    }
+
+
+def _carried(bench: Bench, buckets: list[int]) -> float:
+    """Seconds that the link takes for all-reduces of so many bytes in a row."""
+    tensors = [torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=bench.device) for nbytes in buckets]
+    begin = bench.mark()
+    for work in [bench.comm.all_reduce_mean(tensor) for tensor in tensors]:
+        work.wait()
+    return bench.between(begin, bench.mark())
+
+
+def curve(bench: Bench) -> Figures:
+    """Step time of bucketed for each cap; all take turns."""
+    sides = {cap: bench.side(StrategyName.BUCKETED, bucket_cap_mb=cap) for cap in bench.plan.caps}
+    times: dict[float, list[float]] = {cap: [] for cap in sides}
+    for number in range(2 + bench.plan.pairs):
+        for cap in list(sides) if number % 2 else reversed(sides):
+            found = bench.seconds(sides[cap], number)
+            if number >= 2:
+                times[cap].append(found)
+    return {
+        "caps": list(times),
+        "seconds": list(times.values()),
+        "buckets": [len(side.strategy.buckets) for side in sides.values()],
+    }
+
+
+def ddp(bench: Bench) -> Figures:
+    """bucketed ÷ torch-ddp."""
+    ours, theirs = (
+        bench.side(name, bucket_cap_mb=bench.plan.cap) for name in (StrategyName.BUCKETED, StrategyName.TORCH_DDP)
+    )
+    return bench.compared(f"step time, bucketed ÷ torch-ddp, {bench.plan.cap:g} MiB", (ours, theirs))
+
+
+def fsdp2(bench: Bench) -> Figures:
+    """zero3 ÷ torch-fsdp2."""
+    sides = bench.side(StrategyName.ZERO3), bench.side(StrategyName.TORCH_FSDP2)
+    return bench.compared("step time, zero3 ÷ torch-fsdp2, 1 ahead", sides)
+
+
+def recording(bench: Bench) -> Figures:
+    """Recording on ÷ off, as the engine records."""
+    side = bench.side(StrategyName.BUCKETED, bucket_cap_mb=bench.plan.cap)
+    before = [bench.seconds(side, number) for number in range(5)][2:]  # the profiler may leave something behind
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.device.type == "cuda" else [])]
+    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    events = 0
+    for number in range(2 + bench.plan.pairs):
+        for on in (False, True) if number % 2 else (True, False):
+            if on:
+                with profile(activities=activities, experimental_config=threads) as profiler:
+                    found = bench.seconds(side, number)
+                events = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+            else:
+                found = bench.seconds(side, number)
+            if number >= 2:
+                times[on].append(found)
+    steps = bench.plan.steps + 1
+    what = f"recording on ÷ off, {events // steps} events per step"
+    return {"what": what, "ours": times[True], "theirs": times[False], "before": before}
+
+
+def labels(bench: Bench) -> Figures:
+    """Labels with the profiler off ÷ labels removed, for each of two strategies."""
+    return {
+        name: _labels(bench, name, more)
+        for name, more in ((StrategyName.BUCKETED, {"bucket_cap_mb": bench.plan.cap}), (StrategyName.ZERO3, {}))
+    }
+
+
+def _labels(bench: Bench, name: StrategyName, more: dict[str, Any]) -> Figures:
+    labelled = bench.side(name, **more)
+    with without_labels():
+        bare = bench.side(name, **more)
+    times: tuple[list[float], list[float]] = [], []
+    for number in range(2 + bench.plan.pairs):
+        for removed in (False, True) if number % 2 else (True, False):
+            if removed:
+                with without_labels():
+                    found = bench.seconds(bare, number)
+            else:
+                found = bench.seconds(labelled, number)
+            if number >= 2:
+                times[removed].append(found)
+    return {"what": f"labels, profiler off ÷ labels removed, {name}", "ours": times[0], "theirs": times[1]}
+
+
+PARTS: dict[str, Callable[[Bench], Figures]] = {
+    part.__name__: part for part in (alone, curve, ddp, fsdp2, recording, labels)
+}
+
+
+def main(name: str, plan: str, result: str) -> None:
+    """Measure one part."""
+    bench = Bench(Plan(**json.loads(Path(plan).read_text())))
+    figures = PARTS[name](bench)
+    figures["link"] = bench.plan.link
+    if bench.device.type == "cuda":
+        figures["device"] = torch.cuda.get_device_name(bench.device)
+    figures["torch"] = torch.__version__
+    Path(result).write_text(json.dumps(figures, indent=1) + "\n")
+    bench.comm.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

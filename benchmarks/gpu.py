@@ -1,0 +1,140 @@
+"""What the engine costs and attains on one GPU, under one emulated link, in one call.
+
+    python benchmarks/gpu.py                        all of it, with tables at the end; under nine minutes on an H100
+    python benchmarks/gpu.py --table                the tables again, of what was measured before
+    python benchmarks/gpu.py --device cpu --small   the same with a tiny model on the CPU: whether it works
+
+One rank of an emulated group of eight trains; the peers are phantoms. The link is one on which all-reducing all
+gradients alone takes 70 % of the backward pass alone; both are measured. Sides of a ratio take turns within a process;
+each part has a process of its own, and one that fails keeps no other from being measured. Needs torch and typer, and
+overlaplab for the bound, which is found from runs recorded in the same call: there or, by `--table`, elsewhere.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from _gpu_table import Figures, best_cap, pick_link, share, tables
+
+ROOT = Path(__file__).resolve().parents[1]
+WORLD = 8
+RECORDED = ("bucketed", "zero3", "torch-fsdp2")
+
+FULL: dict[str, Any] = {
+    "device": "cuda", "layers": 24, "width": 1024, "heads": 16, "seq": 1024, "batch": 16, "vocab": 8192,
+    "dtype": "bfloat16", "pairs": 20, "steps": 3, "caps": [1, 5, 10, 25, 50, 100, 200, 1000], "cap": 25,
+}  # fmt: skip
+"""A model that fills an H100; see `Plan` in _gpu_parts.py."""
+SMALL: dict[str, Any] = {
+    "layers": 2, "width": 32, "heads": 4, "seq": 16, "batch": 2, "vocab": 64,
+    "dtype": "float32", "pairs": 2, "steps": 1, "caps": [0.02, 0.05, 1], "cap": 0.05,
+}  # fmt: skip
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(slots=True)
+class Measuring:
+    """Starts the parts, one after the other, while there is time."""
+
+    out: Path
+    plan: dict[str, Any]
+    deadline: float
+    """By the monotonic clock."""
+
+    def part(self, part: str, name: str, **plan: Any) -> Figures | None:
+        """What a part finds, which is also written to `<name>.json`; None if it fails, or time is over."""
+        result = self.out / f"{name}.json"
+        order = self.out / f"{name}.plan"
+        order.write_text(json.dumps(self.plan | plan))
+        script = str(Path(__file__).with_name("_gpu_parts.py"))
+        if not self._run(name, [script, part, str(order), str(result)]):
+            return None
+        found: Figures = json.loads(result.read_text())
+        return found
+
+    def record(self, strategy: str, **options: Any) -> None:
+        """Record a run of the plan's model as the engine's command does, into `<strategy>`."""
+        names = ("device", "layers", "width", "heads", "seq", "batch", "vocab", "dtype", "link")
+        chosen = {name: self.plan[name] for name in names} | {"steps": 3, "warmup": 3, "nproc": 1} | options
+        words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        out = os.path.relpath(self.out / strategy, ROOT)
+        self._run(f"recording {strategy}", ["-m", "engine", "--strategy", strategy, "--out", out, *words], alone=False)
+
+    def _run(self, name: str, words: list[str], *, alone: bool = True) -> bool:
+        left = self.deadline - time.monotonic()
+        if left < 20:
+            print(f"{name}: no time is left", file=sys.stderr)
+            return False
+        # Each part is a rank by itself; the recording command starts its own.
+        rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if alone else {}
+        found = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        quiet = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                [sys.executable, *words],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": found} | quiet | rank,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=min(left, 150),
+            )
+            fault = done.stderr.strip() if done.returncode else None
+        except subprocess.TimeoutExpired:
+            fault = "took too long"
+        took = f"{time.monotonic() - began:.0f} s"
+        print(f"{name}: {took}" if fault is None else f"{name}: failed after {took}\n{fault}", file=sys.stderr)
+        return fault is None
+
+
+@app.command()
+def main(
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    small: Annotated[bool, typer.Option("--small", help="A tiny model, and few measurements.")] = False,
+    out: Annotated[Path, typer.Option(help="Where measurements and recorded runs are left.")] = Path("runs/gpu"),
+    minutes: Annotated[float, typer.Option(help="Parts that would begin later are left out.")] = 8.5,
+    table: Annotated[bool, typer.Option("--table", help="Only print the tables of what lies in --out.")] = False,
+) -> None:
+    """Measure all, and print Markdown."""
+    if not table:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in out.glob("*.json"):
+            path.unlink()
+        plan = FULL | (SMALL if small else {}) | {"device": device}
+        _measure(Measuring(out.resolve(), plan, time.monotonic() + 60 * minutes))
+    print(tables(out))
+
+
+def _measure(measuring: Measuring) -> None:
+    """All parts, what the others need first."""
+    half = max(2, measuring.plan["pairs"] // 2)
+    gbps, us = 200.0, 10.0
+    if first := measuring.part("alone", "alone-first", link=f"{gbps:g}Gbps,{us:g}us,{WORLD}"):
+        gbps, us = pick_link(first["backward"], first["buckets"], WORLD)
+    measuring.plan["link"] = f"{gbps:g}Gbps,{us:g}us,{WORLD}"
+    if alone := measuring.part("alone", "alone"):
+        print(f"link {alone['link']}: communication alone ÷ backward alone {share(alone):.3f}", file=sys.stderr)
+    cap = measuring.plan["cap"]
+    if curve := measuring.part("curve", "curve", pairs=half):
+        cap, _ = best_cap(curve)
+    measuring.part("ddp", "ddp")
+    measuring.part("fsdp2", "fsdp2")
+    for strategy in RECORDED:
+        measuring.record(strategy, bucket_cap_mb=cap)
+    measuring.part("recording", "recording", pairs=half)
+    measuring.part("labels", "labels")
+    if cap != measuring.plan["cap"]:
+        measuring.part("ddp", "ddp-best", cap=cap)
+    slow = f"{gbps:g}Gbps,{5 * max(us, 2):g}us,{WORLD}"
+    measuring.part("curve", "curve-slow", link=slow, pairs=half)
+
+
+if __name__ == "__main__":
+    app()
