@@ -1,4 +1,4 @@
-"""Records strategies as one rank of an emulated group, in one process: python phantom_runs.py OUT OPTIONS -- NAMES."""
+"""Records strategies on one rank, one after the other in one process: python phantom_runs.py OUT OPTIONS -- NAMES."""
 
 import os
 import sys
@@ -12,6 +12,7 @@ def main() -> None:
     cut = sys.argv.index("--")
     out, options, names = Path(sys.argv[1]), sys.argv[2:cut], sys.argv[cut + 1 :]
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port, for those without a link
     worker.work = lambda config, argv: record(config, argv)  # which would end the process
     for name in names:
         code = cli.main(["--strategy", name, "--out", str(out / name), *options])
