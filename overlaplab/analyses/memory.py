@@ -47,14 +47,15 @@ def memory(run: Run) -> pd.DataFrame:
 
 
 def peaks(run: Run) -> pd.DataFrame:
-    """One row per rank that a CUDA allocator served: the most that it had allocated at any time of the run.
+    """One row per rank: what it had beside the parts of `memory`.
 
-    Columns, in Int64: `rank`, `peak_bytes` (activations and buffers included, which the formulas do not know),
-    `scratch_bytes` (lent to phantoms beside that; null without them). Empty where run.json tells no peak.
+    Columns, in Int64: `rank`, `peak_bytes` (the CUDA allocator's highest mark: activations and buffers included, which
+    the formulas do not know; null on CPU), `scratch_bytes` (lent to phantoms, in none of the other figures; null
+    without them). A rank of which run.json tells neither has no row.
     """
     told = run.manifest.memory if run.manifest else ()
-    rows = [(held.rank, held.peak_allocated, held.scratch) for held in told if held.peak_allocated is not None]
-    return pd.DataFrame(rows, columns=list(_PEAKS)).astype("Int64")
+    rows = [(held.rank, held.peak_allocated, held.scratch) for held in told]
+    return pd.DataFrame(rows, columns=list(_PEAKS)).astype("Int64").dropna(subset=list(_PEAKS[1:]), how="all")
 
 
 def _formula(manifest: Manifest, part: str) -> tuple[int | None, str | None]:

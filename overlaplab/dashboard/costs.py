@@ -105,11 +105,11 @@ def _storages(opened: Opened) -> str:
 
 
 def _peak_words(peaks: pd.DataFrame) -> str:
-    """What the allocator's highest mark holds, beside the formulas' parts; empty where it is unknown."""
-    if peaks.empty:
-        return ""
-    lent = ", less what was lent to phantoms" if peaks["scratch_bytes"].notna().any() else ""
-    return f" The peak is the most that was allocated at any time, activations and buffers included{lent}."
+    """What is shown beside the formulas' parts; empty where that is nothing."""
+    said = ""
+    if peaks["peak_bytes"].notna().any():
+        said = " The peak is the most that was allocated at any time, activations and buffers included."
+    return f"{said} What is lent to phantoms is in no other figure." if peaks["scratch_bytes"].notna().any() else said
 
 
 def _memory(held: pd.DataFrame, peaks: pd.DataFrame) -> pd.DataFrame:

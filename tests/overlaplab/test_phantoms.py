@@ -95,7 +95,9 @@ def test_measured_peak_stands_beside_theory(tmp_path: Path) -> None:
     assert [str(column.header) for column in sizes.columns][-1] == "peak MB"
     assert [getattr(cell, "plain", cell) for cell in sizes.columns[-1].cells] == ["9.00"]
     cpu = phantom_run(tmp_path / "cpu", engine_events(), memory=[held | {"peak_allocated": None, "scratch": 500}])
-    assert peaks(cpu).empty
+    assert peaks(cpu)[["rank", "scratch_bytes"]].to_numpy().tolist() == [[0, 500]]
+    assert peaks(cpu)["peak_bytes"].isna().all()
+    assert peaks(phantom_run(tmp_path / "none", engine_events(), memory=[held])).empty
     sizes = console.sizes_table(compare([cpu]))
     assert sizes is not None
     assert [str(column.header) for column in sizes.columns][-1] == "theory"
