@@ -194,7 +194,7 @@ def recording(bench: Bench) -> Figures:
     side = bench.side(StrategyName.BUCKETED, bucket_cap_mb=bench.plan.cap)
     before = [bench.seconds(side, number) for number in range(5)][2:]  # the profiler may leave something behind
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.device.type == "cuda" else [])]
-    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=bench.device.type == "cpu")
     times: dict[bool, list[float]] = {False: [], True: []}
     events = 0
     for number in range(2 + bench.plan.pairs):

@@ -3,9 +3,10 @@
 [Note: what is played]
 Computation is one queue, the link another. Computation counts by how long it ran, idle time left out. A collective
 starts once what was computed before its launch is done and the link is free of the one before, and ends T later:
-start = max(ready, previous end). Computation waits for a bucket where the engine did (`engine::bucket_done`), for a
-gathered unit where it did (`engine::gather_wait`), and for reduce-scatters only after the backward pass: how many of
-them may be in flight is the engine's choice, and no law. Collectives of flags and norms are left out.
+start = max(ready, previous end). Computation waits for a bucket or a gathered unit where the engine did
+(`engine::bucket_done`, `engine::gather_wait`), and for a reduce-scatter where it did (`engine::scatter_done`), but not
+before the backward pass has ended: how many may be in flight is the engine's choice, and no law. Collectives of flags
+and norms are left out.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = ["Compute", "Launch", "Move", "Wait", "bound", "finish_ns"]
 
 _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
 _SENDERS = {"bucket_launch": "all_reduce", "gather_launch": "all_gather", "scatter_launch": "reduce_scatter"}
+_WAITERS = ("bucket_done", "gather_wait", "scatter_done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +132,18 @@ def _moves(points: Sequence[tuple[int, Launch | Wait]], done_by: Callable[[int],
 def _points(labels: Sequence[Label], link: Link) -> list[tuple[int, Launch | Wait]]:
     """What one step's labels, in order of time, tell of launches and waits, each with the host's moment."""
     sizes = {label.fields["bucket"]: label.fields["bytes"] for label in labels if label.word == "bucket_ready"}
+    due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
     found: list[tuple[int, Launch | Wait]] = []
     launched: dict[tuple[str | None, ...], int] = {}
-    scatters: list[int] = []
     numbers = count()
-    due_ns = 0
     for label in labels:
         size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
         if label.word in _SENDERS and size is not None:
-            number = launched[_of(label)] = next(numbers)
+            launched[_of(label)] = next(numbers)
             found.append((label.start_ns, Launch(transfer_ns(_SENDERS[label.word], int(size), link))))
-            if label.word == "scatter_launch":
-                scatters.append(number)
-        elif label.word in ("bucket_done", "gather_wait") and _of(label) in launched:
-            found.append((label.start_ns, Wait(launched[_of(label)])))
-        if label.word in ("backward", "scatter_launch"):
-            due_ns = max(due_ns, label.end_ns)
-    found += ((due_ns, Wait(number)) for number in scatters)
+        elif label.word in _WAITERS and _of(label) in launched:
+            at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
+            found.append((at_ns, Wait(launched[_of(label)])))
     return sorted(found, key=lambda point: point[0])
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import made_gpu
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_phantoms import phantom_run
 from made_traces import event, launched, op, run_of, step
 from made_zero3 import USE, sizes, zero3_events
 
@@ -173,6 +175,19 @@ def test_reduce_scatters_are_due_after_the_backward_pass(tmp_path: Path) -> None
     ]
     # computes 10, launches 5, computes 3, waits 2, computes 7
     assert bound(run_of(tmp_path, events), link=TEN)["bound_ns"].tolist() == [22_000]
+
+
+def test_what_the_engine_writes_on_a_gpu(tmp_path: Path) -> None:
+    """Buckets of 300 µs, launched at 800 and 1200 of 1200, 50 of the optimizer; then ZeRO-3 with 150 each."""
+    link = Link(emulated=True, bandwidth_gbps=1e9, latency_us=150, world_size=2)
+    run = phantom_run(tmp_path / "bucketed", made_gpu.bucketed(), device="cuda")
+    assert bound(run, link=link)["bound_ns"].tolist() == [1_550_000, 1_550_000]
+    assert overlaplab.summary(run)["span_ns"].tolist() == [1_560_000, 1_559_000]  # 1 µs between kernels
+    run = phantom_run(tmp_path / "zero3", made_gpu.zero3(1), device="cuda", strategy="zero3")
+    # forward to 700; head to 910, its scatter to 1060, then the gather of layer 0; layer 1 to 1120 (its scatter from
+    # 1210 to 1360) and 10 of the head's shard; layer 0 from 1210 to 1420 and 10; the embedding to 1640, its scatter to
+    # 1790 beside 10 of layer 0's shard, then 10 of its own, and 50
+    assert bound(run, link=link)["bound_ns"].tolist() == [1_850_000, 1_850_000]
 
 
 def by_rule(layers: int, prefetch: int, microbatches: int, link: Link) -> int:
