@@ -91,6 +91,32 @@ def test_scratch_is_a_block_per_type_however_much_is_moved() -> None:
     assert phantoms.scratch_bytes == 2 * 4 * block + 8 * block
 
 
+def test_memory_is_read_and_written_as_a_ring_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = {"sent": 0, "received": 0}
+    stage, peers = Phantoms._stage, Phantoms._peers
+
+    def counting_stage(self: Phantoms, block: torch.Tensor) -> torch.Tensor:
+        moved["sent"] += block.numel()
+        return stage(self, block)
+
+    def counting_peers(self: Phantoms, block: torch.Tensor) -> torch.Tensor:
+        moved["received"] += block.numel()
+        return peers(self, block)
+
+    monkeypatch.setattr(Phantoms, "_stage", counting_stage)
+    monkeypatch.setattr(Phantoms, "_peers", counting_peers)
+    phantoms, full, part = Phantoms(2, 4), torch.ones(100_000), torch.ones(25_000)
+    for move, sent, received in [
+        (lambda: phantoms.allreduce([full], reduction(dist.ReduceOp.AVG)), 100_000, 0),
+        (lambda: phantoms._reduce_scatter_base(part, full, reduction(dist.ReduceOp.SUM)), 125_000, 0),
+        (lambda: phantoms._allgather_base(full, part, None), 0, 75_000),
+        (lambda: phantoms.broadcast([part], None), 25_000, 0),
+    ]:
+        moved |= {"sent": 0, "received": 0}
+        move()
+        assert moved == {"sent": sent, "received": received}
+
+
 def test_autograd_takes_no_notice() -> None:
     """As with any backend: neither an operation on a leaf nor a new version of what is saved."""
     leaf = torch.ones(4, requires_grad=True)
