@@ -215,6 +215,29 @@ def orders_that_differ_later_are_an_error(comm: Communicator) -> None:
             strategy.backward(strategy(x, "dcba" if comm.rank == 0 else "cdba"))
 
 
+class Abreast(nn.Module):
+    """Maps side by side, not all of which the loss need depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(6, 6).double() for _ in range(4))
+
+    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        return sum(y.sum() for y in [layer(x) for layer in self.maps][:count])
+
+
+@scenario()
+def backward_orders_that_differ_are_an_error(comm: Communicator) -> None:
+    """The forward passes are the same."""
+    strategy = make(StrategyName.ZERO3, Abreast(), comm, Options(prefetch=0))
+    x = torch.ones(2, 6, dtype=torch.float64, requires_grad=True)
+    for count in (4, 4, 2):
+        strategy.backward(strategy(x, count))
+    if comm.world_size > 1:
+        with pytest.raises(EngineError, match=r"has come to the gather of maps\.0, rank 1 to the gather of maps\.2"):
+            strategy.backward(strategy(x, 1 if comm.rank == 0 else 3))
+
+
 @scenario()
 def several_dtypes_in_a_unit(comm: Communicator) -> None:
     model = Branches()
