@@ -48,8 +48,9 @@ def summary_table(table: pd.DataFrame, title: str) -> Table:
     )
     parts = ["span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns"]
     parts[4:4] = ["exposed_wait_ns"] if waited else []
+    digits = _digits(table["span_ns"])
     for _, row in table.iterrows():
-        times = (_ms(row[part]) for part in parts)
+        times = (_ms(row[part], digits) for part in parts)
         add_row(shown, [_known(row["rank"]), _known(row["step"]), *times, _percent(row["overlap_ratio"])])
     return shown
 
@@ -57,12 +58,13 @@ def summary_table(table: pd.DataFrame, title: str) -> Table:
 def buckets_table(table: pd.DataFrame) -> Table:
     """`buckets`' rows of one rank and step: when each was ready, ran, and which parameter it waited for."""
     first = table.iloc[0]
-    begins, ends = _ms(first["backward_start_ns"]), _ms(first["backward_end_ns"])
+    digits = _digits(table[["backward_end_ns", "end_ns"]])
+    begins, ends = _ms(first["backward_start_ns"], digits), _ms(first["backward_end_ns"], digits)
     title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
     shown = blank_table(title, "bucket", "MB", "ready", "start", "end", "exposed")
     shown.add_column("last gradient", overflow="ellipsis")
     for row in table.to_dict("records"):
-        times = (_ms(row[column]) for column in ("ready_ns", "start_ns", "end_ns", "exposed_ns"))
+        times = (_ms(row[column], digits) for column in ("ready_ns", "start_ns", "end_ns", "exposed_ns"))
         megabytes = "–" if pd.isna(row["bytes"]) else f"{row['bytes'] / 1e6:.1f}"
         add_row(shown, [str(row["index"]), megabytes, *times, last_gradient(row) or "–"])
     return shown
@@ -83,11 +85,12 @@ def compare_table(table: pd.DataFrame) -> Table:
     if why is not None:
         shown.caption += f"; none is fastest: {why}"
     figures = ["step_ms_median", "step_ms_iqr", "exposed_ms_median", "comm_ms_median", "compute_ms_median"]
+    digits = _digits(table["step_ms_median"].astype("Float64") * NS_PER_MS)
     for name, row in zip(_short_names(table), table.to_dict("records"), strict=True):
         said = f"{name}{' ← fastest' if row['fastest'] else ''}"
         if row["emulated"] and not emulated.all():
             said += " (emulated link)"
-        numbers = (_number(row[figure]) for figure in figures)
+        numbers = (_ms(None if pd.isna(row[figure]) else row[figure] * NS_PER_MS, digits) for figure in figures)
         add_row(shown, [said, _known(row["bucket_cap_mb"]), *numbers, _percent(row["overlap_ratio"])])
     return shown
 
@@ -124,22 +127,25 @@ def schedule_table(steps: pd.DataFrame, title: str) -> Table:
     """`schedule_steps`' rows: gathers of layers by pass, frees, all gathers, the peak, and the wait."""
     shown = blank_table(title, "rank", "step", "of layers", "freed", "in all", "peak MB", "layers", "at ms", "waited")
     shown.caption = "of layers: gathers = for forward + for backward; waited: ms that gathers kept the rank waiting"
+    digits = _digits(steps[["peak_ns", "wait_ns"]])
     for _, row in steps.iterrows():
         by_pass = f"{row['layer_gathers']} = {row['forward_layer_gathers']} + {row['backward_layer_gathers']}"
-        peak = [_mb(row["peak_gathered_bytes"]), _known(row["peak_layers"]), _ms(row["peak_ns"])]
+        peak = [_mb(row["peak_gathered_bytes"]), _known(row["peak_layers"]), _ms(row["peak_ns"], digits)]
         counts = [_known(row["rank"]), _known(row["step"]), by_pass, str(row["layer_frees"]), str(row["gathers"])]
-        add_row(shown, [*counts, *peak, _ms(row["wait_ns"])])
+        add_row(shown, [*counts, *peak, _ms(row["wait_ns"], digits)])
     return shown
 
 
 def schedule_line(step: pd.Series, layers: int) -> str:
     """One row of `schedule_steps` as a sentence; `layers` is the number of different ones."""
+    digits = _digits(step[["peak_ns", "wait_ns"]])
+    peak, waited = (_ms(step[name], digits) for name in ("peak_ns", "wait_ns"))
     return (
         f"rank {_known(step['rank'])}, step {_known(step['step'])}: {step['layer_gathers']} gathers of {layers} layers "
         f"= {step['forward_layer_gathers']} forward + {step['backward_layer_gathers']} backward, "
         f"{step['layer_frees']} freed; {step['gathers']} gathers in all; "
-        f"peak {_mb(step['peak_gathered_bytes'])} MB ({step['peak_layers']} layers) at {_ms(step['peak_ns'])} ms; "
-        f"waited {_ms(step['wait_ns'])} ms"
+        f"peak {_mb(step['peak_gathered_bytes'])} MB ({step['peak_layers']} layers) at {peak} ms; "
+        f"waited {waited} ms"
     )
 
 
@@ -151,11 +157,12 @@ def gathers_table(table: pd.DataFrame) -> Table:
     for column in ("for", "launch", "start", "end", "wait", "use", "free", "kB"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.caption = "ms from the step's start; for: the pass, and the microbatch; wait: ms until the gather ended"
+    digits = _digits(table[["gather_end_ns", "free_ns"]])
     for _, row in table.iterrows():
         which = f"{'fwd' if row['phase'] == 'forward' else 'bwd'} {row['microbatch']}"
         columns = ("gather_launch_ns", "gather_start_ns", "gather_end_ns", "wait_ns", "first_use_ns", "free_ns")
         size = "–" if pd.isna(row["bytes"]) else f"{row['bytes'] / 1e3:.0f}"
-        add_row(shown, [row["unit"], which, *(_ms(row[column]) for column in columns), size])
+        add_row(shown, [row["unit"], which, *(_ms(row[column], digits) for column in columns), size])
     return shown
 
 
@@ -199,10 +206,11 @@ def communication_table(table: pd.DataFrame) -> Table:
         "at most: of the rank most exposed; groups may work at once, so times may add up to more than there is"
     )
     named = table.assign(name=table["group_description"].fillna(table["group"]))
+    digits = _digits(table["busy_ns"])
     for (name, kind), rows in named.groupby(["name", "kind"], dropna=False, sort=False):
         middle = rows[["count", "busy_ns", "exposed_ns"]].median()
         size = rows["bytes"].astype("Float64").median() if rows["bytes"].notna().all() else None
-        times = [_ms(middle["busy_ns"]), _ms(middle["exposed_ns"]), _ms(rows["exposed_ns"].max())]
+        times = [_ms(time, digits) for time in (middle["busy_ns"], middle["exposed_ns"], rows["exposed_ns"].max())]
         add_row(shown, [_known(name), _known(kind), str(len(rows)), f"{middle['count']:g}", _size(size), *times])
     return shown
 
@@ -213,8 +221,9 @@ def stragglers_table(table: pd.DataFrame) -> Table | None:
         return None
     shown = blank_table("Who came last", "rank", "last", "of", "late ms", "at most", "others waited", "for it alone")
     shown.caption = "late: after the median arrival of the others, the median; others waited: ms, all ranks' together"
+    digits = _digits(table[["late_max_ns", "cost_ns"]])
     for _, row in table[table["last"] > 0].iterrows():
-        times = (_ms(row[column]) for column in ("late_median_ns", "late_max_ns", "cost_ns", "alone_ns"))
+        times = (_ms(row[column], digits) for column in ("late_median_ns", "late_max_ns", "cost_ns", "alone_ns"))
         add_row(shown, [_known(row["rank"]), str(row["last"]), str(row["collectives"]), *times])
     return shown
 
@@ -253,8 +262,14 @@ def _known(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _ms(value: Any) -> str:
-    return "–" if pd.isna(value) else f"{value / NS_PER_MS:.1f}"
+def _digits(times: pd.Series | pd.DataFrame) -> int:
+    """How many digits of ms tell these ns apart: on a GPU whole steps take a few ms."""
+    known = times.to_numpy(dtype="float64", na_value=float("nan"))
+    return next((digits for digits, most in ((1, 100), (2, 10)) if (known >= most * NS_PER_MS).any()), 3)
+
+
+def _ms(value: Any, digits: int) -> str:
+    return "–" if pd.isna(value) else f"{value / NS_PER_MS:.{digits}f}"
 
 
 def _fine_ms(value: Any) -> str:
@@ -269,10 +284,6 @@ def _mb(value: Any) -> str:
 def _size(value: Any) -> str:
     """MB, with no more digits than tell something."""
     return "–" if pd.isna(value) else f"{value / 1e6:.{2 if value < 1e9 else 0}f}"
-
-
-def _number(value: Any) -> str:
-    return "–" if pd.isna(value) else f"{value:.1f}"
 
 
 def _percent(value: Any) -> str:

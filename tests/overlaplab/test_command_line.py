@@ -182,9 +182,9 @@ def test_schedule_in_words(command: Any, sharded: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = command("schedule", sharded)
     assert [line.split() for line in out.splitlines() if " = " in line and line.startswith(" ")] == [
-        [rank, step, "2", "=", "1", "+", "1", "2", in_all, "2.00", "1", "0.0", "0.0"]
+        [rank, step, "2", "=", "1", "+", "1", "2", in_all, "2.00", "1", "0.001", waited]
         for rank in "01"
-        for step, in_all in (("3", "3"), ("4", "2"))
+        for step, in_all, waited in (("3", "3", "0.006"), ("4", "2", "0.004"))
     ]
     _, out, _ = command("schedule", sharded, "--rank", 0, "--step", 3)
     assert "rank 0, step 3: 2 gathers of 1 layers = 1 forward + 1 backward, 2 freed; 3" in out

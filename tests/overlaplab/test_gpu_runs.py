@@ -11,12 +11,14 @@ import pandas as pd
 import pytest
 from made_gpu import COMPUTE, GATHER_US, LINK, SCATTER_US, Gpu, bucketed, fsdp2, zero3
 from made_phantoms import phantom_run
+from rich.text import Text
 
 import overlaplab
 from overlaplab import Run
 from overlaplab.analyses import scatters, schedule_steps, volume, warnings_of
 from overlaplab.analyses.recorded import recorded
 from overlaplab.analyses.timeline import timeline_events
+from overlaplab.report import console
 
 SPANS = ("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 
@@ -210,3 +212,12 @@ def test_a_backward_pass_ends_before_it_waits(tmp_path: Path) -> None:
             gpu.run("copy_bucket_to_grad", 5)
     table = overlaplab.buckets(gpu_run(tmp_path, gpu.events))
     assert us(table, "backward_start_ns", "backward_end_ns", "start_ns", "end_ns") == [[100, 301, 302, 602]]
+
+
+@pytest.mark.parametrize(("factor", "shown"), [(1, "1.560"), (10, "15.60"), (100, "156.0")])
+def test_short_steps_are_told_in_microseconds(tmp_path: Path, factor: int, shown: str) -> None:
+    """Tables of a terminal have four digits or more for a step."""
+    table = overlaplab.summary(gpu_run(tmp_path, bucketed())).head(1)
+    times = [name for name in table if name.endswith("_ns")]
+    table[times] = table[times] * factor
+    assert next(iter(console.summary_table(table, "").columns[2].cells)) == Text(shown)
