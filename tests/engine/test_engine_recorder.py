@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 from engine import Recorder
+from engine.ddp import BucketLabels
 from engine.errors import EngineError
 
 NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
@@ -127,6 +128,34 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path, model: nn.Module) -> No
         Recorder(tmp_path, "model")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="comm_hook is for a model in DistributedDataParallel"):
         Recorder(tmp_path, model, comm_hook=(None, lambda state, bucket: None))
+
+
+class Bucket(NamedTuple):
+    """As much of a GradBucket as labels need."""
+
+    number: int
+    held: list[torch.Tensor]
+
+    def index(self) -> int:
+        return self.number
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self.held
+
+    def buffer(self) -> torch.Tensor:
+        return torch.cat([p.flatten() for p in self.held])
+
+
+def test_buckets_are_those_launched_last(model: nn.Module) -> None:
+    """DDP cuts its buckets anew after the first backward pass, perhaps into fewer."""
+    held = list(model.parameters())
+    found = BucketLabels(model)
+    for buckets in ([(0, 1), (1, 2), (2, 4)], [(0, 3), (3, 4)]):
+        for number, (start, end) in enumerate(buckets):
+            with found.launching(Bucket(number, held[start:end])):
+                pass
+        assert [names for _, names in found.buckets] == [NAMES[start:end] for start, end in buckets]
+    assert [nbytes for nbytes, _ in found.buckets] == [4 * (32 + 8 + 16), 4 * 2]
 
 
 def test_torch_is_imported_with_the_recorder_alone() -> None:

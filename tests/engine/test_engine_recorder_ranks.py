@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile
 
 import overlaplab
 from engine import Recorder
@@ -147,15 +148,30 @@ def after_a_recording_a_hook_can_be_registered(comm: Communicator) -> None:
 
 
 @scenario()
+def after_a_recording_nothing_is_labelled(comm: Communicator) -> None:
+    ddp = wrapped()
+    calls: list[int] = []
+    with Recorder(folder(comm), ddp, warmup=1, steps=1, comm_hook=(calls, tripled)) as recorder:
+        for step in range(2):
+            train(comm, ddp, step)
+            recorder.step()
+    calls.clear()
+    with profile() as found:
+        train(comm, ddp, 2)
+    assert calls
+    assert [event.key for event in found.key_averages() if event.key.startswith("engine::")] == []
+
+
+@scenario()
 def one_hook_is_one_hook(comm: Communicator) -> None:
     ddp = wrapped()
     with warnings.catch_warnings(), Recorder(folder(comm), ddp) as recorder:
         warnings.simplefilter("ignore")
+        with pytest.raises(TypeError, match="must be callable"):
+            ddp.register_comm_hook(None, 3)
         ddp.register_comm_hook([], tripled)
         with pytest.raises(RuntimeError, match="can only be called once"):
             ddp.register_comm_hook([], tripled)
-        with pytest.raises(TypeError, match="must be callable"):
-            wrapped().register_comm_hook(None, 3)
         recorder.close()
 
 
