@@ -45,6 +45,7 @@ class TraceFile:
         `shapes` records those of operators' tensors, which tell the bytes of collectives that nothing labels.
         """
         self._path = out / TRACE.format(rank=rank)
+        self._cuda, self._warmup, self._ended = cuda, warmup, 0
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
@@ -68,6 +69,9 @@ class TraceFile:
 
     def step(self) -> None:
         """A step has ended; the next begins."""
+        self._ended += 1
+        if self._cuda and self._ended == self._warmup:
+            torch.cuda.synchronize()  # the host may be steps ahead: what it launched before is not to be recorded
         with _one_cycle():
             self._profiler.step()
 
