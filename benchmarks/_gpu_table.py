@@ -47,7 +47,7 @@ def tables(out: Path) -> str:
         *_peaks(out),
         *_bounds(out, found),
     ]
-    return "\n".join([*_device(found), "", *rows, *_curves(found)])
+    return "\n".join([*_device(found), "", *rows, *_curves(found), *_commands(out)])
 
 
 def _device(found: dict[str, Figures]) -> Iterator[str]:
@@ -138,3 +138,11 @@ def _curves(found: dict[str, Figures]) -> Iterator[str]:
         for name, place in (("median", 1), ("quartile below", 0), ("quartile above", 2)):
             values = (_quartiles(times)[place] * 1e3 for times in curve["seconds"])
             yield f"| step time, {name}, ms | {' | '.join(f'{value:.2f}' for value in values)} |"
+
+
+def _commands(out: Path) -> Iterator[str]:
+    """What recorded the runs, less where they lie."""
+    for path in sorted(out.glob("*/run.json")):
+        words = json.loads(path.read_text())["command"].split()
+        place = words.index("--out")
+        yield f"\n{path.parent.name}: `{' '.join(words[:place] + words[place + 2 :])}`"

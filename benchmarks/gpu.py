@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from _gpu_table import Figures, best_cap, pick_link, share, tables
@@ -37,6 +37,8 @@ SMALL: dict[str, Any] = {
     "layers": 2, "width": 32, "heads": 4, "seq": 16, "batch": 2, "vocab": 64,
     "dtype": "float32", "pairs": 2, "steps": 1, "caps": [0.02, 0.05, 1], "cap": 0.05,
 }  # fmt: skip
+
+FINDS_A_GPU = "import sys, torch; sys.exit(not torch.cuda.device_count())"
 
 app = typer.Typer(add_completion=False)
 
@@ -106,12 +108,21 @@ def main(
 ) -> None:
     """Measure all, and print Markdown."""
     if not table:
+        if device == "cuda" and subprocess.run([sys.executable, "-c", FINDS_A_GPU]).returncode:
+            _end("torch finds no GPU here; --device cpu --small shows whether all works")
         out.mkdir(parents=True, exist_ok=True)
         for path in out.glob("*.json"):
             path.unlink()
         plan = FULL | (SMALL if small else {}) | {"device": device}
         _measure(Measuring(out.resolve(), plan, time.monotonic() + 60 * minutes))
+    if not any(out.glob("*.json")):
+        _end(f"{out} holds no measurements")
     print(tables(out))
+
+
+def _end(why: str) -> NoReturn:
+    print(f"gpu.py: {why}", file=sys.stderr)
+    raise typer.Exit(2)
 
 
 def _measure(measuring: Measuring) -> None:
