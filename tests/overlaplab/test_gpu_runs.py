@@ -16,6 +16,7 @@ from rich.text import Text
 import overlaplab
 from overlaplab import Run
 from overlaplab.analyses import scatters, schedule_steps, volume, warnings_of
+from overlaplab.analyses.bound import bound
 from overlaplab.analyses.recorded import recorded
 from overlaplab.analyses.timeline import timeline_events
 from overlaplab.report import console
@@ -221,3 +222,10 @@ def test_short_steps_are_told_in_microseconds(tmp_path: Path, factor: int, shown
     times = [name for name in table if name.endswith("_ns")]
     table[times] = table[times] * factor
     assert next(iter(console.summary_table(table, "").columns[2].cells)) == Text(shown)
+
+
+def test_the_bound_of_steps_on_a_gpu(tmp_path: Path) -> None:
+    """400 forward, 800 backward, then all of the last bucket and 50 of the optimizer; the step lacks but the gaps."""
+    link = {"emulated": True, "bandwidth_gbps": 14 / 8 * 8e6 * 8 / 300e3, "latency_us": 0, "world_size": 8}
+    table = bound(gpu_run(tmp_path, bucketed(), link=link))
+    assert us(table, "span_ns", "compute_ns", "transfer_ns", "bound_ns")[0] == [1560, 1250, 600, 1550]
