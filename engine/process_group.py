@@ -50,13 +50,9 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     @property
     def phantom_ranks(self) -> list[int]:
-        """The ranks that are not there; empty if all are."""
-        return [rank for rank in range(self._size) if rank != self._rank] if self.has_phantoms else []
-
-    @property
-    def has_phantoms(self) -> bool:
-        """Whether this rank is the only one that there is, and numerics are not meant."""
-        return isinstance(self._mover, Phantoms)
+        """The ranks that are not there, so that numerics are not meant; empty if all are."""
+        there = not isinstance(self._mover, Phantoms)
+        return [] if there else [rank for rank in range(self._size) if rank != self._rank]
 
     @property
     def scratch_bytes(self) -> int:
