@@ -61,9 +61,15 @@ def volume(
 
 
 def volume_theory(run: Run) -> Theory | None:
-    """What the run's strategy should send; None without a manifest, or for a strategy without a formula."""
+    """What the run's strategy should send; None without a manifest, or for a strategy without a formula.
+
+    None, too, where it depends on how many microbatches there are, and nothing tells: in a loop that is not the
+    engine's.
+    """
     manifest = run.manifest
     if manifest is None or not manifest.parameters or manifest.strategy not in _FORMULAS:
+        return None
+    if manifest.accumulate is None and _FORMULAS[manifest.strategy] in (_zero2, _sharded):
         return None
     full, formula, upper, upper_formula = _FORMULAS[manifest.strategy](manifest)
     note = ", gradients in fp32" if manifest.main_grad else ""

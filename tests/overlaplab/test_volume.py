@@ -84,6 +84,7 @@ def manifest(strategy: str, **keys: Any) -> dict[str, Any]:
     units = {"embedding": 40, "layers.0": 100, "layers.1": 100, "layers.2": 100, "head": 60}
     return {
         "strategy": strategy,
+        "accumulate": 1,
         "parameters": [
             {"name": f"{unit}.w", "shape": [size // 10, 10], "dtype": "float32", "bytes": 4 * size, "unit": unit}
             for unit, size in units.items()
@@ -147,6 +148,9 @@ def test_there_is_no_theory_of_a_strangers_run(tmp_path: Path) -> None:
     assert volume_theory(run_of(tmp_path / "a", RANK)) is None
     assert volume_theory(run_of(tmp_path / "b", RANK, manifest=manifest("of my own"))) is None
     assert volume_theory(run_of(tmp_path / "c", RANK, manifest=manifest("zero1", parameters=[]))) is None
+    of_loop = manifest("torch-fsdp2", accumulate=None)  # which may gather for several microbatches
+    assert volume_theory(run_of(tmp_path / "d", RANK, manifest=of_loop)) is None
+    assert volume_theory(run_of(tmp_path / "e", RANK, manifest=manifest("torch-ddp", accumulate=None))) is not None
 
 
 def test_a_strategy_sends_what_theory_says(tmp_path: Path) -> None:
