@@ -7,6 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+
+import overlaplab
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -20,9 +23,17 @@ def test_the_notebook_snippets_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     names: dict[str, object] = {}
     for snippet in blocks("python"):
-        exec(compile(snippet, "README.md", "exec"), names)
+        if "Recorder" not in snippet:
+            exec(compile(snippet, "README.md", "exec"), names)
     assert len(names["table"]) == 6  # type: ignore[arg-type]
     assert names["analysis"].t.traces.keys() == {0, 1}  # type: ignore[attr-defined]
+
+
+def test_the_recorder_snippet_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = (snippet for snippet in blocks("python") if "Recorder" in snippet)
+    exec(compile(snippet, "README.md", "exec"), {"model": torch.nn.Linear(2, 1), "batches": range(6)})
+    assert overlaplab.summary(overlaplab.load_run("runs/mine"))["step"].tolist() == [2, 3, 4]
 
 
 def test_the_make_targets_exist() -> None:
