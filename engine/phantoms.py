@@ -126,7 +126,7 @@ class Phantoms:
             return self._size
         if any(op == same for same in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN)):  # `in` would not do
             return 1
-        raise EngineError(f"phantoms do not know this reduction: only SUM, AVG, MAX and MIN")
+        raise EngineError("phantoms do not know this reduction: only SUM, AVG, MAX and MIN")
 
     def _blocks(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         return iter(torch.split(flat, BLOCK_ELEMENTS[flat.device.type]))

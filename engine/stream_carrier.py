@@ -5,7 +5,8 @@ A link carries one collective after another, so one stream per group takes them 
 it waits for the stream that launches, notes the device's time, moves the data, and waits on the device until T after
 the noted time: a collective begins when its input is there and the link is free, and copies count inside T. An event
 follows: whoever waits makes the current stream wait for it, and the host goes on. All that a collective has on the
-device is launched within its `engine::comm`.
+device is launched within its `engine::comm`. As NCCL's, the link's kernels wait for a place on the GPU that computation
+leaves them; a trace counts that to the collective, the model does not.
 
 [Note: tensors of others]
 The stream reads and writes memory that other streams own, and keeps none of it alive: the host would learn late that
