@@ -5,6 +5,7 @@ The ranks run this file as a script; each scenario is a test.
 
 import gzip
 import json
+import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -60,7 +61,7 @@ def train(comm: Communicator, ddp: DistributedDataParallel, step: int, accumulat
 
 
 def folder(comm: Communicator) -> Path:
-    return Path(comm.broadcast_object(tempfile.mkdtemp()))
+    return Path(comm.broadcast_object(tempfile.mkdtemp(dir=Path(sys.argv[1]).parent)))
 
 
 def labels_of(out: Path, rank: int) -> list[tuple[Word, dict[str, Any]]]:
