@@ -24,8 +24,8 @@ from _gpu_table import Figures, best_cap, pick_link, share, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD = 8
-WARMUP = 12
-"""Steps before recorded ones: in its first ten, DDP's host waits for the step before, to time it."""
+WARMUP = {"cuda": 12, "cpu": 2}
+"""Steps before recorded ones: in its first ten on CUDA, DDP's host waits for the step before, to time it."""
 RECORDED = ("bucketed", "zero3", "torch-fsdp2")
 
 FULL: dict[str, Any] = {
@@ -66,7 +66,11 @@ class Measuring:
     def record(self, strategy: str, **options: Any) -> None:
         """Record a run of the plan's model as the engine's command does, into `<strategy>`."""
         names = ("device", "layers", "width", "heads", "seq", "batch", "vocab", "dtype", "link")
-        chosen = {name: self.plan[name] for name in names} | {"steps": 3, "warmup": WARMUP, "nproc": 1} | options
+        chosen = (
+            {name: self.plan[name] for name in names}
+            | {"steps": 3, "warmup": WARMUP[self.plan["device"]], "nproc": 1}
+            | options
+        )
         words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         out = os.path.relpath(self.out / strategy, ROOT)
         self._run(f"recording {strategy}", ["-m", "engine", "--strategy", strategy, "--out", out, *words], alone=False)

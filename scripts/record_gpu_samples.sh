@@ -17,12 +17,11 @@ if [ "$device" = cpu ]; then
         echo "DEVICE=cpu needs a directory of its own: scripts/record_gpu_samples.sh DIR" >&2
         exit 2
     fi
-    model='--width 8 --heads 2 --seq 4 --batch 1 --vocab 20'
-else
-    model='--width 1024 --heads 16 --seq 512 --batch 32 --vocab 8000'
+    model='--width 8 --heads 2 --seq 4 --batch 1 --vocab 20 --warmup 2'
+else # in its first ten steps DDP's host waits for the step before, to time it: so none of those are recorded
+    model='--width 1024 --heads 16 --seq 512 --batch 32 --vocab 8000 --warmup 12'
 fi
-# In its first ten steps DDP's host waits for the step before, to time it: so none of those are recorded.
-common="--device $device --nproc 1 --link 200Gbps,10us,8 --dtype bfloat16 $model --warmup 12"
+common="--device $device --nproc 1 --link 200Gbps,10us,8 --dtype bfloat16 $model"
 failed=
 
 record() { # NAME OPTIONS…: three recorded steps, or two where their files would be too large
