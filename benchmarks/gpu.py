@@ -53,15 +53,13 @@ class Measuring:
     """By the monotonic clock."""
 
     def part(self, part: str, name: str, **plan: Any) -> Figures | None:
-        """What a part finds, which is also written to `<name>.json`; None if it fails, or time is over."""
+        """What a part finds, which it writes to `<name>.json`; None if it fails before that, or time is over."""
         result = self.out / f"{name}.json"
         order = self.out / f"{name}.plan"
         order.write_text(json.dumps(self.plan | plan))
         script = str(Path(__file__).with_name("_gpu_parts.py"))
-        if not self._run(name, [script, part, str(order), str(result)]):
-            return None
-        found: Figures = json.loads(result.read_text())
-        return found
+        self._run(name, [script, part, str(order), str(result)])
+        return json.loads(result.read_text()) if result.exists() else None
 
     def record(self, strategy: str, **options: Any) -> None:
         """Record a run of the plan's model as the engine's command does, into `<strategy>`."""
@@ -75,11 +73,11 @@ class Measuring:
         out = os.path.relpath(self.out / strategy, ROOT)
         self._run(f"recording {strategy}", ["-m", "engine", "--strategy", strategy, "--out", out, *words], alone=False)
 
-    def _run(self, name: str, words: list[str], *, alone: bool = True) -> bool:
+    def _run(self, name: str, words: list[str], *, alone: bool = True) -> None:
         left = self.deadline - time.monotonic()
         if left < 20:
             print(f"{name}: no time is left", file=sys.stderr)
-            return False
+            return
         # Each part is a rank by itself; the recording command starts its own.
         rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if alone else {}
         found = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -99,7 +97,6 @@ class Measuring:
             fault = "took too long"
         took = f"{time.monotonic() - began:.0f} s"
         print(f"{name}: {took}" if fault is None else f"{name}: failed after {took}\n{fault}", file=sys.stderr)
-        return fault is None
 
 
 @app.command()
@@ -108,6 +105,9 @@ def main(
     small: Annotated[bool, typer.Option("--small", help="A tiny model, and few measurements.")] = False,
     out: Annotated[Path, typer.Option(help="Where measurements and recorded runs are left.")] = Path("runs/gpu"),
     minutes: Annotated[float, typer.Option(help="Parts that would begin later are left out.")] = 8.5,
+    plan: Annotated[
+        str, typer.Option(help='Other than planned, such as {"batch": 8}; see Plan in _gpu_parts.py.')
+    ] = "{}",
     table: Annotated[bool, typer.Option("--table", help="Only print the tables of what lies in --out.")] = False,
 ) -> None:
     """Measure all, and print Markdown."""
@@ -117,8 +117,8 @@ def main(
         out.mkdir(parents=True, exist_ok=True)
         for path in out.glob("*.json"):
             path.unlink()
-        plan = FULL | (SMALL if small else {}) | {"device": device}
-        _measure(Measuring(out.resolve(), plan, time.monotonic() + 60 * minutes))
+        chosen = FULL | (SMALL if small else {}) | {"device": device} | json.loads(plan)
+        _measure(Measuring(out.resolve(), chosen, time.monotonic() + 60 * minutes))
     if not any(out.glob("*.json")):
         _end(f"{out} holds no measurements")
     print(tables(out))
