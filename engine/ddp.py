@@ -4,7 +4,7 @@
 DDP's reducer takes one comm hook and keeps it. To put another in its place, the reducer is built anew, as DDP's own
 `__setstate__` does (torch/nn/parallel/distributed.py). That takes no communication, but the new reducer begins with
 buckets by order of definition and, after its first backward pass, broadcasts those by order of arrival. So all ranks
-must do it between the same two backward passes.
+must do it between the same two backward passes: one that does so alone waits for the others for good.
 """
 
 from collections.abc import Callable, Iterator
@@ -82,13 +82,17 @@ class NamedBuckets:
         return self._labels.buckets
 
     def restore(self) -> None:
-        """Write no more labels. A model without a hook has none again; the user's goes on behind a call in Python."""
+        """Write no more labels, and only pass buckets on: to the user's hook, or as DDP does without one.
+
+        The reducer stays, so that one rank may have recorded alone.
+        """
         ddp, self._ddp = self._ddp, None
         if ddp is None:
             return
         del ddp.register_comm_hook
         if self._users is None:
-            _rebuild(ddp)
+            self._users = (allreduce_hook, self._group)
+            ddp._comm_hooks = [self._users]
 
     def _register(self, state: object, hook: Hook) -> None:
         """In place of the model's `register_comm_hook`, in whose reducer there is a hook already."""

@@ -5,8 +5,8 @@
             ...
             recorder.step()
 
-It calls no collectives of its own. All ranks have one, and start it before the same step: see [Note: one hook per
-reducer].
+It calls no collectives of its own. Where DDP has a comm hook, all ranks have a recorder, and start it before the same
+step: see [Note: one hook per reducer].
 """
 
 import os
@@ -38,7 +38,7 @@ class Recorder:
     """Records some steps of a training loop into a run directory, which `overlaplab` opens.
 
     A context around the loop, or `start()` before and `close()` after it. After `warmup + steps` calls of `step()` it
-    has written its files and taken its labels away, and the loop goes on as if it were not there.
+    has written its files, and writes no more labels.
     """
 
     def __init__(

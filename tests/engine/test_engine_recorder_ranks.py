@@ -129,23 +129,39 @@ def same_training(comm: Communicator, name: str) -> None:
     assert recorder.done
     assert bool(calls[1]) == (hook != "none")
     assert Counter(index == 0 for index in calls[0])[True] == Counter(index == 0 for index in calls[1])[True], calls
-    assert recorded._comm_hooks == ([] if hook == "none" else [(tripled, calls[1])])
+    assert recorded._comm_hooks == [(allreduce_hook, recorded.process_group) if hook == "none" else (tripled, calls[1])]
     assert "register_comm_hook" not in vars(recorded)
     comm.barrier()
     expect_named(comm, out, 2)
 
 
 @scenario()
-def after_a_recording_a_hook_can_be_registered(comm: Communicator) -> None:
-    ddp = wrapped()
-    with Recorder(folder(comm), ddp, warmup=1, steps=1) as recorder:
-        for step in range(2):
+def a_model_can_be_recorded_twice(comm: Communicator) -> None:
+    alone, recorded = wrapped(), wrapped()
+    for first in (0, 3):
+        out = folder(comm)
+        with Recorder(out, recorded, warmup=1, steps=2) as recorder:
+            for step in range(first, first + 3):
+                train(comm, alone, step)
+                train(comm, recorded, step)
+                recorder.step()
+        comm.barrier()
+        expect_named(comm, out, 2)
+    expect_same(alone, recorded)
+
+
+@scenario()
+def one_rank_alone_may_record_a_model_without_a_hook(comm: Communicator) -> None:
+    alone, recorded = wrapped(), wrapped()
+    out = folder(comm)
+    recorder = Recorder(out, recorded, warmup=1, steps=1).start() if comm.rank == 0 else None
+    for step in range(5):
+        for ddp in (alone, recorded):
             train(comm, ddp, step)
+        if recorder:
             recorder.step()
-    calls: list[int] = []
-    ddp.register_comm_hook(calls, tripled)
-    train(comm, ddp, 2)
-    assert calls
+    expect_same(alone, recorded)
+    assert sorted(path.name for path in out.iterdir()) == ["rank0.pt.trace.json.gz", "run.json"] or comm.rank
 
 
 @scenario()
