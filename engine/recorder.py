@@ -13,11 +13,12 @@ import os
 import shlex
 import sys
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,8 @@ from engine.subject import Subject
 __all__ = ["Recorder"]
 
 MIB = 1 << 20
+
+_open: "WeakSet[Recorder]" = WeakSet()
 
 
 class Recorder:
@@ -64,7 +67,8 @@ class Recorder:
         self._subject = Subject() if model is None else Subject.of(model)
         if comm_hook is not None and self._subject.ddp is None:
             raise EngineError("Recorder's comm_hook is for a model in DistributedDataParallel")
-        self._out, self._warmup, self._steps, self._comm_hook = Path(out), warmup, steps, comm_hook
+        self._out = Path(out).expanduser().absolute()  # wherever the loop may go meanwhile
+        self._warmup, self._steps, self._comm_hook = warmup, steps, comm_hook
         self._opened: ExitStack | None = None
         self._taken = 0
         self.done = False
@@ -84,6 +88,7 @@ class Recorder:
         """Begin, before a step. What an older run left in the directory is taken away."""
         if self._opened is not None or self._taken:
             raise EngineError("this Recorder was started before; make one for each recording")
+        _require_no_other()
         together = dist.is_initialized()
         self._rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
         _clear(self._out, self._rank, world_size)
@@ -109,6 +114,7 @@ class Recorder:
             self._buckets = self._label(opening)
             self._trace = opening.enter_context(trace)
             self._opened = opening.pop_all()
+        _open.add(self)
         return self
 
     def step(self) -> None:
@@ -116,25 +122,39 @@ class Recorder:
         if self._opened is None:
             return
         self._taken += 1
-        self._trace.step()
+        try:
+            self._trace.step()
+        except OSError as error:
+            self._end(str(error))
+            return
         if self._taken == self._warmup + self._steps:
             self.done = True
             self.close()
 
     def close(self) -> None:
         """End; `step` does so after the last recorded one. Of steps that were not all recorded nothing is kept."""
+        made = f"the loop made {self._taken} steps, and this takes {self._warmup} + {self._steps}"
+        self._end(None if self.done else made)
+
+    def _end(self, fault: str | None) -> None:
+        """Close; a `fault` is why there is no run. Files that cannot be written end no training: they are a fault."""
         if self._opened is None:
             return
         opened, self._opened = self._opened, None
-        opened.close()
-        if not self.done:
-            (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
-            made = f"the loop made {self._taken} steps, and this takes {self._warmup} + {self._steps}"
-            warnings.warn(f"no run in {self._out}: {made}", stacklevel=2)
-        elif self._rank == 0:
-            found = [] if self._buckets is None else self._buckets.buckets
-            rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(found)]
-            write_json(self._out / MANIFEST, {**self._manifest, "buckets": rows})
+        _open.discard(self)
+        try:
+            opened.close()
+            if fault is None and self._rank == 0:
+                found = [] if self._buckets is None else self._buckets.buckets
+                rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(found)]
+                write_json(self._out / MANIFEST, {**self._manifest, "buckets": rows})
+        except OSError as error:
+            fault = fault or str(error)
+        if fault is not None:
+            self.done = False
+            with suppress(OSError):
+                (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
+            warnings.warn(f"no run in {self._out}: {fault}", stacklevel=3)
 
     def _label(self, opening: ExitStack) -> NamedBuckets | None:
         """Write labels until `opening` closes."""
@@ -153,6 +173,14 @@ class Recorder:
         buckets = NamedBuckets(ddp)
         opening.callback(buckets.restore)
         return buckets
+
+
+def _require_no_other() -> None:
+    """torch has one profiler: a second one beside it loses the first one's events, or crashes the process."""
+    for other in _open:
+        raise EngineError(f"another Recorder is open, on {other._out}; close it first")
+    if torch._C._autograd._profiler_enabled():
+        raise EngineError("a profiler is on, and torch has but one; end it before a Recorder starts")
 
 
 def _device(module: nn.Module | None) -> torch.device:

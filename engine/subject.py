@@ -31,16 +31,29 @@ class Subject:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Subject":
-        """Look into `model`. EngineError for two DDP models, whose buckets have the same numbers."""
+        """Look into `model`. EngineError for two DDP models, whose buckets have the same numbers, or FSDP2 models,
+        whose ranges have the same names."""
         ddps = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         if len(ddps) > 1:
             raise EngineError(f"Recorder labels one DDP model, and this has {len(ddps)}; pass the one to look at")
         if ddps:
             return cls("torch-ddp", ddps[0].module, units(ddps[0].module), ddps[0])
-        root = next((module for module in model.modules() if isinstance(module, FSDPModule)), None)
-        if isinstance(root, nn.Module):
-            return cls("torch-fsdp2", root, _fsdp2_units(root))
+        roots = _fsdp2_roots(model)
+        if len(roots) > 1:
+            raise EngineError(
+                f"Recorder names the units of one FSDP2 model, and this has {len(roots)}; pass the one to look at, or "
+                "fully_shard what holds them all"
+            )
+        if roots:
+            return cls("torch-fsdp2", roots[0], _fsdp2_units(roots[0]))
         return cls(None, model, units(model))
+
+
+def _fsdp2_roots(module: nn.Module) -> list[nn.Module]:
+    """The outermost modules that were sharded."""
+    if isinstance(module, FSDPModule):
+        return [module]
+    return list(dict.fromkeys(root for child in module.children() for root in _fsdp2_roots(child)))
 
 
 def _fsdp2_units(root: nn.Module) -> list[Unit]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.profiler import profile
 
 from engine import Recorder
 from engine.ddp import BucketLabels
@@ -128,6 +130,38 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path, model: nn.Module) -> No
         Recorder(tmp_path, "model")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="comm_hook is for a model in DistributedDataParallel"):
         Recorder(tmp_path, model, comm_hook=(None, lambda state, bucket: None))
+
+
+def test_the_loop_may_change_its_directory(tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Recorder("mine", model, warmup=1, steps=1) as recorder:
+        monkeypatch.chdir("/")
+        train(model, recorder, 2)
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["rank0.pt.trace.json.gz", "run.json"]
+
+
+def test_a_disk_that_takes_no_more_ends_no_training(tmp_path: Path, model: nn.Module) -> None:
+    recorder = Recorder(tmp_path / "mine", model, warmup=1, steps=1).start()
+    train(model, recorder, 1)
+    shutil.rmtree(tmp_path / "mine")
+    with pytest.warns(UserWarning, match=r"no run in .*mine: .*No such file"):
+        train(model, recorder, 1)
+    train(model, recorder, 1)
+    assert not recorder.done
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_nothing_else_may_profile_meanwhile(tmp_path: Path, model: nn.Module) -> None:
+    """torch would lose events, or crash."""
+    with Recorder(tmp_path / "one", model, warmup=1, steps=1) as recorder:
+        with pytest.raises(EngineError, match=r"another Recorder is open, on .*one; close it first"):
+            Recorder(tmp_path / "two", model).start()
+        train(model, recorder, 2)
+    with profile(), pytest.raises(EngineError, match="a profiler is on"):
+        Recorder(tmp_path / "two", model).start()
+    with Recorder(tmp_path / "two", model, warmup=1, steps=1) as recorder:
+        train(model, recorder, 2)
+    assert recorder.done
 
 
 class Bucket(NamedTuple):

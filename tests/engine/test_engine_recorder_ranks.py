@@ -235,6 +235,17 @@ def two_models_in_ddp_are_one_too_many(comm: Communicator) -> None:
 
 
 @scenario()
+def two_models_in_fsdp2_are_one_too_many(comm: Communicator) -> None:
+    """Only one of them would be in run.json."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16))
+    mesh = DeviceMesh.from_group(comm.group, "cpu")
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    with pytest.raises(EngineError, match="names the units of one FSDP2 model, and this has 2"):
+        Recorder(folder(comm), model)
+
+
+@scenario()
 def units_of_fsdp2_are_called_as_in_its_ranges(comm: Communicator) -> None:
     """One behind a checkpoint's wrapper, two modules sharded together, the rest; a plain parameter is the root's."""
     model = nn.Sequential(nn.Linear(8, 16), checkpoint_wrapper(nn.Linear(16, 16)), nn.LayerNorm(16), nn.Linear(16, 4))
