@@ -5,7 +5,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,18 +36,19 @@ class TraceFile:
         *,
         warmup: int,
         steps: int,
-        cuda: bool = False,
+        gpu: torch.device | None = None,
         all_threads: bool = False,
         shapes: bool = False,
     ) -> None:
         """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded.
 
+        `gpu` is where this rank computes, if not on the CPU; it need not be torch's current device.
         `shapes` records those of operators' tensors, which tell the bytes of collectives that nothing labels.
         """
         self._path = out / TRACE.format(rank=rank)
-        self._cuda, self._warmup, self._ended = cuda, warmup, 0
+        self._gpu, self._warmup, self._ended = gpu, warmup, 0
         self._profiler = profile(
-            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])],
             schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
             on_trace_ready=self._export,
             record_shapes=shapes,
@@ -70,9 +71,10 @@ class TraceFile:
     def step(self) -> None:
         """A step has ended; the next begins."""
         self._ended += 1
-        if self._cuda and self._ended == self._warmup:
-            torch.cuda.synchronize()  # the host may be steps ahead: what it launched before is not to be recorded
-        with _one_cycle():
+        if self._gpu and self._ended == self._warmup:
+            torch.cuda.synchronize(self._gpu)  # the host may be ahead: what it launched before is not to be recorded
+        # At the end torch's profiler waits for the device that is current.
+        with _one_cycle(), torch.cuda.device(self._gpu) if self._gpu else nullcontext():
             self._profiler.step()
 
     def _export(self, profiler: Any) -> None:

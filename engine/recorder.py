@@ -108,8 +108,8 @@ class Recorder:
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
             **_facts(self._subject),
         }
-        cuda = device.type == "cuda"
-        trace = TraceFile(self._out, self._rank, warmup=self._warmup, steps=self._steps, cuda=cuda, shapes=not cuda)
+        gpu = device if device.type == "cuda" else None
+        trace = TraceFile(self._out, self._rank, warmup=self._warmup, steps=self._steps, gpu=gpu, shapes=gpu is None)
         with ExitStack() as opening:
             self._buckets = self._label(opening)
             self._trace = opening.enter_context(trace)

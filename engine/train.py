@@ -131,7 +131,7 @@ def _run(
             comm.rank,
             warmup=config.warmup,
             steps=config.steps,
-            cuda=comm.device.type == "cuda",
+            gpu=comm.device if comm.device.type == "cuda" else None,
             all_threads=comm.link is not None and comm.device.type == "cpu",
         )
         if config.trace

@@ -18,6 +18,8 @@ def main(out: str) -> None:
     """Train for ten steps."""
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo")
     model = DistributedDataParallel(Model().to(device), bucket_cap_mb=0.5)
     optimizer = torch.optim.AdamW(model.parameters())

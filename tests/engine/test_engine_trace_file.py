@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +14,39 @@ from engine import record
 
 
 @pytest.mark.parametrize(
-    ("cuda", "expected"), [(True, "step, wait, step, step, step"), (False, "step, step, step, step")]
+    ("gpu", "expected"),
+    [
+        (torch.device("cuda", 1), "step on cuda:1, wait for cuda:1, step on cuda:1, step on cuda:1, step on cuda:1"),
+        (None, "step, step, step, step"),
+    ],
 )
 def test_the_device_is_done_with_warmup_before_the_recording(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: bool, expected: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: torch.device | None, expected: str
 ) -> None:
-    """Two steps of warm-up: between the second one and the first that is recorded, and nowhere else."""
+    """Two steps of warm-up: between the second one and the first that is recorded, and nowhere else.
+
+    torch's profiler ends by waiting for the current device: that of the rank, whatever the loop has made current.
+    """
     done: list[str] = []
+    current: list[torch.device] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
 
     class Profiler:
         def __init__(self, **options: Any) -> None:
             """Notes alone."""
 
         def step(self) -> None:
-            done.append("step")
+            done.append(f"step on {current[-1]}" if current else "step")
 
     monkeypatch.setattr(record, "profile", Profiler)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
-    trace = record.TraceFile(tmp_path, 0, warmup=2, steps=2, cuda=cuda)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"wait for {device}"))
+    trace = record.TraceFile(tmp_path, 0, warmup=2, steps=2, gpu=gpu)
     for _ in range(4):
         trace.step()
     assert ", ".join(done) == expected
