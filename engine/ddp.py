@@ -4,12 +4,14 @@
 DDP's reducer takes one comm hook and keeps it. To put another in its place, the reducer is built anew, as DDP's own
 `__setstate__` does (torch/nn/parallel/distributed.py). That takes no communication, but the new reducer begins with
 buckets by order of definition and, after its first backward pass, broadcasts those by order of arrival. So all ranks
-must do it between the same two backward passes: one that does so alone waits for the others for good.
+must do it between the same two backward passes: one that does so alone waits for the others for good. The recorder's
+own hook, a `_Relay`, stays in the reducer, and later recorders take it over without building anything.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -71,8 +73,12 @@ class NamedBuckets:
         self._users: tuple[Hook, Any] | None = None
         if ddp._comm_hooks:
             self._users = ddp._comm_hooks[-1]
-            _rebuild(ddp)
-        ddp.register_comm_hook(None, self._hook)
+        if ddp not in _relays:
+            if self._users is not None:
+                _rebuild(ddp)
+            _relays[ddp] = _Relay()
+            ddp.register_comm_hook(None, _relays[ddp].send)
+        _relays[ddp].to = self._hook
         ddp._comm_hooks = [] if self._users is None else [self._users]
         ddp.register_comm_hook = self._register  # type: ignore[method-assign]
 
@@ -103,7 +109,7 @@ class NamedBuckets:
         self._users = (hook, state)
         self._ddp._comm_hooks = [self._users]
 
-    def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._ddp is None:
             return self._send(bucket)
         with self._labels.launching(bucket):
@@ -114,6 +120,18 @@ class NamedBuckets:
             return allreduce_hook(self._group, bucket)
         hook, state = self._users
         return hook(state, bucket)
+
+
+class _Relay:
+    """The hook in a reducer, for one recorder after another; see [Note: one hook per reducer]."""
+
+    to: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
+
+    def send(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return self.to(bucket)
+
+
+_relays: WeakKeyDictionary[DistributedDataParallel, _Relay] = WeakKeyDictionary()
 
 
 def unnamed_because(ddp: DistributedDataParallel) -> str | None:

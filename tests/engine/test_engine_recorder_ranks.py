@@ -193,6 +193,26 @@ def one_hook_is_one_hook(comm: Communicator) -> None:
 
 
 @scenario()
+def after_one_rank_alone_it_may_again_and_then_all(comm: Communicator) -> None:
+    """No reducer is built anew for what the recorder before has left in it."""
+    alone, recorded = wrapped(), wrapped()
+    step = 0
+    for ranks in ((0,), (0,), (0, 1), (1,)):
+        recorder = Recorder(out := folder(comm), recorded, warmup=1, steps=1)
+        if comm.rank in ranks:
+            recorder.start()
+        for _ in range(3):
+            for ddp in (alone, recorded):
+                train(comm, ddp, step)
+            recorder.step()
+            step += 1
+        comm.barrier()
+        for rank in ranks:
+            assert Word.BUCKET_LAUNCH in {word for word, _ in labels_of(out, rank)}
+    expect_same(alone, recorded)
+
+
+@scenario()
 def a_built_in_hook_leaves_buckets_unnamed(comm: Communicator) -> None:
     ddp = wrapped()
     ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
