@@ -52,7 +52,7 @@ def tables(out: Path) -> str:
 
 def _device(found: dict[str, Figures]) -> Iterator[str]:
     for one in list(found.values())[:1]:
-        yield f"{one.get('device', 'CPU')}, torch {one['torch']}"
+        yield f"{one.get('device', 'CPU')}, torch {one['torch']}; one rank of an emulated group, its peers phantoms"
 
 
 def _alone(found: dict[str, Figures]) -> Iterator[str]:

@@ -21,6 +21,7 @@ import pandas as pd
 
 from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.analyses.clocks import zero_of
+from overlaplab.analyses.settings import group_words
 from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.events import Run, Trace
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
@@ -148,7 +149,8 @@ class _Writer:
     def own(self, timeline: Timeline, told: _Told) -> Iterator[str]:
         """The rank's name, and the tracks that are no threads or streams of its."""
         rank = self.run.traces[self.place].rank
-        yield from _process_name(self.pid, "rank unknown" if rank is None else f"rank {rank}", self.place)
+        name = "rank unknown" if rank is None else f"rank {rank}"
+        yield from _process_name(self.pid, name + _emulated(self.run), self.place)
         chosen = timeline.events[timeline.events["trace"] == self.place]
         tid = 1
         for lane in timeline.lanes[timeline.lanes["kind"] != "stream"].itertuples():
@@ -240,6 +242,15 @@ def _known(row: Mapping[Any, Any]) -> dict[str, Any]:
         value = value.item() if hasattr(value, "item") else value
         found[str(key).replace("_ns", "_us")] = value / 1000 if str(key).endswith("_ns") else value
     return found
+
+
+def _emulated(run: Run) -> str:
+    """What follows a rank's name where not everything in its tracks is real; else nothing."""
+    told = run.manifest
+    if told is None or told.link is None or not told.link.emulated:
+        return ""
+    group = f", {group_words(told)}" if told.phantom_ranks else ""
+    return f"{group}, emulated link {told.link}" + (", link not attained" if told.link_attained is False else "")
 
 
 def _process_name(pid: int, name: str, order: int) -> Iterator[str]:

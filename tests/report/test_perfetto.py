@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_phantoms import phantom_run
 from made_runs import engine_events, gpu_events, made_gathering
 from made_traces import event, launched, run_of, step, write
 
@@ -105,7 +106,8 @@ def test_times_are_exact_and_clocks_are_aligned(tmp_path: Path) -> None:
 def test_each_rank_is_a_process_with_its_threads_and_our_tracks(tmp_path: Path) -> None:
     gathering = load_run(made_gathering(tmp_path) / "ahead")
     events = events_of(gathering)
-    assert [name for _, name in sorted(named(events, "process_name").items())] == ["rank 0", "rank 1"]
+    names = [name for _, name in sorted(named(events, "process_name").items())]
+    assert names == ["rank 0, emulated link 1Gbps,200us", "rank 1, emulated link 1Gbps,200us"]
     threads = named(events, "thread_name")
     own = [name for (pid, _), name in sorted(threads.items()) if pid == 1]
     assert own[: own.index("exposed") + 1] == ["steps", "phases", "gathers", "reduce-scatters", "exposed"]
@@ -114,6 +116,17 @@ def test_each_rank_is_a_process_with_its_threads_and_our_tracks(tmp_path: Path) 
     assert placed <= set(threads)
     gathers = [e for e in events if e["ph"] == "X" and threads[(e["pid"], e["tid"])] == "gathers" and e["dur"]]
     assert {e["args"]["kind"] for e in gathers} == {"all_gather"}
+
+
+def test_a_rank_behind_an_emulated_link_is_named_so(tmp_path: Path) -> None:
+    emulated = set(named(events_of(load_run(SAMPLES / "bucketed")), "process_name").values())
+    assert {"rank 0, emulated link 1Gbps,500us", "rank 1, emulated link 1Gbps,500us"} <= emulated
+    lonely = phantom_run(tmp_path / "run", engine_events(), link_attained=False)
+    name, *_ = named(events_of(lonely), "process_name").values()
+    assert name == (
+        "rank 0, one rank of an emulated group of 8 (peers are phantoms; numerics not meant), "
+        "emulated link 400Gbps,10us, link not attained"
+    )
 
 
 def test_buckets_tell_their_collective_and_arrows_join_the_ranks(tmp_path: Path) -> None:
