@@ -12,6 +12,10 @@ def __getattr__(name: str) -> Any:
     """`Recorder`, imported when it is asked for: torch takes seconds, which the command line's help does not need."""
     if name != "Recorder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from engine.recorder import Recorder
-
+    try:
+        from engine.recorder import Recorder
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError("Recorder needs torch; install it with: pip install 'overlaplab[engine]'") from None
     return Recorder

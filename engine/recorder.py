@@ -70,7 +70,7 @@ class Recorder:
         self._out = Path(out).expanduser().absolute()  # wherever the loop may go meanwhile
         self._warmup, self._steps, self._comm_hook = warmup, steps, comm_hook
         self._opened: ExitStack | None = None
-        self._taken = 0
+        self._started, self._taken = False, 0
         self.done = False
         """Whether all steps are recorded."""
 
@@ -86,7 +86,7 @@ class Recorder:
 
     def start(self) -> Self:
         """Begin, before a step. What an older run left in the directory is taken away."""
-        if self._opened is not None or self._taken:
+        if self._started:
             raise EngineError("this Recorder was started before; make one for each recording")
         _require_no_other()
         together = dist.is_initialized()
@@ -114,11 +114,14 @@ class Recorder:
             self._buckets = self._label(opening)
             self._trace = opening.enter_context(trace)
             self._opened = opening.pop_all()
+        self._started = True
         _open.add(self)
         return self
 
     def step(self) -> None:
         """A step has ended: call it after every optimizer step. Does nothing once all steps are recorded."""
+        if not self._started:
+            raise EngineError("this Recorder was not started: step() belongs inside its `with`, or after start()")
         if self._opened is None:
             return
         self._taken += 1

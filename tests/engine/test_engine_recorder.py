@@ -121,6 +121,19 @@ def test_a_loop_that_ends_early_leaves_nothing_and_says_so(tmp_path: Path, model
         recorder.start()
 
 
+def test_a_step_before_the_start_is_refused(tmp_path: Path, model: nn.Module) -> None:
+    with pytest.raises(EngineError, match="was not started: step"):
+        Recorder(tmp_path, model).step()
+
+
+def test_without_torch_one_line_tells_how_to_get_it() -> None:
+    code = "import sys; sys.modules['torch'] = None; from engine import Recorder"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert tried.stderr.splitlines()[-1] == (
+        "ImportError: Recorder needs torch; install it with: pip install 'overlaplab[engine]'"
+    )
+
+
 def test_what_cannot_be_recorded_is_said(tmp_path: Path, model: nn.Module) -> None:
     with pytest.raises(EngineError, match="1 or more warmup steps and 1 or more steps, not 0 and 3"):
         Recorder(tmp_path, warmup=0)
