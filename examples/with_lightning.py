@@ -60,7 +60,7 @@ def main(out: str) -> None:
     """Fit until the recording is done."""
     trainer = lightning.Trainer(
         accelerator="auto",
-        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
         strategy=DDPStrategy(bucket_cap_mb=0.5),
         callbacks=[Record(out)],
         logger=False,
