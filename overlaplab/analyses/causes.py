@@ -79,8 +79,8 @@ def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
     busy = np.append(ends, UNKNOWN_NS)[np.where(ran, before, len(ends))]
     queued = np.where(busy > asked, busy - asked, 0)
     host = table["host_ns"].to_numpy(np.int64)
-    launched = np.where(host != UNKNOWN_NS, host + offset, starts)  # a step's first gather may begin before its window
     begins = np.array([window.host_start_ns for window in step_windows(trace)], dtype=np.int64)
+    launched = np.where(host != UNKNOWN_NS, host, starts - offset)  # a step's first gather may run before its window
     by_step = np.searchsorted(begins, launched, side="right")
     return table.assign(asked_ns=asked, late_ns=late, queued_ns=queued, launching_step=by_step)
 

@@ -126,7 +126,7 @@ def delays(own: list[Seen], compute: set[int]) -> None:
     link = {at for one in own for at in range(one.start, one.end)}
     for one in own:
         if one.what == "gather":
-            one.ready = BORDER if one.asked >= BORDER else 0
+            one.ready = BORDER if one.asked > BORDER else 0  # its label begins 1 ns before
             earlier = [other.start for other in own if other.what == "gather" and other.number < one.number]
             one.ready = max([one.ready, *earlier])
         if one.ready is not None:
@@ -200,9 +200,10 @@ def is_blocking(one: Seen, compute: set[int], ends: int, edge: bool) -> bool:
 def is_edge(one: Seen, own: list[Seen], compute: set[int], ends: int) -> bool:
     if one.what in GRADIENTS:
         return one.end >= ends
-    alike = [other for other in own if other.what == one.what and (other.start >= BORDER) == (one.start >= BORDER)]
+    same = [other for other in own if other.what == one.what]
     if one.what == "gather":
-        return one.asked < min(other.end for other in alike)
+        return one.asked < min(other.end for other in same if (other.asked >= BORDER) == (one.asked >= BORDER))
+    alike = [other for other in same if (other.start >= BORDER) == (one.start >= BORDER)]
     hidden = any(compute & set(range(other.start, other.end)) for other in alike)
     return hidden and one.start == max(other.start for other in alike)
 
