@@ -170,7 +170,7 @@ def sharded_run(out: Path, *options: str) -> Path:
     ("options", "layers", "in_all", "scattered", "microbatches"),
     [
         ([], 7, 9, 6, 1),
-        (["--link", "1Gbps,200us", "--prefetch", "0"], 7, 9, 6, 1),
+        pytest.param(["--link", "1Gbps,200us", "--prefetch", "0"], 7, 9, 6, 1, marks=pytest.mark.slow),
         (["--tied", "--prefetch", "2"], 7, 8, 5, 1),
         (["--accumulate", "2", "--checkpointing", "--link", "1Gbps,200us"], 14, 18, 12, 2),
     ],

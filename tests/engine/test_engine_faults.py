@@ -149,7 +149,12 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
             "rank 0: ZeroDivisionError: in a hook",
             marks=pytest.mark.slow,
         ),
-        ("0:3:raise-in-forward", ("--strategy", "zero3"), "rank 0: ZeroDivisionError: in a hook"),
+        pytest.param(
+            "0:3:raise-in-forward",
+            ("--strategy", "zero3"),
+            "rank 0: ZeroDivisionError: in a hook",
+            marks=pytest.mark.slow,
+        ),
         (
             "1:3:other-order",
             ("--strategy", "zero3"),

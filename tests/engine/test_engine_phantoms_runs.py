@@ -81,6 +81,7 @@ def test_the_analyser_misses_no_rank_of_it(runs: Path, name: StrategyName) -> No
     assert (table["transfer_ns"] >= 0.9 * np.array(modelled)).all()
 
 
+@pytest.mark.slow
 def test_zero3_of_32_layers_by_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["--strategy", "zero3", "--layers", "32", "--steps", "1", *SMALL]
