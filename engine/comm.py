@@ -17,8 +17,8 @@ from engine import labels, process_group
 from engine.carrier import Carried
 from engine.errors import EngineError
 from engine.labels import Word
-from engine.lanes import Lanes
 from engine.link import Kind, Link
+from engine.streams import CommStreams
 
 __all__ = ["Communicator", "Work", "connect", "is_lost_peer"]
 
@@ -33,7 +33,7 @@ class Work:
     """A collective under way; it keeps its tensors until it is waited for. See [Note: buffers kept alive]."""
 
     def __init__(self, work: Any, tensors: Sequence[Any], check: Callable[[], None]) -> None:
-        """`work` is torch.distributed's or a lane's; `check` raises what went wrong without its knowing."""
+        """`work` is torch.distributed's or a `Passage`; `check` raises what went wrong without its knowing."""
         self._work = work
         self._tensors = tensors
         self._check = check
@@ -52,11 +52,11 @@ class Work:
 class Communicator:
     """One rank's view of a process group."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, lanes: Lanes | None = None) -> None:
-        """Talk through `group`; `device` is where its tensors live, and `lanes` are its own on CUDA."""
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, streams: CommStreams | None = None) -> None:
+        """Talk through `group`; `device` is where its tensors live, and `streams` are its own on CUDA."""
         self.group = group
         self.device = device
-        self._lanes = Lanes() if lanes is None and device.type == "cuda" else lanes
+        self._streams = CommStreams() if streams is None and device.type == "cuda" else streams
         self.rank = group.rank()
         self.world_size = group.size()
         self.backend = str(dist.get_backend(group))
@@ -204,9 +204,9 @@ class Communicator:
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Callable[..., Any], *args: Any, **more: Any) -> Work:
         def launch() -> Any:
             with self._span(kind, tensor):
-                return call(*args, group=self.group, async_op=self._lanes is None, **more)
+                return call(*args, group=self.group, async_op=self._streams is None, **more)
 
-        return Work(launch() if self._lanes is None else self._lanes.launch(kind, launch), args, self._check)
+        return Work(launch() if self._streams is None else self._streams.launch(kind, launch), args, self._check)
 
     def _check(self) -> None:
         if isinstance(self.group, process_group.EmulatedLinkGroup):
@@ -256,7 +256,8 @@ def _emulate(link: Link, device: torch.device, timeout: timedelta) -> None:
     ranks = int(os.environ["WORLD_SIZE"])
     phantoms = link.stands_alone(ranks) or device.type == "cuda"
     process_group.register()
-    sys.setswitchinterval(1e-4)  # [Note: one thread is the link]: it must not wait 5 ms for the interpreter
+    if device.type == "cpu":
+        sys.setswitchinterval(1e-4)  # [Note: one thread is the link]: it must not wait 5 ms for the interpreter
     emulation = process_group.Emulation(
         link=replace(link, world_size=None),  # a smaller group's collectives reckon with its own size
         alone_on=device if phantoms else None,

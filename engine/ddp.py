@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from engine import labels
 from engine.buckets import Marks
 
-__all__ = ["BucketLabels", "Hook", "NamedBuckets", "unnamed_because"]
+__all__ = ["BucketLabels", "Hook", "NamedBuckets", "uncompiled", "unnamed_because"]
 
 Hook: TypeAlias = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 """A comm hook, as `DistributedDataParallel.register_comm_hook` takes it."""
@@ -69,7 +69,7 @@ class NamedBuckets:
         """`unnamed_because(ddp)` must be None, and every rank do so at once; see [Note: one hook per reducer]."""
         self._ddp: DistributedDataParallel | None = ddp
         self._group = ddp.process_group
-        self._labels = BucketLabels(ddp.module)
+        self._labels = BucketLabels(uncompiled(ddp.module))
         self._users: tuple[Hook, Any] | None = None
         if ddp._comm_hooks:
             self._users = ddp._comm_hooks[-1]
@@ -134,6 +134,12 @@ class _Relay:
 _relays: WeakKeyDictionary[DistributedDataParallel, _Relay] = WeakKeyDictionary()
 
 
+def uncompiled(module: nn.Module) -> nn.Module:
+    """What `torch.compile` wrapped, if it did: there parameters and layers have their own names."""
+    found: nn.Module = getattr(module, "_orig_mod", module)
+    return found
+
+
 def unnamed_because(ddp: DistributedDataParallel) -> str | None:
     """Why a model's buckets cannot be named, for a user to read; None if they can."""
     if ddp.mixed_precision is not None:
@@ -149,6 +155,9 @@ def unnamed_because(ddp: DistributedDataParallel) -> str | None:
 def _rebuild(ddp: DistributedDataParallel) -> None:
     """A reducer without a hook; see [Note: one hook per reducer]."""
     inner: Any = ddp
+    device = next(ddp.parameters()).device
+    if device.type == "cuda":  # after a pass that failed, collectives may still write into the old one's buckets
+        torch.cuda.synchronize(device)
     del inner.reducer, inner.logger  # the old one takes its gradient hooks along
     parameters, sparse = inner._build_params_for_reducer()
     inner._ddp_init_helper(parameters, sparse, inner._build_debug_param_to_name_mapping(parameters), inner.static_graph)

@@ -23,6 +23,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from engine.ddp import Hook, NamedBuckets, unnamed_because
 from engine.errors import EngineError
@@ -189,7 +190,8 @@ def _require_no_other() -> None:
 def _device(module: nn.Module | None) -> torch.device:
     """Where a model computes; without one, a GPU if there is one."""
     parameter = None if module is None else next(module.parameters(), None)
-    if parameter is not None:
+    offloaded = isinstance(parameter, DTensor) and parameter.device_mesh.device_type == "cuda"  # shards on the CPU
+    if parameter is not None and not offloaded:
         return parameter.device
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 

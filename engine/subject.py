@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from engine.ddp import uncompiled
 from engine.errors import EngineError
 from engine.model import Unit, units
 
@@ -37,7 +38,8 @@ class Subject:
         if len(ddps) > 1:
             raise EngineError(f"Recorder labels one DDP model, and this has {len(ddps)}; pass the one to look at")
         if ddps:
-            return cls("torch-ddp", ddps[0].module, units(ddps[0].module), ddps[0])
+            inner = uncompiled(ddps[0].module)
+            return cls("torch-ddp", inner, units(inner), ddps[0])
         roots = _fsdp2_roots(model)
         if len(roots) > 1:
             raise EngineError(
@@ -46,7 +48,8 @@ class Subject:
             )
         if roots:
             return cls("torch-fsdp2", roots[0], _fsdp2_units(roots[0]))
-        return cls(None, model, units(model))
+        inner = uncompiled(model)
+        return cls(None, inner, units(inner))
 
 
 def _fsdp2_roots(module: nn.Module) -> list[nn.Module]:

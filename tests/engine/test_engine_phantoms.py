@@ -268,7 +268,7 @@ def test_a_stream_carries_in_order_and_the_host_waits_for_nothing() -> None:
     carrier = StreamCarrier(Link(bandwidth_gbps=8, latency_us=10), 8, FakeStream.device, cuda, clock=cuda)
     big = [SimpleNamespace(is_cuda=True, nbytes=1_000_000, dtype=torch.float32)]
     first = carrier.submit(Kind.ALL_GATHER, big, lambda: cuda.log.append(f"{cuda.current.name}: moved"), big)
-    cuda.current = FakeStream(cuda, "lane")
+    cuda.current = FakeStream(cuda, "gathers")
     second = carrier.submit(Kind.ALL_REDUCE, big, lambda: None, big)
     assert second.wait()
     cuda.current = FakeStream(cuda, "compute")
@@ -280,11 +280,11 @@ def test_a_stream_carries_in_order_and_the_host_waits_for_nothing() -> None:
         "link(-1): moved",
         "link(-1): wait 0 945000",  # 7 × 10 µs + 7/8 × 1 µs per kB
         "link(-1): record",
-        "link(-1): after lane",
+        "link(-1): after gathers",
         "link(-1): begin 1",
         "link(-1): wait 1 1890000",
         "link(-1): record",
-        "lane: after event 9",
+        "gathers: after event 9",
         "compute: after event 5",
     ]
     assert [(c.seq, c.kind, c.modelled_ns, c.occupied_ns, c.overran) for c in carrier.log] == [

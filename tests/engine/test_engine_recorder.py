@@ -17,6 +17,7 @@ from torch.profiler import profile
 from engine import Recorder
 from engine.ddp import BucketLabels
 from engine.errors import EngineError
+from engine.subject import Subject
 
 NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
 
@@ -92,6 +93,13 @@ def test_afterwards_the_model_is_as_before(tmp_path: Path, model: nn.Module) -> 
         assert all(p._post_accumulate_grad_hooks for p in model.parameters())
         train(model, recorder, 2)
         assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of what torch.compile imports
+def test_a_compiled_model_keeps_its_names(model: nn.Module) -> None:
+    plain, compiled = Subject.of(model), Subject.of(torch.compile(model))
+    assert compiled.module is model
+    assert [unit.parameters.keys() for unit in compiled.units] == [unit.parameters.keys() for unit in plain.units]
 
 
 def test_a_model_is_not_needed(tmp_path: Path, model: nn.Module) -> None:

@@ -15,11 +15,11 @@ from torch import nn
 
 from engine import comm as comm_module
 from engine.config import StrategyName
-from engine.lanes import Passage
 from engine.model import Transformer
 from engine.strategies import Options, Strategy, make
 from engine.strategies import base as base_module
 from engine.strategies.zero3 import ShardedUnit
+from engine.streams import Passage
 
 CAP_MB = 0.00025
 """Each of a tower's units is a bucket."""
@@ -87,9 +87,9 @@ def steps(
         return device.log
 
 
-def launch(lane: str, what: str) -> list[str]:
+def launch(stream: str, what: str) -> list[str]:
     """A collective is always launched so."""
-    return [f"{lane} waits for compute", f"{lane}: {what}"]
+    return [f"{stream} waits for compute", f"{stream}: {what}"]
 
 
 def gather(unit: str) -> list[str]:
@@ -330,7 +330,7 @@ def _no_wait(self: Passage) -> None:
 
 
 def _too_early(self: Stream, stream: Stream) -> None:
-    """The lane does not wait for the computation."""
+    """The stream does not wait for the computation."""
 
 
 class _Forgetful(comm_module.Work):

@@ -15,10 +15,10 @@ from engine_trials import BATCHES, SMALL_CAP_MB, transformer
 from engine.comm import Communicator, connect
 from engine.config import StrategyName
 from engine.data import place
-from engine.lanes import Lanes, Passage
 from engine.link import Kind, Link
 from engine.optimizer import AdamW
 from engine.strategies import Options, make
+from engine.streams import CommStreams, Passage
 from engine.train import train_step
 
 pytestmark = pytest.mark.gpu
@@ -63,21 +63,21 @@ def off_from_one_process(comm: Communicator, name: StrategyName, steps: int = 4)
     return max(float((got[n] - p).detach().abs().nan_to_num(torch.inf).max()) for n, p in alone.named_parameters())
 
 
-def slow_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every collective is late by a millisecond, so that whatever does not wait for it reads something else."""
-    launch = Lanes.launch
+    launch = CommStreams.launch
 
-    def late(self: Lanes, kind: Kind, call: Callable[[], object]) -> Passage:
+    def late(self: CommStreams, kind: Kind, call: Callable[[], object]) -> Passage:
         return launch(self, kind, lambda: (torch.cuda._sleep(MILLISECOND), call()))
 
-    monkeypatch.setattr(Lanes, "launch", late)
+    monkeypatch.setattr(CommStreams, "launch", late)
 
 
 @pytest.mark.parametrize("name", StrategyName)
 def test_one_rank_over_nccl_is_one_process(
     name: StrategyName, join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_lanes(monkeypatch)
+    slow_streams(monkeypatch)
     assert off_from_one_process(join(), name) <= 1e-10
 
 
@@ -85,7 +85,7 @@ def test_one_rank_over_nccl_is_one_process(
 def test_a_missing_wait_is_wrong(
     name: StrategyName, join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_lanes(monkeypatch)
+    slow_streams(monkeypatch)
     monkeypatch.setattr(Passage, "wait", lambda self: None)
     assert off_from_one_process(join(), name) > 1e-10
 

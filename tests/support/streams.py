@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from engine import labels
 from engine.comm import Communicator
 from engine.labels import Word
-from engine.lanes import Lanes
+from engine.streams import CommStreams
 
 META = torch.device("meta")
 WORLD_SIZE = 2
@@ -64,7 +64,7 @@ class Stream:
 
 
 class Device:
-    """What `Lanes` asks of torch.cuda, with the log of it all."""
+    """What `CommStreams` asks of torch.cuda, with the log of it all."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -263,4 +263,4 @@ def on_streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Communicator, 
     monkeypatch.setattr(labels, "Span", type("Span", (_Span,), {"device": device}))
     monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
     with Kernels(device), Literals():
-        yield _Alike(_Group(device), META, Lanes(device)), device
+        yield _Alike(_Group(device), META, CommStreams(device)), device
