@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from loaded_script import script
 
 import overlaplab
 
@@ -15,16 +14,7 @@ ROOT = Path(__file__).parents[1]
 RENEW = "; if that is meant, run `.venv/bin/python scripts/golden.py`, look at what has changed, and commit it"
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("golden", ROOT / "scripts" / "golden.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = script()
+SCRIPT = script("scripts/golden.py")
 RUNS: list[Path] = SCRIPT.runs()
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from loaded_script import script
 
 from engine.link import Kind, Link
 
@@ -20,16 +19,7 @@ ROOT = Path(__file__).parents[1]
 GOALS = {"forward": 0.03, "backward": 0.06, "host": 0.02, "communication": 0.042, "modelled": 0.0415}
 
 
-def table_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("_gpu_table", ROOT / "benchmarks" / "_gpu_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLE = table_module()
+TABLE = script("benchmarks/_gpu_table.py")
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
+from loaded_script import script
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -20,16 +19,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "scripts" / "notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = script()
+SCRIPT = script("scripts/notebooks.py")
 
 
 def test_there_are_three() -> None:

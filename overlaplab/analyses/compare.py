@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.memory import memory, peaks
-from overlaplab.analyses.settings import is_sweep, model_told
+from overlaplab.analyses.settings import is_emulated, is_sweep, model_told
 from overlaplab.analyses.spread import FEWEST, Steps, fastest, spread, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
@@ -122,7 +122,7 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "ranks": table["rank"].nunique(dropna=False),
         "steps": table["start_ns"].groupby(table["rank"], dropna=False).count().max() if len(table) else 0,
         "overlap_ratio": int(table["overlapped_ns"].sum()) / comm if comm else None,
-        "emulated": bool(manifest and manifest.link and manifest.link.emulated),
+        "emulated": is_emulated(run),
         "phantoms": len(manifest.phantom_ranks) if manifest else 0,
         "model": model_told(manifest),
     }

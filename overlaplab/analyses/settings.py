@@ -9,7 +9,7 @@ from typing import Any
 from overlaplab.events import Manifest, Run
 from overlaplab.words import count
 
-__all__ = ["differing", "group_words", "is_sweep", "model_told", "setting_words"]
+__all__ = ["differing", "group_words", "is_emulated", "is_sweep", "link_words", "model_told", "setting_words"]
 
 _SAME = (
     *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
@@ -54,6 +54,18 @@ def group_words(manifest: Manifest, ranks: int | None = None) -> str:
         return count(manifest.world_size if ranks is None else ranks, "rank")
     meant = "" if manifest.numerics_meant else "; numerics not meant"
     return f"one rank of an emulated group of {manifest.world_size} (peers are phantoms{meant})"
+
+
+def is_emulated(run: Run) -> bool:
+    """Whether an emulated link carried the run."""
+    return run.manifest is not None and run.manifest.emulated_link is not None
+
+
+def link_words(manifest: Manifest) -> str:
+    """The emulated link, and whether it was attained; empty without one."""
+    link = manifest.emulated_link
+    missed = ", link not attained" if manifest.link_attained is False else ""
+    return f"emulated link {link}{missed}" if link else ""
 
 
 def setting_words(manifest: Manifest | None) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.selection import selected_traces, selected_windows
-from overlaplab.analyses.settings import differing, is_sweep
+from overlaplab.analyses.settings import differing, is_emulated, is_sweep
 from overlaplab.analyses.spread import fastest, spread, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
@@ -62,7 +62,7 @@ def sweep(
         rows.append(
             {"bucket_cap_mb": cap, "buckets": max((count for count in counts if count), default=None)}
             | _row(tables)
-            | {"fastest": place == won, "emulated": any(map(_is_emulated, found[cap]))}
+            | {"fastest": place == won, "emulated": any(map(is_emulated, found[cap]))}
         )
     table = pd.DataFrame(rows).astype({"buckets": "Int64", "bucket_cap_mb": "Float64", "overlap_ratio": "Float64"})
     table = table.astype(dict.fromkeys(_FIGURES, "Float64"))
@@ -181,7 +181,3 @@ def _first_rank(table: pd.DataFrame) -> pd.DataFrame:
 
 def _trace(run: Run, rank: int) -> Trace:
     return next(trace for trace in run.traces if trace.rank == rank)
-
-
-def _is_emulated(run: Run) -> bool:
-    return bool(run.manifest and run.manifest.link and run.manifest.link.emulated)

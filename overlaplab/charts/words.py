@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.settings import group_words
+from overlaplab.analyses.settings import group_words, link_words
 from overlaplab.analyses.verdict import verdict
 from overlaplab.events import Manifest
 from overlaplab.words import count, gradient_word, ms, shorten
@@ -25,20 +25,14 @@ def note(manifest: Manifest | None) -> str | None:
         parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
-    return ", ".join(part for part in (*parts, _link(manifest)) if part)
+    return ", ".join(part for part in (*parts, link_words(manifest)) if part)
 
 
 def link_note(manifest: Manifest | None) -> str | None:
     """The emulated link and group alone, where there is no room for the whole `note`; None without one."""
-    if manifest is None or not (link := _link(manifest)):
+    if manifest is None or not (link := link_words(manifest)):
         return None
     return f"{link}, one rank of a group of {manifest.world_size}" if manifest.phantom_ranks else link
-
-
-def _link(manifest: Manifest) -> str:
-    if manifest.link is None or not manifest.link.emulated:
-        return ""
-    return f"emulated link {manifest.link}" + (", link not attained" if manifest.link_attained is False else "")
 
 
 def late_sentences(late: pd.DataFrame, limit: int = 8) -> list[str]:

@@ -67,11 +67,11 @@ def title(run: Run) -> str:
     """What run it is; an emulated link, and phantoms, are always said."""
     if run.manifest is None:
         return run.path
-    link = run.manifest.link
+    link = run.manifest.emulated_link
     parts = (
         shorten(run.manifest.strategy or ""),
         group_words(run.manifest, len(run.traces)),
-        f"emulated link {link}" if link and link.emulated else "",
+        f"emulated link {link}" if link else "",
     )
     return f"{run.path}: {', '.join(part for part in parts if part)}"
 

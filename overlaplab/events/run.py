@@ -204,6 +204,11 @@ class Manifest:
     memory: tuple[Held, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def emulated_link(self) -> Link | None:
+        """The link, if it is emulated."""
+        return self.link if self.link and self.link.emulated else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:

@@ -31,8 +31,9 @@ from overlaplab.analyses import (
     warnings_of,
 )
 from overlaplab.analyses.compare import MEASURES
+from overlaplab.analyses.settings import is_emulated
 from overlaplab.events import Run
-from overlaplab.report.records import is_emulated, records
+from overlaplab.report.records import records
 from overlaplab.report.sweeps import sweep_document
 
 __all__ = ["buckets_document", "collectives_document", "compare_document", "schedule_document", "summary_document"]

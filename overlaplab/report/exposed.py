@@ -11,10 +11,11 @@ from rich.table import Table
 from overlaplab.analyses import exposed, idle, rows_of, summary, warnings_of, worst_step
 from overlaplab.analyses.cause_words import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
 from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.settings import is_emulated
 from overlaplab.analyses.verdict import verdict
 from overlaplab.events import Run
 from overlaplab.report.console import add_row, blank_table
-from overlaplab.report.records import is_emulated, plain_value, records
+from overlaplab.report.records import plain_value, records
 from overlaplab.words import MS, ms, rank_word
 
 __all__ = ["causes_table", "exposed_document", "spots_table"]

@@ -21,7 +21,7 @@ import pandas as pd
 
 from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.analyses.clocks import zero_of
-from overlaplab.analyses.settings import group_words
+from overlaplab.analyses.settings import group_words, link_words
 from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.events import Run, Trace
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
@@ -246,11 +246,10 @@ def _known(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _emulated(run: Run) -> str:
     """What follows a rank's name where not everything in its tracks is real; else nothing."""
-    told = run.manifest
-    if told is None or told.link is None or not told.link.emulated:
+    if run.manifest is None or not (link := link_words(run.manifest)):
         return ""
-    group = f", {group_words(told)}" if told.phantom_ranks else ""
-    return f"{group}, emulated link {told.link}" + (", link not attained" if told.link_attained is False else "")
+    group = f", {group_words(run.manifest)}" if run.manifest.phantom_ranks else ""
+    return f"{group}, {link}"
 
 
 def _process_name(pid: int, name: str, order: int) -> Iterator[str]:

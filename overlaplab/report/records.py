@@ -6,9 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.events import Run
-
-__all__ = ["is_emulated", "plain_value", "records"]
+__all__ = ["plain_value", "records"]
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -24,8 +22,3 @@ def plain_value(value: Any) -> Any:
     if value is None or pd.isna(value):
         return None
     return value.item() if hasattr(value, "item") else value
-
-
-def is_emulated(run: Run) -> bool:
-    """Whether an emulated link carried the run."""
-    return bool(run.manifest and run.manifest.link and run.manifest.link.emulated)

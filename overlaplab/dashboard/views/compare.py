@@ -234,7 +234,7 @@ def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, Overlapla
 def _note(runs: list[Opened]) -> str | None:
     """The emulated links among the runs, and phantoms, in words."""
     manifests = [opened.run.manifest for opened in runs]
-    links = {str(one.link) for one in manifests if one is not None and one.link is not None and one.link.emulated}
+    links = {str(one.emulated_link) for one in manifests if one is not None and one.emulated_link}
     if not links:
         return None
     missed = any(one is not None and one.link_attained is False for one in manifests)
