@@ -3,7 +3,6 @@
 import copy
 import gzip
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_trials import BATCHES, SMALL_CAP_MB, transformer
+from gpu_testing import GPU_TESTS, limit, run
 
 from engine.comm import Communicator, connect
 from engine.config import StrategyName
@@ -21,10 +21,12 @@ from engine.strategies import Options, make
 from engine.streams import CommStreams, Passage
 from engine.train import train_step
 
-pytestmark = pytest.mark.gpu
+pytestmark = GPU_TESTS
 
 MILLISECOND = 2_000_000
 """In cycles, about."""
+RECORDING_S = 80.0
+"""How long the engine's command may take."""
 
 
 @pytest.fixture
@@ -90,7 +92,6 @@ def test_a_missing_wait_is_wrong(
     assert off_from_one_process(join(), name) > 1e-10
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", StrategyName)
 @pytest.mark.parametrize("link", [None, "400Gbps,10us,8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -113,24 +114,18 @@ def test_the_host_never_waits_in_a_step(
     assert torch.stack(losses).isfinite().all()
 
 
+def recorded(out: Path, *options: str) -> Path:
+    code, said = run([sys.executable, "-m", "engine", *options, "--out", str(out)], RECORDING_S)
+    assert code == 0, said
+    return out
+
+
+@limit(RECORDING_S + 60)
 def test_a_recording_over_nccl_has_what_the_analyser_reads(tmp_path: Path) -> None:
-    options = [
-        "--strategy",
-        "zero3",
-        "--device",
-        "cuda",
-        "--nproc",
-        "1",
-        "--link",
-        "none",
-        "--layers",
-        "3",
-        "--steps",
-        "2",
-    ]
-    subprocess.run([sys.executable, "-m", "engine", *options, "--out", str(tmp_path / "run")], check=True)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["backend"] == "nccl"
-    with gzip.open(tmp_path / "run" / "rank0.pt.trace.json.gz") as file:
+    options = ["--strategy", "zero3", "--nproc", "1", "--link", "none", "--layers", "3", "--steps", "2"]
+    run_folder = recorded(tmp_path / "run", "--device", "cuda", *options)
+    assert json.loads((run_folder / "run.json").read_text())["backend"] == "nccl"
+    with gzip.open(run_folder / "rank0.pt.trace.json.gz") as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     collectives = [name for name in names if name.startswith("engine::comm")]
     assert sum("kind=all_gather" in name for name in collectives) == 2 * 7  # 2L + 1

@@ -2,22 +2,22 @@
 
 import gzip
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from gpu_testing import GPU_TESTS, limit, run
 from torch import nn
 
 from engine import Recorder
 from engine.labels import Word, parse
 
-pytestmark = pytest.mark.gpu
+pytestmark = GPU_TESTS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+RECORDING_S = 80.0
+"""How long an example may take."""
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:
@@ -29,11 +29,12 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 
 def recorded(example: str, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    subprocess.run([*line, str(EXAMPLES / f"{example}.py"), str(out)], check=True, timeout=300, env=environment)
+    code, said = run([*line, str(EXAMPLES / f"{example}.py"), str(out)], RECORDING_S)
+    assert code == 0, said
     return json.loads((out / "run.json").read_text()), events_of(out)
 
 
+@limit(RECORDING_S + 60)
 def test_ddp(tmp_path: Path) -> None:
     manifest, events = recorded("ddp", tmp_path)
     assert (manifest["strategy"], manifest["device"], manifest["backend"]) == ("torch-ddp", "cuda", "nccl")
@@ -46,6 +47,7 @@ def test_ddp(tmp_path: Path) -> None:
     assert sum(word is Word.BUCKET_LAUNCH for word, _ in found) == 3 * len(manifest["buckets"])
 
 
+@limit(RECORDING_S + 60)
 def test_fsdp2(tmp_path: Path) -> None:
     manifest, events = recorded("fsdp2", tmp_path)
     assert (manifest["strategy"], manifest["device"], manifest["backend"]) == ("torch-fsdp2", "cuda", "nccl")

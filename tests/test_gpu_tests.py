@@ -1,0 +1,198 @@
+"""The GPU tests themselves, as far as a machine without a GPU can try them: what they start, and how they end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from gpu_testing import GPU_TESTS, environment, run
+from loaded_script import script
+
+ROOT = Path(__file__).parents[1]
+FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/test_engine_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
+TINY = [
+    *(
+        "--device",
+        "cpu",
+        "--width",
+        "8",
+        "--heads",
+        "2",
+        "--seq",
+        "4",
+        "--batch",
+        "1",
+        "--vocab",
+        "20",
+        "--layers",
+        "1",
+    ),
+    *("--steps", "1", "--warmup", "1", "--nproc", "1", "--link", "100Gbps,1us,8"),
+]
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, ModuleType]:
+    return {Path(path).stem: script(path) for path in FILES}
+
+
+# The processes they start
+
+
+def test_processes_find_the_packages_of_this_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a Python that has no site-packages, in another folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    where = "import importlib.util; print(importlib.util.find_spec('engine').origin)"
+    line = [sys.executable, "-S", "-c", where]
+    assert subprocess.run(line, capture_output=True).returncode == 1
+    assert run(line, 60) == (0, f"{ROOT / 'engine' / '__init__.py'}\n")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    assert environment()["PYTHONPATH"] == f"{ROOT}{os.pathsep}/elsewhere"
+    assert environment(MORE="1")["MORE"] == "1"
+
+
+def test_a_process_that_takes_too_long_is_ended_with_what_it_said() -> None:
+    code, said = run([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"], 2)
+    assert code != 0
+    assert said == "here\n\nended after 2 s\n"
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sys.executable` is a Python that has this repository's packages from PYTHONPATH or not at all."""
+    python = tmp_path / "python"
+    has_them = f'case ":$PYTHONPATH:" in *":{ROOT}:"*) exec "{sys.executable}" "$@";; esac'
+    python.write_text(f"#!/bin/sh\n{has_them}\necho 'No module named engine' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "executable", str(python))
+
+
+@pytest.mark.usefixtures("bare_python")
+def test_every_file_records_where_nothing_is_installed(files: dict[str, ModuleType], tmp_path: Path) -> None:
+    every = files["test_gpu_link"].recorded(tmp_path / "made", *TINY)
+    for name in ("naive", "zero3", "torch-fsdp2"):
+        manifest, events = files["test_gpu_link"].read(every / name)
+        assert manifest["strategy"] == name
+        assert events
+    alone = files["test_engine_streams_gpu"].recorded(tmp_path / "alone", "--strategy", "naive", *TINY)
+    assert (alone / "run.json").exists()
+
+
+def recorded_runs(out: Path, *names: str, **more: str) -> tuple[int, str]:
+    line = [sys.executable, str(ROOT / "tests" / "support" / "phantom_runs.py"), str(out), *TINY, "--", *names]
+    return run(line, 200, **more)
+
+
+def test_after_a_strategy_that_fails_the_others_are_recorded(files: dict[str, ModuleType], tmp_path: Path) -> None:
+    code, said = recorded_runs(tmp_path, "naive", "nonsense", "bucketed", "sense")
+    assert code == 1
+    assert said.splitlines()[-2:] == ["nonsense: exit code 2", "sense: exit code 2"]
+    assert sorted(path.parent.name for path in tmp_path.glob("*/run.json")) == ["bucketed", "naive"]
+    (tmp_path / "errors.txt").write_text(said)
+    assert files["test_gpu_link"].read(tmp_path / "naive")[0]["strategy"] == "naive"
+    with pytest.raises(AssertionError, match="nonsense: exit code 2"):
+        files["test_gpu_link"].read(tmp_path / "nonsense")
+
+
+def test_after_a_strategy_that_hangs_the_others_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a recorder that says which strategies it begins, does not end with the second, and notes the others."""
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+        while [ "$1" != -- ]; do shift; done
+        shift
+        for name; do
+            echo $name
+            [ $name != bucketed ] || exec sleep 600
+            touch {tmp_path}/$name.recorded
+        done""")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("LIMIT_S", "5")
+    monkeypatch.setattr(sys, "argv", ["phantom_runs.py", str(tmp_path), "--", "naive", "bucketed", "zero2", "zero3"])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="1"):
+        script("tests/support/phantom_runs.py").main()
+    signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "bucketed: took too long (LIMIT_S=5)\n"
+    assert sorted(path.stem for path in tmp_path.glob("*.recorded")) == ["naive", "zero2", "zero3"]
+
+
+# Warnings, time, and a figure that is asked for
+
+
+MADE = """
+import warnings
+from gpu_testing import GPU_TESTS
+
+pytestmark = GPU_TESTS
+
+def test_warned():
+    warnings.warn("Synchronization debug mode is a prototype feature")
+"""
+
+
+def test_warnings_fail_no_gpu_test(files: dict[str, ModuleType], tmp_path: Path) -> None:
+    made = tmp_path / "test_made.py"
+    line = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-m", "gpu"]
+    line += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), str(made)]
+    made.write_text(MADE)
+    code, said = run(line, 200)
+    assert code == 0, said
+    assert "1 passed, 1 warning" in said
+    made.write_text(MADE.replace("pytestmark = GPU_TESTS", "import pytest; pytestmark = pytest.mark.gpu"))
+    assert run(line, 200)[0] == 1
+    for name, module in files.items():
+        assert module.pytestmark is GPU_TESTS, name
+
+
+def test_no_gpu_test_relies_on_a_signal_to_end_it(files: dict[str, ModuleType]) -> None:
+    for name, module in files.items():
+        tests = [test for name, test in vars(module).items() if name.startswith("test_")]
+        assert tests
+        marks = [mark for test in tests for mark in getattr(test, "pytestmark", [])]
+        marks += [mark.mark for mark in module.pytestmark]
+        limits = [mark for mark in marks if mark.name == "timeout"]
+        assert limits, name
+        assert all(mark.kwargs == {"method": "thread"} for mark in limits), name
+
+
+def kernel(name: str, us: float, correlation: int) -> dict[str, Any]:
+    return {"ph": "X", "cat": "kernel", "name": name, "ts": us, "dur": 1, "args": {"correlation": correlation}}
+
+
+def test_one_kernel_beside_a_collective_shows_that_computation_goes_on(
+    files: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    goes_on = files["test_gpu_link"].test_computation_goes_on_meanwhile
+    comm = "engine::comm seq=0 kind=all_reduce dtype=float32 bytes=8 group=0 link=1Gbps,1us,8 modelled_ns=9"
+    call = {"ph": "X", "cat": "cuda_driver", "name": "cuLaunchKernel", "tid": 1, "dur": 0.1}
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": comm, "tid": 1, "ts": 0, "dur": 1},
+        *({**call, "ts": 0.1 * n, "args": {"correlation": n}} for n in (1, 2)),
+        kernel("emulated_link_begin", 100, 1),
+        kernel("emulated_link_wait", 110, 2),
+        *(kernel("mm", 200 + n, 10 + n) for n in range(99)),
+    ]
+
+    def written(events: list[dict[str, Any]]) -> Path:
+        (tmp_path / "bucketed").mkdir(exist_ok=True)
+        (tmp_path / "bucketed" / "run.json").write_text("{}")
+        trace = json.dumps({"traceEvents": events}).encode()
+        (tmp_path / "bucketed" / "rank0.pt.trace.json.gz").write_bytes(gzip.compress(trace))
+        return tmp_path
+
+    goes_on(written([*events, kernel("mm", 105, 9)]))
+    with pytest.raises(AssertionError):
+        goes_on(written(events))
