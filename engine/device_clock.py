@@ -6,6 +6,7 @@ counts ns, in steps that depend on the GPU; `nanosleep` needs sm_70.
 """
 
 import ctypes
+import os
 from typing import Any
 
 import torch
@@ -53,9 +54,17 @@ DONE:
 """
 NAMES = ("emulated_link_begin", "emulated_link_wait")
 
-EDGES_NS = 1_500
+
+def _edges_ns(text: str) -> int:
+    if not text.isdecimal():
+        raise EngineError(f"OVERLAPLAB_EDGES_NS={text} is no whole number of ns, such as 1500")
+    return int(text)
+
+
+EDGES_NS = _edges_ns(os.environ.get("OVERLAPLAB_EDGES_NS") or "1500")
 """What a trace shows of the two kernels before the first one's stamp and after the second one's: about what an empty
-kernel takes. Both the wait and the times read reckon with it."""
+kernel takes. Both the wait and the times read reckon with it. OVERLAPLAB_EDGES_NS sets it to what a GPU was found to
+take."""
 SLOTS = 4096
 """Stamps are kept in blocks of so many pairs."""
 

@@ -16,6 +16,9 @@ import pytest
 from gpu_testing import GPU_TESTS, environment, run
 from loaded_script import script
 
+from engine.device_clock import EDGES_NS
+from engine.errors import EngineError
+
 ROOT = Path(__file__).parents[1]
 FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/test_engine_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
 TINY = [
@@ -127,6 +130,17 @@ def test_after_a_strategy_that_hangs_the_others_are_recorded(
     signal.signal(signal.SIGTERM, before)
     assert capsys.readouterr().err == "bucketed: took too long (LIMIT_S=5)\n"
     assert sorted(path.stem for path in tmp_path.glob("*.recorded")) == ["naive", "zero2", "zero3"]
+
+
+def test_what_the_links_kernels_take_is_set_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, edges_ns in {"900": 900, "0": 0, "": EDGES_NS}.items():
+        monkeypatch.setenv("OVERLAPLAB_EDGES_NS", text)
+        found = script("engine/device_clock.py").EDGES_NS
+        assert found == edges_ns
+    for text in ("1.5us", "-1"):
+        monkeypatch.setenv("OVERLAPLAB_EDGES_NS", text)
+        with pytest.raises(EngineError, match=f"OVERLAPLAB_EDGES_NS={text} is no whole number of ns"):
+            script("engine/device_clock.py")
 
 
 # Warnings, time, and a figure that is asked for
