@@ -210,3 +210,164 @@ def test_one_kernel_beside_a_collective_shows_that_computation_goes_on(
     goes_on(written([*events, kernel("mm", 105, 9)]))
     with pytest.raises(AssertionError):
         goes_on(written(events))
+
+
+# scripts/gpu_tests.py
+
+
+HEAD = """
+import ctypes, json, os, sys, types
+import pytest
+from gpu_testing import GPU_TESTS, limit
+
+pytestmark = GPU_TESTS
+
+def hang():
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # no signal interrupts this, and Python's handlers do not run
+"""
+
+
+def gpu_tests(results: Path, *more: str) -> list[str]:
+    return [sys.executable, str(ROOT / "scripts" / "gpu_tests.py"), str(results), *more]
+
+
+def made(path: Path, text: str) -> str:
+    path.write_text(f"{HEAD}\n{text}")
+    return str(path)
+
+
+def told(results: Path) -> list[tuple[str, str]]:
+    """Of each line of the results, its first word and the test's name and fault."""
+    lines = (results / "results.txt").read_text().splitlines()
+    return [(line.split()[0], line.rpartition("::")[2]) for line in lines]
+
+
+def unpacked(results: Path, folder: Path) -> list[str]:
+    folder.mkdir()
+    tars = sorted(results.glob("gpu_tests.tar.?"))
+    subprocess.run(["tar", "x", "-C", folder], input=b"".join(tar.read_bytes() for tar in tars), check=True)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_test_that_hangs_keeps_no_other_from_running(tmp_path: Path) -> None:
+    one = made(
+        tmp_path / "test_one.py",
+        """
+def test_before(tmp_path): (tmp_path / "run.json").write_text("{}")
+@limit(2)
+def test_hangs(): hang()
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_after(name, tmp_path): assert name == "a"
+def test_skipped(): pytest.skip("no reason")
+""",
+    )
+    two = made(tmp_path / "test_two.py", "def test_other_file(tmp_path): (tmp_path / 'x.txt').write_text('x')")
+    code, said = run(gpu_tests(tmp_path / "results", one, two), 200)
+    assert code == 1
+    assert told(tmp_path / "results") == [
+        ("passed", "test_before"),
+        ("the", "test_hangs"),
+        ("passed", "test_after[a]"),
+        ("failed", "test_after[b]: AssertionError: assert 'b' == 'a'"),
+        ("skipped", "test_skipped: Skipped: no reason"),
+        ("passed", "test_other_file"),
+    ]
+    assert said == (tmp_path / "results" / "results.txt").read_text()
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
+        *("gpu_tests.log", "gpu_tests.tar.0", "results.txt")
+    ]
+    log = (tmp_path / "results" / "gpu_tests.log").read_text()
+    assert "Timeout" in log
+    assert "pthread_mutex_lock" in log
+    files = unpacked(tmp_path / "results", tmp_path / "unpacked")
+    assert [path for path in files if not path.endswith("notes.jsonl")] == [
+        *("gpu_tests/test_one-1/test_before0/run.json", "gpu_tests/test_two-1/test_other_file0/x.txt")
+    ]
+
+
+def test_after_an_error_that_loses_the_gpu_a_fresh_process_goes_on(tmp_path: Path) -> None:
+    """Torch is one whose CUDA is as after an illegal access, in the process where that happened."""
+    one = made(
+        tmp_path / "test_one.py",
+        """
+def lost(): raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def test_loses_it():
+    cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=lost)
+    sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+    lost()
+def test_after(): assert "torch" not in sys.modules
+""",
+    )
+    assert run(gpu_tests(tmp_path / "results", one), 200)[0] == 1
+    error = "test_loses_it: RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert told(tmp_path / "results") == [("failed", error), ("the", "test_loses_it"), ("passed", "test_after")]
+
+
+def test_what_does_not_end_in_time_is_ended(tmp_path: Path) -> None:
+    one = made(
+        tmp_path / "test_one.py",
+        """
+@limit(600)
+def test_hangs(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    hang()
+""",
+    )
+    code, _ = run(gpu_tests(tmp_path / "results", one, "--seconds", "10"), 200)
+    assert code == 1
+    assert told(tmp_path / "results") == [("the", "test_hangs"), (f"{one}:", f"{one}: no time is left")]
+    assert "gpu_tests/test_one-1/test_hangs0/run.json" in unpacked(tmp_path / "results", tmp_path / "unpacked")
+
+
+def test_a_stopped_run_of_the_tests_leaves_what_it_has(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    one = made(
+        tmp_path / "test_one.py",
+        f"""
+@limit(600)
+def test_hangs(tmp_path):
+    (tmp_path / "run.json").write_text("{{}}")
+    open({str(ready)!r}, "w").write(str(os.getpid()))
+    hang()
+""",
+    )
+    with subprocess.Popen(gpu_tests(tmp_path / "results", one), stdout=subprocess.DEVNULL) as process:
+        child = ready.read_text()
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not Path("/proc", child).exists()
+    assert "gpu_tests/test_one-1/test_hangs0/run.json" in unpacked(tmp_path / "results", tmp_path / "unpacked")
+
+
+def test_a_file_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
+    one = made(tmp_path / "test_one.py", "import nowhere")
+    two = made(tmp_path / "test_two.py", "def test_other_file(): pass")
+    code, said = run(gpu_tests(tmp_path / "results", one, two), 200)
+    assert code == 1
+    assert said.splitlines()[0] == f"{one}: pytest ended with exit code 2"
+    assert told(tmp_path / "results")[1:] == [("passed", "test_other_file")]
+    assert "No module named 'nowhere'" in (tmp_path / "results" / "gpu_tests.log").read_text()
+    assert run(gpu_tests(tmp_path / "results", two), 200)[0] == 0
+
+
+def test_packed_files_are_few_and_small(tmp_path: Path) -> None:
+    """The largest is cut off."""
+    folder, results = tmp_path / "traces", tmp_path / "results"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "b" / "large").write_bytes(bytes(300_000))
+    (folder / "a" / "small one").write_text("small")
+    (folder / "a" / "link").symlink_to("small one")
+    pack = ["sh", str(ROOT / "scripts" / "pack.sh"), str(folder), str(results)]
+    assert run(pack, 60) == (0, "")
+    assert [path.name for path in results.iterdir()] == ["traces.tar.0"]
+    code, said = run(pack, 60, MOST_BYTES="200000")
+    assert (code, said) == (0, "traces: only the first 200000 bytes are packed; the largest files are cut off\n")
+    tars = sorted(results.iterdir())
+    assert [tar.name for tar in tars] == [f"traces.tar.{n}" for n in range(4)]
+    assert [tar.stat().st_size for tar in tars] == [50_000] * 4
+    joined = b"".join(tar.read_bytes() for tar in tars)
+    found = subprocess.run(["tar", "x", "-O", "traces/a/small one"], input=joined, capture_output=True)
+    assert found.stdout == b"small"

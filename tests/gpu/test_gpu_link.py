@@ -171,7 +171,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """run.json and the trace's events; AssertionError if the run was not recorded."""
     manifest = folder / "run.json"
-    assert manifest.exists(), f"not recorded:\n{(folder.parent / ERRORS).read_text()[-2000:]}"
+    assert manifest.exists(), f"{folder.name} was not recorded:\n{(folder.parent / ERRORS).read_text()[-2000:]}"
     trace = json.loads(gzip.decompress((folder / "rank0.pt.trace.json.gz").read_bytes()))
     return json.loads(manifest.read_text()), trace["traceEvents"]
 
