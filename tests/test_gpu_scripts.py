@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,37 +80,144 @@ def test_everything_is_measured_on_a_cpu(tmp_path: Path) -> None:
     assert done.stdout.count("| step time, median, ms |") == 2
 
 
+MAIN = [
+    *("bucketed-cap-100", "bucketed-cap-25", "bucketed-cap-5", "naive", "per-param"),
+    *("torch-ddp", "torch-fsdp2", "zero1", "zero2", "zero3"),
+]
+SWEEP = sorted(f"sweep/cap-{cap}{repeat}" for cap in (1, 5, 25, 100) for repeat in ("", "-2", "-3"))
+
+
+def names(out: Path) -> list[str]:
+    """The runs of a folder, by their place in it."""
+    return sorted(path.parent.relative_to(out).as_posix() for path in out.rglob("run.json"))
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_every_sample_is_recorded_on_a_cpu(tmp_path: Path) -> None:
     line = ["scripts/record_gpu_samples.sh", str(tmp_path)]
-    environment = os.environ | {"DEVICE": "cpu", "PYTHON": sys.executable}
+    environment = os.environ | {"DEVICE": "cpu", "PYTHON": sys.executable, "LIMIT_S": "100000", "RUN_S": "100000"}
     subprocess.run(line, cwd=ROOT, env=environment, check=True)
-    made = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/run.json")}
-    assert sorted(made) == [
-        *("bucketed-cap-100", "bucketed-cap-25", "bucketed-cap-5", "naive", "per-param"),
-        *("torch-ddp", "torch-fsdp2", "zero1", "zero2", "zero3"),
-    ]
-    for name, manifest in made.items():
+    assert names(tmp_path) == sorted([*MAIN, *SWEEP])
+    for name in names(tmp_path):
+        manifest = json.loads((tmp_path / name / "run.json").read_text())
         assert manifest["world_size"] == manifest["link"]["world_size"] == 8
         assert manifest["numerics_meant"] is False
-        assert manifest["model"]["layers"] == (32 if name in ("zero1", "zero2", "zero3", "torch-fsdp2") else 8)
+        layers = 32 if name in ("zero1", "zero2", "zero3", "torch-fsdp2") else 4 if name in SWEEP else 8
+        assert manifest["model"]["layers"] == layers
         assert (tmp_path / name / "rank0.pt.trace.json.gz").exists()
+    line = [sys.executable, "-m", "overlaplab", "compare", str(tmp_path / "sweep"), "--json"]
+    compared = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(compared.stdout)
 
 
-def test_samples_that_grow_too_large_are_told(tmp_path: Path) -> None:
-    """With an interpreter that records nothing but a file: three steps are too large, two are not, or both are."""
-    python = tmp_path / "python"
-    sizes = 'case "$*" in *"$LARGE"*) size=300;; *) size=299;; esac'
-    python.write_text(f'#!/bin/sh\nmkdir -p "$4"\n{sizes}\nhead -c $size /dev/zero >"$4/run.json"\n')
-    python.chmod(0o755)
+class Samples:
+    """The script in a folder of its own, with an interpreter that records nothing but a file.
 
-    def recorded(large: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"DEVICE": "cpu", "PYTHON": str(python), "MOST": "300", "LARGE": large}
-        line = ["scripts/record_gpu_samples.sh", str(tmp_path / "out")]
-        return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    It knows a GPU's name, and how large which runs are; for the run named HANGS it writes its number and does not end.
+    """
 
-    assert recorded("--steps 3").returncode == 0
-    assert "naive: 2 steps, 299 bytes" in recorded("--steps 3").stdout
-    assert recorded("zero3").returncode == 1
-    assert recorded("zero3").stderr.splitlines() == ["failed: zero3"]
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "scripts").mkdir()
+        for name in ("record_gpu_samples.sh", "pack.sh"):
+            shutil.copy(ROOT / "scripts" / name, root / "scripts" / name)
+        python = root / "python"
+        python.write_text(
+            """#!/bin/sh
+            [ "$1" != -c ] || { [ -n "$GPU" ] && echo "$GPU"; exit; }
+            mkdir -p "$4"
+            case "$*" in *"$LARGE"*) size=300;; *) size=299;; esac
+            case "$4" in */"$HANGS") touch "$4/rank0.pt.trace.json.gz"; echo $$ >"$READY"; exec sleep 600;; esac
+            head -c $size /dev/zero >"$4/run.json"
+            """
+        )
+        python.chmod(0o755)
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        variables = {"MOST": "300", "LARGE": "none", "HANGS": "none", "READY": "/dev/null", "GPU": "NVIDIA H200"} | more
+        return subprocess.Popen(
+            [str(self.root / "scripts" / "record_gpu_samples.sh"), *arguments],
+            env=os.environ | {"PYTHON": str(self.root / "python")} | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def record(self, *arguments: str, **more: str) -> tuple[int, str, list[str]]:
+        """Exit code, stdout, and stderr's lines."""
+        with self.start(*arguments, **more) as process:
+            said, complaints = process.communicate()
+            return process.returncode, said, complaints.splitlines()
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Samples:
+    return Samples(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "folder"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA L40S", "l40s"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"),
+        ("AMD Instinct MI300X (rev 1)", "amd-instinct-mi300x-rev-1"),
+    ],
+)
+def test_samples_lie_in_a_folder_named_after_the_gpu(samples: Samples, gpu: str, folder: str) -> None:
+    code, _, complaints = samples.record(GPU=gpu)
+    assert (code, complaints) == (0, [])
+    assert names(samples.root / "traces" / folder) == sorted([*MAIN, *SWEEP])
+
+
+def test_without_a_gpu_no_sample_is_recorded(samples: Samples) -> None:
+    code, _, complaints = samples.record(GPU="")
+    assert code == 2
+    assert len(complaints) == 1
+    assert complaints[0].startswith("torch finds no GPU here")
+    assert not (samples.root / "traces").exists()
+
+
+def test_samples_that_grow_too_large_are_told(samples: Samples) -> None:
+    """Three steps are too large, two are not, or both are."""
+    code, said, _ = samples.record("out", LARGE="--steps 3")
+    assert code == 0
+    assert "naive: 2 steps, 299 bytes" in said
+    code, _, complaints = samples.record("out", LARGE="zero3")
+    assert (code, complaints) == (1, ["failed: zero3"])
+
+
+def test_a_recording_that_hangs_keeps_no_other_from_being_made(samples: Samples, tmp_path: Path) -> None:
+    code, _, complaints = samples.record(HANGS="zero1", RUN_S="3", PACKED=str(tmp_path / "packed"))
+    assert (code, complaints) == (1, ["failed: zero1"])
+    assert names(samples.root / "traces" / "h200") == sorted({*MAIN, *SWEEP} - {"zero1"})
+    assert not (samples.root / "traces" / "h200" / "zero1").exists()
+    (packed,) = (tmp_path / "packed").iterdir()
+    listed = subprocess.run(["tar", "tf", packed], capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(listed) == sorted(f"h200/{name}/run.json" for name in {*MAIN, *SWEEP} - {"zero1"})
+
+
+def test_no_recording_begins_once_time_is_over(samples: Samples) -> None:
+    code, _, complaints = samples.record(HANGS="torch-ddp", LIMIT_S="5")
+    assert code == 1
+    assert complaints[0].startswith("failed: torch-ddp zero1 zero2")
+    assert names(samples.root / "traces" / "h200") == [name for name in MAIN if name < "torch"]
+
+
+def test_recording_that_is_stopped_keeps_what_it_has(samples: Samples, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    with samples.start(HANGS="zero1", READY=str(ready), PACKED=str(tmp_path / "packed")) as process:
+        child = ready.read_text().strip()
+        process.terminate()
+        _, complaints = process.communicate()
+        assert process.returncode == 143
+    assert complaints.splitlines()[-1] == "stopped; traces/h200 holds what was recorded until then"
+    assert not Path("/proc", child).exists()
+    assert names(samples.root / "traces" / "h200") == [name for name in MAIN if name < "torch-e"]
+    assert [path.name for path in (tmp_path / "packed").iterdir()] == ["h200.tar.0"]
