@@ -24,6 +24,7 @@ from engine.comm import connect
 from engine.config import Config, Device, Dtype, StrategyName
 from engine.data import Batches, place
 from engine.link import Kind, Link
+from engine.record import write_json
 from engine.train import model_of
 
 Figures = dict[str, Any]
@@ -250,7 +251,7 @@ def main(name: str, plan: str, result: str) -> None:
     if bench.device.type == "cuda":
         figures["device"] = torch.cuda.get_device_name(bench.device)
     figures["torch"] = torch.__version__
-    Path(result).write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(Path(result), figures)
     bench.comm.close()
 
 

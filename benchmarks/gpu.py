@@ -1,17 +1,19 @@
 """What the engine costs and attains on one GPU, under one emulated link, in one call.
 
-    python benchmarks/gpu.py                        all of it, with tables at the end; under nine minutes on an H100
+    python benchmarks/gpu.py                        all of it in --minutes (8.5), with tables at the end
     python benchmarks/gpu.py --table                the tables again, of what was measured before
     python benchmarks/gpu.py --device cpu --small   the same with a tiny model on the CPU: whether it works
 
 One rank of an emulated group of eight trains; the peers are phantoms. The link is one on which all-reducing all
 gradients alone takes 70 % of the backward pass alone; both are measured. Sides of a ratio take turns within a process;
-each part has a process of its own, and one that fails keeps no other from being measured. Needs torch and typer, and
-overlaplab for the bound, which is found from runs recorded in the same call: there or, by `--table`, elsewhere.
+each part has a process of its own, and one that fails or hangs keeps no other from being measured. What was measured
+until time is over, or until SIGTERM, stays in --out. Needs torch and typer, and overlaplab for the bound, which is
+found from runs recorded in the same call: there or, by `--table`, elsewhere.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -51,6 +53,8 @@ class Measuring:
     plan: dict[str, Any]
     deadline: float
     """By the monotonic clock."""
+    part_s: float
+    """The most that one part may take."""
 
     def part(self, part: str, name: str, **plan: Any) -> Figures | None:
         """What a part finds, which it writes to `<name>.json`; None if it fails before that, or time is over."""
@@ -84,20 +88,35 @@ class Measuring:
         # As engine/__main__.py, which says why.
         settings = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
         began = time.monotonic()
-        try:
-            done = subprocess.run(
+        log = self.out / f"{name.replace(' ', '-')}.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
                 [sys.executable, *words],
                 cwd=ROOT,
                 env=os.environ | {"PYTHONPATH": found} | settings | rank,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=min(left, 150),
+                stdout=file,
+                stderr=file,
             )
-            fault = done.stderr.strip() if done.returncode else None
-        except subprocess.TimeoutExpired:
-            fault = "took too long"
+            try:
+                code = process.wait(min(left, self.part_s))
+                fault = log.read_text().strip() if code else None
+            except subprocess.TimeoutExpired:
+                fault = "took too long"
+            finally:
+                _stop(process)
         took = f"{time.monotonic() - began:.0f} s"
         print(f"{name}: {took}" if fault is None else f"{name}: failed after {took}\n{fault}", file=sys.stderr)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process that has not ended; the engine's command then ends its rank."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @app.command()
@@ -105,7 +124,9 @@ def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     small: Annotated[bool, typer.Option("--small", help="A tiny model, and few measurements.")] = False,
     out: Annotated[Path, typer.Option(help="Where measurements and recorded runs are left.")] = Path("runs/gpu"),
-    minutes: Annotated[float, typer.Option(help="Parts that would begin later are left out.")] = 8.5,
+    minutes: Annotated[float, typer.Option(help="Parts that have not ended by then are ended or left out.")] = 8.5,
+    part_seconds: Annotated[float, typer.Option(help="The most that one part may take.")] = 150,
+    packed: Annotated[Path | None, typer.Option(help="Where --out is packed into a few files by pack.sh.")] = None,
     plan: Annotated[
         str, typer.Option(help='Other than planned, such as {"batch": 8}; see Plan in _gpu_parts.py.')
     ] = "{}",
@@ -116,13 +137,25 @@ def main(
         if device == "cuda" and subprocess.run([sys.executable, "-c", FINDS_A_GPU]).returncode:
             _end("torch finds no GPU here; --device cpu --small shows whether all works")
         out.mkdir(parents=True, exist_ok=True)
-        for path in out.glob("*.json"):
+        for path in [*out.glob("*.json"), *out.glob("*.log")]:
             path.unlink()
         chosen = FULL | (SMALL if small else {}) | {"device": device} | json.loads(plan)
-        _measure(Measuring(out.resolve(), chosen, time.monotonic() + 60 * minutes))
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        try:
+            _measure(Measuring(out.resolve(), chosen, time.monotonic() + 60 * minutes, part_seconds))
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if packed is not None:
+                subprocess.run(["sh", str(ROOT / "scripts" / "pack.sh"), str(out.resolve()), str(packed)])
+            _show(out)
+    else:
+        _show(out)
+
+
+def _show(out: Path) -> None:
     if not any(out.glob("*.json")):
         _end(f"{out} holds no measurements")
-    print(tables(out))
+    print(tables(out), flush=True)
 
 
 def _end(why: str) -> NoReturn:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,71 @@ def test_everything_is_measured_on_a_cpu(tmp_path: Path) -> None:
     ):
         assert len(re.findall(rf"^\| .*{what}.* \| \d+\.\d\d\d \(", done.stdout, re.M)) >= 1, what
     assert done.stdout.count("| step time, median, ms |") == 2
+
+
+FIGURES: dict[str, dict[str, Any]] = {
+    "alone": GOALS | {"buckets": [1 << 20], "parameters": 3_000_000, "torch": "2", "link": "L"},
+    "ddp": {"what": "A ÷ B", "ours": [0.1, 0.1], "theirs": [0.1, 0.1], "torch": "2"},
+    "fsdp2": {"what": "C ÷ D", "ours": [0.6, 0.6], "theirs": [0.5, 0.5], "torch": "2"},
+}
+GPU_PY = """
+import runpy, sys
+_, sys.executable, *sys.argv = sys.argv
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def measuring(folder: Path, *more: str, **variables: str) -> subprocess.Popen[str]:
+    """gpu.py whose parts do nothing but leave those figures; the one named HANGS writes its number and does not end."""
+    python = folder / "python"
+    cases = "\n".join(f"{part}) echo '{json.dumps(figures)}' >$4;;" for part, figures in FIGURES.items())
+    hangs = '[ "$2" != "$HANGS" ] || { echo $$ >"$READY"; exec sleep 600; }'
+    python.write_text(f'#!/bin/sh\n{hangs}\ncase "$2" in\n{cases}\n*) echo no luck >&2; exit 1;; esac\n')
+    python.chmod(0o755)
+    line = [sys.executable, "-c", GPU_PY, str(python), str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu"]
+    line += ["--out", str(folder / "out"), "--packed", str(folder / "packed"), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks"), "HANGS": "ddp", "READY": "/dev/null"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, env=environment | variables, stdout=pipe, stderr=pipe, text=True)
+
+
+def packed(folder: Path) -> list[str]:
+    (tar,) = (folder / "packed").iterdir()
+    return sorted(subprocess.run(["tar", "tf", tar], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_a_part_that_hangs_keeps_no_other_from_being_measured(tmp_path: Path) -> None:
+    with measuring(tmp_path, "--part-seconds", "5") as process:
+        tables, said = process.communicate()
+    assert process.returncode == 0, said
+    assert "ddp: failed after 5 s\ntook too long\n" in said
+    assert "curve: failed after 0 s\nno luck\n" in said
+    assert "| A ÷ B |" not in tables
+    assert "| C ÷ D | 1.200 (" in tables
+    kept = {"out/alone.json", "out/alone-first.json", "out/fsdp2.json", "out/curve.log"}
+    assert kept <= set(packed(tmp_path))
+    assert "out/ddp.json" not in packed(tmp_path)
+
+
+def test_no_part_takes_longer_than_there_is_time(tmp_path: Path) -> None:
+    with measuring(tmp_path, "--minutes", "0.35") as process:
+        tables, said = process.communicate()
+    assert process.returncode == 0, said
+    assert re.search(r"ddp: failed after 2\d s\ntook too long\nfsdp2: no time is left\n", said)
+    assert "| communication alone ÷ backward alone" in tables
+
+
+def test_measuring_that_is_stopped_keeps_what_it_has(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    with measuring(tmp_path, READY=str(ready)) as process:
+        child = ready.read_text().strip()
+        process.terminate()
+        tables, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not Path("/proc", child).exists()
+    assert "| communication alone ÷ backward alone" in tables
+    assert {"out/alone.json", "out/alone-first.json"} <= set(packed(tmp_path))
 
 
 MAIN = [
