@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from loaded_script import script
+from samples import gpu_samples
 
 import overlaplab
 
@@ -41,6 +42,18 @@ def flat(figures: dict[str, list[dict[str, int | None]]]) -> dict[str, int | Non
         for row in rows
         for key, value in row.items()
     }
+
+
+def test_runs_of_gpus_are_written_down_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever GPU their folder is named after, a sweep's within it included."""
+    monkeypatch.setattr(SCRIPT, "TRACES", tmp_path)
+    for name in ("naive", "h200/naive", "h200/sweep/cap-0.25"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text(json.dumps({"device": "cuda" if "/" in name else "cpu"}))
+    assert {str(SCRIPT.golden_of(run).relative_to(SCRIPT.GOLDEN)) for run in SCRIPT.runs()} == {
+        *("naive.json", "h200/naive.json", "h200/sweep/cap-0.25.json")
+    }
+    assert gpu_samples(tmp_path) == [tmp_path / "h200" / "naive"]
 
 
 def test_what_is_written_down_is_no_row_of_nulls() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from made_gpu import LAYERS, UNIT_BYTES, UNITS, bucketed, fsdp2, zero3
 from made_phantoms import phantom_run
+from samples import TRACES, gpu_samples
 from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
@@ -31,7 +32,7 @@ def runs(tmp_path: Path) -> Path:
         "parameters": parameters,
         "memory": [held | {"peak_allocated": 25_000_000, "scratch": 3_000_000}],
     }
-    folder = tmp_path / "runs"
+    folder = tmp_path / "traces" / "h200"
     phantom_run(folder / "zero3", zero3(1), strategy="zero3", prefetch=1, keep_last=True, bucket_cap_mb=None, **told)
     phantom_run(folder / "bucketed", bucketed(), strategy="bucketed", **told)
     phantom_run(folder / "torch-fsdp2", fsdp2(), strategy="torch-fsdp2", bucket_cap_mb=None, **told)
@@ -51,6 +52,19 @@ def test_every_page(opened: Open, runs: Path, run: str, nothing: str) -> None:
             assert TOLD in app.get("vega_lite_chart")[0].proto.spec
         elif page != nothing:
             assert any(TOLD in text.value for text in app.text), page
+
+
+@pytest.mark.parametrize("sample", ["made", *(str(run.relative_to(TRACES)) for run in gpu_samples())])
+def test_every_page_of_every_sample(opened: Open, runs: Path, sample: str) -> None:
+    """Found in traces/ whatever GPU their folder is named after, as those made here are."""
+    traces = runs.parent if sample == "made" else TRACES
+    run = "h200/bucketed" if sample == "made" else sample
+    assert traces / run in gpu_samples(traces)
+    app = opened(traces, "summary", run)
+    for page in PAGES:
+        app.switch_page(f"views/{page}.py").run()
+        assert not app.exception, (page, app.exception[0].message)
+    assert any(TOLD in text.value for text in app.text)  # on the last page
 
 
 def test_peak_and_what_is_lent_stand_beside_theory(opened: Open, runs: Path) -> None:

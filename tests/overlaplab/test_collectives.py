@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_ranks import carried, group, groups_of
 from made_traces import gloo, launched, op, run_of, step
+from samples import TRACES, cpu_samples, gpu_samples
 
 import overlaplab
 from overlaplab import OverlaplabError, load_run
@@ -21,8 +22,6 @@ from overlaplab.analyses.collectives import within
 from overlaplab.cli import main
 from overlaplab.intervals import clip, total, union
 from overlaplab.report.documents import collectives_document
-
-SAMPLES = sorted(path.parent for path in (Path(__file__).parents[2] / "traces").glob("*/run.json"))
 
 
 def test_one_collective(tmp_path: Path) -> None:
@@ -255,7 +254,7 @@ def test_of_many_the_most_exposed_are_listed(
     assert "20 of 70" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("folder", SAMPLES, ids=lambda folder: str(folder.name))
+@pytest.mark.parametrize("folder", [*cpu_samples(), *gpu_samples()], ids=lambda f: str(f.relative_to(TRACES)))
 def test_the_samples_match_and_take_as_long_as_their_link(folder: Path) -> None:
     run = load_run(folder)
     table = overlaplab.collectives(run)

@@ -1,0 +1,19 @@
+"""The sample runs of traces/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+def cpu_samples() -> list[Path]:
+    """The folders of runs recorded on the CPU, without the sweep's."""
+    return sorted(path.parent for path in TRACES.glob("*/run.json"))
+
+
+def gpu_samples(traces: Path = TRACES) -> list[Path]:
+    """The folders of runs recorded on a GPU, without the sweep's: traces/<GPU>/<run>, whatever the GPU."""
+    found = sorted(path.parent for path in traces.glob("*/*/run.json"))
+    return [folder for folder in found if json.loads((folder / "run.json").read_text())["device"] == "cuda"]
