@@ -81,7 +81,11 @@ def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("bare_python")
-def test_every_file_records_where_nothing_is_installed(files: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_every_file_records_where_nothing_is_installed(
+    files: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("test_gpu_link", "test_engine_streams_gpu"):
+        monkeypatch.setattr(files[name], "RECORDING_S", 1000.0)  # this machine may be busy
     every = files["test_gpu_link"].recorded(tmp_path / "made", *TINY)
     for name in ("naive", "zero3", "torch-fsdp2"):
         manifest, events = files["test_gpu_link"].read(every / name)
@@ -93,7 +97,7 @@ def test_every_file_records_where_nothing_is_installed(files: dict[str, ModuleTy
 
 def recorded_runs(out: Path, *names: str, **more: str) -> tuple[int, str]:
     line = [sys.executable, str(ROOT / "tests" / "support" / "phantom_runs.py"), str(out), *TINY, "--", *names]
-    return run(line, 200, **more)
+    return run(line, 280, **more)
 
 
 def test_after_a_strategy_that_fails_the_others_are_recorded(files: dict[str, ModuleType], tmp_path: Path) -> None:
@@ -122,13 +126,13 @@ def test_after_a_strategy_that_hangs_the_others_are_recorded(
         done""")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setenv("LIMIT_S", "5")
+    monkeypatch.setenv("LIMIT_S", "4")
     monkeypatch.setattr(sys, "argv", ["phantom_runs.py", str(tmp_path), "--", "naive", "bucketed", "zero2", "zero3"])
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit, match="1"):
         script("tests/support/phantom_runs.py").main()
     signal.signal(signal.SIGTERM, before)
-    assert capsys.readouterr().err == "bucketed: took too long (LIMIT_S=5)\n"
+    assert capsys.readouterr().err == "bucketed: took too long (LIMIT_S=4)\n"
     assert sorted(path.stem for path in tmp_path.glob("*.recorded")) == ["naive", "zero2", "zero3"]
 
 

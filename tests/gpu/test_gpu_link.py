@@ -157,7 +157,7 @@ def recorded(out: Path, *options: str) -> Path:
     """Every strategy's run, from one process if none fails; what is missing fails in `read`."""
     script = Path(__file__).parents[1] / "support" / "phantom_runs.py"
     command = [sys.executable, str(script), str(out), *MODEL, "--layers", str(LAYERS), *options, "--", *StrategyName]
-    code, said = run(command, RECORDING_S, LIMIT_S="100")
+    code, said = run(command, RECORDING_S, LIMIT_S=f"{RECORDING_S / 2}")
     print(said, file=sys.stderr)
     (out / ERRORS).write_text(f"{said}\nexit code {code}\n")
     return out
