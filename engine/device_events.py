@@ -29,6 +29,8 @@ _CAUSES = {
     "ncu, DCGM's profiling and CUDA_INJECTION64_PATH",
 }
 """What Kineto says where CUPTI refuses, and what that means."""
+ANSWER = "probed: "
+"""What the process's answer begins with; libraries may print, too."""
 TIMEOUT_S = 120.0
 """How long the process may take: torch and CUDA start in it."""
 
@@ -90,11 +92,23 @@ def probe(device: str) -> Probe:
             env={**os.environ, "KINETO_LOG_LEVEL": "2"},
         )
     except subprocess.TimeoutExpired:
-        return Probe(seen=False, supported=True, said="", failure=f"no answer within {TIMEOUT_S:g} s")
+        return _failed(f"no answer within {TIMEOUT_S:g} s")
+    except OSError as error:
+        return _failed(f"the process cannot be started: {error}")
     if done.returncode != 0:
-        last = " ".join(done.stderr.strip().rpartition("\n")[2].split())
-        return Probe(seen=False, supported=True, said=done.stderr, failure=last or f"exit code {done.returncode}")
-    return Probe(**json.loads(done.stdout.splitlines()[-1]), said=done.stderr)
+        return _failed(_raised(done.stderr) or f"exit code {done.returncode}", done.stderr)
+    found = json.loads(done.stdout.rpartition(ANSWER)[2].partition("\n")[0])
+    return Probe(seen=found["seen"], supported=found["supported"], said=done.stderr)
+
+
+def _failed(why: str, said: str = "") -> Probe:
+    return Probe(seen=False, supported=True, said=said, failure=why)
+
+
+def _raised(stderr: str) -> str | None:
+    """The line that names the error at the end of a traceback; more may follow it, such as CUDA's hints."""
+    named = re.findall(r"^[\w.]+(?:Error|Exception)\b.*", stderr, re.MULTILINE)
+    return named[-1].strip() if named else None
 
 
 def _look(device: str) -> dict[str, bool]:
@@ -119,4 +133,4 @@ def _look(device: str) -> dict[str, bool]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_look(sys.argv[1])))
+    print(ANSWER + json.dumps(_look(sys.argv[1])))

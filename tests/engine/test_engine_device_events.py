@@ -89,6 +89,11 @@ def test_a_process_of_its_own_profiles_one_operation() -> None:
     assert "Completed Stage: Collection" in found.said
 
 
+@pytest.mark.gpu
+def test_a_gpu_is_seen() -> None:
+    assert probe("cuda:0") == Probe(seen=True, supported=True, said=probe("cuda:0").said)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_device_that_cannot_be_used_is_told_in_its_own_words() -> None:
     found = probe("cuda:0")
@@ -97,12 +102,28 @@ def test_a_device_that_cannot_be_used_is_told_in_its_own_words() -> None:
     assert "\n" not in found.failure
 
 
+def test_an_error_is_told_without_what_follows_it() -> None:
+    said = """Traceback (most recent call last):
+  File "device_events.py", line 1, in _look
+torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+    wanted = "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device"
+    assert device_events._raised(said) == wanted
+    assert device_events._raised("Killed\n") is None
+
+
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_events, "TIMEOUT_S", 0.01)
     assert nothing_seen("cuda:3") == (
         "the profiler saw nothing run on cuda:3: the reason is unknown (asking for it failed: no answer within 0.01 s);"
         " `overlaplab doctor` checks this machine"
     )
+
+
+def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert "the process cannot be started: [Errno 2]" in nothing_seen("cuda:0")
 
 
 def test_the_process_needs_nothing_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,12 +184,11 @@ def test_a_rank_that_fails_ends_the_run(
 
 
 def test_a_recording_that_saw_nothing_on_its_device_is_no_run(start: Callable[..., Job]) -> None:
-    """Here there is no GPU to profile, and the rank's own process finds out that this is why."""
     job = start("1:0:no-device-events", "--strategy", "naive", "--steps", "1")
     code, lines = job.end()
     assert code == 2
     (line,) = lines
-    assert line.startswith("overlaplab record: rank 1: the profiler saw nothing run on cpu: this build of torch cannot")
+    assert line.startswith("overlaplab record: rank 1: the profiler saw nothing run on cpu: ")
     job.assert_clean()
     assert not {"run.json", "rank1.pt.trace.json.gz"} & {path.name for path in job.out.iterdir()}
 
