@@ -3,7 +3,8 @@
 import os
 import sys
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is loaded: no notices of the profiler on stderr
+# Read when torch is loaded: no notices of the profiler on stderr. `device_events` asks why it saw nothing, if so.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # Read when CUDA starts: with its 8 queues a stream may have to wait for another's kernels, such as a link's that wait.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.hooks import RemovableHandle
 
 from engine import labels
+from engine.device_events import holds_device_events
 from engine.hooks import after_accumulation
 from engine.labels import Span, Word
 
@@ -47,6 +48,8 @@ class TraceFile:
         """
         self._path = out / TRACE.format(rank=rank)
         self._gpu, self._warmup, self._ended = gpu, warmup, 0
+        self.saw_no_device = False
+        """Whether a GPU was to be recorded, and what was written holds nothing that ran on it."""
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])],
             schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
@@ -77,11 +80,18 @@ class TraceFile:
         with _one_cycle(), torch.cuda.device(self._gpu) if self._gpu else nullcontext():
             self._profiler.step()
 
+    def discard(self) -> None:
+        """Take the file away."""
+        self._path.unlink(missing_ok=True)
+
     def _export(self, profiler: Any) -> None:
         with whole(self._path) as temporary:
             plain = temporary.with_name(temporary.name + ".json")
             try:
                 profiler.export_chrome_trace(str(plain))
+                if self._gpu:
+                    with plain.open("rb") as lines:
+                        self.saw_no_device = not holds_device_events(lines)
                 with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=6) as target:
                     for line in source:
                         # The profiler notes the name it wrote to, which nobody else will see.

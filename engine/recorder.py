@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from engine.ddp import Hook, NamedBuckets, unnamed_because
+from engine.device_events import cause, probe
 from engine.errors import EngineError
 from engine.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
 from engine.record import MANIFEST, TRACE, TraceFile, label_gradients, write_json
@@ -93,7 +94,7 @@ class Recorder:
         together = dist.is_initialized()
         self._rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
         _clear(self._out, self._rank, world_size)
-        device = _device(self._subject.module)
+        device = self._device = _device(self._subject.module)
         self._manifest = {
             "format_version": FORMAT_VERSION,
             "strategy": self._subject.strategy,
@@ -148,6 +149,8 @@ class Recorder:
         _open.discard(self)
         try:
             opened.close()
+            if fault is None and self._trace.saw_no_device:
+                self._tell_missing()
             if fault is None and self._rank == 0:
                 found = [] if self._buckets is None else self._buckets.buckets
                 rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(found)]
@@ -159,6 +162,12 @@ class Recorder:
             with suppress(OSError):
                 (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
             warnings.warn(f"no run in {self._out}: {fault}", stacklevel=3)
+
+    def _tell_missing(self) -> None:
+        """Say, in run.json too, why the trace holds nothing that ran on the GPU; the loop goes on."""
+        why = cause(probe(str(self._device)))
+        self._manifest["device_activity_missing"] = why
+        warnings.warn(f"{self._out}: the profiler saw nothing run on {self._device}: {why}", stacklevel=4)
 
     def _label(self, opening: ExitStack) -> NamedBuckets | None:
         """Write labels until `opening` closes."""

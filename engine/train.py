@@ -15,6 +15,7 @@ from engine.checkpoint import load_sharded, save_sharded
 from engine.comm import Communicator, connect
 from engine.config import Config, Dtype
 from engine.data import Batches, place
+from engine.device_events import nothing_seen
 from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
 from engine.labels import Word
@@ -159,6 +160,9 @@ def _run(
         except BaseException as error:
             faults.tell(error)  # before the recording is closed, which takes a while
             raise
+    if recorder is not None and recorder.saw_no_device:
+        recorder.discard()  # without kernels and run.json it would be taken for a recording on the CPU
+        raise EngineError(nothing_seen(str(comm.device)))
     return first, comm.launched, [float(loss) for loss in losses[config.warmup :]]
 
 

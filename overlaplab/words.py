@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-__all__ = ["MS", "count", "gradient_word", "last_gradient", "ms", "percent", "rank_word", "shorten", "visible"]
+__all__ = [
+    "MS",
+    "count",
+    "gradient_word",
+    "last_gradient",
+    "ms",
+    "percent",
+    "rank_word",
+    "sentence",
+    "shorten",
+    "visible",
+]
 
 MS = 1e6
 """Nanoseconds per millisecond."""
@@ -80,3 +91,8 @@ def count(number: int, noun: str) -> str:
 def rank_word(rank: object) -> str:
     """A rank as text; a trace may not tell which one it is."""
     return str(rank) if isinstance(rank, int | np.integer) else "unknown"
+
+
+def sentence(text: str) -> str:
+    """A warning as a sentence of its own."""
+    return f"{text[:1].upper()}{text[1:]}."

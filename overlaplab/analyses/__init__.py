@@ -22,6 +22,7 @@ from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals, warnings_of
 from overlaplab.analyses.sweep import sweep, sweep_links
 from overlaplab.analyses.sweep_words import sweep_advice, sweep_finding, sweep_notes
+from overlaplab.analyses.unrecorded import unrecorded
 from overlaplab.analyses.volume import Theory, volume, volume_theory
 from overlaplab.analyses.worst import rows_of, worst_step
 
@@ -68,6 +69,7 @@ __all__ = [
     "sweep_notes",
     "totals",
     "transfer_ns",
+    "unrecorded",
     "volume",
     "volume_theory",
     "warnings_of",

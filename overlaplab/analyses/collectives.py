@@ -16,6 +16,7 @@ from overlaplab.analyses.volume import ring_factor
 from overlaplab.analyses.waits import arrivals
 from overlaplab.events import Run, Trace, activity, once_per_run, step_windows
 from overlaplab.intervals import Intervals, subtract
+from overlaplab.vocabulary import Rule
 
 __all__ = ["COLUMNS", "collectives", "numbered", "within"]
 
@@ -111,6 +112,8 @@ def _place(found: pd.DataFrame, run: Run) -> None:
         found.loc[rows, "window"] = windows
         found.loc[rows, "step"] = pd.array([steps[at] if at >= 0 else None for at in windows], dtype="Int64")
         busy = activity(trace)
+        if busy.rule is Rule.UNRECORDED:
+            continue
         exposed = subtract(busy.communication, busy.compute)
         found.loc[rows[known], "exposed_ns"] = within(exposed, starts[known] + offset, ends[known] + offset)
 

@@ -13,6 +13,7 @@ from overlaplab.analyses.collectives import collectives
 from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.events import Run, Trace, activity
 from overlaplab.intervals import Intervals, intersect, subtract, total, union
+from overlaplab.vocabulary import Rule
 
 __all__ = ["communication_by"]
 
@@ -28,13 +29,16 @@ def communication_by(
     null where nothing tells), `count`, `bytes` (Int64, the sum of `collectives`' bytes, null where one is), `busy_ns`
     (the union of their times) and `exposed_ns` (its part during which the rank computed nothing). Counts and bytes are
     of what the chosen steps launched, times are cut to their windows: what lies in no step is in no sum. Groups may
-    work at the same time, so the parts may add up to more than `comm_ns`. Raises `OverlaplabError` for an unknown
+    work at the same time, so the parts may add up to more than `comm_ns`. A rank whose device activity was not
+    recorded has no rows. Raises `OverlaplabError` for an unknown
     rank or step.
     """
     launched = collectives(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
     timed = collectives(run, ranks=ranks)
     rows: list[dict[str, Any]] = []
     for trace in selected_traces(run, ranks):
+        if activity(trace).rule is Rule.UNRECORDED:
+            continue
         chosen = selected_windows(trace, steps, skip_steps)
         window = union([one.start_ns for one in chosen], [one.end_ns for one in chosen])
         stepless = any(one.step is None for one in chosen)

@@ -50,7 +50,9 @@ def recorded_of_events(trace: Trace) -> NDArray[np.int64]:
 def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
     labels = labels_of(trace)
     unit: NDArray[np.int64] | None = None
-    if rule_of(trace) is Rule.GPU:
+    rule = rule_of(trace)
+    # Around a launch on a GPU the engine's own ranges do not tell when it ran.
+    if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
         found, unit = _on_device(trace, labels)
     elif any(label.word in ("launch", "comm") for label in labels):
         found = on_link(trace, labels)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from overlaplab.analyses.clocks import clock_warnings, zero_of
 from overlaplab.analyses.selection import selected_traces, selected_windows
+from overlaplab.analyses.unrecorded import unrecorded
 from overlaplab.analyses.waits import Exposed, exposed_parts
 from overlaplab.events import (
     Activity,
@@ -105,11 +106,11 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     if run.manifest and run.manifest.link_attained is False:
         found.append("link not attained: more than 5 % of the collectives overran the emulated link")
     found += clock_warnings(run)
+    missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
+    found += [missing] if missing else []
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
-        rule = rule_of(trace)
-        if rule is Rule.UNRECORDED:
-            found.append(f"{where}{rule}, so there is no breakdown (record with ProfilerActivity.CUDA)")
+        if rule_of(trace) is Rule.UNRECORDED:
             continue
         found += [where + warning for warning in window_warnings(trace)]
         ranks = max(len(run.traces), trace.world_size or 1)

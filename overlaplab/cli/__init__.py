@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from overlaplab.cli import figures, files, runs
+from overlaplab.cli import doctor, figures, files, runs
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import visible
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.add_typer(figures.app)
 app.add_typer(runs.app)
 app.add_typer(files.app)
+app.add_typer(doctor.app)
 
 
 def main() -> None:

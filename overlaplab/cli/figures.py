@@ -31,6 +31,7 @@ from overlaplab.report import console as tables
 from overlaplab.report import documents
 from overlaplab.report.exposed import causes_table, exposed_document, spots_table
 from overlaplab.report.sweeps import sweep_table
+from overlaplab.words import sentence
 
 __all__ = ["app"]
 
@@ -77,7 +78,8 @@ def exposed(
     table, causes = analyses.summary(loaded, **chosen), analyses.exposed(loaded, **chosen)
     idled = analyses.idle(loaded, **chosen)
     console = Console()
-    console.print(tables.plain(verdict(table, loaded.manifest, causes, idled)))
+    missing = analyses.unrecorded(loaded) if table.empty else None
+    console.print(tables.plain(sentence(missing) if missing else verdict(table, loaded.manifest, causes, idled)))
     console.print(tables.plain(title(loaded)))
     if len(causes):
         window = analyses.worst_step(table)

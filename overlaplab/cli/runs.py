@@ -15,6 +15,7 @@ from rich.console import Console
 from overlaplab.cli import sweep
 from overlaplab.cli.options import AssignRank, NoCache, Recording, RunPath, Strategy
 from overlaplab.cli.shared import load, progress_bar
+from overlaplab.dashboard.server import PORT
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
 from overlaplab.load import slice_run
@@ -105,7 +106,7 @@ def slice_command(
 @app.command("app", epilog="Example: overlaplab app runs")
 def dashboard(
     folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A folder of runs.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="On 127.0.0.1.")] = 8501,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="On 127.0.0.1.")] = PORT,
 ) -> None:
     """Open the dashboard on a folder of runs."""
     if importlib.util.find_spec("streamlit") is None:

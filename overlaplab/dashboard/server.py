@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__all__ = ["SETTINGS", "command"]
+__all__ = ["PORT", "SETTINGS", "command"]
+
+PORT = 8501
+"""Where the dashboard listens unless told otherwise."""
 
 SETTINGS: dict[str, str | bool | int | tuple[str, ...]] = {
     # Only this machine may connect, by these names (a foreign page may not rebind its own), with Streamlit's checks on.

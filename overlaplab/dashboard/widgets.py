@@ -13,15 +13,15 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from overlaplab.analyses import unrecorded
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
 from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, rule_of
-from overlaplab.vocabulary import Rule
-from overlaplab.words import shorten
+from overlaplab.events import Run
+from overlaplab.words import sentence, shorten
 
 __all__ = [
     "chosen_rows",
@@ -30,6 +30,7 @@ __all__ = [
     "lead",
     "milliseconds",
     "nothing_counts",
+    "nothing_to_show",
     "one_window",
     "opened_folder",
     "page_head",
@@ -175,12 +176,15 @@ def lead(sentence: str, note: str | None) -> None:
                 st.text(note)
 
 
-def nothing_counts(run: Run) -> None:
-    """Why there is nothing to draw, and what to do about it."""
-    if any(rule_of(trace) is Rule.UNRECORDED for trace in run.traces):
-        st.warning(
-            "Device activity was not recorded. Record again with"
-            " `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`."
-        )
+def nothing_to_show(run: Run, otherwise: str) -> None:
+    """Why there is nothing to draw: device activity that was not recorded, else as given, in Markdown."""
+    missing = unrecorded(run)
+    if missing is None:
+        st.info(otherwise)
     else:
-        st.info("Nothing in this run counts as compute, communication or memory.")
+        st.warning(sentence(missing))
+
+
+def nothing_counts(run: Run) -> None:
+    """`nothing_to_show`, of a page about all that counts."""
+    nothing_to_show(run, "Nothing in this run counts as compute, communication or memory.")

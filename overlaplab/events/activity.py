@@ -51,11 +51,15 @@ class Activity:
 
 @once_per_trace
 def rule_of(trace: Trace) -> Rule:
-    """Which rule the trace's evidence allows."""
+    """Which rule the trace's evidence allows.
+
+    Without device events, the operators on the host are the computation only if nothing says that a device computed.
+    """
     category = trace.events["category"]  # a part of a table keeps the categories of the whole, so rows are asked
     if matching(category, _DEVICE_CATEGORIES.__contains__).any():
         return Rule.GPU
-    if matching(category, RUNTIME_CATEGORIES.__contains__).any() or "nccl" in (trace.backend or ""):
+    calls_a_device = matching(category, RUNTIME_CATEGORIES.__contains__).any()
+    if calls_a_device or "nccl" in (trace.backend or "") or trace.device == "cuda":
         return Rule.UNRECORDED
     return Rule.CPU
 
@@ -112,7 +116,11 @@ def lanes(events: pd.DataFrame) -> NDArray[np.int64]:
 @once_per_trace
 def _codes(trace: Trace) -> NDArray[np.int8]:
     """The place in `_KINDS` of every event's kind; read-only."""
-    codes = _gpu_codes(trace) if rule_of(trace) is Rule.GPU else _cpu_codes(trace.events)
+    rule = rule_of(trace)
+    if rule is Rule.UNRECORDED:
+        codes = np.full(len(trace.events), _KINDS.index(Kind.NOTHING), dtype=np.int8)
+    else:
+        codes = _gpu_codes(trace) if rule is Rule.GPU else _cpu_codes(trace.events)
     codes.flags.writeable = False
     return codes
 

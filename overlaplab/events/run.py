@@ -175,6 +175,8 @@ class Manifest:
     """None in a recording of a loop that is not the engine's, and of a model that nothing parallelises."""
     device: str | None = None
     backend: str | None = None
+    device_activity_missing: str | None = None
+    """Why the profiler saw nothing run on the GPU, and what to do about it; None where it did, or nobody knows."""
     bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
     link: Link | None = None
     link_attained: bool | None = None
@@ -241,6 +243,8 @@ class Trace:
     """Ranks in the job, which may be more than there are files."""
     backend: str | None = None
     """torch.distributed's backend, such as `nccl`."""
+    device: str | None = None
+    """Where the rank computed, as run.json tells it: `cpu`, `cuda`; None without a manifest."""
     origin_ns: int = 0
     """The run's zero in Unix ns, the same for all its traces."""
 

@@ -18,7 +18,7 @@ from overlaplab.load.file import TraceFile
 from overlaplab.load.packed import unpack
 from overlaplab.load.places import Located
 
-__all__ = ["Cache", "is_off"]
+__all__ = ["Cache", "folder", "is_off"]
 
 
 def _digest() -> str:
@@ -53,7 +53,7 @@ class Cache:
     """The folder OVERLAPLAB_CACHE_DIR, or `overlaplab` in the platform's folder for caches."""
 
     def __init__(self) -> None:
-        self._folder = _folder()
+        self._folder = folder()
 
     def keeps(self, source: Located) -> bool:
         """Whether the file is worth keeping, and tells when it changes."""
@@ -117,7 +117,8 @@ class Cache:
             total -= size
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Where entries are kept."""
     if told := os.environ.get("OVERLAPLAB_CACHE_DIR"):
         return Path(told)
     from platformdirs import user_cache_path

@@ -58,10 +58,11 @@ def load_run(
     traces, notes = one_recording(found, recording, where)
     # Of equal length for all ranks, so that their times compare: the first moment that any of them recorded.
     origin_ns = min((int(t.events["ts_ns"].iloc[0]) for t in traces if len(t.events)), default=0)
+    device = manifest.device if manifest else None
     return Run(
         path=where,
         manifest=manifest,
-        traces=tuple(replace(trace, origin_ns=origin_ns) for trace in traces),
+        traces=tuple(replace(trace, origin_ns=origin_ns, device=device) for trace in traces),
         warnings=(*warnings, *notes, *_missing_ranks(traces, len({t.rank for t in found}), manifest)),
     )
 

@@ -18,13 +18,12 @@ from markupsafe import Markup
 
 from overlaplab import analyses, charts
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, rule_of
+from overlaplab.events import Run
 from overlaplab.report.blocks import Drawn, Section
 from overlaplab.report.bundle import asset, columnar, data_island, libraries, policy, style
 from overlaplab.report.comparing import compared
 from overlaplab.report.sections import Reported, sections
-from overlaplab.vocabulary import Rule
-from overlaplab.words import shorten, visible
+from overlaplab.words import sentence, shorten, visible
 
 __all__ = ["report_page"]
 
@@ -70,24 +69,16 @@ def report_page(
 def _chapter(reported: Reported, anchor: str, name: str) -> Chapter:
     run = reported.run
     table = reported.summary
-    unrecorded = any(rule_of(trace) is Rule.UNRECORDED for trace in run.traces)
+    missing = analyses.unrecorded(run) if table.empty else None
     return Chapter(
         anchor=anchor,
         title=name,
         path=shorten(run.path, 300),
-        verdict=_NOT_RECORDED
-        if table.empty and unrecorded
-        else charts.verdict(table, run.manifest, reported.exposed, reported.idle),
+        verdict=sentence(missing) if missing else charts.verdict(table, run.manifest, reported.exposed, reported.idle),
         note=reported.note,
         warnings=tuple(shorten(warning, 400) for warning in analyses.warnings_of(run)),
         sections=tuple(sections(reported)),
     )
-
-
-_NOT_RECORDED = (
-    "Device activity was not recorded, so there is no breakdown. Record again with"
-    " activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
-)
 
 
 def _comparison(found: tuple[Section, ...]) -> Chapter:

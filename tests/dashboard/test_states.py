@@ -56,6 +56,10 @@ STATES: dict[str, tuple[set[str], Callable[[Path], object]]] = {
         set(PAGES) - {"compare"},
         lambda folder: write(folder / "t.json", [event("cudaLaunchKernel", 0, 5, cat="cuda_runtime", correlation=1)]),
     ),
+    "GPU without its events": (
+        set(PAGES) - {"compare", "collectives"},
+        lambda folder: run_of(folder, engine_events(), manifest={"device": "cuda"}),
+    ),
     "broken": (set(PAGES) - {"compare"}, lambda folder: (folder / "rank0.json").write_text("{")),
 }
 
@@ -91,8 +95,8 @@ def test_every_page_in_every_state(opened: Open, tmp_path: Path, state: str) -> 
         elif page in empty:
             said = [found.value for found in (*app.info, *app.warning)]
             assert len(said) == 1, (page, said)
-            if state != "not recorded":
-                assert NOTHING[page] in said[0]
+            unrecorded = state in ("not recorded", "GPU without its events")
+            assert ("Device activity was not recorded" if unrecorded else NOTHING[page]) in said[0]
             assert drawn == 0
         else:
             assert drawn > 0, page

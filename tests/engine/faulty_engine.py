@@ -7,6 +7,7 @@ import time
 
 import engine.cli
 import engine.launch
+import engine.record
 import engine.strategies.zero3
 import engine.train
 from engine.comm import Communicator
@@ -51,7 +52,7 @@ else:
                 pass
             if mine:
                 time.sleep(600)
-        train_step(strategy, optimizer, batches, at, **more)
+        return train_step(strategy, optimizer, batches, at, **more)
 
     def killed_in_gather(self, full, shard):
         """Launched on all ranks, ended by none."""
@@ -73,5 +74,13 @@ else:
         )
 
     engine.train.train_step, engine.train.build = faulty_step, faulty_build
+    if kind == "no-device-events":
+        export = engine.record.TraceFile._export
+
+        def unseeing_export(self, profiler):
+            export(self, profiler)
+            self.saw_no_device = mine
+
+        engine.record.TraceFile._export = unseeing_export
 
 sys.exit(engine.cli.main(sys.argv[1:]))

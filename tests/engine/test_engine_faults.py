@@ -183,6 +183,16 @@ def test_a_rank_that_fails_ends_the_run(
     job.assert_clean()
 
 
+def test_a_recording_that_saw_nothing_on_its_device_is_no_run(start: Callable[..., Job]) -> None:
+    job = start("1:0:no-device-events", "--strategy", "naive", "--steps", "1")
+    code, lines = job.end()
+    assert code == 2
+    (line,) = lines
+    assert line.startswith("overlaplab record: rank 1: the profiler saw nothing run on cpu: ")
+    job.assert_clean()
+    assert not {"run.json", "rank1.pt.trace.json.gz"} & {path.name for path in job.out.iterdir()}
+
+
 def test_a_rendezvous_that_fails_is_an_error_on_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def launcher(*_: Any) -> Any:
         raise dist.DistNetworkError("no port\nis free")

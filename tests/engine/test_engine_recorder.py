@@ -17,6 +17,7 @@ from torch.profiler import profile
 from engine import Recorder
 from engine.ddp import BucketLabels
 from engine.errors import EngineError
+from engine.record import TraceFile
 from engine.subject import Subject
 
 NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
@@ -117,6 +118,26 @@ def test_an_older_run_makes_way(tmp_path: Path, model: nn.Module) -> None:
     recorder = Recorder(tmp_path, model, warmup=1, steps=1).start()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "rank4.pt.trace.json.gz"]
     train(model, recorder, 2)
+
+
+def test_a_gpu_that_the_profiler_did_not_see_ends_no_training(
+    tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is kept, and says why."""
+    export = TraceFile._export
+
+    def unseeing_export(self: TraceFile, profiler: object) -> None:
+        export(self, profiler)
+        self.saw_no_device = True
+
+    monkeypatch.setattr(TraceFile, "_export", unseeing_export)
+    recorder = Recorder(tmp_path, model, warmup=1, steps=1).start()
+    with pytest.warns(UserWarning, match="the profiler saw nothing run on cpu: ") as warned:
+        train(model, recorder, 4)
+    assert recorder.done
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.pt.trace.json.gz", "run.json"]
+    missing = json.loads((tmp_path / "run.json").read_text())["device_activity_missing"]
+    assert str(warned[0].message) == f"{tmp_path}: the profiler saw nothing run on cpu: {missing}"
 
 
 def test_a_loop_that_ends_early_leaves_nothing_and_says_so(tmp_path: Path, model: nn.Module) -> None:

@@ -1,9 +1,10 @@
-"""When the recorder of a trace waits for a GPU."""
+"""When the recorder of a trace waits for a GPU, and whether it saw anything on it."""
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,23 @@ def test_the_device_is_done_with_warmup_before_the_recording(
     for _ in range(4):
         trace.step()
     assert ", ".join(done) == expected
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available, disabling CUDA profiling")
+@pytest.mark.parametrize("gpu", [torch.device("cuda"), None])
+def test_a_trace_without_device_events_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: torch.device | None
+) -> None:
+    """The real profiler, told of a GPU that it cannot see; only what waits for the GPU is left out."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    with record.TraceFile(tmp_path, 0, warmup=1, steps=1, gpu=gpu) as trace:
+        for _ in range(2):
+            torch.ones(3).add_(1)
+            assert not trace.saw_no_device
+            trace.step()
+    assert trace.saw_no_device is (gpu is not None)
+    lines = gzip.decompress((tmp_path / "rank0.pt.trace.json.gz").read_bytes()).splitlines()
+    assert any(b'"cat": "cpu_op"' in line for line in lines)  # how kernels are written, too
+    trace.discard()
+    assert list(tmp_path.iterdir()) == []

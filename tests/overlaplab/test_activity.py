@@ -159,6 +159,17 @@ def test_which_rule_applies(tmp_path: Path) -> None:
     assert rule_of(trace_of(tmp_path / "empty", [])) is Rule.CPU
 
 
+def test_where_run_json_says_a_gpu_the_host_is_no_computation(tmp_path: Path) -> None:
+    def rule(device: str | None, *events: dict[str, Any]) -> Rule:
+        run = run_of(tmp_path / str(device), [*events], manifest={"device": device})
+        return rule_of(run.traces[0])
+
+    assert rule("cuda", op("mm", 0, 1)) is Rule.UNRECORDED
+    assert rule("cuda", op("mm", 0, 1), *launched("gemm", 0, 5, 9, correlation=1)) is Rule.GPU
+    assert rule("cpu", op("mm", 0, 1)) is Rule.CPU
+    assert rule(None, op("mm", 0, 1)) is Rule.CPU
+
+
 def test_a_part_of_a_table_is_ruled_by_what_is_in_it(tmp_path: Path) -> None:
     """A merged file's table is split by rank: each part keeps the categories of the whole."""
     trace = trace_of(tmp_path, [*launched("gemm", 0, 5, 9, correlation=1), op("mm", 0, 1)])

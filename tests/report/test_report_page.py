@@ -345,8 +345,11 @@ def test_bad_input_is_one_line(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_without_anything_that_counts_says_so(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", [step(0, 0, 10), event("cudaLaunchKernel", 1, 2, cat="cuda_runtime")])
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_a_run_without_anything_that_counts_says_so(tmp_path: Path, device: str | None) -> None:
+    """A GPU is known by the calls to it, or by run.json."""
+    on_gpu = [step(0, 0, 10), event("cudaLaunchKernel", 1, 2, cat="cuda_runtime")]
+    run = run_of(tmp_path / "run", engine_events() if device else on_gpu, manifest={"device": device})
     page = Parsed(report_page([run]))
     assert any(text.startswith("Device activity was not recorded") for text in page.texts("p"))
     assert not any(attributes.get("class") == "chart" for _, attributes, _ in page.elements)

@@ -14,6 +14,7 @@ from overlaplab.dashboard.widgets import (
     dark,
     lead,
     milliseconds,
+    nothing_to_show,
     one_window,
     page_head,
     run_or_stop,
@@ -49,9 +50,10 @@ def page() -> None:
     table = opened.buckets
     manifest = opened.run.manifest
     if table.empty:
-        st.info(
+        nothing_to_show(
+            opened.run,
             "This run has no buckets. They come from the engine's labels (`engine::bucket_ready` and its kin), and"
-            " from torch's DistributedDataParallel, whose all-reduces are launched as gradients are accumulated."
+            " from torch's DistributedDataParallel, whose all-reduces are launched as gradients are accumulated.",
         )
         show_warnings(opened)
         return

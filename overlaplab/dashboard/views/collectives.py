@@ -19,6 +19,7 @@ from overlaplab.dashboard.widgets import (
     dark,
     lead,
     milliseconds,
+    nothing_to_show,
     page_head,
     pick_step,
     run_or_stop,
@@ -61,7 +62,9 @@ def page() -> None:
     )
     opened = run_or_stop()
     if opened.collectives.empty:
-        st.info("This run has no collectives: nothing in its traces counts as communication between ranks.")
+        nothing_to_show(
+            opened.run, "This run has no collectives: nothing in its traces counts as communication between ranks."
+        )
         show_warnings(opened)
         return
     table = chosen_rows(opened.collectives, None, pick_step(opened.collectives))

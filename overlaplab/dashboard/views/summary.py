@@ -54,11 +54,12 @@ def page() -> None:
     ranks, step = pick_ranks(opened.run), pick_step(opened.summary)
     table, causes, idled = (chosen_rows(one, ranks, step) for one in (opened.summary, opened.exposed, opened.idle))
     manifest = opened.run.manifest
-    lead(charts.verdict(table, manifest, causes, idled), charts.note(manifest))
-    show_warnings(opened)
     if table.empty:
         nothing_counts(opened.run)
+        show_warnings(opened)
         return
+    lead(charts.verdict(table, manifest, causes, idled), charts.note(manifest))
+    show_warnings(opened)
     shown = milliseconds(table, _COLUMNS)
     shown["hidden, % of comm."] = 100 * table["overlap_ratio"]
     show_chart(charts.summary(table, dark=dark(), note=charts.note(manifest)), "summary_chart", shown)

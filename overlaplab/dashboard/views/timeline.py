@@ -63,7 +63,7 @@ def page() -> None:
     ranks = pick_ranks(opened.run)
     step = pick_step(opened.timeline.steps)
     show_warnings(opened)
-    if opened.timeline.events.empty:
+    if opened.timeline.events.empty or opened.summary.empty:
         nothing_counts(opened.run)
         return
     window, event = links.window_of_query(), links.event_of_query()

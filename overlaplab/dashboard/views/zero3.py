@@ -21,6 +21,7 @@ from overlaplab.dashboard.widgets import (
     error_line,
     lead,
     milliseconds,
+    nothing_to_show,
     one_window,
     page_head,
     run_or_stop,
@@ -58,9 +59,10 @@ def page() -> None:
     )
     opened = run_or_stop()
     if opened.schedule.empty:
-        st.info(
+        nothing_to_show(
+            opened.run,
             "This run gathers no parameters. The page shows runs of `overlaplab record --strategy zero3` or"
-            " `torch-fsdp2`, and traces of others that name FSDP2's ranges (`FSDP::all_gather`)."
+            " `torch-fsdp2`, and traces of others that name FSDP2's ranges (`FSDP::all_gather`).",
         )
         show_warnings(opened)
         return
