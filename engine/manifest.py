@@ -63,6 +63,7 @@ def manifest(
         "accumulate": config.accumulate,
         "seed": config.seed,
         "link": _link(comm),
+        "link_wait": config.link_wait if comm.link is not None and comm.device.type == "cuda" else None,
         "link_attained": _attained(table),
         "versions": versions(),
         "hardware": hardware(comm.device),

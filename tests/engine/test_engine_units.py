@@ -303,6 +303,11 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
             "--link 1Gbps,1us,8: recording emulates the 2 ranks that there are",
         ),
         (["--link", "fast"], "--link 'fast' is not BANDWIDTH,LATENCY[,WORLD]"),
+        (["--link-wait", "gpu"], "--link-wait 'gpu' is none of kernel, host"),
+        (
+            ["--link", "1Gbps,1us", "--link-wait", "host"],
+            "--link-wait host is for an emulated link on a GPU; leave it out",
+        ),
         (
             ["--strategy", "zero9"],
             "--strategy 'zero9' is none of naive, per-param, bucketed, zero1, zero2, zero3, torch-ddp, torch-fsdp2",
@@ -361,7 +366,7 @@ def test_where_ranks_compute(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert on_gpus(device, ranks_here, ranks) is wanted
-    assert _link("auto", device, ranks_here, ranks) == (None if wanted else AUTO_LINK)
+    assert _link("auto", wanted) == (None if wanted else AUTO_LINK)
 
 
 def test_the_links_gloo_heeds_the_interface_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
