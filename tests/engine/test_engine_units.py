@@ -1,8 +1,10 @@
 """The engine's parts that need no second process."""
 
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -367,6 +369,53 @@ def test_where_ranks_compute(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert on_gpus(device, ranks_here, ranks) is wanted
     assert _link("auto", wanted) == (None if wanted else AUTO_LINK)
+
+
+CPU_MODEL = {
+    "layers": 8, "width": 256, "heads": 4, "seq": 64, "vocab": 1000, "tied": False, "batch": 4, "dtype": "float32"
+}  # fmt: skip
+GPU_MODEL = {
+    "layers": 8, "width": 1024, "heads": 16, "seq": 512, "vocab": 8000, "tied": False, "batch": 32, "dtype": "bfloat16"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "warmup"),
+    [
+        (["--device", "cpu"], CPU_MODEL, 2),
+        (["--device", "cuda"], GPU_MODEL, 12),
+        (["--device", "auto"], GPU_MODEL, 12),  # a GPU for each rank
+        (["--device", "cuda", "--width", "64", "--heads", "4", "--warmup", "2"], {"width": 64, "heads": 4}, 2),
+        (["--device", "cuda", "--dtype", "float32", "--batch", "4"], {"dtype": "float32", "batch": 4}, 12),
+        (["--device", "cuda", "--seq", "64", "--vocab", "1000"], {"seq": 64, "vocab": 1000}, 12),
+    ],
+)
+def test_options_left_out_are_those_of_the_device(
+    options: list[str], model: dict[str, Any], warmup: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in {"RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    asked: list[Config] = []
+    monkeypatch.setattr("engine.worker.work", lambda config, argv: asked.append(config))
+    assert main(["--strategy", "torch-ddp", "--out", str(tmp_path / "run"), *options]) == 0
+    assert asked[0].model() == (CPU_MODEL if "cpu" in options else GPU_MODEL) | model
+    assert asked[0].warmup == warmup
+
+
+def test_the_help_tells_both_defaults(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["--help"])
+    told = dict(re.findall(r"--(\w+) .*default (\w+, on GPUs \w+)\.", capfd.readouterr().out))
+    assert told == {
+        "width": "256, on GPUs 1024",
+        "heads": "4, on GPUs 16",
+        "seq": "64, on GPUs 512",
+        "vocab": "1000, on GPUs 8000",
+        "dtype": "float32, on GPUs bfloat16",
+        "batch": "4, on GPUs 32",
+        "warmup": "2, on GPUs 12",
+    }
 
 
 def test_the_links_gloo_heeds_the_interface_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
