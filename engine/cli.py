@@ -105,6 +105,7 @@ def record(
     ] = "kernel",
     seed: Annotated[int, _option("Seed of weights and batches.")] = 0,
     trace: Annotated[bool, _option("Record, or only run the steps.", "--trace/--no-trace")] = True,
+    trace_ranks: Annotated[str | None, _option("Ranks that leave a trace, such as 0,8; default all.")] = None,
     save: Annotated[Path | None, _option("Leave a checkpoint in this directory after the last step.")] = None,
     resume: Annotated[Path | None, _option("Go on from a checkpoint that --save left.")] = None,
 ) -> None:
@@ -148,6 +149,7 @@ def record(
         link_wait=_member(LinkWait, link_wait, "--link-wait"),
         seed=seed,
         trace=trace,
+        trace_ranks=None if trace_ranks is None else _trace_ranks(trace_ranks, ranks),
         save=save,
         resume=resume,
     )
@@ -180,6 +182,16 @@ def _member(kind: Any, value: str, option: str) -> Any:
         return kind(value)
     except ValueError:
         raise EngineError(f"{option} {value!r} is none of {', '.join(kind)}") from None
+
+
+def _trace_ranks(text: str, ranks: int) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 10 for word in words):
+        raise EngineError(f"--trace-ranks {text!r} is not a list of ranks such as 0,8")
+    chosen = sorted({int(word) for word in words})
+    if chosen[-1] >= ranks:
+        raise EngineError(f"--trace-ranks {text}: there is no rank {chosen[-1]}, ranks count from 0 to {ranks - 1}")
+    return tuple(chosen)
 
 
 def _link(text: str, cuda: bool) -> Link | None:

@@ -98,6 +98,8 @@ class Config:
     """Seed of weights and batches."""
     trace: bool = True
     """Whether to record; without, only the steps run."""
+    trace_ranks: tuple[int, ...] | None = None
+    """The ranks that leave a trace; None: all."""
     save: Path | None = None
     """Where to leave a sharded checkpoint after the last step; a directory."""
     resume: Path | None = None
@@ -135,7 +137,12 @@ class Config:
             self.save is None or self.save.resolve() not in (out, *out.parents),
             f"--save {self.save} would replace --out {self.out}; name a directory of its own",
         )
+        _require(self.trace or self.trace_ranks is None, "--trace-ranks and --no-trace exclude each other")
         _require(not self.out.exists() or self.out.is_dir(), f"--out {self.out} is a file; name a directory")
+
+    def traces(self, rank: int) -> bool:
+        """Whether this rank leaves a trace."""
+        return self.trace and (self.trace_ranks is None or rank in self.trace_ranks)
 
     def model(self) -> dict[str, object]:
         """The fields that describe the model and its batches, for the manifest."""

@@ -17,6 +17,7 @@ from engine.config import Config, Dtype
 from engine.data import Batches, place
 from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
+from engine.facts import hardware_of_rank
 from engine.labels import Word
 from engine.manifest import Outcome, manifest
 from engine.memory import held_bytes
@@ -71,7 +72,13 @@ def record(config: Config, argv: list[str]) -> None:
         if config.trace:
             ranks = comm.world_size - len(comm.phantom_ranks)
             everyones = comm.gather_objects(list(comm.carried[first:end]))[:ranks]
-            outcome = Outcome(losses, held_bytes(strategy, optimizer), _peak_allocated(comm), comm.scratch_bytes)
+            outcome = Outcome(
+                losses=losses,
+                held=held_bytes(strategy, optimizer),
+                peak_allocated=_peak_allocated(comm),
+                scratch=comm.scratch_bytes,
+                hardware=hardware_of_rank(comm.device),
+            )
             outcomes = comm.gather_objects(outcome)[:ranks]
             if comm.rank == 0:
                 document = manifest(
@@ -134,7 +141,7 @@ def _run(
             gpu=comm.device if comm.device.type == "cuda" else None,
             all_threads=comm.link is not None and comm.device.type == "cpu",
         )
-        if config.trace
+        if config.traces(comm.rank)
         else None
     )
     first = 0

@@ -4,6 +4,7 @@ import json
 import re
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from engine.config import Config, Device, Dtype, StrategyName
 from engine.data import Batches
 from engine.devices import on_gpus
 from engine.errors import EngineError
+from engine.facts import hardware_of_rank
 from engine.labels import Word
 from engine.link import Kind, Link
 from engine.model import Transformer, reads_parameters_in_backward, units
@@ -319,6 +321,10 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
             "torch-ddp rebuilds its buckets in the second step: --warmup must",
         ),
         (["--strategy", "torch-ddp", "--first-bucket-mb", "1"], "torch-ddp has no --first-bucket-mb"),
+        (["--nproc", "2", "--trace-ranks", "0,2"], "--trace-ranks 0,2: there is no rank 2, ranks count from 0 to 1"),
+        (["--trace-ranks", "0,x"], "--trace-ranks '0,x' is not a list of ranks such as 0,8"),
+        (["--trace-ranks", "-1"], "--trace-ranks '-1' is not a list of ranks such as 0,8"),
+        (["--trace-ranks", "0", "--no-trace"], "--trace-ranks and --no-trace exclude each other"),
         (["--steps", "x"], "Invalid value for '--steps'"),
         (["--nonsense"], "No such option"),
     ],
@@ -435,6 +441,15 @@ def test_what_nccl_says_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(torch.device("cpu"))
     wanted = "the ranks cannot be reached: NCCL error in: x.cpp:9 Last error: Duplicate GPU detected"
     assert str(raised.value) == wanted
+
+
+def test_the_hardware_of_a_rank_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(total_memory=150_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 3): gpu}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a GPU, number {device.index}")
+    found = hardware_of_rank(torch.device("cuda", 3))
+    assert list(found) == ["hostname", "cpu", "cores", "gpu", "torch_threads", "gpu_memory_bytes"]
+    assert (found["gpu"], found["gpu_memory_bytes"]) == ("a GPU, number 3", 150_000_000_000)
 
 
 def test_a_directory_is_needed(tmp_path: Path) -> None:
