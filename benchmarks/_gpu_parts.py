@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from engine.comm import connect
 from engine.config import Config, Device, Dtype, StrategyName
 from engine.data import Batches, place
-from engine.link import Kind, Link
+from engine.link import Kind, Link, LinkWait
 from engine.record import write_json
 from engine.train import model_of
 
@@ -37,6 +37,8 @@ class Plan:
     device: str
     link: str
     """With its world: one rank of so many."""
+    link_wait: str
+    """What holds up the stream behind it: kernel or host."""
     layers: int
     width: int
     heads: int
@@ -64,7 +66,7 @@ class Bench:
         self.device = torch.device(plan.device, 0) if plan.device == "cuda" else torch.device("cpu")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        self.comm = connect(self.device, self.link)
+        self.comm = connect(self.device, self.link, wait=LinkWait(plan.link_wait))
 
     def config(self, strategy: StrategyName, **more: Any) -> Config:
         """A strategy's, for the plan's model."""
@@ -248,6 +250,7 @@ def main(name: str, plan: str, result: str) -> None:
     bench = Bench(Plan(**json.loads(Path(plan).read_text())))
     figures = PARTS[name](bench)
     figures["link"] = bench.plan.link
+    figures["link_wait"] = bench.plan.link_wait
     if bench.device.type == "cuda":
         figures["device"] = torch.cuda.get_device_name(bench.device)
     figures["torch"] = torch.__version__

@@ -52,7 +52,9 @@ def tables(out: Path) -> str:
 
 def _device(found: dict[str, Figures]) -> Iterator[str]:
     for one in list(found.values())[:1]:
-        yield f"{one.get('device', 'CPU')}, torch {one['torch']}; one rank of an emulated group, its peers phantoms"
+        wait = f", --link-wait {one['link_wait']}" if "link_wait" in one else ""
+        where = f"{one.get('device', 'CPU')}, torch {one['torch']}"
+        yield f"{where}; one rank of an emulated group, its peers phantoms{wait}"
 
 
 def _alone(found: dict[str, Figures]) -> Iterator[str]:

@@ -33,6 +33,7 @@ RECORDED = ("bucketed", "zero3", "torch-fsdp2")
 FULL: dict[str, Any] = {
     "device": "cuda", "layers": 24, "width": 1024, "heads": 16, "seq": 1024, "batch": 16, "vocab": 8192,
     "dtype": "bfloat16", "pairs": 20, "steps": 3, "caps": [1, 5, 10, 25, 50, 100, 200, 1000], "cap": 25,
+    "link_wait": "kernel",
 }  # fmt: skip
 """A model that fills an H100; see `Plan` in _gpu_parts.py."""
 SMALL: dict[str, Any] = {
@@ -67,7 +68,7 @@ class Measuring:
 
     def record(self, strategy: str, **options: Any) -> None:
         """Record a run of the plan's model as the engine's command does, into `<strategy>`."""
-        names = ("device", "layers", "width", "heads", "seq", "batch", "vocab", "dtype", "link")
+        names = ("device", "layers", "width", "heads", "seq", "batch", "vocab", "dtype", "link", "link_wait")
         chosen = (
             {name: self.plan[name] for name in names}
             | {"steps": 3, "warmup": WARMUP[self.plan["device"]], "nproc": 1}
@@ -128,7 +129,7 @@ def main(
     part_seconds: Annotated[float, typer.Option(help="The most that one part may take.")] = 150,
     packed: Annotated[Path | None, typer.Option(help="Where --out is packed into a few files by pack.sh.")] = None,
     plan: Annotated[
-        str, typer.Option(help='Other than planned, such as {"batch": 8}; see Plan in _gpu_parts.py.')
+        str, typer.Option(help='Other than planned, such as {"link_wait": "host"}; see Plan in _gpu_parts.py.')
     ] = "{}",
     table: Annotated[bool, typer.Option("--table", help="Only print the tables of what lies in --out.")] = False,
 ) -> None:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.config import Config, Device, Dtype, StrategyName
+from engine.config import Config, Device, Dtype, StrategyName, defaults
 from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
-from engine.link import Link
+from engine.link import Link, LinkWait
 
 __all__ = ["main"]
 
@@ -45,6 +45,11 @@ def _option(help_: str, *names: str) -> Any:
     return typer.Option(*names, help=help_)
 
 
+def _sized(help_: str, name: str) -> Any:
+    """An option whose default depends on where the ranks compute."""
+    return _option(f"{help_}; default {defaults(cuda=False)[name]}, on GPUs {defaults(cuda=True)[name]}.")
+
+
 @app.command(epilog="Example: overlaplab record --strategy bucketed --bucket-cap-mb 4 --link auto --out runs/bucketed")
 def record(
     context: typer.Context,
@@ -55,16 +60,16 @@ def record(
     ] = None,
     device: Annotated[str, _option("auto, cpu or cuda; auto: GPUs if there are two or more, one per rank.")] = "auto",
     layers: Annotated[int, _option("Layers of the transformer.")] = 8,
-    width: Annotated[int, _option("Features.")] = 256,
-    heads: Annotated[int, _option("Attention heads.")] = 4,
-    seq: Annotated[int, _option("Tokens per sample.")] = 64,
-    vocab: Annotated[int, _option("Size of the vocabulary.")] = 1000,
+    width: Annotated[int | None, _sized("Features", "width")] = None,
+    heads: Annotated[int | None, _sized("Attention heads", "heads")] = None,
+    seq: Annotated[int | None, _sized("Tokens per sample", "seq")] = None,
+    vocab: Annotated[int | None, _sized("Size of the vocabulary", "vocab")] = None,
     tied: Annotated[bool, _option("Output projection = embedding.", "--tied/--untied")] = False,
-    dtype: Annotated[str, _option("float32, bfloat16 or float64.")] = "float32",
+    dtype: Annotated[str | None, _sized("float32, bfloat16 or float64", "dtype")] = None,
     main_grad: Annotated[bool, _option("fp32 gradients beside bfloat16 parameters.", "--main-grad")] = False,
-    batch: Annotated[int, _option("Samples per rank and microbatch.")] = 4,
+    batch: Annotated[int | None, _sized("Samples per rank and microbatch", "batch")] = None,
     steps: Annotated[int, _option("Recorded steps.")] = 3,
-    warmup: Annotated[int, _option("Steps before them.")] = 2,
+    warmup: Annotated[int | None, _sized("Steps before them", "warmup")] = None,
     accumulate: Annotated[
         int, _option("Microbatches per step; zero2, zero3, torch-fsdp2 send gradients with each, others with the last.")
     ] = 1,
@@ -91,8 +96,16 @@ def record(
             "--nproc 1, on a CPU or a GPU, BANDWIDTH,LATENCY,WORLD records one rank of an emulated group of WORLD."
         ),
     ] = "none",
+    link_wait: Annotated[
+        str,
+        _option(
+            "What holds up a GPU's stream behind an emulated link: a kernel, which occupies a place on the GPU, or the "
+            "host, where a process occupies a core."
+        ),
+    ] = "kernel",
     seed: Annotated[int, _option("Seed of weights and batches.")] = 0,
     trace: Annotated[bool, _option("Record, or only run the steps.", "--trace/--no-trace")] = True,
+    trace_ranks: Annotated[str | None, _option("Ranks that leave a trace, such as 0,8; default all.")] = None,
     save: Annotated[Path | None, _option("Leave a checkpoint in this directory after the last step.")] = None,
     resume: Annotated[Path | None, _option("Go on from a checkpoint that --save left.")] = None,
 ) -> None:
@@ -104,21 +117,25 @@ def record(
     under_torchrun = "RANK" in os.environ
     ranks = int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else _ranks(nproc, where)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if under_torchrun else ranks
+    cuda = on_gpus(where, ranks_here, ranks)
+    sizes = {
+        "width": width,
+        "heads": heads,
+        "seq": seq,
+        "vocab": vocab,
+        "dtype": None if dtype is None else _member(Dtype, dtype, "--dtype"),
+        "batch": batch,
+        "warmup": warmup,
+    }
     config = Config(
+        **defaults(cuda) | {name: value for name, value in sizes.items() if value is not None},
         strategy=_member(StrategyName, strategy, "--strategy"),
         out=out,
         device=where,
         layers=layers,
-        width=width,
-        heads=heads,
-        seq=seq,
-        vocab=vocab,
         tied=tied,
-        dtype=_member(Dtype, dtype, "--dtype"),
         main_grad=main_grad,
-        batch=batch,
         steps=steps,
-        warmup=warmup,
         accumulate=accumulate,
         bucket_cap_mb=bucket_cap_mb,
         first_bucket_mb=first_bucket_mb,
@@ -128,12 +145,16 @@ def record(
         checkpointing=checkpointing,
         clip_norm=clip_norm,
         lr=lr,
-        link=_link(link, where, ranks_here, ranks),
+        link=_link(link, cuda),
+        link_wait=_member(LinkWait, link_wait, "--link-wait"),
         seed=seed,
         trace=trace,
+        trace_ranks=None if trace_ranks is None else _trace_ranks(trace_ranks, ranks),
         save=save,
         resume=resume,
     )
+    if config.link_wait is LinkWait.HOST and (config.link is None or not cuda):
+        raise EngineError("--link-wait host is for an emulated link on a GPU; leave it out")
     alone = config.link is not None and config.link.stands_alone(ranks)
     if alone and (save is not None or resume is not None):
         raise EngineError("one rank of an emulated group has no numerics to keep: leave --save and --resume out")
@@ -163,8 +184,18 @@ def _member(kind: Any, value: str, option: str) -> Any:
         raise EngineError(f"{option} {value!r} is none of {', '.join(kind)}") from None
 
 
-def _link(text: str, device: Device, ranks_here: int, ranks: int) -> Link | None:
-    if text == "none" or (text == "auto" and on_gpus(device, ranks_here, ranks)):
+def _trace_ranks(text: str, ranks: int) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 10 for word in words):
+        raise EngineError(f"--trace-ranks {text!r} is not a list of ranks such as 0,8")
+    chosen = sorted({int(word) for word in words})
+    if chosen[-1] >= ranks:
+        raise EngineError(f"--trace-ranks {text}: there is no rank {chosen[-1]}, ranks count from 0 to {ranks - 1}")
+    return tuple(chosen)
+
+
+def _link(text: str, cuda: bool) -> Link | None:
+    if text == "none" or (text == "auto" and cuda):
         return None
     return AUTO_LINK if text == "auto" else Link.parse(text)
 

@@ -17,7 +17,7 @@ from engine import labels, process_group
 from engine.carrier import Carried
 from engine.errors import EngineError
 from engine.labels import Word
-from engine.link import Kind, Link
+from engine.link import Kind, Link, LinkWait
 from engine.streams import CommStreams
 
 __all__ = ["Communicator", "Work", "connect", "is_lost_peer"]
@@ -230,15 +230,18 @@ class Communicator:
             yield
 
 
-def connect(device: torch.device, link: Link | None = None, timeout_s: float = 300) -> Communicator:
+def connect(
+    device: torch.device, link: Link | None = None, timeout_s: float = 300, wait: LinkWait = LinkWait.KERNEL
+) -> Communicator:
     """Join the ranks that torchrun, or `engine.launch`, started. EngineError when they cannot be reached.
 
-    One rank alone, behind a link that names more, stands for a group of so many: the others are phantoms.
+    One rank alone, behind a link that names more, stands for a group of so many: the others are phantoms. `wait` says
+    what holds up a GPU's stream behind a link.
     """
     timeout = timedelta(seconds=timeout_s)
     try:
         if link is not None:
-            _emulate(link, device, timeout)
+            _emulate(link, device, timeout, wait)
         elif device.type == "cuda":
             dist.init_process_group("nccl", timeout=timeout, device_id=device)
         else:
@@ -251,7 +254,7 @@ def connect(device: torch.device, link: Link | None = None, timeout_s: float = 3
     return Communicator(group, device)
 
 
-def _emulate(link: Link, device: torch.device, timeout: timedelta) -> None:
+def _emulate(link: Link, device: torch.device, timeout: timedelta, wait: LinkWait) -> None:
     """Make the default group one behind `link`."""
     ranks = int(os.environ["WORLD_SIZE"])
     phantoms = link.stands_alone(ranks) or device.type == "cuda"
@@ -261,6 +264,7 @@ def _emulate(link: Link, device: torch.device, timeout: timedelta) -> None:
     emulation = process_group.Emulation(
         link=replace(link, world_size=None),  # a smaller group's collectives reckon with its own size
         alone_on=device if phantoms else None,
+        wait=wait,
     )
     alone: dict[str, Any] = {}
     if phantoms:  # they meet nobody: a store in this process, as for torch's fake process group

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from engine.errors import EngineError
-from engine.link import Link
+from engine.link import Link, LinkWait
 
-__all__ = ["Config", "Device", "Dtype", "StrategyName"]
+__all__ = ["ON_GPUS", "Config", "Device", "Dtype", "StrategyName", "defaults"]
 
 
 class StrategyName(StrEnum):
@@ -91,10 +92,14 @@ class Config:
     """AdamW's learning rate."""
     link: Link | None = None
     """The emulated link; None: the real one."""
+    link_wait: LinkWait = LinkWait.KERNEL
+    """What holds up a GPU's stream behind it."""
     seed: int = 0
     """Seed of weights and batches."""
     trace: bool = True
     """Whether to record; without, only the steps run."""
+    trace_ranks: tuple[int, ...] | None = None
+    """The ranks that leave a trace; None: all."""
     save: Path | None = None
     """Where to leave a sharded checkpoint after the last step; a directory."""
     resume: Path | None = None
@@ -132,12 +137,34 @@ class Config:
             self.save is None or self.save.resolve() not in (out, *out.parents),
             f"--save {self.save} would replace --out {self.out}; name a directory of its own",
         )
+        _require(self.trace or self.trace_ranks is None, "--trace-ranks and --no-trace exclude each other")
         _require(not self.out.exists() or self.out.is_dir(), f"--out {self.out} is a file; name a directory")
+
+    def traces(self, rank: int) -> bool:
+        """Whether this rank leaves a trace."""
+        return self.trace and (self.trace_ranks is None or rank in self.trace_ranks)
 
     def model(self) -> dict[str, object]:
         """The fields that describe the model and its batches, for the manifest."""
         names = ("layers", "width", "heads", "seq", "vocab", "tied", "batch", "dtype")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
+
+
+ON_GPUS: dict[str, Any] = {
+    "width": 1024,
+    "heads": 16,
+    "seq": 512,
+    "vocab": 8000,
+    "batch": 32,
+    "dtype": Dtype.BFLOAT16,
+    "warmup": 12,  # in its first ten steps there, DDP's host waits for the step before, to time it
+}
+"""What `overlaplab record` takes on GPUs for options that are left out: a model that keeps an H100 busy."""
+
+
+def defaults(cuda: bool) -> dict[str, Any]:
+    """What it takes for these options, on GPUs (`cuda`) or on the CPU."""
+    return ON_GPUS if cuda else {f.name: f.default for f in fields(Config) if f.name in ON_GPUS}
 
 
 def _require(condition: bool, message: str) -> None:

@@ -103,6 +103,12 @@ class DeviceClock:
         begin, end = torch.cat(self._blocks)[:count].unbind(1)
         return [int(ns) + EDGES_NS for ns in (end - begin).tolist()]
 
+    def check(self) -> None:
+        """Nothing fails later than its launch."""
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
     def _block(self) -> torch.Tensor:
         return torch.empty(SLOTS, 2, dtype=torch.int64, device=self._device)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.model import Unit
 
-__all__ = ["FORMAT_VERSION", "hardware", "named_parameters", "named_units", "versions"]
+__all__ = ["FORMAT_VERSION", "hardware", "hardware_of_rank", "named_parameters", "named_units", "versions"]
 
 FORMAT_VERSION = 1
 """Of run.json."""
@@ -34,6 +34,13 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "torch_threads": torch.get_num_threads(),
     }
+
+
+def hardware_of_rank(device: torch.device) -> dict[str, Any]:
+    """Of the machine that this rank is on, with its name; the GPU is `device`, and its memory is in bytes."""
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    memory = None if gpu is None else gpu.total_memory
+    return {"hostname": platform.node(), **hardware(device), "gpu_memory_bytes": memory}
 
 
 def named_parameters(parameters: Iterable[tuple[str, nn.Parameter]], units: Sequence[Unit]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from engine.errors import EngineError
 
-__all__ = ["Kind", "Link"]
+__all__ = ["Kind", "Link", "LinkWait"]
 
 
 class Kind(StrEnum):
@@ -23,6 +23,15 @@ class Kind(StrEnum):
     BROADCAST = "broadcast"
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
+
+
+class LinkWait(StrEnum):
+    """What holds up a GPU's stream until the emulated link would have carried a collective."""
+
+    KERNEL = "kernel"
+    """A kernel of one thread, by the device's clock; it has a place on the GPU meanwhile. See `engine.device_clock`."""
+    HOST = "host"
+    """A process of the host, by the host's clock; nothing is on the GPU meanwhile. See `engine.host_clock`."""
 
 
 _SPEC = re.compile(r"(?P<rate>\d+(?:\.\d+)?)Gbps,(?P<latency>\d+(?:\.\d+)?)us(?:,(?P<world>\d+))?")

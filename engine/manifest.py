@@ -29,6 +29,8 @@ class Outcome:
     """The CUDA allocator's highest mark in the recorded steps in bytes, without `scratch`."""
     scratch: int
     """Bytes lent to phantoms."""
+    hardware: dict[str, Any]
+    """Of the machine it ran on, see `engine.facts`."""
 
 
 def manifest(
@@ -63,11 +65,14 @@ def manifest(
         "accumulate": config.accumulate,
         "seed": config.seed,
         "link": _link(comm),
+        "link_wait": config.link_wait if comm.link is not None and comm.device.type == "cuda" else None,
         "link_attained": _attained(table),
         "versions": versions(),
         "hardware": hardware(comm.device),
+        "hardware_per_rank": [o.hardware for o in outcomes],
         "warmup": config.warmup,
         "steps": config.steps,
+        "trace_ranks": config.trace_ranks,
         "command": command,
         "started_at": started_at,
         "parameters": named_parameters(strategy.model.named_parameters(), strategy.units()),

@@ -16,9 +16,9 @@ import torch
 import torch.distributed
 
 from engine.carrier import Carried, Carrier, urgent_threads
-from engine.link import Kind, Link
+from engine.link import Kind, Link, LinkWait
 from engine.phantoms import Phantoms
-from engine.stream_carrier import StreamCarrier
+from engine.stream_carrier import StreamCarrier, link_clock
 
 dist: Any = torch.distributed  # whose stubs know few of the names that a process group needs
 
@@ -34,6 +34,8 @@ class Emulation:
     link: Link
     alone_on: torch.device | None = None
     """Where the one rank that there is computes, its peers being phantoms; None: all ranks are there, on CPUs."""
+    wait: LinkWait = LinkWait.KERNEL
+    """What holds up a GPU's stream."""
 
 
 class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass of Any
@@ -221,7 +223,8 @@ def _create(options: Any, emulation: Emulation | None) -> EmulatedLinkGroup:
     assert emulation is not None
     rank, size, link = options.group_rank, options.group_size, emulation.link
     if emulation.alone_on is not None and emulation.alone_on.type == "cuda":
-        return EmulatedLinkGroup(rank, size, Phantoms(rank, size), StreamCarrier(link, size, emulation.alone_on))
+        clock = link_clock(emulation.wait, emulation.alone_on)
+        return EmulatedLinkGroup(rank, size, Phantoms(rank, size), StreamCarrier(link, size, emulation.alone_on, clock))
     with urgent_threads():
         if emulation.alone_on is not None:
             return EmulatedLinkGroup(rank, size, Phantoms(rank, size), Carrier(link, size, None))

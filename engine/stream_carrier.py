@@ -2,11 +2,12 @@
 
 [Note: one stream is the link]
 A link carries one collective after another, so one stream per group takes them in the order of their launches. For each
-it waits for the stream that launches, notes the device's time, moves the data, and waits on the device until T after
-the noted time: a collective begins when its input is there and the link is free, and copies count inside T. An event
-follows: whoever waits makes the current stream wait for it, and the host goes on. All that a collective has on the
-device is launched within its `engine::comm`. As NCCL's, the link's kernels wait for a place on the GPU that computation
-leaves them; a trace counts that to the collective, the model does not.
+it waits for the stream that launches, notes the time, moves the data, and waits on the device until T after the noted
+time: a collective begins when its input is there and the link is free, and copies count inside T. An event follows:
+whoever waits makes the current stream wait for it, and the host goes on. All that a collective has on the device is
+launched within its `engine::comm`. As NCCL's, the link's kernels wait for a place on the GPU that computation leaves
+them; a trace counts that to the collective, the model does not. What keeps the time is a `Clock`: one of kernels, or
+one of the host, which needs no such place.
 
 [Note: tensors of others]
 The stream reads and writes memory that other streams own, and keeps none of it alive: the host would learn late that
@@ -16,15 +17,40 @@ engine does ([Note: buffers kept alive]), and FSDP2 and DDP. For the same reason
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from engine.carrier import Carried, comm_span
 from engine.device_clock import DeviceClock
-from engine.link import Kind, Link
+from engine.host_clock import HostClock
+from engine.link import Kind, Link, LinkWait
 
-__all__ = ["StreamCarrier"]
+__all__ = ["Clock", "StreamCarrier", "link_clock"]
+
+
+class Clock(Protocol):
+    """What keeps a stream's time: of each collective the beginning and the end, in slots from 0 on."""
+
+    def begin(self, slot: int, stream: torch.cuda.Stream) -> None:
+        """Note the beginning in `slot`, when `stream`, which is the current one, comes to it."""
+
+    def wait_until(self, slot: int, ns: int, stream: torch.cuda.Stream) -> None:
+        """Hold up `stream`, which is the current one, until `ns` after the beginning, and note the end."""
+
+    def occupied_ns(self, count: int) -> list[int]:
+        """From beginning to end of the first `count` slots; whoever asks has waited for the streams."""
+
+    def check(self) -> None:
+        """Raise what went wrong without anybody's asking."""
+
+    def close(self) -> None:
+        """End; a stream that still waits goes on."""
+
+
+def link_clock(wait: LinkWait, device: torch.device) -> Clock:
+    """A clock for a stream of `device`, of the kind that `wait` names. EngineError where the GPU cannot have it."""
+    return HostClock(device) if wait is LinkWait.HOST else DeviceClock(device)
 
 
 class _Passage(torch._C._distributed_c10d.Work):
@@ -57,19 +83,17 @@ class _Passage(torch._C._distributed_c10d.Work):
 
 
 class StreamCarrier:
-    """A stream and the device's clock."""
+    """A stream and a clock."""
 
-    def __init__(
-        self, link: Link, world_size: int, device: torch.device, cuda: Any = torch.cuda, clock: Any | None = None
-    ) -> None:
-        """Carry over `link`; `device` is the GPU, with its index. `cuda` makes streams, `clock` is the device's."""
+    def __init__(self, link: Link, world_size: int, device: torch.device, clock: Clock, cuda: Any = torch.cuda) -> None:
+        """Carry over `link`; `device` is the GPU, with its index. `clock` keeps the stream's time, `cuda` makes it."""
         self.link = link
         self.group_name = ""
         self._world_size = world_size
         self._device = device
         self._cuda = cuda
         self._stream = cuda.Stream(device, priority=-1)  # before the computation's kernels
-        self._clock = clock or DeviceClock(device)
+        self._clock = clock
         self._submitted: list[tuple[Kind, int, int]] = []  # kind, bytes, modelled ns
 
     @property
@@ -109,10 +133,13 @@ class StreamCarrier:
             return _Passage(self._cuda, self._stream, self._stream.record_event(), outputs)
 
     def check(self) -> None:
-        """Nothing fails later than its launch."""
+        """Raise what went wrong since the launch: only a clock can."""
+        self._clock.check()
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """Carry what is queued, then end the clock."""
+        self._stream.synchronize()
+        self._clock.close()
 
     def abort(self) -> None:
         """Nobody waits for anybody."""

@@ -18,6 +18,7 @@ from engine.data import Batches, place
 from engine.device_events import nothing_seen
 from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
+from engine.facts import hardware_of_rank
 from engine.labels import Word
 from engine.manifest import Outcome, manifest
 from engine.memory import held_bytes
@@ -72,7 +73,13 @@ def record(config: Config, argv: list[str]) -> None:
         if config.trace:
             ranks = comm.world_size - len(comm.phantom_ranks)
             everyones = comm.gather_objects(list(comm.carried[first:end]))[:ranks]
-            outcome = Outcome(losses, held_bytes(strategy, optimizer), _peak_allocated(comm), comm.scratch_bytes)
+            outcome = Outcome(
+                losses=losses,
+                held=held_bytes(strategy, optimizer),
+                peak_allocated=_peak_allocated(comm),
+                scratch=comm.scratch_bytes,
+                hardware=hardware_of_rank(comm.device),
+            )
             outcomes = comm.gather_objects(outcome)[:ranks]
             if comm.rank == 0:
                 document = manifest(
@@ -135,7 +142,7 @@ def _run(
             gpu=comm.device if comm.device.type == "cuda" else None,
             all_threads=comm.link is not None and comm.device.type == "cpu",
         )
-        if config.trace
+        if config.traces(comm.rank)
         else None
     )
     first = 0
@@ -202,7 +209,7 @@ def _progress(config: Config, comm: Communicator) -> Iterator[Callable[[], None]
 
 @contextmanager
 def _connected(device: torch.device, config: Config) -> Iterator[Communicator]:
-    comm = connect(device, config.link)
+    comm = connect(device, config.link, wait=config.link_wait)
     yield comm
     comm.close()  # not after an error: others may be waiting in a collective, and the process ends anyway
 

@@ -45,13 +45,14 @@ def test_the_link_takes_its_share_of_the_backward_pass(
 
 def written(out: Path, **found: dict[str, Any]) -> None:
     for name, figures in found.items():
-        (out / f"{name.replace('_', '-')}.json").write_text(json.dumps({"torch": "2", "link": "L"} | figures))
+        told = {"torch": "2", "link": "L", "link_wait": "host", "device": "a GPU"} | figures
+        (out / f"{name.replace('_', '-')}.json").write_text(json.dumps(told))
 
 
 def test_tables_of_what_was_measured(tmp_path: Path) -> None:
     written(
         tmp_path,
-        alone=GOALS | {"buckets": [1, 2], "parameters": 3_000_000, "device": "a GPU"},
+        alone=GOALS | {"buckets": [1, 2], "parameters": 3_000_000},
         ddp={"what": "A ÷ B", "ours": [0.1, 0.11, 0.12], "theirs": [0.1, 0.1, 0.1]},
         fsdp2={"what": "C ÷ D", "ours": [0.6], "theirs": [0.6]} | {"ours": [0.6, 0.6], "theirs": [0.5, 0.5]},
         curve={"caps": [1, 25], "seconds": [[0.6, 0.6, 0.7], [0.5, 0.5, 0.9]], "buckets": [9, 2]},
@@ -59,12 +60,28 @@ def test_tables_of_what_was_measured(tmp_path: Path) -> None:
     sample = ROOT / "traces" / "bucketed"
     (tmp_path / "bucketed").symlink_to(sample)
     text = TABLE.tables(tmp_path)
+    assert text.startswith("a GPU, torch 2; one rank of an emulated group, its peers phantoms, --link-wait host\n")
     assert "| communication alone ÷ backward alone, link L, 2 buckets | 0.700 (42.00 ms; modelled 41.50 ms) |" in text
     assert "| A ÷ B | 1.100 (1.050 to 1.150, 3 pairs; 110.00 and 100.00 ms) | ≤ 1.00 |" in text
     assert "| C ÷ D | 1.200 (1.200 to 1.200, 2 pairs; 600.00 and 500.00 ms) | ≤ 1.00 |" in text
     # the bound of this sample's median step is 474 ms
     assert re.search(r"step time ÷ bound, bucketed, 25 MiB \| 1\.05\d \(500\.00 ms; bound 47\d\.\d\d ms", text)
     assert "| step time, median, ms | 600.00 | 500.00 |" in text
+
+
+def test_the_plan_says_what_holds_up_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both for the parts and for the runs that are recorded."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gpu = script("benchmarks/gpu.py")
+    measuring = gpu.Measuring(tmp_path, gpu.FULL | {"link_wait": "host"}, 0.0)
+    ran: list[list[str]] = []
+    monkeypatch.setattr(gpu.Measuring, "_run", lambda self, name, words, alone=True: ran.append(words))
+    measuring.plan["link"] = "1Gbps,1us,8"
+    measuring.record("bucketed")
+    assert ran[0][ran[0].index("--link-wait") + 1] == "host"
+    measuring.part("alone", "alone")
+    plan = script("benchmarks/_gpu_parts.py").Plan(**json.loads((tmp_path / "alone.plan").read_text()))
+    assert plan.link_wait == "host"
 
 
 @pytest.mark.slow

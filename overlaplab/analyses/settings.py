@@ -13,7 +13,7 @@ __all__ = ["differing", "group_words", "is_emulated", "is_sweep", "link_words", 
 
 _SAME = (
     *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
-    *("keep_last", "checkpointing", "main_grad", "accumulate", "link", "phantom_ranks", "hardware"),
+    *("keep_last", "checkpointing", "main_grad", "accumulate", "link", "link_wait", "phantom_ranks", "hardware"),
 )
 """The keys of run.json that a sweep holds fixed."""
 

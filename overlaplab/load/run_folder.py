@@ -92,9 +92,16 @@ def _traces(
 def _missing_ranks(traces: Sequence[Trace], ranks: int, manifest: Manifest | None) -> tuple[str, ...]:
     sizes = [manifest.world_size] if manifest else [t.world_size for t in traces if t.world_size]
     size = max([*sizes, ranks])
-    phantoms = set(manifest.phantom_ranks) - {trace.rank for trace in traces} if manifest else ()
-    missing = size - len(traces) - len(phantoms)
-    return (f"{missing} of {size} ranks have no trace here",) if missing > 0 else ()
+    here = {trace.rank for trace in traces}
+    phantoms = set(manifest.phantom_ranks) - here if manifest else set()
+    asked = manifest.raw.get("trace_ranks") if manifest else None  # of a trace; None: all ranks
+    traced = {rank for rank in asked if rank in range(size)} if isinstance(asked, list) else None
+    untraced = 0 if traced is None else size - len(traced | here | phantoms)
+    missing = size - len(traces) - len(phantoms) - untraced
+    notes = [f"{missing} of {size - untraced} ranks have no trace here"] if missing > 0 else []
+    if untraced > 0:
+        notes.append(f"{untraced} of {size} ranks were recorded without a trace (--trace-ranks)")
+    return tuple(notes)
 
 
 def _manifest(path: str) -> Manifest | None:

@@ -4,6 +4,7 @@ import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,16 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from engine import process_group
 from engine.cli import main
 from engine.config import Config, Device, StrategyName
 from engine.device_clock import EDGES_NS, SLOTS, DeviceClock
 from engine.errors import EngineError
-from engine.link import Kind, Link
+from engine.link import Kind, Link, LinkWait
 from engine.phantoms import BLOCK_ELEMENTS, SCALE, Phantoms
+from engine.process_group import Emulation
 from engine.stream_carrier import StreamCarrier
-from engine.train import _device
+from engine.train import _connected, _device
 
 SLOW = Link(bandwidth_gbps=1, latency_us=1000)
 
@@ -242,6 +245,12 @@ class FakeCuda:
     def occupied_ns(self, count: int) -> list[int]:
         return [1_000_000 * (slot + 1) for slot in range(count)]
 
+    def check(self) -> None:
+        self.log.append("check")
+
+    def close(self) -> None:
+        self.log.append("close")
+
 
 class FakeStream:
     device = torch.device("cuda", 0)
@@ -265,7 +274,7 @@ class FakeStream:
 
 def test_a_stream_carries_in_order_and_the_host_waits_for_nothing() -> None:
     cuda = FakeCuda()
-    carrier = StreamCarrier(Link(bandwidth_gbps=8, latency_us=10), 8, FakeStream.device, cuda, clock=cuda)
+    carrier = StreamCarrier(Link(bandwidth_gbps=8, latency_us=10), 8, FakeStream.device, clock=cuda, cuda=cuda)
     big = [SimpleNamespace(is_cuda=True, nbytes=1_000_000, dtype=torch.float32)]
     first = carrier.submit(Kind.ALL_GATHER, big, lambda: cuda.log.append(f"{cuda.current.name}: moved"), big)
     cuda.current = FakeStream(cuda, "gathers")
@@ -292,17 +301,44 @@ def test_a_stream_carries_in_order_and_the_host_waits_for_nothing() -> None:
         (1, Kind.ALL_REDUCE, 1_890_000, 2_000_000, True),
     ]
     assert cuda.log[-1] == "link(-1): synchronize"
+    carrier.check()
+    carrier.close()
+    assert cuda.log[-3:] == ["check", "link(-1): synchronize", "close"]
 
 
 def test_what_the_host_holds_is_moved_at_once() -> None:
     cuda = FakeCuda()
-    carrier = StreamCarrier(SLOW, 8, FakeStream.device, cuda, clock=cuda)
+    carrier = StreamCarrier(SLOW, 8, FakeStream.device, clock=cuda, cuda=cuda)
     x = torch.ones(2)
     work = carrier.submit(Kind.ALL_REDUCE, [x], lambda: x.mul_(8), [x])
     assert x.tolist() == [8, 8]
     assert work.wait()
     assert work.is_completed()
     assert (cuda.log, carrier.launched) == ([], 0)
+
+
+@pytest.mark.parametrize("wait", LinkWait)
+def test_the_clock_is_the_one_that_was_asked_for(
+    wait: LinkWait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the configuration to the group."""
+    gpu, asked = FakeStream.device, []
+
+    def join(backend: str, pg_options: Emulation, **_: Any) -> None:
+        asked.append(pg_options)
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(dist, "init_process_group", join)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    config = Config(strategy=StrategyName.NAIVE, out=tmp_path, link=replace(SLOW, world_size=8), link_wait=wait)
+    with pytest.raises(EngineError, match="far enough"), _connected(gpu, config):
+        pass
+    monkeypatch.setattr("engine.stream_carrier.DeviceClock", lambda device: ("kernel", device))
+    monkeypatch.setattr("engine.stream_carrier.HostClock", lambda device: ("host", device))
+    monkeypatch.setattr(process_group, "StreamCarrier", lambda *told: told)
+    monkeypatch.setattr(process_group, "EmulatedLinkGroup", lambda rank, size, mover, carrier: carrier)
+    made = process_group._create(SimpleNamespace(group_rank=0, group_size=8), asked[0])
+    assert made == (SLOW, 8, gpu, (wait, gpu))
 
 
 class FakeDriver:

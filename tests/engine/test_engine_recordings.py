@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import overlaplab
 from engine.labels import Word, parse
 
 SMALL = [
@@ -200,6 +202,10 @@ def test_the_manifest_says_what_was_recorded(recording: Recording) -> None:
     assert sum(u["bytes"] for u in m["units"]) == sum(p["bytes"] for p in m["parameters"])
     assert {"torch", "cuda", "overlaplab"} == set(m["versions"])
     assert m["started_at"].endswith("+00:00")
+    assert m["trace_ranks"] is m["link_wait"] is None
+    here = {"hostname": platform.node(), **m["hardware"], "gpu_memory_bytes": None}
+    assert m["hardware_per_rank"] == [here, here]
+    assert (here["cores"], here["gpu"]) == (os.cpu_count(), None)
 
 
 DDP_ORACLE = """
@@ -276,6 +282,19 @@ def test_two_machines_record_one_run(tmp_path: Path) -> None:
     recording = Recording(tmp_path / "run")
     assert set(recording.traces) == {0, 1}
     assert recording.manifest["world_size"] == 2
+
+
+def test_only_the_ranks_that_are_asked_for_leave_a_trace(tmp_path: Path) -> None:
+    record(tmp_path / "run", "--strategy", "bucketed", *LINK, "--trace-ranks", "1")
+    recording = Recording(tmp_path / "run")
+    assert set(recording.traces) == {1}
+    assert len(recording.steps(1)) == 2
+    assert recording.manifest["trace_ranks"] == [1]
+    assert set(recording.manifest["collectives"]["rank"]) == {0, 1}
+    assert len(recording.manifest["memory"]) == len(recording.manifest["hardware_per_rank"]) == 2
+    assert overlaplab.load_run(tmp_path / "run").warnings == (
+        "1 of 2 ranks were recorded without a trace (--trace-ranks)",
+    )
 
 
 def test_world_size_1_and_no_trace(tmp_path: Path) -> None:

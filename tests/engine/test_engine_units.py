@@ -1,8 +1,11 @@
 """The engine's parts that need no second process."""
 
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from engine.config import Config, Device, Dtype, StrategyName
 from engine.data import Batches
 from engine.devices import on_gpus
 from engine.errors import EngineError
+from engine.facts import hardware_of_rank
 from engine.labels import Word
 from engine.link import Kind, Link
 from engine.model import Transformer, reads_parameters_in_backward, units
@@ -303,6 +307,11 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
             "--link 1Gbps,1us,8: recording emulates the 2 ranks that there are",
         ),
         (["--link", "fast"], "--link 'fast' is not BANDWIDTH,LATENCY[,WORLD]"),
+        (["--link-wait", "gpu"], "--link-wait 'gpu' is none of kernel, host"),
+        (
+            ["--link", "1Gbps,1us", "--link-wait", "host"],
+            "--link-wait host is for an emulated link on a GPU; leave it out",
+        ),
         (
             ["--strategy", "zero9"],
             "--strategy 'zero9' is none of naive, per-param, bucketed, zero1, zero2, zero3, torch-ddp, torch-fsdp2",
@@ -312,6 +321,10 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
             "torch-ddp rebuilds its buckets in the second step: --warmup must",
         ),
         (["--strategy", "torch-ddp", "--first-bucket-mb", "1"], "torch-ddp has no --first-bucket-mb"),
+        (["--nproc", "2", "--trace-ranks", "0,2"], "--trace-ranks 0,2: there is no rank 2, ranks count from 0 to 1"),
+        (["--trace-ranks", "0,x"], "--trace-ranks '0,x' is not a list of ranks such as 0,8"),
+        (["--trace-ranks", "-1"], "--trace-ranks '-1' is not a list of ranks such as 0,8"),
+        (["--trace-ranks", "0", "--no-trace"], "--trace-ranks and --no-trace exclude each other"),
         (["--steps", "x"], "Invalid value for '--steps'"),
         (["--nonsense"], "No such option"),
     ],
@@ -361,7 +374,54 @@ def test_where_ranks_compute(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert on_gpus(device, ranks_here, ranks) is wanted
-    assert _link("auto", device, ranks_here, ranks) == (None if wanted else AUTO_LINK)
+    assert _link("auto", wanted) == (None if wanted else AUTO_LINK)
+
+
+CPU_MODEL = {
+    "layers": 8, "width": 256, "heads": 4, "seq": 64, "vocab": 1000, "tied": False, "batch": 4, "dtype": "float32"
+}  # fmt: skip
+GPU_MODEL = {
+    "layers": 8, "width": 1024, "heads": 16, "seq": 512, "vocab": 8000, "tied": False, "batch": 32, "dtype": "bfloat16"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "warmup"),
+    [
+        (["--device", "cpu"], CPU_MODEL, 2),
+        (["--device", "cuda"], GPU_MODEL, 12),
+        (["--device", "auto"], GPU_MODEL, 12),  # a GPU for each rank
+        (["--device", "cuda", "--width", "64", "--heads", "4", "--warmup", "2"], {"width": 64, "heads": 4}, 2),
+        (["--device", "cuda", "--dtype", "float32", "--batch", "4"], {"dtype": "float32", "batch": 4}, 12),
+        (["--device", "cuda", "--seq", "64", "--vocab", "1000"], {"seq": 64, "vocab": 1000}, 12),
+    ],
+)
+def test_options_left_out_are_those_of_the_device(
+    options: list[str], model: dict[str, Any], warmup: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in {"RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    asked: list[Config] = []
+    monkeypatch.setattr("engine.worker.work", lambda config, argv: asked.append(config))
+    assert main(["--strategy", "torch-ddp", "--out", str(tmp_path / "run"), *options]) == 0
+    assert asked[0].model() == (CPU_MODEL if "cpu" in options else GPU_MODEL) | model
+    assert asked[0].warmup == warmup
+
+
+def test_the_help_tells_both_defaults(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["--help"])
+    told = dict(re.findall(r"--(\w+) .*default (\w+, on GPUs \w+)\.", capfd.readouterr().out))
+    assert told == {
+        "width": "256, on GPUs 1024",
+        "heads": "4, on GPUs 16",
+        "seq": "64, on GPUs 512",
+        "vocab": "1000, on GPUs 8000",
+        "dtype": "float32, on GPUs bfloat16",
+        "batch": "4, on GPUs 32",
+        "warmup": "2, on GPUs 12",
+    }
 
 
 def test_the_links_gloo_heeds_the_interface_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,6 +441,15 @@ def test_what_nccl_says_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(torch.device("cpu"))
     wanted = "the ranks cannot be reached: NCCL error in: x.cpp:9 Last error: Duplicate GPU detected"
     assert str(raised.value) == wanted
+
+
+def test_the_hardware_of_a_rank_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(total_memory=150_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 3): gpu}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a GPU, number {device.index}")
+    found = hardware_of_rank(torch.device("cuda", 3))
+    assert list(found) == ["hostname", "cpu", "cores", "gpu", "torch_threads", "gpu_memory_bytes"]
+    assert (found["gpu"], found["gpu_memory_bytes"]) == ("a GPU, number 3", 150_000_000_000)
 
 
 def test_a_directory_is_needed(tmp_path: Path) -> None:

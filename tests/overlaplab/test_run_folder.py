@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -56,6 +57,31 @@ def test_the_same_rank_twice_is_refused(tmp_path: Path) -> None:
 
 def test_missing_ranks_are_said(tmp_path: Path) -> None:
     assert load_run(write(tmp_path / "t.json", [], **info(0, 128))).warnings == ("127 of 128 ranks have no trace here",)
+
+
+@pytest.mark.parametrize(
+    ("trace_ranks", "here", "warnings"),
+    [
+        (None, [0, 2], ("2 of 4 ranks have no trace here",)),
+        ([0, 2], [0, 2], ("2 of 4 ranks were recorded without a trace (--trace-ranks)",)),
+        (
+            [0, 2],
+            [2],
+            ("1 of 2 ranks have no trace here", "2 of 4 ranks were recorded without a trace (--trace-ranks)"),
+        ),
+        ([0], [0, 1], ("2 of 4 ranks were recorded without a trace (--trace-ranks)",)),
+        ([0, 1, 2, 3], [0, 1, 2, 3], ()),
+        ("0,2", [0, 2], ("2 of 4 ranks have no trace here",)),
+        ([0, None, {}, 9], [0], ("3 of 4 ranks were recorded without a trace (--trace-ranks)",)),
+    ],
+)
+def test_ranks_that_were_not_to_be_traced_are_not_missing(
+    trace_ranks: object, here: list[int], warnings: tuple[str, ...], tmp_path: Path
+) -> None:
+    for rank in here:
+        write(tmp_path / f"rank{rank}.json", [op("mm", 0, 1)])
+    (tmp_path / "run.json").write_text(json.dumps({"format_version": 1, "world_size": 4, "trace_ranks": trace_ranks}))
+    assert load_run(tmp_path).warnings == warnings
 
 
 def test_an_empty_folder_and_no_folder_are_refused(tmp_path: Path) -> None:
