@@ -63,8 +63,9 @@ class HostClock:
     def begin(self, slot: int, stream: Any) -> None:
         """Note the beginning in `slot`, when `stream`, which is the current one, comes to it."""
         self._number += 1
-        if slot >= KEPT and (events := self._spans[slot - KEPT])[1].query():
-            self._spans[slot - KEPT] = _between(*events)
+        old = self._spans[slot - KEPT] if slot >= KEPT else 0
+        if not isinstance(old, int) and old[1].query():
+            self._spans[slot - KEPT] = _between(*old)
         begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         self._spans[slot:] = [(begin, end)]  # a slot begins again if its launch failed
         begin.record(stream)

@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,12 +136,10 @@ class Probe:
             self.clocks[name].begin(slot, self.link)
             self.clocks[name].wait_until(slot, ns, self.link)
 
-    @property
+    @cached_property
     def link(self) -> Any:
         """The link's stream, as `engine/stream_carrier.py` has it."""
-        if not hasattr(self, "_link"):
-            self._link = cuda.Stream(torch.device("cuda", 0), priority=-1)
-        return self._link
+        return cuda.Stream(torch.device("cuda", 0), priority=-1)
 
 
 def machine(probe: Probe) -> None:

@@ -165,13 +165,17 @@ def test_each_collective_takes_its_time(gpu: FakeGpu, clock: HostClock) -> None:
     ]
 
 
-def test_a_launch_that_failed_begins_again_in_its_slot(gpu: FakeGpu, clock: HostClock) -> None:
+@pytest.mark.parametrize("kept", [1, 256])
+def test_a_launch_that_failed_begins_again_in_its_slot(
+    gpu: FakeGpu, clock: HostClock, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_clock, "KEPT", kept)
     stream = gpu.current_stream(CPU)
-    for slot in (0, 0, 1):
+    for slot, fails in ((0, True), (0, False), (1, True), (1, False)):
         clock.begin(slot, stream)
-        if clock._number != host_clock.ROUNDS + 1:
+        if not fails:
             clock.wait_until(slot, 0, stream)
-    gpu.synchronize()
+        gpu.synchronize()
     assert len(clock.occupied_ns(5)) == 2
 
 

@@ -88,6 +88,35 @@ def test_a_collective_is_its_events_from_first_to_last(tmp_path: Path) -> None:
     assert volume(run)["sent_bytes"].tolist() == [28_000_000] * 2  # 2 × 7/8 of 16 MB
 
 
+def carried_by_the_host(gpu: Gpu, kind: str, num_bytes: int, us: int, *, after: int = COMPUTE) -> int:
+    """As `Gpu.carry`, with `--link-wait host`: two copies to the host mark the ends, and the wait shows nowhere."""
+    text = f"engine::comm seq={gpu._seq} kind={kind} dtype=bfloat16 bytes={num_bytes} group=0"
+    gpu._seq += 1
+    with gpu.range(f"{text} link=400Gbps,10us modelled_ns={us * 1000}"):
+        gpu.wait(LINK, gpu.end(after))
+        begun = gpu.run("Memcpy DtoH (Device -> Pinned)", 1, LINK)
+        gpu.run("Memcpy DtoD (Device -> Device)", 10, LINK)
+        gpu._free[LINK] = begun + us - 2
+        gpu.run("Memcpy DtoH (Device -> Pinned)", 1, LINK)
+    return gpu.end(LINK)
+
+
+def test_a_link_that_waits_for_the_host_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gpu, "carry", carried_by_the_host)
+    run = gpu_run(tmp_path, bucketed(), link_wait="host")
+    assert warnings_of(run) == ()
+    assert us(overlaplab.summary(run), "step", *SPANS) == [
+        [3, 1560, 1250, 600, 299, 301, 0, 9],
+        [4, 1559, 1250, 600, 299, 301, 0, 8],
+    ]
+    table = overlaplab.collectives(run, steps=[3])
+    assert us(table, "kind", "bytes", "dtype", "group_size", "wait_ns", "transfer_ns", "exposed_ns") == [
+        ["all_reduce", 8_000_000, "bfloat16", 8, 0, 300, 1],
+        ["all_reduce", 8_000_000, "bfloat16", 8, 0, 300, 300],
+    ]
+    assert us(overlaplab.buckets(run, steps=[3]), "index", "start_ns", "end_ns") == [[0, 806, 1106], [1, 1208, 1508]]
+
+
 def test_gathers_that_nothing_hides(tmp_path: Path) -> None:
     """Without prefetching, each gather of 150 µs begins 1 µs after what was computed before, or, the last one, after
     the scatter of 100 before it; and the use 1 µs after the gather.
