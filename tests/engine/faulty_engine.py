@@ -51,7 +51,7 @@ else:
                 pass
             if mine:
                 time.sleep(600)
-        train_step(strategy, optimizer, batches, at, **more)
+        return train_step(strategy, optimizer, batches, at, **more)
 
     def killed_in_gather(self, full, shard):
         """Launched on all ranks, ended by none."""
