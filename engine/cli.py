@@ -91,6 +91,13 @@ def record(
             "--nproc 1, on a CPU or a GPU, BANDWIDTH,LATENCY,WORLD records one rank of an emulated group of WORLD."
         ),
     ] = "none",
+    communicators: Annotated[
+        int,
+        _option(
+            "zero3 over NCCL: 2 gives gathers a communicator of their own, so that they may run beside reductions. The "
+            "default is 1, as no GPU has shown yet that 2 are faster and safe."
+        ),
+    ] = 1,
     seed: Annotated[int, _option("Seed of weights and batches.")] = 0,
     trace: Annotated[bool, _option("Record, or only run the steps.", "--trace/--no-trace")] = True,
     save: Annotated[Path | None, _option("Leave a checkpoint in this directory after the last step.")] = None,
@@ -129,11 +136,14 @@ def record(
         clip_norm=clip_norm,
         lr=lr,
         link=_link(link, where, ranks_here, ranks),
+        communicators=communicators,
         seed=seed,
         trace=trace,
         save=save,
         resume=resume,
     )
+    if communicators == 2 and not on_gpus(where, ranks_here, ranks):
+        raise EngineError("--communicators 2 is for NCCL, and these ranks are to run on the CPU; leave it out")
     alone = config.link is not None and config.link.stands_alone(ranks)
     if alone and (save is not None or resume is not None):
         raise EngineError("one rank of an emulated group has no numerics to keep: leave --save and --resume out")

@@ -62,6 +62,7 @@ def manifest(
         "main_grad": config.main_grad,
         "accumulate": config.accumulate,
         "seed": config.seed,
+        "communicators": config.communicators,
         "link": _link(comm),
         "link_attained": _attained(table),
         "versions": versions(),

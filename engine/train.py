@@ -198,7 +198,7 @@ def _progress(config: Config, comm: Communicator) -> Iterator[Callable[[], None]
 
 @contextmanager
 def _connected(device: torch.device, config: Config) -> Iterator[Communicator]:
-    comm = connect(device, config.link)
+    comm = connect(device, config.link, communicators=config.communicators)
     yield comm
     comm.close()  # not after an error: others may be waiting in a collective, and the process ends anyway
 
