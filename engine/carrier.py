@@ -139,7 +139,8 @@ class Carrier:
         """Carry what is queued, then end the thread. (A thread alive at exit aborts the process now and then.)"""
         if self._thread.is_alive():
             self._orders.put(None)
-            self._thread.join()
+            if self._thread is not threading.current_thread():  # which may be the last that held the group
+                self._thread.join()
 
     def abort(self) -> None:
         """Let go of the other ranks."""

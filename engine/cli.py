@@ -103,6 +103,13 @@ def record(
             "host, where a process occupies a core."
         ),
     ] = "kernel",
+    communicators: Annotated[
+        int,
+        _option(
+            "zero3 over NCCL: 2 gives gathers a communicator of their own, so that they may run beside reductions. The "
+            "default is 1, as no GPU has shown yet that 2 are faster and safe."
+        ),
+    ] = 1,
     seed: Annotated[int, _option("Seed of weights and batches.")] = 0,
     trace: Annotated[bool, _option("Record, or only run the steps.", "--trace/--no-trace")] = True,
     trace_ranks: Annotated[str | None, _option("Ranks that leave a trace, such as 0,8; default all.")] = None,
@@ -147,6 +154,7 @@ def record(
         lr=lr,
         link=_link(link, cuda),
         link_wait=_member(LinkWait, link_wait, "--link-wait"),
+        communicators=communicators,
         seed=seed,
         trace=trace,
         trace_ranks=None if trace_ranks is None else _trace_ranks(trace_ranks, ranks),
@@ -155,6 +163,8 @@ def record(
     )
     if config.link_wait is LinkWait.HOST and (config.link is None or not cuda):
         raise EngineError("--link-wait host is for an emulated link on a GPU; leave it out")
+    if communicators == 2 and not cuda:
+        raise EngineError("--communicators 2 is for NCCL, and these ranks are to run on the CPU; leave it out")
     alone = config.link is not None and config.link.stands_alone(ranks)
     if alone and (save is not None or resume is not None):
         raise EngineError("one rank of an emulated group has no numerics to keep: leave --save and --resume out")

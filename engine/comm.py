@@ -50,11 +50,22 @@ class Work:
 
 
 class Communicator:
-    """One rank's view of a process group."""
+    """One rank's view of a process group, and of a second one for all-gathers if there are two."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, streams: CommStreams | None = None) -> None:
-        """Talk through `group`; `device` is where its tensors live, and `streams` are its own on CUDA."""
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        streams: CommStreams | None = None,
+        gathers: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Talk through `group`; `device` is where its tensors live, and `streams` are its own on CUDA.
+
+        `gathers` is a group of the same ranks: all-gathers then go through it. NCCL runs the collectives of one group
+        one after the other, and those of two at once.
+        """
         self.group = group
+        self._gathers = gathers or group
         self.device = device
         self._streams = CommStreams() if streams is None and device.type == "cuda" else streams
         self.rank = group.rank()
@@ -66,7 +77,7 @@ class Communicator:
         self._mean = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
         self.prescale = 1.0 if averages else 1.0 / self.world_size
         """What a gradient must be multiplied by before `all_reduce_mean`."""
-        self._seq = 0
+        self._launches: Counter[str] = Counter()  # in each group, by its name
         self._topics = 0
         self.counts: Counter[Kind] = Counter()
         """How many collectives of each kind were launched here."""
@@ -102,7 +113,7 @@ class Communicator:
 
     def all_reduce_future(self, tensor: torch.Tensor) -> "torch.futures.Future[list[torch.Tensor]]":
         """As `all_reduce_mean`, on torch's own stream, with torch's own future: for DDP, which waits by itself."""
-        with self._span(Kind.ALL_REDUCE, tensor):
+        with self._span(Kind.ALL_REDUCE, tensor, self.group):
             work: Any = dist.all_reduce(tensor, op=self._mean, group=self.group, async_op=True)
         future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
         return future
@@ -202,9 +213,11 @@ class Communicator:
         dist.destroy_process_group(self.group)
 
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Callable[..., Any], *args: Any, **more: Any) -> Work:
+        group = self._gathers if kind is Kind.ALL_GATHER else self.group
+
         def launch() -> Any:
-            with self._span(kind, tensor):
-                return call(*args, group=self.group, async_op=self._streams is None, **more)
+            with self._span(kind, tensor, group):
+                return call(*args, group=group, async_op=self._streams is None, **more)
 
         return Work(launch() if self._streams is None else self._streams.launch(kind, launch), args, self._check)
 
@@ -213,32 +226,47 @@ class Communicator:
             self.group.check()
 
     @contextmanager
-    def _span(self, kind: Kind, tensor: torch.Tensor) -> Iterator[None]:
+    def _span(self, kind: Kind, tensor: torch.Tensor, group: dist.ProcessGroup) -> Iterator[None]:
         """Around a launch, on CUDA: `engine::comm`, which tells by correlation which device events communicate.
 
         On CPU the collective runs elsewhere: the emulated link's thread says so itself, and for gloo's, which say
         nothing of the size, an `engine::collective` does.
         """
-        seq, self._seq = self._seq, self._seq + 1
+        name = group.group_name
+        seq = self._launches[name]
+        self._launches[name] += 1
         self.counts[kind] += 1
         if self.link is not None:
             yield
             return
         word = Word.COMM if self.device.type == "cuda" else Word.COLLECTIVE
         dtype = str(tensor.dtype).removeprefix("torch.")
-        with labels.span(word, seq=seq, kind=kind, dtype=dtype, bytes=tensor.nbytes, group=self.group.group_name):
+        with labels.span(word, seq=seq, kind=kind, dtype=dtype, bytes=tensor.nbytes, group=name):
             yield
 
 
 def connect(
-    device: torch.device, link: Link | None = None, timeout_s: float = 300, wait: LinkWait = LinkWait.KERNEL
+    device: torch.device,
+    link: Link | None = None,
+    timeout_s: float = 300,
+    *,
+    wait: LinkWait = LinkWait.KERNEL,
+    communicators: int = 1,
 ) -> Communicator:
     """Join the ranks that torchrun, or `engine.launch`, started. EngineError when they cannot be reached.
 
     One rank alone, behind a link that names more, stands for a group of so many: the others are phantoms. `wait` says
     what holds up a GPU's stream behind a link.
+
+    With 2 `communicators` all-gathers have a group of their own; an emulated link carries one collective at a time, and
+    is for one. Kernels of two NCCL communicators that wait for room on the GPU in different orders on different ranks
+    can deadlock, so NCCL (2.26 or newer) is told to start them in the order of their launches, which is the same on all
+    ranks (NCCL's user guide, "Using multiple NCCL communicators concurrently").
     """
     timeout = timedelta(seconds=timeout_s)
+    gathers: Any = None
+    if communicators == 2:
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # which NCCL reads when it begins
     try:
         if link is not None:
             _emulate(link, device, timeout, wait)
@@ -246,12 +274,14 @@ def connect(
             dist.init_process_group("nccl", timeout=timeout, device_id=device)
         else:
             dist.init_process_group("gloo", timeout=timeout)
+        if communicators == 2:
+            gathers = dist.new_group(timeout=timeout, group_desc="gathers")
     except (dist.DistError, RuntimeError) as error:
         text = " ".join(str(error).partition("Exception raised from")[0].split())  # less the C++ stack
         raise EngineError(f"the ranks cannot be reached: {text}") from error
     group = dist.group.WORLD
     assert group is not None
-    return Communicator(group, device)
+    return Communicator(group, device, gathers=gathers)
 
 
 def _emulate(link: Link, device: torch.device, timeout: timedelta, wait: LinkWait) -> None:

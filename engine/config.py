@@ -94,6 +94,8 @@ class Config:
     """The emulated link; None: the real one."""
     link_wait: LinkWait = LinkWait.KERNEL
     """What holds up a GPU's stream behind it."""
+    communicators: int = 1
+    """zero3 over NCCL: 2 gives all-gathers a communicator of their own, so that they may run beside reductions."""
     seed: int = 0
     """Seed of weights and batches."""
     trace: bool = True
@@ -122,6 +124,15 @@ class Config:
             not self.keep_last or self.strategy is StrategyName.TORCH_FSDP2,
             "--keep-last is for torch-fsdp2; zero3 always keeps the last layer",
         )
+        _require(self.communicators in (1, 2), "--communicators must be 1 or 2")
+        if self.communicators == 2:
+            _require(
+                self.strategy is StrategyName.ZERO3,
+                "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
+            )
+            _require(
+                self.link is None, "--communicators 2 is for NCCL: an emulated link carries one collective at a time"
+            )
         if self.strategy is StrategyName.TORCH_FSDP2:
             _require(not self.main_grad, "torch-fsdp2 has no fp32 main_grad; leave --main-grad out")
         if self.strategy is StrategyName.TORCH_DDP:

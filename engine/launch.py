@@ -7,6 +7,8 @@ import socket
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -51,7 +53,8 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )
         try:
-            elastic_launch(config, sys.executable)(*ENTRY, *argv)
+            with _host_name_without_dns():
+                elastic_launch(config, sys.executable)(*ENTRY, *argv)
         except ChildFailedError as error:
             raise EngineError(_first_cause(error.failures)) from None
         except SignalException as error:
@@ -61,6 +64,21 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
             raise EngineError(f"the ranks cannot be started: {type(error).__name__}: {text}") from error
         finally:
             sweep(out)
+
+
+@contextmanager
+def _host_name_without_dns() -> Iterator[None]:
+    """Let `socket.getfqdn` answer without asking DNS.
+
+    The agent calls it for every event that it logs and every failure that it formats, with no option against it, and a
+    machine without DNS takes seconds to say that it has no name. The ranks never call it: they get `local_addr`.
+    """
+    before = socket.getfqdn
+    socket.getfqdn = lambda name="": name or socket.gethostname()
+    try:
+        yield
+    finally:
+        socket.getfqdn = before
 
 
 def _first_cause(failures: dict[int, ProcessFailure]) -> str:

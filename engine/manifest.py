@@ -64,6 +64,7 @@ def manifest(
         "main_grad": config.main_grad,
         "accumulate": config.accumulate,
         "seed": config.seed,
+        "communicators": config.communicators,
         "link": _link(comm),
         "link_wait": config.link_wait if comm.link is not None and comm.device.type == "cuda" else None,
         "link_attained": _attained(table),

@@ -1,5 +1,6 @@
 """A small decoder-only transformer (GPT-2's layout, pre-norm, biases, learned positions)."""
 
+import zlib
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Transformer", "Unit", "reads_parameters_in_backward", "units"]
+__all__ = ["Transformer", "Unit", "initial_values", "reads_parameters_in_backward", "units"]
 
 
 class Attention(nn.Module):
@@ -96,23 +97,22 @@ class Transformer(nn.Module):
         checkpointing: bool = False,
         seed: int = 0,
     ) -> None:
-        """Weights are drawn from `seed` alone, in float32; `.to(dtype)` afterwards.
+        """Parameters get their `initial_values`, in float32; `.to(dtype)` afterwards. On `meta` they have none.
 
         `checkpointing` keeps of each layer only its input, and runs its forward pass again in the backward pass (Chen
         et al. 2016, arXiv 1604.06174).
         """
         super().__init__()
         self.checkpointing = checkpointing
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):  # modules draw values of their own first
             self.embedding = Embedding(vocab, seq, width)
             self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
             self.head = Head(width, vocab)
-            for module in self.modules():
-                if isinstance(module, nn.Linear | nn.Embedding):
-                    nn.init.normal_(module.weight, std=0.02)
         if tied:
             self.head.output.weight = self.embedding.tokens.weight
+        for name, parameter in self.named_parameters():
+            if not parameter.is_meta:
+                parameter.data = initial_values(name, parameter.shape, parameter.device, seed=seed)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """(batch, seq) and (batch, seq) integers → the mean cross-entropy over all tokens, in at least float32."""
@@ -123,6 +123,19 @@ class Transformer(nn.Module):
         if logits.dtype == torch.bfloat16:
             logits = logits.float()
         return functional.cross_entropy(logits, targets.flatten())
+
+
+def initial_values(name: str, shape: torch.Size, device: torch.device, *, seed: int) -> torch.Tensor:
+    """What a Transformer's parameter begins with: as in GPT-2 N(0, 0.02²), but biases with 0 and norms with 1.
+
+    It depends on the seed, the name and the kind of device alone, so that parameters can be made in any order.
+    """
+    if name.endswith("bias"):
+        return torch.zeros(shape, device=device)
+    if len(shape) == 1:
+        return torch.ones(shape, device=device)
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    return torch.normal(0.0, 0.02, shape, generator=generator, device=device)
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ lets each collective take as long as the model says. Between processes on CPUs g
 alone, on a CPU or a GPU, can stand for a whole group: then its peers are phantoms.
 """
 
-import atexit
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,13 +48,10 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._rank, self._size = rank, size
         self._mover = mover
         self._carrier = carrier
-        atexit.register(self.close)
-
-    @property
-    def phantom_ranks(self) -> list[int]:
+        self.phantom_ranks = [r for r in range(size) if r != rank] if isinstance(mover, Phantoms) else []
         """The ranks that are not there, so that numerics are not meant; empty if all are."""
-        there = not isinstance(self._mover, Phantoms)
-        return [] if there else [rank for rank in range(self._size) if rank != self._rank]
+        # Runs once: when the group is closed, when nobody holds it any more, or when the interpreter ends.
+        self._end = weakref.finalize(self, carrier.close)
 
     @property
     def scratch_bytes(self) -> int:
@@ -81,8 +78,9 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._carrier.check()
 
     def close(self) -> None:
-        """Carry what is queued, then stop."""
-        self._carrier.close()
+        """Carry what is queued, then stop, and give back the memory that phantoms had."""
+        self._end()
+        self._mover = None
 
     def _submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
         return self._carrier.submit(kind, tensors, work, outputs)
@@ -192,7 +190,8 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self.close()
 
     def abort(self) -> None:  # noqa: D102
-        self._mover.abort()
+        if self._mover is not None:
+            self._mover.abort()
         self._carrier.abort()
 
 

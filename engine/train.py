@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from engine.checkpoint import load_sharded, save_sharded
 from engine.comm import Communicator, connect
 from engine.config import Config, Dtype
 from engine.data import Batches, place
+from engine.deferred import defer
 from engine.device_events import nothing_seen
 from engine.devices import gpus, on_gpus
 from engine.errors import EngineError
@@ -22,7 +24,7 @@ from engine.facts import hardware_of_rank
 from engine.labels import Word
 from engine.manifest import Outcome, manifest
 from engine.memory import held_bytes
-from engine.model import Transformer
+from engine.model import Transformer, initial_values
 from engine.optimizer import AdamW
 from engine.record import MANIFEST, TraceFile, clear, label_gradients, write_json
 from engine.strategies import Options, Strategy, make
@@ -98,7 +100,7 @@ def record(config: Config, argv: list[str]) -> None:
 
 
 def model_of(config: Config) -> Transformer:
-    """The model, untrained, on torch's default device: its weights are those of the seed and of that device."""
+    """The model, untrained, on torch's default device: its weights are those of the seed and of that device's kind."""
     return Transformer(
         layers=config.layers,
         width=config.width,
@@ -112,8 +114,16 @@ def model_of(config: Config) -> Transformer:
 
 
 def build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW]:
-    """The model, if there is none yet, in its strategy, its gradients labelled, and the optimizer."""
-    model = (model or model_of(config)).to(comm.device)
+    """The model, if there is none yet, in its strategy, its gradients labelled, and the optimizer.
+
+    A new one is built on the device, and strategies that shard parameters fill and shard it unit by unit.
+    """
+    if model is None:
+        with torch.device("meta"):
+            model = model_of(config)
+        defer(model, comm.device, partial(initial_values, seed=config.seed))
+    else:
+        model = model.to(comm.device)
     label_gradients(model)  # before the strategy's hooks: ready comes before launch
     options = Options(
         bucket_cap_mb=config.bucket_cap_mb,
@@ -209,7 +219,7 @@ def _progress(config: Config, comm: Communicator) -> Iterator[Callable[[], None]
 
 @contextmanager
 def _connected(device: torch.device, config: Config) -> Iterator[Communicator]:
-    comm = connect(device, config.link, wait=config.link_wait)
+    comm = connect(device, config.link, wait=config.link_wait, communicators=config.communicators)
     yield comm
     comm.close()  # not after an error: others may be waiting in a collective, and the process ends anyway
 

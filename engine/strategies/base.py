@@ -1,7 +1,7 @@
 """What strategies share: one model on all ranks, `no_sync`, and a backward pass that ends well or leaves no trace."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -12,6 +12,7 @@ from torch import nn
 from engine import labels
 from engine.buckets import Gradients
 from engine.comm import Communicator
+from engine.deferred import materialise
 from engine.errors import EngineError
 from engine.labels import Word
 from engine.model import Unit, units
@@ -50,6 +51,8 @@ class Strategy(ABC):
 
     sends_every_microbatch = False
     """Whether each microbatch's gradients are sent, and only their sum kept, or all with the last (`no_sync`)."""
+    shards_parameters = False
+    """Whether parameters are sharded unit by unit, each after a `_share` of its own."""
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """Take over `model`, which must be the same on all ranks; rank 0's values go to all.
@@ -70,7 +73,9 @@ class Strategy(ABC):
         """Number of the microbatch, for labels."""
         self._sync = True
         with torch.no_grad():
-            comm.broadcast([*model.parameters(), *model.buffers()])
+            comm.broadcast(list(model.buffers()))
+        if not self.shards_parameters:
+            self._share(list(model.parameters()))
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The model's forward pass, with rank 0's buffers if gradients will be synchronised."""
@@ -147,6 +152,13 @@ class Strategy(ABC):
     def units(self) -> list[Unit]:
         """What the model consists of; for zero3 the units of gathering."""
         return units(self.model)
+
+    @torch.no_grad()
+    def _share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give every rank rank 0's values of these parameters, which may be deferred."""
+        for parameter in parameters:
+            materialise(parameter)
+        self.comm.broadcast(parameters)
 
     def _agreed_order(self, arrivals: list[int]) -> list[int]:
         """Rank 0's order of arrival, then what did not arrive, in reverse order; the same on all ranks."""

@@ -14,10 +14,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from engine.comm import Communicator
+from engine.deferred import hollow
 from engine.errors import EngineError
 from engine.hooks import after_accumulation
 from engine.model import Unit, units
@@ -33,6 +34,7 @@ class TorchFSDP2(Strategy):
     """
 
     sends_every_microbatch = True
+    shards_parameters = True
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`. Raises EngineError for what FSDP2 cannot do."""
@@ -42,8 +44,8 @@ class TorchFSDP2(Strategy):
         layers = _layers(model, options.keep_last)
         hooks = {name: list((p._post_accumulate_grad_hooks or {}).values()) for name, p in model.named_parameters()}
         mesh = DeviceMesh.from_group(comm.group, comm.device.type)
-        wrapped = [fully_shard(unit.modules[0], mesh=mesh, reshard_after_forward=not unit.kept) for unit in layers]
-        self._root = fully_shard(model, mesh=mesh)
+        wrapped = [self._shard(unit.modules[0], mesh=mesh, reshard_after_forward=not unit.kept) for unit in layers]
+        self._root = self._shard(model, mesh=mesh)
         self._wrapped = [self._root, *wrapped]
         self._set_prefetch()
         self._sharded = cast(dict[str, DTensor], dict(model.named_parameters()))
@@ -53,6 +55,15 @@ class TorchFSDP2(Strategy):
         """What autograd sees of trained parameters; they keep what `no_sync` has added up."""
         self._move(hooks)
         self._broken = False
+
+    def _shard(self, module: nn.Module, **options: Any) -> FSDPModule:
+        """Let FSDP2 shard what is not sharded yet of `module`, and give the memory of the full parameters back."""
+        parameters = [p for p in module.parameters() if not isinstance(p, DTensor)]
+        self._share(parameters)
+        sharded = fully_shard(module, **options)
+        for parameter in parameters:  # FSDP2 has copied its part
+            parameter.data = hollow(parameter)
+        return sharded
 
     def _set_prefetch(self) -> None:
         """So many gathers ahead, forward and backward; see [Note: overlap on the CPU]."""

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from engine import labels
 from engine.buckets import Gradients
 from engine.comm import Communicator, Work
+from engine.deferred import hollow, materialise
 from engine.errors import EngineError
 from engine.hooks import after_accumulation
 from engine.labels import Span, Word
@@ -51,7 +52,10 @@ class ShardedUnit:
     """One unit's parameters: this rank's part always, all of them while it is held."""
 
     def __init__(self, unit: Unit, comm: Communicator, kept_in: Gradients) -> None:
-        """Take over the parameters, and free what other ranks own. EngineError if they have several dtypes."""
+        """Take over the parameters, with rank 0's values, and free what other ranks own.
+
+        Deferred ones are materialised here, one by one. EngineError if they have several dtypes.
+        """
         parameters = list(unit.parameters.values())
         dtypes = {p.dtype for p in parameters}
         if len(dtypes) > 1:
@@ -67,10 +71,12 @@ class ShardedUnit:
         self.layout = Layout([p.shape for p in parameters], comm.rank, comm.world_size)
         self.full = torch.zeros(self.layout.padded, dtype=parameters[0].dtype, device=parameters[0].device)
         self._views = self.layout.views(self.full)
-        nothing = torch.nan if self.full.is_floating_point() else 0
-        self._nothing = [self.full.new_full((), nothing).expand(p.shape) for p in parameters]
-        for parameter, view in zip(parameters, self._views, strict=True):
+        self._nothing = [hollow(p) for p in parameters]
+        for parameter, view, nothing in zip(parameters, self._views, self._nothing, strict=True):
+            materialise(parameter)
             view.copy_(parameter.detach())
+            parameter.data = nothing
+        comm.broadcast([self.full])
         shard = self.layout.own(self.full).clone()
         trained = [p.requires_grad for p in parameters]
         self.flat = Flat(list(unit.parameters), self.layout, shard, trained)
@@ -162,6 +168,7 @@ class Zero3(Sharded):
     """
 
     sends_every_microbatch = True
+    shards_parameters = True
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`. Raises EngineError for a unit with parameters of several dtypes."""

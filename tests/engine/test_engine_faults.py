@@ -204,6 +204,29 @@ def test_a_rendezvous_that_fails_is_an_error_on_one_line(tmp_path: Path, monkeyp
         launch(2, [], tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("fault", "code", "told"),
+    [("0:9:none", 0, "naive, 1 steps on 2 ranks → {out}"), ("1:1:exit", 2, "rank 1: ended with exit code 7")],
+)
+def test_a_launch_asks_dns_for_no_name(
+    start: Callable[..., Job], out: Path, monkeypatch: pytest.MonkeyPatch, fault: str, code: int, told: str
+) -> None:
+    """In the launcher and in the ranks, whether the run comes through or ends in a failure that has to be reported."""
+    asked = out.parent / "asked"
+    (out.parent / "sitecustomize.py").write_text(
+        "import socket, traceback\n"
+        "def fail(*_):\n"
+        f"    open({str(asked)!r}, 'a').writelines(traceback.format_stack())\n"
+        "    raise OSError('no DNS here')\n"
+        "socket.getfqdn = socket.gethostbyaddr = fail\n"
+    )
+    path = [str(out.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    job = start(fault, "--strategy", "naive", "--steps", "1")
+    assert job.end() == (code, [f"overlaplab record: {told.format(out=out)}"])
+    assert not asked.exists(), asked.read_text()
+
+
 def failure(folder: Path, rank: int, exitcode: int, **told: Any) -> ProcessFailure:
     path = folder / f"error{rank}.json"
     if told:

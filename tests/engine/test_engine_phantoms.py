@@ -1,7 +1,10 @@
 """One rank of an emulated group: what its phantoms move, and what its link does on a CPU and on a stream."""
 
 import ctypes
+import gc
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -163,6 +166,30 @@ def test_torch_sees_a_group_of_eight() -> None:
         model = DistributedDataParallel(nn.Linear(2, 2))  # without a hook: its reducer asks the work for a future
         model(torch.ones(3, 2)).sum().backward()
         assert model.module.weight.grad.tolist() == [[3, 3], [3, 3]]
+
+
+def test_a_closed_group_leaves_nothing_behind() -> None:
+    """Neither memory, which a later recording in this process would count as its own, nor threads."""
+    for _ in range(2):
+        with group_of(8) as comm:
+            comm.all_gather(torch.zeros(8000), torch.ones(1000)).wait()
+            comm.all_reduce_max(torch.ones(10)).wait()
+            assert comm.scratch_bytes == 4 * (7000 + 10)
+            lent = [
+                weakref.ref(t)
+                for held in (comm.group._mover._scratch, comm.group._mover._staging)
+                for t in held.values()
+            ]
+            groups = [weakref.ref(comm.group), weakref.ref(dist.new_group([0, 1]))]
+            assert len(lent) == 2
+            assert all(group() for group in groups)
+        assert comm.scratch_bytes == 0
+        assert comm.phantom_ranks == list(range(1, 8))
+        assert [t() for t in lent] == [None, None]
+        del comm
+        gc.collect()
+        assert [group() for group in groups] == [None, None]
+        assert [t.name for t in threading.enumerate() if t.name == "emulated-link"] == []
 
 
 @pytest.mark.alone

@@ -3,6 +3,7 @@
 `Device` (support/streams.py) also judges happens-before, so that every test here fails on a race.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine_trials import OURS, SHARDED
-from streams import META, HostReadError, RaceError, Stream, on_streams
+from streams import META, Device, HostReadError, RaceError, Stream, on_streams
 from torch import nn
 
 from engine import comm as comm_module
@@ -23,6 +24,7 @@ from engine.streams import Passage
 
 CAP_MB = 0.00025
 """Each of a tower's units is a bucket."""
+WITH_COMMUNICATORS = [*((name, 1) for name in OURS), (StrategyName.ZERO3, 2)]
 
 
 class Tower(nn.Module):
@@ -77,14 +79,27 @@ def steps(
     monkeypatch: pytest.MonkeyPatch, name: StrategyName, model: nn.Module, options: Options | None = None, **more: Any
 ) -> list[str]:
     """What the second step and the end of the run ask for."""
-    with on_streams(monkeypatch) as (comm, device):
+    return device_of(monkeypatch, name, model, options, **more).log
+
+
+def device_of(
+    monkeypatch: pytest.MonkeyPatch,
+    name: StrategyName,
+    model: nn.Module,
+    options: Options | None = None,
+    communicators: int = 1,
+    **more: Any,
+) -> Device:
+    """The device after two steps, with the log of the second one, which begins with collective number `begun`."""
+    with on_streams(monkeypatch, communicators) as (comm, device):
         strategy = make(name, model, comm, options or Options(bucket_cap_mb=CAP_MB))
         train(strategy, **more)
         device.log.clear()
+        device.begun = len(device.collectives)
         train(strategy, **more)
         strategy.settle()
         device.done()
-        return device.log
+        return device
 
 
 def launch(stream: str, what: str) -> list[str]:
@@ -263,15 +278,49 @@ def test_naive_sends_one_gradient_after_the_other(monkeypatch: pytest.MonkeyPatc
     ]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("name", "communicators"), WITH_COMMUNICATORS)
 @pytest.mark.parametrize("more", [{"tied": True, "checkpointing": True}, {"dtype": torch.bfloat16}])
 def test_the_host_never_waits_and_nothing_races(
-    name: StrategyName, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: StrategyName, communicators: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dtype = more.pop("dtype", torch.float32)
-    model = Transformer(layers=2, width=8, heads=2, seq=4, vocab=10, **more).to(META, dtype)
+    dtype = more.get("dtype", torch.float32)
+    shape = {"layers": 2, "width": 8, "heads": 2, "seq": 4, "vocab": 10}
+    model = Transformer(**shape | {k: v for k, v in more.items() if k != "dtype"}).to(META, dtype)
     options = Options(bucket_cap_mb=0.002, main_grad=dtype is torch.bfloat16)
-    assert steps(monkeypatch, name, model, options, accumulate=2, clip=True)
+    assert steps(monkeypatch, name, model, options, communicators=communicators, accumulate=2, clip=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        (
+            StrategyName.ZERO3,
+            [
+                ("all_gather layers.1", ["reduce_scatter head"]),
+                ("reduce_scatter layers.2", ["all_gather layers.1"]),
+                ("all_gather layers.0", ["reduce_scatter layers.2"]),
+                ("reduce_scatter layers.1", ["all_gather layers.0"]),
+            ],
+        ),
+        (StrategyName.ZERO1, []),  # all is gathered before anything is sent
+        (StrategyName.ZERO2, []),
+    ],
+)
+def test_a_gather_may_run_beside_a_reduce_scatter_of_another_communicator(
+    name: StrategyName, beside: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (device_of(monkeypatch, name, Tower(), communicators=count) for count in (1, 2))
+    assert one.log == two.log, "the streams are the same"
+    second = two.collectives[two.begun :]
+    assert [(c.what, c.beside) for c in second if c.beside] == beside
+    assert [c.what for c in one.collectives if c.beside] == [], "in one communicator NCCL runs one after the other"
+    assert {c.group for c in one.collectives} == {"0"}
+    for device in (one, two):
+        numbers: Counter[str] = Counter()
+        for c in device.collectives:
+            group = "1" if device is two and c.what.startswith("all_gather") else "0"
+            assert (c.group, *c.label) == (group, group, numbers[group])
+            numbers[group] += 1
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -287,17 +336,17 @@ def test_only_a_rank_with_an_unused_parameter_asks_whether_others_used_it(
             train(strategy)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("name", "communicators"), WITH_COMMUNICATORS)
 @pytest.mark.parametrize("where", ["backward", "forward"])
 def test_a_pass_that_fails_leaves_nothing_in_flight(
-    name: StrategyName, where: str, monkeypatch: pytest.MonkeyPatch
+    name: StrategyName, communicators: int, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Tower()
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    with on_streams(monkeypatch) as (comm, device):
+    with on_streams(monkeypatch, communicators) as (comm, device):
         strategy = make(name, model, comm, Options(bucket_cap_mb=CAP_MB))
         if name is StrategyName.NAIVE:  # a rank that knows of no gradient asks
             monkeypatch.setattr(strategy, "_used_somewhere", list)

@@ -1,6 +1,7 @@
 """The engine's parts that need no second process."""
 
 import json
+import os
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from engine import labels
 from engine.buckets import InOrder, assign
@@ -32,6 +34,8 @@ from engine.process_group import _gloo
 from engine.record import clear, whole
 from engine.shards import Layout
 from engine.train import _device
+
+ORDERED = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 # Labels
 
@@ -312,6 +316,16 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
             ["--link", "1Gbps,1us", "--link-wait", "host"],
             "--link-wait host is for an emulated link on a GPU; leave it out",
         ),
+        (["--communicators", "3"], "--communicators must be 1 or 2"),
+        (["--communicators", "2"], "--communicators 2 is for zero3: no other"),
+        (
+            ["--strategy", "zero3", "--communicators", "2", "--link", "1Gbps,1us"],
+            "--communicators 2 is for NCCL: an emulated link carries one collective at a time",
+        ),
+        (
+            ["--strategy", "zero3", "--communicators", "2"],
+            "--communicators 2 is for NCCL, and these ranks are to run on the CPU; leave it out",
+        ),
         (
             ["--strategy", "zero9"],
             "--strategy 'zero9' is none of naive, per-param, bucketed, zero1, zero2, zero3, torch-ddp, torch-fsdp2",
@@ -450,6 +464,38 @@ def test_the_hardware_of_a_rank_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     found = hardware_of_rank(torch.device("cuda", 3))
     assert list(found) == ["hostname", "cpu", "cores", "gpu", "torch_threads", "gpu_memory_bytes"]
     assert (found["gpu"], found["gpu_memory_bytes"]) == ("a GPU, number 3", 150_000_000_000)
+
+
+@pytest.mark.parametrize("communicators", [1, 2])
+def test_each_group_has_its_own_name_and_numbers(communicators: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", ORDERED):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.delenv(ORDERED)
+    join, ordered = dist.init_process_group, []
+
+    def noting(*args: object, **more: object) -> None:
+        ordered.append(os.environ.get(ORDERED))
+        join(*args, **more)
+
+    monkeypatch.setattr(dist, "init_process_group", noting)
+    comm = connect(torch.device("cpu"), communicators=communicators)
+    full, shard = torch.ones(8), torch.ones(8)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        comm.all_gather(full, shard).wait()
+        comm.reduce_scatter_mean(shard, full).wait()
+        comm.all_gather(full, shard).wait()
+    comm.close()
+    found = [event.name for event in recorded.events() if event.name.startswith("engine::")]
+    gathers, numbers, set_before = (0, (0, 1, 2), None) if communicators == 1 else (1, (0, 0, 1), "1")
+    assert found == [
+        f"engine::collective seq={seq} kind={kind} dtype=float32 bytes=32 group={group}"
+        for seq, kind, group in zip(
+            numbers, ("all_gather", "reduce_scatter", "all_gather"), (gathers, 0, gathers), strict=True
+        )
+    ]
+    assert ordered == [set_before], "NCCL reads it when it begins"
 
 
 def test_a_directory_is_needed(tmp_path: Path) -> None:

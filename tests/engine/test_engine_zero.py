@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from engine_ranks import Scenarios
 from engine_trials import (
     BATCHES,
@@ -186,6 +187,12 @@ def without_gradients_nothing_is_kept(comm: Communicator) -> None:
     assert strategy.held[-1][1] == 1
     strategy.updated()
     assert strategy.held[-1][1] == 0, "what it held would be stale"
+
+
+@scenario()
+def gathers_may_have_a_group_of_their_own(comm: Communicator) -> None:
+    two = Communicator(dist.new_group(), comm.device, gathers=dist.new_group())
+    transformer_trial(two, StrategyName.ZERO3).run(3)
 
 
 # What ranks may not do, and faults

@@ -103,7 +103,7 @@ def run_ranks(script: str, world_size: int, out: Path, **environment: str) -> di
     common = {
         **os.environ,
         **environment,
-        "PYTHONPATH": os.path.dirname(__file__),
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

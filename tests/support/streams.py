@@ -7,6 +7,7 @@ storage unordered, and none may be freed before the computation's stream has wai
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -63,11 +64,28 @@ class Stream:
         self.wait_event(stream.record_event())
 
 
+@dataclass(frozen=True)
+class Collective:
+    """One that was launched."""
+
+    what: str
+    group: str
+    """The one that it went through."""
+    label: tuple[str, int]
+    """The group and the number that its label tells."""
+    beside: list[str]
+    """Earlier ones that nothing orders before it: neither an event, nor NCCL, which runs a group's in turn."""
+
+
 class Device:
     """What `CommStreams` asks of torch.cuda, with the log of it all."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.collectives: list[Collective] = []
+        self.begun = 0
+        self.label = ("", -1)
+        self._launches: list[tuple[str, str, Stream, int]] = []  # what, group, stream, number of the kernel
         self.handler = EventHandler()
         self.events: list[Event] = []
         self._names = iter(["gathers", "reductions"])
@@ -89,11 +107,18 @@ class Device:
         yield
         self._current = before
 
-    def collective(self, kind: str, written: list[torch.Tensor], read: list[torch.Tensor]) -> None:
+    def collective(self, group: str, kind: str, written: list[torch.Tensor], read: list[torch.Tensor]) -> None:
         stream = self._current
         stream.last = " ".join([kind, *self.launching[-1:]])
         self.log.append(f"{stream.name}: {stream.last}")
         self.touch({self.key(t) for t in read}, {self.key(t) for t in written}, stream.last)
+        beside = [
+            what
+            for what, through, on, number in self._launches
+            if through != group and not self.handler.syncs.is_ordered_after(id(stream), number, id(on))
+        ]
+        self.collectives.append(Collective(stream.last, group, self.label, beside))
+        self._launches.append((stream.last, group, stream, self.handler.seq_num))
         self._flying += [(self._known[self.key(t)], stream.last) for t in (*written, *read)]
 
     def key(self, tensor: torch.Tensor) -> int:
@@ -180,8 +205,11 @@ class _Span:
     def __init__(self, text: str) -> None:
         self._word, values = labels.parse(text)
         self._name = str(values.get("unit", values.get("bucket", "")))
+        self._label = (str(values.get("group")), int(str(values.get("seq", -1))))
 
     def __enter__(self) -> None:
+        if self._word is Word.COLLECTIVE:
+            self.device.label = self._label
         if self._word in NAMING:
             self.device.launching.append(self._name)
         if self._word in NOTED:
@@ -200,31 +228,32 @@ class _Asynchronous:
 class _Group(dist.ProcessGroup):
     """Collectives that only leave a note."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, name: str) -> None:
         super().__init__(0, WORLD_SIZE)
         self._device = device
+        self._name = name
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> "_Asynchronous | None":
-        self._device.collective("all_reduce", tensors, [])
+        self._device.collective(self._name, "all_reduce", tensors, [])
         return _Asynchronous() if opts.asyncOp else None
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> None:
         assert not opts.asyncOp
-        self._device.collective("broadcast", tensors, [])
+        self._device.collective(self._name, "broadcast", tensors, [])
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> None:
         assert not opts.asyncOp
-        self._device.collective("all_gather", [output], [input])
+        self._device.collective(self._name, "all_gather", [output], [input])
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> None:
         assert not opts.asyncOp
-        self._device.collective("reduce_scatter", [output], [input])
+        self._device.collective(self._name, "reduce_scatter", [output], [input])
 
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
 
     def getGroupName(self) -> str:  # noqa: N802
-        return "0"
+        return self._name
 
 
 class _Alike(Communicator):
@@ -256,11 +285,15 @@ class _NoTraceback:
 
 
 @contextmanager
-def on_streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Communicator, Device]]:
-    """A communicator as on CUDA, of two ranks over NCCL, and the device that takes notes; models on META come first."""
+def on_streams(monkeypatch: pytest.MonkeyPatch, communicators: int = 1) -> Iterator[tuple[Communicator, Device]]:
+    """A communicator as on CUDA, of two ranks over NCCL, and the device that takes notes; models on META come first.
+
+    With 2 `communicators` gathers go through the group "1", and all else through "0".
+    """
     device = Device()
     monkeypatch.setattr(_sanitizer, "traceback", _NoTraceback)
     monkeypatch.setattr(labels, "Span", type("Span", (_Span,), {"device": device}))
     monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
     with Kernels(device), Literals():
-        yield _Alike(_Group(device), META, CommStreams(device)), device
+        gathers = _Group(device, "1") if communicators == 2 else None
+        yield _Alike(_Group(device, "0"), META, CommStreams(device), gathers), device
