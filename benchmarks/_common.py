@@ -9,13 +9,12 @@ from typing import Annotated
 import torch
 import typer
 from _ratios import line
-
-from engine.cli import AUTO_LINK
-from engine.comm import Communicator
-from engine.config import Config
-from engine.data import Batches
-from engine.link import Link
-from engine.train import build, model_of, train_step
+from overlaplab_engine.cli import AUTO_LINK
+from overlaplab_engine.config import Config
+from overlaplab_engine.models.batches import Batches
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Link
+from overlaplab_engine.train import build, model_of, train_step
 
 LAYERS = Annotated[int, typer.Option(help="Layers.")]
 WIDTH = Annotated[int, typer.Option(help="Features.")]

@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from _common import Side, alternate
 from engine_cost import without_labels
+from overlaplab_engine.config import Config, Device, Dtype, StrategyName
+from overlaplab_engine.models.batches import Batches, place
+from overlaplab_engine.network.communicator import connect
+from overlaplab_engine.network.link import Kind, Link, LinkWait
+from overlaplab_engine.recording.trace_file import write_json
+from overlaplab_engine.train import model_of
 from torch.profiler import ProfilerActivity, profile
-
-from engine.comm import connect
-from engine.config import Config, Device, Dtype, StrategyName
-from engine.data import Batches, place
-from engine.link import Kind, Link, LinkWait
-from engine.record import write_json
-from engine.train import model_of
 
 Figures = dict[str, Any]
 

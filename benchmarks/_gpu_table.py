@@ -17,7 +17,7 @@ SHARE = 0.7
 def pick_link(backward_s: float, buckets: Sequence[int], world: int) -> tuple[float, float]:
     """Gbit/s and µs of a link on which these buckets' all-reduces take `SHARE` of so many seconds.
 
-    Latency takes half of that at most. T is a ring's: see engine/link.py.
+    Latency takes half of that at most. T is a ring's: see engine/overlaplab_engine/network/link.py.
     """
     rounds, wanted_ns = 2 * (world - 1), SHARE * backward_s * 1e9
     latency_us = next((us for us in (10.0, 5.0, 2.0, 1.0) if len(buckets) * rounds * us * 1e3 <= wanted_ns / 2), 0.0)
@@ -116,7 +116,7 @@ def _bounds(out: Path, found: dict[str, Figures]) -> Iterator[str]:
             continue
         try:
             import overlaplab
-            from overlaplab.analyses import bound
+            from overlaplab.simulate import bound
         except ImportError as error:
             yield f"| step time ÷ bound, {name} | {error}: install overlaplab, then `--table` | ≤ 1.05 |"
             continue

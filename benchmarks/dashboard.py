@@ -33,8 +33,8 @@ import typer
 from playwright.sync_api import Browser, BrowserContext, ElementHandle, Page, sync_playwright
 
 import overlaplab
-from overlaplab.analyses.timeline import timeline_events, timeline_view
-from overlaplab.analyses.window_statistics import timeline_window
+from overlaplab.timeline.timeline import timeline_events, timeline_view
+from overlaplab.timeline.window_statistics import timeline_window
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 import typer
 from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, Side, alternate, parse_link, ranks, report, seconds
+from overlaplab_engine import labels
+from overlaplab_engine.config import Config, Device, StrategyName
+from overlaplab_engine.network.communicator import connect
+from overlaplab_engine.recording import trace_file as record
 from torch.profiler import ProfilerActivity, profile
-
-from engine import labels, record
-from engine.comm import connect
-from engine.config import Config, Device, StrategyName
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -76,7 +76,11 @@ class Measuring:
         )
         words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         out = os.path.relpath(self.out / strategy, ROOT)
-        self._run(f"recording {strategy}", ["-m", "engine", "--strategy", strategy, "--out", out, *words], alone=False)
+        self._run(
+            f"recording {strategy}",
+            ["-m", "overlaplab_engine", "--strategy", strategy, "--out", out, *words],
+            alone=False,
+        )
 
     def _run(self, name: str, words: list[str], *, alone: bool = True) -> None:
         left = self.deadline - time.monotonic()
@@ -85,8 +89,8 @@ class Measuring:
             return
         # Each part is a rank by itself; the recording command starts its own.
         rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if alone else {}
-        found = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        # As engine/__main__.py, which says why.
+        found = os.pathsep.join([str(ROOT), str(ROOT / "engine"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # As overlaplab_engine/__main__.py, which says why.
         settings = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
         began = time.monotonic()
         log = self.out / f"{name.replace(' ', '-')}.log"

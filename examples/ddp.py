@@ -9,9 +9,8 @@ import sys
 import torch
 import torch.distributed as dist
 from model import Model, batches
+from overlaplab_engine import Recorder
 from torch.nn.parallel import DistributedDataParallel
-
-from engine import Recorder
 
 
 def main(out: str) -> None:

@@ -9,10 +9,9 @@ import sys
 import torch
 import torch.distributed as dist
 from model import Model, batches
+from overlaplab_engine import Recorder
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-
-from engine import Recorder
 
 
 def main(out: str) -> None:

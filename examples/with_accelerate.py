@@ -10,8 +10,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 from accelerate.utils import DDPCommunicationHookType
 from model import Layer, Model, batches
-
-from engine import Recorder
+from overlaplab_engine import Recorder
 
 
 def main(out: str, fsdp2: bool = False) -> None:

@@ -5,7 +5,6 @@ Load a run with `load_run`; every analysis takes it and returns a pandas table; 
 
 from overlaplab.analyses import (
     buckets,
-    clocks,
     collectives,
     communication_by,
     compare,
@@ -20,11 +19,14 @@ from overlaplab.analyses import (
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.evidence.clocks import clocks
 from overlaplab.load import load_run, load_sweep
+from overlaplab.selection import Selection
 
 __all__ = [
     "OverlaplabError",
     "Run",
+    "Selection",
     "buckets",
     "clocks",
     "collectives",

@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.analyses.launches import launches
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Kind, Run, Trace, activity, lanes, of_kind, rule_of
+from overlaplab.evidence.launches import launches
 from overlaplab.intervals import pieces
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind
 

@@ -71,3 +71,17 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 def total(a: Intervals) -> int:
     """How long the set is, in ns."""
     return int((a[:, 1] - a[:, 0]).sum())
+
+
+def within(intervals: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How much of the set lies in each [start, end), in ns."""
+    lengths = np.concatenate(([0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
+
+    def before(moments: NDArray[np.int64]) -> NDArray[np.int64]:
+        place = np.searchsorted(intervals[:, 0], moments, side="right") - 1
+        inside = place >= 0
+        last = intervals[np.maximum(place, 0)] if len(intervals) else np.zeros((len(moments), 2), dtype=np.int64)
+        part = np.where(inside, np.minimum(moments, last[:, 1]) - last[:, 0], 0)
+        return lengths[np.maximum(place, 0)] * inside + part
+
+    return np.asarray(before(ends) - before(starts), dtype=np.int64)

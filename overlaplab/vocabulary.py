@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Rule(StrEnum):
-    """Which evidence decides what a rank did at a moment (DESIGN.md, "Which rule applies")."""
+    """Which evidence decides what a rank did at a moment (docs/design.md, "Which rule applies")."""
 
     GPU = "gpu"
     CPU = "cpu"

@@ -96,3 +96,25 @@ def rank_word(rank: object) -> str:
 def sentence(text: str) -> str:
     """A warning as a sentence of its own."""
     return f"{text[:1].upper()}{text[1:]}."
+
+
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+def size(count: int) -> str:
+    """Bytes in decimal units, as links are sold."""
+    unit, scale = unit_of(count)
+    return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count} B"
+
+
+def size_exact(count: int) -> str:
+    """Bytes with three figures, where they are compared: `1.21 MB`, `12.1 MB`, `121 MB`."""
+    unit, scale = unit_of(count)
+    value = count / scale
+    digits = 0 if scale == 1 or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+def unit_of(count: float) -> tuple[str, float]:
+    """The unit that suits so many bytes, and how many bytes it has."""
+    return next((pair for pair in _UNITS if count >= pair[1]), _UNITS[-1])

@@ -5,7 +5,8 @@
 Each section answers one question: which driver and clocks there are, how fine the GPU's timer is, how much a matrix
 product slows down beside a link that waits by a kernel and beside one that waits by the host (`--link-wait`), what a
 trace holds of either, and by how much a collective exceeds its T there. A section that fails keeps no other from
-running; then the exit code is 1. Without a GPU it is 2. The last line is `EDGES_NS=…`, for `engine/device_clock.py`.
+running; then the exit code is 1. Without a GPU it is 2. The last line is `EDGES_NS=…`, for
+`engine/overlaplab_engine/network/device_clock.py`.
 """
 
 import argparse
@@ -138,7 +139,7 @@ class Probe:
 
     @cached_property
     def link(self) -> Any:
-        """The link's stream, as `engine/stream_carrier.py` has it."""
+        """The link's stream, as `engine/overlaplab_engine/network/stream_carrier.py` has it."""
         return cuda.Stream(torch.device("cuda", 0), priority=-1)
 
 
@@ -155,7 +156,7 @@ def machine(probe: Probe) -> None:
 
 def kernel_clock(probe: Probe) -> None:
     """whether the link's kernels load and run"""
-    from engine.device_clock import DeviceClock
+    from overlaplab_engine.network.device_clock import DeviceClock
 
     probe.clocks["kernel"] = DeviceClock(torch.device("cuda", 0))
     cuda.synchronize()
@@ -164,7 +165,7 @@ def kernel_clock(probe: Probe) -> None:
 
 def host_clock(probe: Probe) -> None:
     """whether streams can wait for the host, and how late they go on"""
-    from engine.host_clock import HostClock
+    from overlaplab_engine.network.host_clock import HostClock
 
     probe.clocks["host"] = HostClock(torch.device("cuda", 0))
     probe.say(f"the gate opens {probe.clocks['host'].lead_ns} ns before the time is over")
@@ -224,7 +225,7 @@ def product_ms(a: Any, b: Any, occupy: Callable[[], None]) -> float:
 
 def trace(probe: Probe, name: str) -> None:
     """what a trace holds of a collective, and by how much it exceeds its T"""
-    from engine.device_clock import EDGES_NS
+    from overlaplab_engine.network.device_clock import EDGES_NS
 
     events = traced(probe, name)
     device = [e for e in events if e.get("cat") in DEVICE_CATEGORIES]
@@ -278,8 +279,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="directory for what is said, and for the traces")
     out: Path | None = parser.parse_args().out
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as engine/__main__.py, which says why
-    sys.path.insert(0, str(ROOT))
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as overlaplab_engine/__main__.py, which says why
+    sys.path.insert(0, str(ROOT / "engine"))
     if not cuda.is_available():
         print("gpu_probe.py: this machine has no GPU", file=sys.stderr)
         return 2

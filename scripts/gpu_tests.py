@@ -148,7 +148,9 @@ class Runner:
             # Plugins that happen to be installed there would only bring warnings and surprises.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(ROOT), str(ROOT / "engine"), os.environ.get("PYTHONPATH")])
+            ),
         }
         with (self._results / "gpu_tests.log").open("ab") as log:
             process = subprocess.Popen(

@@ -10,6 +10,7 @@
 cd "$(dirname "$0")/.." || exit 2
 began=$(date +%s)
 device=${DEVICE:-cuda}
+export PYTHONPATH="$PWD/engine${PYTHONPATH:+:$PYTHONPATH}" # where nothing is installed
 python=${PYTHON:-.venv/bin/python}
 command -v "$python" >/dev/null || python=python3
 most=${MOST:-3000000} # bytes of a run's files, which stay below
@@ -57,7 +58,7 @@ record() { # NAME OPTIONS…: three recorded steps, or two where their files wou
         [ $left -lt "${RUN_S:-90}" ] || left=${RUN_S:-90}
         # In the background, because a shell that waits for a command in the foreground does not notice signals.
         # shellcheck disable=SC2086
-        timeout -k 10 $left "$python" -m engine --out "$out/$name" "$@" $common --steps $steps &
+        timeout -k 10 $left "$python" -m overlaplab_engine --out "$out/$name" "$@" $common --steps $steps &
         child=$!
         wait $child
         code=$?

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from overlaplab_engine import labels
+from overlaplab_engine.network.link import Kind
+from overlaplab_engine.network.link import Link as EngineLink
 
-from engine import labels
-from engine.link import Kind
-from engine.link import Link as EngineLink
-from overlaplab.analyses import transfer_ns
-from overlaplab.events import Link
+from overlaplab.costs import transfer_ns
+from overlaplab.manifest import Link
 from overlaplab.vocabulary import label_fields, label_list, layer_of
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import overlaplab
-from overlaplab.analyses import PARTS, replay, scatters, schedule_steps, volume, volume_theory
+from overlaplab.analyses import PARTS, scatters, schedule_steps, volume, volume_theory
+from overlaplab.simulate import replay
 
 SUPPORT = Path(__file__).parent / "support"
 SAMPLES = Path(__file__).parents[1] / "traces"

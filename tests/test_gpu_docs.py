@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from engine.cli import main
-from engine.config import Config, Dtype, defaults
+from overlaplab_engine.cli import main
+from overlaplab_engine.config import Config, Dtype, defaults
 
 ROOT = Path(__file__).parents[1]
 GPUS = (ROOT / "docs" / "gpus.md").read_text()
@@ -20,7 +19,9 @@ def commands(text: str) -> list[list[str]]:
     """The options of each recording on GPUs."""
     blocks = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
     found = [shlex.split(line, comments=True) for line in blocks.splitlines() if "--device cuda" in line]
-    return [words[words.index("engine" if "engine" in words else "record") + 1 :] for words in found]
+    return [
+        words[words.index("overlaplab_engine" if "overlaplab_engine" in words else "record") + 1 :] for words in found
+    ]
 
 
 @pytest.mark.parametrize("options", commands((ROOT / "README.md").read_text()) + commands(GPUS), ids=" ".join)
@@ -32,7 +33,7 @@ def test_a_recording_on_gpus(options: list[str], tmp_path: Path, monkeypatch: py
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
     asked: list[Config] = []
-    monkeypatch.setattr("engine.worker.work", lambda config, argv: asked.append(config))
+    monkeypatch.setattr("overlaplab_engine.worker.work", lambda config, argv: asked.append(config))
     assert main(options) == 0
     assert (asked[0].layers, asked[0].dtype) == (32, Dtype.BFLOAT16)
     assert asked[0].width >= 1024

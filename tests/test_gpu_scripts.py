@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from loaded_script import script
-
-from engine.link import Kind, Link
+from overlaplab_engine.network.link import Kind, Link
 
 ROOT = Path(__file__).parents[1]
 GOALS = {"forward": 0.03, "backward": 0.06, "host": 0.02, "communication": 0.042, "modelled": 0.0415}
@@ -323,9 +322,10 @@ def test_the_first_half_hour_on_a_gpu_goes_as_written(samples: Samples) -> None:
     python.chmod(0o755)
     variables = {"PATH": f"{samples.root}:{os.environ['PATH']}", "GPU": "NVIDIA H200", "HANGS": "none", "LARGE": "none"}
     subprocess.run(["sh", "-e", "-c", block], cwd=samples.root, env=os.environ | variables, check=True)
+    packages = f"{samples.root}:{samples.root}/engine"
     assert (samples.root / "noted").read_text().splitlines() == [
-        f" {samples.root} scripts/gpu_probe.py",
-        f"1234 {samples.root} scripts/gpu_tests.py results --seconds 420",
-        f" {samples.root} benchmarks/gpu.py --minutes 8 --packed results",
+        f" {packages} scripts/gpu_probe.py",
+        f"1234 {packages} scripts/gpu_tests.py results --seconds 420",
+        f" {packages} benchmarks/gpu.py --minutes 8 --packed results",
     ]
     assert sorted(path.name for path in (samples.root / "results").iterdir()) == ["h200.tar.0", "probe.txt"]

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from gpu_testing import GPU_TESTS, environment, run
 from loaded_script import script
-
-from engine.device_clock import EDGES_NS
-from engine.errors import EngineError
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network.device_clock import EDGES_NS
 
 ROOT = Path(__file__).parents[1]
 FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/test_engine_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
@@ -54,12 +53,12 @@ def test_processes_find_the_packages_of_this_repository(tmp_path: Path, monkeypa
     """By a Python that has no site-packages, in another folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    where = "import importlib.util; print(importlib.util.find_spec('engine').origin)"
+    where = "import importlib.util; print(importlib.util.find_spec('overlaplab_engine').origin)"
     line = [sys.executable, "-S", "-c", where]
     assert subprocess.run(line, capture_output=True).returncode == 1
-    assert run(line, 60) == (0, f"{ROOT / 'engine' / '__init__.py'}\n")
+    assert run(line, 60) == (0, f"{ROOT / 'engine' / 'overlaplab_engine' / '__init__.py'}\n")
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    assert environment()["PYTHONPATH"] == f"{ROOT}{os.pathsep}/elsewhere"
+    assert environment()["PYTHONPATH"] == os.pathsep.join([str(ROOT), str(ROOT / "engine"), "/elsewhere"])
     assert environment(MORE="1")["MORE"] == "1"
 
 
@@ -73,8 +72,8 @@ def test_a_process_that_takes_too_long_is_ended_with_what_it_said() -> None:
 def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sys.executable` is a Python that has this repository's packages from PYTHONPATH or not at all."""
     python = tmp_path / "python"
-    has_them = f'case ":$PYTHONPATH:" in *":{ROOT}:"*) exec "{sys.executable}" "$@";; esac'
-    python.write_text(f"#!/bin/sh\n{has_them}\necho 'No module named engine' >&2\nexit 1\n")
+    has_them = f'case ":$PYTHONPATH:" in *":{ROOT / "engine"}:"*) exec "{sys.executable}" "$@";; esac'
+    python.write_text(f"#!/bin/sh\n{has_them}\necho 'No module named overlaplab_engine' >&2\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "executable", str(python))
@@ -139,12 +138,12 @@ def test_after_a_strategy_that_hangs_the_others_are_recorded(
 def test_what_the_links_kernels_take_is_set_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, edges_ns in {"900": 900, "0": 0, "": EDGES_NS}.items():
         monkeypatch.setenv("OVERLAPLAB_EDGES_NS", text)
-        found = script("engine/device_clock.py").EDGES_NS
+        found = script("engine/overlaplab_engine/network/device_clock.py").EDGES_NS
         assert found == edges_ns
     for text in ("1.5us", "-1"):
         monkeypatch.setenv("OVERLAPLAB_EDGES_NS", text)
         with pytest.raises(EngineError, match=f"OVERLAPLAB_EDGES_NS={text} is no whole number of ns"):
-            script("engine/device_clock.py")
+            script("engine/overlaplab_engine/network/device_clock.py")
 
 
 # Warnings, time, and a figure that is asked for

@@ -1,27 +1,21 @@
 """Analyses: pure functions from a run to tables."""
 
-from overlaplab.analyses.bound import bound
 from overlaplab.analyses.buckets import bucket_notes, buckets
-from overlaplab.analyses.clocks import clocks
-from overlaplab.analyses.collectives import collectives
+from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.compare import compare, no_fastest
-from overlaplab.analyses.each_collective import each_collective
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
-from overlaplab.analyses.link import transfer_ns
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.regression import Condition, parse_condition
-from overlaplab.analyses.replay import replay
 from overlaplab.analyses.scatters import scatters
 from overlaplab.analyses.schedule import schedule, schedule_notes
 from overlaplab.analyses.settings import group_words, is_sweep, setting_words
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals, warnings_of
 from overlaplab.analyses.sweep import sweep, sweep_links
-from overlaplab.analyses.sweep_words import sweep_advice, sweep_finding, sweep_notes
 from overlaplab.analyses.unrecorded import unrecorded
 from overlaplab.analyses.volume import Theory, volume, volume_theory
 from overlaplab.analyses.worst import rows_of, worst_step
@@ -32,10 +26,8 @@ __all__ = [
     "Cause",
     "Condition",
     "Theory",
-    "bound",
     "bucket_notes",
     "buckets",
-    "clocks",
     "collectives",
     "communication_by",
     "compare",
@@ -52,7 +44,6 @@ __all__ = [
     "no_fastest",
     "parse_condition",
     "peaks",
-    "replay",
     "rows_of",
     "scatters",
     "schedule",
@@ -63,12 +54,8 @@ __all__ = [
     "stragglers_of",
     "summary",
     "sweep",
-    "sweep_advice",
-    "sweep_finding",
     "sweep_links",
-    "sweep_notes",
     "totals",
-    "transfer_ns",
     "unrecorded",
     "volume",
     "volume_theory",

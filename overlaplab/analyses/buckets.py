@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.ddp import DDPBackward, autograd_passes, ddp_backwards
-from overlaplab.analyses.executions import Executions, executions
-from overlaplab.analyses.labels import Label, Span, labels_of
-from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
 from overlaplab.events import Run, Trace, Window, activity
+from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
+from overlaplab.evidence.executions import Executions, executions
+from overlaplab.evidence.labels import Label, Span, labels_of
+from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
 from overlaplab.intervals import Intervals, subtract, total, union
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule, label_list
 
 __all__ = ["bucket_notes", "buckets"]
@@ -24,9 +25,7 @@ _TOLD = ("passes", "arrivals", "shapes", "gradients", "told_by", "source")
 _COLUMNS = (*_IDENTITY, "index", "bytes", *_GRADIENTS, *_TIMES, *_TOLD)
 
 
-def buckets(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, step and bucket, in launch order; times in ns from the step window's start.
 
     Columns: `rank`, `step` (Int64), `backward_start_ns`, `backward_end_ns` (of the backward that synchronises; it ends
@@ -49,8 +48,8 @@ def buckets(
     rank or step.
     """
     rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, ranks):
-        chosen = selected_windows(trace, steps, skip_steps)
+    for trace in selected_traces(run, selection):
+        chosen = selected_windows(trace, selection)
         rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen))
     table = pd.DataFrame(rows, columns=list(_COLUMNS), dtype="object")
     whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.analyses.clocks import clocks, corrections
-from overlaplab.analyses.matching import ROOTED
-from overlaplab.analyses.recorded import UNKNOWN_NS
-from overlaplab.analyses.selection import selected_traces, selected_windows
-from overlaplab.analyses.volume import ring_factor
-from overlaplab.analyses.waits import arrivals
-from overlaplab.events import Run, Trace, activity, once_per_run, step_windows
-from overlaplab.intervals import Intervals, subtract
+from overlaplab.costs.link import ring_factor
+from overlaplab.events import Run, Trace, activity, step_windows
+from overlaplab.evidence.clocks import clocks, corrections
+from overlaplab.evidence.matching import ROOTED
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.selection import selected_traces, selected_windows
+from overlaplab.evidence.waits import numbered
+from overlaplab.intervals import subtract, within
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["COLUMNS", "collectives", "numbered", "within"]
+__all__ = ["COLUMNS", "collectives", "each_collective"]
 
 _TIMES = ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns", "transfer_ns", "skew_ns")
 _NUMBERS = ("step", "group_size", "bytes", *_TIMES, "last_rank")
@@ -30,9 +31,7 @@ COLUMNS = (
 """What `collectives` tells, in order."""
 
 
-def collectives(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per collective and rank, in order of the collective's first start, then rank.
 
     Columns: `index` (the collective's, whichever rows are selected), `rank`, `step` (the one in which this rank
@@ -53,31 +52,18 @@ def collectives(
     (the reason why it has no counterpart on other ranks, null for what is matched or has no other member here).
 
     `wait_ns` and `transfer_ns` are null unless every member's trace is here, and for send/recv, broadcast, reduce,
-    gather and scatter. Int64 and Float64, null where unknown. With `steps` or `skip_steps` only what a rank launched in
+    gather and scatter. Int64 and Float64, null where unknown. Of selected steps only what a rank launched in
     one of those. Raises `OverlaplabError` for an unknown rank or step.
     """
     table = _all(run)
-    chosen = {run.traces.index(trace): trace for trace in selected_traces(run, ranks)}
+    chosen = {run.traces.index(trace): trace for trace in selected_traces(run, selection)}
     keep = table["trace"].isin(chosen).to_numpy(copy=True)
-    if steps is not None or skip_steps:
+    if not replace(selection, ranks=None).is_everything:
         for place, trace in chosen.items():
             every = step_windows(trace)
-            wanted = [every.index(window) for window in selected_windows(trace, steps, skip_steps)]
+            wanted = [every.index(window) for window in selected_windows(trace, selection)]
             keep &= (table["trace"] != place).to_numpy() | table["window"].isin(wanted).to_numpy()
     return table.loc[keep, list(COLUMNS)].reset_index(drop=True)
-
-
-@once_per_run
-def numbered(run: Run) -> pd.DataFrame:
-    """`arrivals`' rows in order of the collective's first start, with `index`, the number that `collectives` gives it.
-
-    `trace` and `row` tell where each comes from: the place in `run.traces`, the row of `recorded`.
-    """
-    found = arrivals(run)
-    began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
-    first = pd.Series(began, index=found.index).groupby(found["match"]).transform("min")
-    found = found.assign(first=first).sort_values(["first", "match", "trace"], kind="stable", ignore_index=True)
-    return found.assign(index=pd.factorize(found["match"])[0])
 
 
 def _all(run: Run) -> pd.DataFrame:
@@ -128,20 +114,6 @@ def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.boo
     return found
 
 
-def within(intervals: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much of the set lies in each [start, end), in ns."""
-    lengths = np.concatenate(([0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
-
-    def before(moments: NDArray[np.int64]) -> NDArray[np.int64]:
-        place = np.searchsorted(intervals[:, 0], moments, side="right") - 1
-        inside = place >= 0
-        last = intervals[np.maximum(place, 0)] if len(intervals) else np.zeros((len(moments), 2), dtype=np.int64)
-        part = np.where(inside, np.minimum(moments, last[:, 1]) - last[:, 0], 0)
-        return lengths[np.maximum(place, 0)] * inside + part
-
-    return np.asarray(before(ends) - before(starts), dtype=np.int64)
-
-
 def _measure(found: pd.DataFrame, run: Run) -> None:
     """The collectives' own figures: transfer, bus bandwidth, skew, last rank."""
     by = found["match"]
@@ -169,3 +141,30 @@ def _measure(found: pd.DataFrame, run: Run) -> None:
     errors = clocks(run)["error_ns"].to_numpy(np.int64)[found["trace"].to_numpy()]
     error = pd.Series(errors, index=found.index).groupby(by).transform("max")
     found["within_clock_error"] = (found["skew_ns"] <= error).astype("boolean")
+
+
+_FIRST = (
+    *("step", "group", "group_description", "group_size", "kind", "dtype", "bytes", "transfer_ns", "bus_gb_per_s"),
+    *("bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "unmatched"),
+)
+
+
+def each_collective(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per collective out of `overlaplab.collectives`' rows, in their order.
+
+    Columns: `index`, `ranks` (int64, how many ranks' rows there are), `start_ns` (the first of them), `end_ns` (the
+    last), `longest_ns` (the longest that a rank spent in it), `wait_ns` (the longest that a rank waited, null where
+    unknown), `waits_ns` (all ranks' waits together), `exposed_ns` (the most of a rank), and as in `collectives`: `step`
+    (the first rank's), `group`, `group_description`, `group_size`, `kind`, `dtype`, `bytes`, `transfer_ns`,
+    `bus_gb_per_s`, `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `unmatched`. Times in ns from
+    the run's start, Int64.
+    """
+    own = table.assign(longest_ns=table["end_ns"] - table["start_ns"])
+    by = own.groupby("index", sort=False)
+    found = by[list(_FIRST)].first()
+    found["ranks"] = by.size()
+    found["start_ns"], found["end_ns"] = by["start_ns"].min(), by["end_ns"].max()
+    for name in ("longest_ns", "wait_ns", "exposed_ns"):
+        found[name] = by[name].max()
+    found["waits_ns"] = by["wait_ns"].sum(min_count=1)
+    return found.reset_index()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.clocks import zero_of
 from overlaplab.analyses.collectives import collectives
-from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.events import Run, Trace, activity
+from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import Intervals, intersect, subtract, total, union
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
 __all__ = ["communication_by"]
@@ -20,9 +20,7 @@ __all__ = ["communication_by"]
 _COLUMNS = ("rank", "group", "group_description", "kind", "count", "bytes", "busy_ns", "exposed_ns")
 
 
-def communication_by(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, process group and kind of collective, the one that took longest first within each rank.
 
     Columns: `rank` (Int64), `group` and `group_description` (what the group is for, such as `mesh_tp`), `kind` (all
@@ -33,13 +31,13 @@ def communication_by(
     recorded has no rows. Raises `OverlaplabError` for an unknown
     rank or step.
     """
-    launched = collectives(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
-    timed = collectives(run, ranks=ranks)
+    launched = collectives(run, selection)
+    timed = collectives(run, Selection(ranks=selection.ranks))
     rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, ranks):
+    for trace in selected_traces(run, selection):
         if activity(trace).rule is Rule.UNRECORDED:
             continue
-        chosen = selected_windows(trace, steps, skip_steps)
+        chosen = selected_windows(trace, selection)
         window = union([one.start_ns for one in chosen], [one.end_ns for one in chosen])
         stepless = any(one.step is None for one in chosen)
         rows += _of_trace(run, trace, launched if stepless else launched.dropna(subset=["step"]), timed, window)

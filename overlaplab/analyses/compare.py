@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from overlaplab.analyses.spread import FEWEST, Steps, fastest, spread, step_time
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run, once_per_run
+from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = ["MEASURES", "compare", "no_fastest"]
 
@@ -30,13 +31,7 @@ MEASURES = {
 _SIZES = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes")
 
 
-def compare(
-    runs: Sequence[Run],
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> pd.DataFrame:
+def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per run, in the given order.
 
     Columns: `path`, `strategy`, `bucket_cap_mb` (both null without a manifest), `ranks`, `steps` (counts of what was
@@ -54,9 +49,7 @@ def compare(
     than the larger of the two spreads; within them none is. In a sweep, whose runs differ in bucket_cap_mb alone, runs
     of one cap are repeats, judged together: all of the fastest cap's are fastest.
     """
-    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
-    whole = ranks is None and steps is None and not skip_steps
-    found = [_whole(run) if whole else _measured(run, **chosen) for run in runs]
+    found = [_whole(run) if selection.is_everything else _measured(run, selection) for run in runs]
     measured = [table for table, _ in found]
     table = pd.DataFrame([row for _, row in found])
     settings = _settings(runs)
@@ -100,16 +93,16 @@ def no_fastest(table: pd.DataFrame) -> str | None:
     return "no difference beyond the spread"
 
 
-def _measured(run: Run, **chosen: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A run's `summary`, and its row without what depends on the others."""
-    table = summary(run, **chosen)
-    return table, _row(run, table) | _sizes(run, volume(run, **chosen))
+    table = summary(run, selection)
+    return table, _row(run, table) | _sizes(run, volume(run, selection))
 
 
 @once_per_run
 def _whole(run: Run) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The same of all its ranks and steps; it serves again whenever other runs are put beside it."""
-    return _measured(run)
+    return _measured(run, EVERYTHING)
 
 
 def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:

@@ -33,24 +33,25 @@ goes before one that is not; then the one that started first.
 11. `unknown`: as rule 10, but whether it moved or waited for a rank whose trace is missing cannot be told; or the
     communication belongs to no collective.
 
-Sources: wait and transfer as in DESIGN.md; the causes are this project's own.
+Sources: wait and transfer as in docs/design.md; the causes are this project's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.causes import collective_facts
-from overlaplab.analyses.clocks import zero_of
-from overlaplab.analyses.moments import GRAIN_NS, NEVER_NS, Does, Facts, Moments, last_moving, owned
-from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.events import Run, Window, activity, empty_table
+from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.collective_facts import collective_facts
+from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, Does, Facts, Moments, last_moving, owned
+from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import clip, subtract, total, union
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
 __all__ = ["CAUSES", "COLUMNS", "Cause", "exposed"]
@@ -82,9 +83,7 @@ COLUMNS = {
 """The columns of `exposed` and their dtypes."""
 
 
-def exposed(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, step, cause and collective, in that order of steps, the dearest first.
 
     Columns: `rank`, `step` (Int64), `cause` (one of `CAUSES`), `collective` (Int64: `index` of
@@ -97,8 +96,8 @@ def exposed(
     not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     found = [
-        _of_trace(run, run.traces.index(trace), selected_windows(trace, steps, skip_steps))
-        for trace in selected_traces(run, ranks)
+        _of_trace(run, run.traces.index(trace), selected_windows(trace, selection))
+        for trace in selected_traces(run, selection)
         if activity(trace).rule is not Rule.UNRECORDED
     ]
     rows = [table for table in found if len(table)]

@@ -12,16 +12,15 @@ Where no device was recorded the host itself computes: it then waits for nobody,
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.analyses.clocks import zero_of
-from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.events import Kind, Run, Trace, activity, empty_table, launchers, of_kind, once_per_trace
+from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import Intervals, clip, subtract, total, union
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
 __all__ = ["COLUMNS", "KERNEL_DELAY_NS", "idle"]
@@ -36,9 +35,7 @@ COLUMNS = {
 """The columns of `idle` and their dtypes."""
 
 
-def idle(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank and step, in ns.
 
     Columns: `rank`, `step` (Int64), `start_ns` (from the run's start, by the first rank's clock), `span_ns`, `idle_ns`
@@ -48,11 +45,11 @@ def idle(
     Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = []
-    for trace in selected_traces(run, ranks):
+    for trace in selected_traces(run, selection):
         if activity(trace).rule is Rule.UNRECORDED:
             continue
         waits, delays = _gaps(trace)
-        for window in selected_windows(trace, steps, skip_steps):
+        for window in selected_windows(trace, selection):
             bounds = window.start_ns, window.end_ns
             nothing = _nothing(trace, *bounds)
             host, kernel = total(clip(waits, *bounds)), total(clip(delays, *bounds))

@@ -6,8 +6,9 @@ from math import prod
 
 import pandas as pd
 
-from overlaplab.analyses.elements import elements, gradient_bytes, parameter_bytes
-from overlaplab.events import Manifest, Run
+from overlaplab.costs.elements import elements, gradient_bytes, parameter_bytes
+from overlaplab.events import Run
+from overlaplab.manifest import Manifest
 
 __all__ = ["memory", "peaks"]
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 import pandas as pd
 
-from overlaplab.analyses.executions import bounds_of, executions
-from overlaplab.analyses.fsdp2 import Passes, fsdp2_scatters, unit_sizes
-from overlaplab.analyses.labels import Label, fsdp2_ranges_of, labels_of
-from overlaplab.analyses.launches import bytes_of
-from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
-from overlaplab.events import Manifest, Run, Trace, Window, rule_of
+from overlaplab.events import Run, Trace, Window, rule_of
+from overlaplab.evidence.executions import bounds_of, executions
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_scatters, unit_sizes
+from overlaplab.evidence.labels import Label, fsdp2_ranges_of, labels_of
+from overlaplab.evidence.launches import bytes_of
+from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.manifest import Manifest
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule, layer_of
 
 __all__ = ["scatters"]
@@ -21,9 +23,7 @@ __all__ = ["scatters"]
 _COLUMNS = ("rank", "step", "unit", "layer", "microbatch", "launch_ns", "start_ns", "end_ns", "bytes")
 
 
-def scatters(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def scatters(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per reduce-scatter of a unit's gradients, in launch order; times in ns from the step window's start.
 
     Columns, numbers in Int64: `rank`, `step`, `unit`, `layer` (null for a unit without a number), `microbatch`,
@@ -32,8 +32,8 @@ def scatters(
     an unknown rank or step.
     """
     rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, ranks):
-        chosen = selected_windows(trace, steps, skip_steps)
+    for trace in selected_traces(run, selection):
+        chosen = selected_windows(trace, selection)
         rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen, run.manifest))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.astype({column: "Int64" for column in _COLUMNS if column != "unit"})

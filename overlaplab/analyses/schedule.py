@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.executions import Executions, executions
-from overlaplab.analyses.fsdp2 import Passes, fsdp2_gathers, unit_sizes
-from overlaplab.analyses.gathers import Gather, engine_gathers
-from overlaplab.analyses.labels import fsdp2_ranges_of, labels_of
-from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
-from overlaplab.events import Manifest, Run, Trace, Window, rule_of
+from overlaplab.events import Run, Trace, Window, rule_of
+from overlaplab.evidence.executions import Executions, executions
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, unit_sizes
+from overlaplab.evidence.gathers import Gather, engine_gathers
+from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
+from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.manifest import Manifest
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule, layer_of
 
 __all__ = ["schedule", "schedule_notes"]
@@ -28,9 +30,7 @@ _COLUMNS = (
 _NUMBERS = ("rank", "step", "layer", "microbatch", *_TIMES, "wait_ns", "bytes", "held_ns")
 
 
-def schedule(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per gather of a unit's parameters, in launch order; times in ns from the step window's start.
 
     Columns: `rank`, `step`, `unit`, `layer` (the number at the end of the unit's name), `microbatch`, `phase`
@@ -47,8 +47,8 @@ def schedule(
     Raises `OverlaplabError` for an unknown rank or step.
     """
     rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, ranks):
-        chosen = selected_windows(trace, steps, skip_steps)
+    for trace in selected_traces(run, selection):
+        chosen = selected_windows(trace, selection)
         rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen, run.manifest))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "Int64"))
 

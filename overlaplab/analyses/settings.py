@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from overlaplab.events import Manifest, Run
+from overlaplab.events import Run
+from overlaplab.manifest import Manifest
 from overlaplab.words import count
 
 __all__ = ["differing", "group_words", "is_emulated", "is_sweep", "link_words", "model_told", "setting_words"]

@@ -5,20 +5,20 @@ A rank that comes late to every collective waits for none: by its own overlap ra
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
 from overlaplab.events import Run
+from overlaplab.evidence.selection import selected_traces
+from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = ["stragglers", "stragglers_of"]
 
 
-def stragglers(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank that took part in a collective whose waits are known; who cost the others most, first.
 
     Columns: `rank` (Int64), `collectives` (in which it took part, and waits are known), `last` (in how many of them it
@@ -28,11 +28,11 @@ def stragglers(
     than the one before it). `ranks` only chooses rows: all ranks' arrivals count. Raises `OverlaplabError` for an
     unknown rank or step.
     """
-    found = stragglers_of(collectives(run, steps=steps, skip_steps=skip_steps))
-    if ranks is None:
+    found = stragglers_of(collectives(run, replace(selection, ranks=None)))
+    if selection.ranks is None:
         return found
-    collectives(run, ranks=ranks)  # says which ranks there are
-    return found[found["rank"].isin(list(ranks))].reset_index(drop=True)
+    selected_traces(run, selection)  # raises for a rank that the run does not hold
+    return found[found["rank"].isin(list(selection.ranks))].reset_index(drop=True)
 
 
 def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:

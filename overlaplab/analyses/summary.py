@@ -1,15 +1,12 @@
-"""Where each rank's time went: the breakdown of every step (DESIGN.md, "The arithmetic")."""
+"""Where each rank's time went: the breakdown of every step (docs/design.md, "The arithmetic")."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import pandas as pd
 
-from overlaplab.analyses.clocks import clock_warnings, zero_of
-from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.analyses.unrecorded import unrecorded
-from overlaplab.analyses.waits import Exposed, exposed_parts
 from overlaplab.events import (
     Activity,
     Kind,
@@ -21,7 +18,11 @@ from overlaplab.events import (
     step_windows,
     window_warnings,
 )
+from overlaplab.evidence.clocks import clock_warnings, zero_of
+from overlaplab.evidence.selection import selected_traces, selected_windows
+from overlaplab.evidence.waits import Exposed, exposed_parts
 from overlaplab.intervals import clip, intersect, subtract, total, union
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
 __all__ = ["PARTS", "summary", "totals", "warnings_of"]
@@ -41,13 +42,7 @@ FIGURES = (
 _SUMMED = ("span_ns", "compute_ns", "comm_ns", *PARTS)
 
 
-def summary(
-    run: Run,
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> pd.DataFrame:
+def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank and step, in ns.
 
     Columns: `rank`, `step` (Int64, null where unknown), `start_ns` (from the run's start, by the first rank's clock),
@@ -58,11 +53,11 @@ def summary(
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = []
-    for trace in selected_traces(run, ranks):
+    for trace in selected_traces(run, selection):
         found = activity(trace)
         if found.rule is Rule.UNRECORDED:
             continue
-        for window in selected_windows(trace, steps, skip_steps):
+        for window in selected_windows(trace, selection):
             breakdown = _breakdown(found, _parts(run, trace), window.start_ns, window.end_ns)
             rows.append(
                 {
@@ -75,23 +70,17 @@ def summary(
     return _finished(pd.DataFrame(rows, columns=["rank", "step", "start_ns", *_SUMMED, *_MATCHED]))
 
 
-def totals(
-    run: Run,
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> pd.DataFrame:
+def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank: `summary`'s columns without `step` and `start_ns`, summed, and `outside_ns`.
 
     A ratio of totals is the ratio of the sums. `outside_ns` is recorded time outside all steps' windows, whichever
     steps are selected; it is in no sum. A rank whose device activity was not recorded has no row.
     """
     rows = []
-    for trace in selected_traces(run, ranks):
+    for trace in selected_traces(run, selection):
         if rule_of(trace) is Rule.UNRECORDED:
             continue
-        windows_ = selected_windows(trace, steps, skip_steps)
+        windows_ = selected_windows(trace, selection)
         parts = [_breakdown(activity(trace), _parts(run, trace), one.start_ns, one.end_ns) for one in windows_]
         rows.append(
             {"rank": trace.rank, "outside_ns": _outside(trace)}

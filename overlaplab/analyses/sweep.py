@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.buckets import buckets
-from overlaplab.analyses.selection import selected_traces, selected_windows
 from overlaplab.analyses.settings import differing, is_emulated, is_sweep
 from overlaplab.analyses.spread import fastest, spread, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, activity
+from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import Intervals, clip, intersect, subtract, union
+from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = ["LINK_PARTS", "STEP_PARTS", "sweep", "sweep_links"]
 
@@ -32,13 +33,7 @@ LINK_PARTS = ("hidden", "exposed")
 _FIGURES = ("step_ms", "spread_ms", "lowest_ms", "highest_ms", *STEP_PARTS)
 
 
-def sweep(
-    runs: Sequence[Run],
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> pd.DataFrame:
+def sweep(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per cap, the smallest first; its recordings are pooled.
 
     Columns: `bucket_cap_mb`, `runs` (recordings), `steps` (of all of them), `buckets` (the most in one step; Int64,
@@ -51,14 +46,11 @@ def sweep(
     Raises `OverlaplabError` for runs that are no sweep, or of which nothing was measured, and as `summary`.
     """
     found = _by_cap(runs)
-    measured = {
-        cap: [_measured(run, ranks=ranks, steps=steps, skip_steps=skip_steps) for run in own]
-        for cap, own in found.items()
-    }
+    measured = {cap: [_measured(run, selection) for run in own] for cap, own in found.items()}
     won = fastest([[step_times(table) for table in tables] for tables in measured.values()])
     rows = []
     for place, (cap, tables) in enumerate(measured.items()):
-        counts = [_bucket_count(run, ranks, steps, skip_steps) for run in found[cap]]
+        counts = [_bucket_count(run, selection) for run in found[cap]]
         rows.append(
             {"bucket_cap_mb": cap, "buckets": max((count for count in counts if count), default=None)}
             | _row(tables)
@@ -70,13 +62,7 @@ def sweep(
     return table[shown]
 
 
-def sweep_links(
-    runs: Sequence[Run],
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> pd.DataFrame:
+def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFrame:
     """When communication was on the link in one step of each cap: the first rank's step nearest to the cap's median.
 
     One row per stretch of time, in ns from the step's start: `bucket_cap_mb`, `path`, `rank`, `step` (both Int64),
@@ -86,15 +72,17 @@ def sweep_links(
     """
     rows: list[dict[str, Any]] = []
     for cap, own in _by_cap(runs).items():
-        tables = [_measured(run, ranks=ranks, steps=steps, skip_steps=skip_steps) for run in own]
+        tables = [_measured(run, selection) for run in own]
         median = pd.concat(tables)["span_ns"].median()
         firsts = [_first_rank(table) for table in tables]
         off = [(first["span_ns"] - median).abs() for first in firsts]
         place = int(np.argmin([found.min() for found in off]))
         at = int(off[place].to_numpy().argmin())
         row = firsts[place].iloc[at]
-        trace = selected_traces(own[place], ranks)[0] if pd.isna(row["rank"]) else _trace(own[place], int(row["rank"]))
-        window = selected_windows(trace, steps, skip_steps)[at]
+        trace = (
+            selected_traces(own[place], selection)[0] if pd.isna(row["rank"]) else _trace(own[place], int(row["rank"]))
+        )
+        window = selected_windows(trace, selection)[at]
         shared = {"bucket_cap_mb": cap, "path": own[place].path, "rank": trace.rank, "step": window.step}
         rows += [shared | stretch for stretch in _on_link(own[place], trace, window)]
     columns = ["bucket_cap_mb", "path", "rank", "step", "bucket", "bytes", "part", "start_ns", "end_ns"]
@@ -108,7 +96,7 @@ def _on_link(run: Run, trace: Trace, window: Window) -> Iterator[dict[str, Any]]
     """The step's communication, each bucket's stretches first, then what is no bucket's."""
     found = activity(trace)
     compute = clip(found.compute, window.start_ns, window.end_ns)
-    own = buckets(run, ranks=None if trace.rank is None else [trace.rank])
+    own = buckets(run, EVERYTHING if trace.rank is None else Selection(ranks=[trace.rank]))
     own = own[own["step"].isna() if window.step is None else own["step"].eq(window.step)].dropna(subset=["start_ns"])
     spans = own[["start_ns", "end_ns"]].to_numpy(dtype="int64") + window.start_ns
     for bucket, (start, end) in zip(own.to_dict("records"), spans, strict=True):
@@ -138,8 +126,8 @@ def _by_cap(runs: Sequence[Run]) -> dict[float, list[Run]]:
     return dict(sorted(found.items()))
 
 
-def _measured(run: Run, **chosen: Any) -> pd.DataFrame:
-    table = summary(run, **chosen)
+def _measured(run: Run, selection: Selection) -> pd.DataFrame:
+    table = summary(run, selection)
     if table.empty:
         raise OverlaplabError("no step was measured", path=run.path, remedy="Leave this run out.")
     return table
@@ -167,10 +155,8 @@ def _row(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
     }
 
 
-def _bucket_count(
-    run: Run, ranks: Collection[int] | None, steps: Collection[int] | None, skip_steps: int
-) -> int | None:
-    table = buckets(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
+def _bucket_count(run: Run, selection: Selection) -> int | None:
+    table = buckets(run, selection)
     return int(table.groupby(["rank", "step"], dropna=False).size().max()) if len(table) else None
 
 

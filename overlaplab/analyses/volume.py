@@ -1,22 +1,25 @@
-"""What each rank sent, from its trace, beside what theory says (DESIGN.md, "The engine's strategies")."""
+"""What each rank sent, from its trace, beside what theory says (docs/design.md, "The engine's strategies")."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.elements import gradient_bytes, parameter_bytes
-from overlaplab.analyses.fsdp2 import sized, unit_sizes
-from overlaplab.analyses.labels import fsdp2_ranges_of
-from overlaplab.analyses.launches import Launch, bytes_of, launches
-from overlaplab.analyses.selection import launched_in, selected_traces, selected_windows
-from overlaplab.events import Manifest, Run, Trace, Window, rule_of
+from overlaplab.costs.elements import gradient_bytes, parameter_bytes
+from overlaplab.costs.link import ring_factor
+from overlaplab.events import Run, Trace, Window, rule_of
+from overlaplab.evidence.fsdp2 import sized, unit_sizes
+from overlaplab.evidence.labels import fsdp2_ranges_of
+from overlaplab.evidence.launches import Launch, bytes_of, launches
+from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.manifest import Manifest
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule, layer_of
 
-__all__ = ["Theory", "ring_factor", "volume", "volume_theory"]
+__all__ = ["Theory", "volume", "volume_theory"]
 
 _COLUMNS = ("rank", "step", "kind", "count", "bytes", "sent_bytes")
 
@@ -34,17 +37,7 @@ class Theory:
     upper_formula: str
 
 
-def ring_factor(kind: str | None, world_size: int) -> float:
-    """Bytes that each rank of a ring sends for each byte of the full tensor."""
-    n = world_size
-    if kind == "all_reduce":
-        return 2 * (n - 1) / n
-    return (n - 1) / n if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
-
-
-def volume(
-    run: Run, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None, skip_steps: int = 0
-) -> pd.DataFrame:
+def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, step and kind of collective that the step launched, in order of first launch.
 
     Columns, numbers in Int64: `rank`, `step`, `kind` (`unknown` where nothing tells), `count`, `bytes` (of the full
@@ -54,8 +47,8 @@ def volume(
     is launched, or device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, ranks):
-        chosen = selected_windows(trace, steps, skip_steps)
+    for trace in selected_traces(run, selection):
+        chosen = selected_windows(trace, selection)
         rows += (row | {"rank": trace.rank} for row in _of_trace(run, trace, chosen))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({c: "Int64" for c in _COLUMNS if c != "kind"})
 

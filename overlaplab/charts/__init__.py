@@ -6,38 +6,29 @@ from overlaplab.charts.breakdown import summary
 from overlaplab.charts.collectives import bus_bandwidth, kind_word, late_ranks, waits
 from overlaplab.charts.comparison import compare
 from overlaplab.charts.costs import memory_compared, sent_compared
-from overlaplab.charts.gather_words import GatherCost, gathers_seen, prefetch_gain
 from overlaplab.charts.gathers import schedule, schedule_window
 from overlaplab.charts.held import gathered
 from overlaplab.charts.lanes import timeline, timeline_rows
 from overlaplab.charts.notebook import draw_offline
 from overlaplab.charts.readiness import buckets
 from overlaplab.charts.sweep import caps, links
-from overlaplab.charts.words import late_sentences, link_note, note, verdict
 
 __all__ = [
-    "GatherCost",
     "buckets",
     "bus_bandwidth",
     "caps",
     "compare",
     "draw_offline",
     "gathered",
-    "gathers_seen",
     "kind_word",
     "late_ranks",
-    "late_sentences",
-    "link_note",
     "links",
     "memory_compared",
-    "note",
-    "prefetch_gain",
     "schedule",
     "schedule_window",
     "sent_compared",
     "summary",
     "timeline",
     "timeline_rows",
-    "verdict",
     "waits",
 ]

@@ -28,7 +28,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     step time.
 
     Exposed communication is split into wait and transfer where that is known. Rows of the same rank are added up.
-    `note` is the line about the run (`overlaplab.charts.note`).
+    `note` is the line about the run (`overlaplab.findings.note`).
     """
     tones = palette(dark)
     long = _parts(table)

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
-from overlaplab.charts.theme import MS, Palette, colours, count, finish, ms, palette, percent, rank_word
-from overlaplab.events import Link
-from overlaplab.words import shorten
+from overlaplab.charts.theme import Palette, colours, finish, palette
+from overlaplab.manifest import Link
+from overlaplab.words import MS, count, ms, percent, rank_word, shorten
 
 __all__ = ["bus_bandwidth", "kind_word", "late_ranks", "waits"]
 

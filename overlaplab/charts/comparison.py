@@ -9,8 +9,8 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses import no_fastest
-from overlaplab.charts.theme import MS, colours, count, finish, ms, palette
-from overlaplab.words import shorten
+from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.words import MS, count, ms, shorten
 
 __all__ = ["compare", "run_labels"]
 

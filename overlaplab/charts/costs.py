@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.comparison import run_labels
-from overlaplab.charts.theme import colours, count, finish, palette, size_exact, unit_of
+from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.words import count, size_exact, unit_of
 
 __all__ = ["memory_compared", "sent_compared"]
 

@@ -8,8 +8,9 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.held import LABELS_WIDTH, time_axis
-from overlaplab.charts.theme import LINE, MS, colours, count, finish, ms, palette, size_exact
+from overlaplab.charts.theme import LINE, colours, finish, palette
 from overlaplab.charts.units import shown_rows, unit_name, unit_rows
+from overlaplab.words import MS, count, ms, size_exact
 
 __all__ = ["schedule", "schedule_window"]
 

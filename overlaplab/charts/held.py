@@ -5,7 +5,8 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.theme import LINE, MS, count, finish, palette, size_exact, unit_of
+from overlaplab.charts.theme import LINE, finish, palette
+from overlaplab.words import MS, count, size_exact, unit_of
 
 __all__ = ["LABELS_WIDTH", "gathered", "time_axis"]
 

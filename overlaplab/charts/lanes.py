@@ -8,9 +8,9 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
-from overlaplab.analyses.timeline import Mark, View
-from overlaplab.charts.theme import DARK, MS, Palette, colours, count, finish, ms, palette, percent, rank_word
-from overlaplab.words import shorten
+from overlaplab.charts.theme import DARK, Palette, colours, finish, palette
+from overlaplab.timeline.timeline import Mark, View
+from overlaplab.words import MS, count, ms, percent, rank_word, shorten
 
 __all__ = ["POINTED", "WINDOW", "mark_colours", "timeline", "timeline_rows"]
 
@@ -41,7 +41,7 @@ _SHORT = (
 
 
 def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """The marks of `overlaplab.analyses.timeline.timeline_view`; the wheel zooms and drag pans along the time axis.
+    """The marks of `overlaplab.timeline.timeline.timeline_view`; the wheel zooms and drag pans along the time axis.
 
     Pointing at a collective fades all that is no part of it, on every rank. Lines down a rank's lanes show where its
     steps begin. All marks stand in one table at the chart's top (`timeline_rows`).

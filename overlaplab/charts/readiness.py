@@ -10,8 +10,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, size
-from overlaplab.words import gradient_word, last_gradient, shorten
+from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.words import MS, count, gradient_word, last_gradient, ms, percent, shorten, size
 
 __all__ = ["buckets"]
 

@@ -10,7 +10,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.theme import MS, colours, count, finish, ms, palette, percent, size
+from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.words import MS, count, ms, percent, size
 
 __all__ = ["caps", "links"]
 

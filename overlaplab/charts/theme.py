@@ -13,24 +13,15 @@ from typing import Any, Literal
 import altair as alt
 
 from overlaplab.charts.quiet import QuietChart
-from overlaplab.words import MS, count, ms, percent, rank_word
 
 __all__ = [
     "DARK",
     "LIGHT",
     "LINE",
-    "MS",
     "Palette",
     "colours",
-    "count",
     "finish",
-    "ms",
     "palette",
-    "percent",
-    "rank_word",
-    "size",
-    "size_exact",
-    "unit_of",
 ]
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
@@ -184,25 +175,3 @@ def _wrap_title(title: str, line: int) -> list[str]:
     """The lines of a title; what stands in parentheses stays on one."""
     glued = re.sub(r"\([^)]*\)", lambda group: group[0].replace(" ", "\u00a0"), title)
     return [part.replace("\u00a0", " ") for part in textwrap.wrap(glued, line)]
-
-
-UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
-
-
-def size(count: int) -> str:
-    """Bytes in decimal units, as links are sold."""
-    unit, scale = unit_of(count)
-    return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count} B"
-
-
-def size_exact(count: int) -> str:
-    """Bytes with three figures, where they are compared: `1.21 MB`, `12.1 MB`, `121 MB`."""
-    unit, scale = unit_of(count)
-    value = count / scale
-    digits = 0 if scale == 1 or value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {unit}"
-
-
-def unit_of(count: float) -> tuple[str, float]:
-    """The unit that suits so many bytes, and how many bytes it has."""
-    return next((pair for pair in UNITS if count >= pair[1]), UNITS[-1])

@@ -30,7 +30,7 @@ __all__ = ["app", "facts"]
 
 app = typer.Typer()
 
-ENGINE = "engine.doctor"
+ENGINE = "overlaplab_engine.doctor"
 """What is asked about torch, as a process of its own."""
 TIMEOUT_S = 300.0
 """How long it may take: torch starts twice, and CUDA with it."""
@@ -77,7 +77,7 @@ def _print(lines: list[Check]) -> None:
 
 
 def facts() -> Facts:
-    """About this machine: what torch tells under `engine`, see engine/doctor.py, and what Python sees."""
+    """About this machine: under `engine` what torch tells (engine/overlaplab_engine/doctor.py), and what Python sees."""
     return {
         "python": platform.python_version(),
         "overlaplab": importlib.metadata.version("overlaplab"),

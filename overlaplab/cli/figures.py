@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from overlaplab import analyses
-from overlaplab.analyses.cause_words import exposed_advice
-from overlaplab.analyses.verdict import verdict
-from overlaplab.cli.options import (
-    AssignRank,
-    Json,
-    NoCache,
-    Ranks,
-    Recording,
-    RunPath,
-    RunPaths,
-    SkipSteps,
-    Steps,
-)
+from overlaplab import analyses, findings
+from overlaplab.cli.options import EVERYTHING, OPENING, Json, Opening, RunPath, RunPaths, Selection, grouped
 from overlaplab.cli.shared import load, print_json, print_table, print_warnings, title
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.findings.causes import exposed_advice
+from overlaplab.findings.verdict import verdict
 from overlaplab.load import run_folders
 from overlaplab.report import console as tables
 from overlaplab.report import documents
@@ -39,44 +29,36 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: overlaplab summary runs/bucketed --skip-steps 1")
+@grouped
 def summary(
     run: RunPath,
     as_json: Json = False,
-    rank: Ranks = None,
-    step: Steps = None,
-    skip_steps: SkipSteps = 0,
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    selection: Selection = EVERYTHING,
+    opening: Opening = OPENING,
 ) -> None:
     """Where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
-    loaded = load([run], assign_rank, recording, no_cache)[0]
-    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    loaded = load([run], opening)[0]
     if as_json:
-        return print_json(documents.summary_document(loaded, **chosen))
-    table = analyses.summary(loaded, **chosen)
+        return print_json(documents.summary_document(loaded, selection))
+    table = analyses.summary(loaded, selection)
     print_table(tables.summary_table(table, title(loaded)), analyses.warnings_of(loaded))
     return None
 
 
 @app.command(epilog="Example: overlaplab exposed runs/bucketed --skip-steps 1")
+@grouped
 def exposed(
     run: RunPath,
     as_json: Json = False,
-    rank: Ranks = None,
-    step: Steps = None,
-    skip_steps: SkipSteps = 0,
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    selection: Selection = EVERYTHING,
+    opening: Opening = OPENING,
 ) -> None:
     """Why communication was exposed: the verdict, then each cause and collective, and what to do about it."""
-    loaded = load([run], assign_rank, recording, no_cache)[0]
-    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    loaded = load([run], opening)[0]
     if as_json:
-        return print_json(exposed_document(loaded, **chosen))
-    table, causes = analyses.summary(loaded, **chosen), analyses.exposed(loaded, **chosen)
-    idled = analyses.idle(loaded, **chosen)
+        return print_json(exposed_document(loaded, selection))
+    table, causes = analyses.summary(loaded, selection), analyses.exposed(loaded, selection)
+    idled = analyses.idle(loaded, selection)
     console = Console()
     missing = analyses.unrecorded(loaded) if table.empty else None
     console.print(tables.plain(sentence(missing) if missing else verdict(table, loaded.manifest, causes, idled)))
@@ -92,22 +74,18 @@ def exposed(
 
 
 @app.command(epilog="Example: overlaplab buckets runs/bucketed --rank 0 --step 4")
+@grouped
 def buckets(
     run: RunPath,
     as_json: Json = False,
-    rank: Ranks = None,
-    step: Steps = None,
-    skip_steps: SkipSteps = 0,
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    selection: Selection = EVERYTHING,
+    opening: Opening = OPENING,
 ) -> None:
     """When each bucket's gradients arrived, when its all-reduce ran, and what of it was exposed."""
-    loaded = load([run], assign_rank, recording, no_cache)[0]
-    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    loaded = load([run], opening)[0]
     if as_json:
-        return print_json(documents.buckets_document(loaded, **chosen))
-    table = analyses.buckets(loaded, **chosen)
+        return print_json(documents.buckets_document(loaded, selection))
+    table = analyses.buckets(loaded, selection)
     console = Console()
     console.print(tables.plain(title(loaded)))
     console.print("ms from each step's start; exposed: the collective's time without compute")
@@ -118,22 +96,18 @@ def buckets(
 
 
 @app.command(epilog="Example: overlaplab schedule runs/zero3 --rank 0 --step 4")
+@grouped
 def schedule(
     run: RunPath,
     as_json: Json = False,
-    rank: Ranks = None,
-    step: Steps = None,
-    skip_steps: SkipSteps = 0,
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    selection: Selection = EVERYTHING,
+    opening: Opening = OPENING,
 ) -> None:
     """When each layer's parameters were gathered, used and freed; of one rank and step, every gather."""
-    loaded = load([run], assign_rank, recording, no_cache)[0]
-    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    loaded = load([run], opening)[0]
     if as_json:
-        return print_json(documents.schedule_document(loaded, **chosen))
-    table = analyses.schedule(loaded, **chosen)
+        return print_json(documents.schedule_document(loaded, selection))
+    table = analyses.schedule(loaded, selection)
     per_step = analyses.schedule_steps(table)
     console = Console()
     if len(per_step) == 1:
@@ -149,47 +123,40 @@ def schedule(
 
 
 @app.command(epilog="Example: overlaplab collectives runs/bucketed --step 4")
+@grouped
 def collectives(
     run: RunPath,
     as_json: Json = False,
-    rank: Ranks = None,
-    step: Steps = None,
-    skip_steps: SkipSteps = 0,
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    selection: Selection = EVERYTHING,
+    opening: Opening = OPENING,
 ) -> None:
     """Every collective across ranks: who came last, who waited, how fast the data moved; by group and kind."""
-    loaded = load([run], assign_rank, recording, no_cache)[0]
-    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    loaded = load([run], opening)[0]
     if as_json:
-        return print_json(documents.collectives_document(loaded, **chosen))
-    table = analyses.collectives(loaded, **chosen)
-    late = tables.stragglers_table(analyses.stragglers(loaded, **chosen))
+        return print_json(documents.collectives_document(loaded, selection))
+    table = analyses.collectives(loaded, selection)
+    late = tables.stragglers_table(analyses.stragglers(loaded, selection))
     for shown in (tables.collectives_table(table, title(loaded)), late):
         if shown is not None:
             Console().print(shown)
     print_table(
-        tables.communication_table(analyses.communication_by(loaded, **chosen)),
+        tables.communication_table(analyses.communication_by(loaded, selection)),
         (*analyses.warnings_of(loaded), *_unmatched(table["unmatched"].dropna().tolist())),
     )
     return None
 
 
 @app.command(epilog="Example: overlaplab compare runs/naive runs/bucketed --fail-if 'exposed_comm_ns > 5%'")
+@grouped
 def compare(
     runs: RunPaths,
     as_json: Json = False,
-    rank: Ranks = None,
-    step: Steps = None,
-    skip_steps: SkipSteps = 0,
+    selection: Selection = EVERYTHING,
     fail_if: Annotated[
         str | None,
         typer.Option(help="Exit with 1 where the last run differs so from the first, as in 'exposed_comm_ns > 5%'."),
     ] = None,
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    opening: Opening = OPENING,
 ) -> None:
     """Runs side by side: step time, its parts, and which is fastest beyond the spread.
 
@@ -199,16 +166,15 @@ def compare(
     if len(runs) < 2:
         raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare.")
     condition = analyses.parse_condition(fail_if) if fail_if is not None else None
-    loaded = load(runs, assign_rank, recording, no_cache)
-    chosen: dict[str, Any] = {"ranks": rank, "steps": step, "skip_steps": skip_steps}
+    loaded = load(runs, opening)
     if as_json:
-        print_json(documents.compare_document(loaded, **chosen))
+        print_json(documents.compare_document(loaded, selection))
     else:
         warnings = [f"{one.path}: {warning}" for one in loaded for warning in analyses.warnings_of(one)]
-        table = analyses.compare(loaded, **chosen)
+        table = analyses.compare(loaded, selection)
         sizes = None
         if analyses.is_sweep(loaded):
-            warnings += _print_sweep(loaded, chosen)
+            warnings += _print_sweep(loaded, selection)
         else:
             Console().print(tables.compare_table(table))
             sizes = tables.sizes_table(table)
@@ -216,16 +182,16 @@ def compare(
             Console().print(sizes)
         print_warnings(warnings)
     if condition is not None:
-        _check(condition, loaded[0], loaded[-1], chosen)
+        _check(condition, loaded[0], loaded[-1], selection)
 
 
-def _print_sweep(runs: list[Run], chosen: dict[str, Any]) -> tuple[str, ...]:
+def _print_sweep(runs: list[Run], selection: Selection) -> tuple[str, ...]:
     """The table by cap and what it says; returns what its reader must know."""
-    table = analyses.sweep(runs, **chosen)
+    table = analyses.sweep(runs, selection)
     what = title(runs[0]).removeprefix(f"{runs[0].path}: ")
-    Console().print(sweep_table(table, analyses.sweep_links(runs, **chosen), f"Step by bucket_cap_mb: {what}"))
-    Console().print(tables.plain(f"{analyses.sweep_finding(table)}."))
-    return analyses.sweep_notes(table)
+    Console().print(sweep_table(table, analyses.sweep_links(runs, selection), f"Step by bucket_cap_mb: {what}"))
+    Console().print(tables.plain(f"{findings.sweep_finding(table)}."))
+    return findings.sweep_notes(table)
 
 
 def _unmatched(reasons: list[str]) -> list[str]:
@@ -233,8 +199,8 @@ def _unmatched(reasons: list[str]) -> list[str]:
     return [f"{count} without a counterpart: {reason}" for reason, count in Counter(reasons).most_common(5)]
 
 
-def _check(condition: analyses.Condition, first: Run, last: Run, chosen: dict[str, Any]) -> None:
-    change = condition.change(analyses.summary(first, **chosen), analyses.summary(last, **chosen))
+def _check(condition: analyses.Condition, first: Run, last: Run, selection: Selection) -> None:
+    change = condition.change(analyses.summary(first, selection), analyses.summary(last, selection))
     if change is None:
         raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs", path=last.path)
     if condition.met_by(change):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from overlaplab.cli.options import AssignRank, NoCache, Ranks, Recording, RunPath, RunPaths, SkipSteps, Steps
+from overlaplab.cli.options import EVERYTHING, OPENING, Opening, RunPath, RunPaths, Selection, grouped
 from overlaplab.cli.shared import load, progress_bar
 from overlaplab.load import run_folders
 from overlaplab.report import console as tables
@@ -21,15 +21,12 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: overlaplab report runs/naive runs/bucketed -o report.html")
+@grouped
 def report(
     runs: RunPaths,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="An older one is replaced.")],
-    rank: Ranks = None,
-    step: Steps = None,
-    skip_steps: SkipSteps = 0,
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    selection: Selection = EVERYTHING,
+    opening: Opening = OPENING,
 ) -> None:
     """Write one HTML file that holds the charts and tables of these runs: it opens from disk and can be mailed.
 
@@ -37,7 +34,7 @@ def report(
     """
     refuse_target(out, [])
     runs = [folder for path in runs for folder in run_folders(path)]
-    loaded = load(runs, assign_rank, recording, no_cache)
+    loaded = load(runs, opening)
     refuse_target(out, loaded)
     with progress_bar() as bar:
         task = bar.add_task("drawing", total=None)
@@ -45,9 +42,7 @@ def report(
 
         text = report_page(
             loaded,
-            ranks=rank,
-            steps=step,
-            skip_steps=skip_steps,
+            selection,
             progress=lambda done, runs: bar.update(task, completed=done, total=runs),
         )
     page = text.encode("utf-8", errors="replace")
@@ -57,14 +52,13 @@ def report(
 
 
 @app.command(epilog="Example: overlaplab export runs/bucketed --perfetto bucketed.json.gz")
+@grouped
 def export(
     run: RunPath,
     perfetto: Annotated[
         Path, typer.Option("--perfetto", metavar="FILE", help="A trace of all ranks; gzipped where it ends in .gz.")
     ],
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    opening: Opening = OPENING,
 ) -> None:
     """Write all ranks of a run to one file that ui.perfetto.dev opens, clocks aligned.
 
@@ -72,7 +66,7 @@ def export(
     communication as tracks. Arrows lead from launches to kernels, and from rank to rank of each collective.
     """
     refuse_target(perfetto, [])
-    loaded = load([run], assign_rank, recording, no_cache)[0]
+    loaded = load([run], opening)[0]
     refuse_target(perfetto, [loaded])
     with progress_bar() as bar, whole_file(perfetto) as file:
         task = bar.add_task("writing ranks", total=None)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
 from overlaplab.cli.completion import STRATEGIES, runs_like, strategies_like
+from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = [
-    "AssignRank",
-    "Json",
-    "NoCache",
-    "Ranks",
-    "Recording",
-    "RunPath",
-    "RunPaths",
-    "SkipSteps",
-    "Steps",
-    "Strategy",
-]
+__all__ = ["EVERYTHING", "OPENING", "Json", "Opening", "RunPath", "RunPaths", "Selection", "Strategy", "grouped"]
 
 RunPath = Annotated[
     str,
@@ -37,8 +31,25 @@ Strategy = Annotated[
     str | None, typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}.", autocompletion=strategies_like)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, in ns, and nothing else.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a run's files are opened."""
+
+    assign_rank: tuple[str, ...] = ()
+    """`FILE=N` for files that do not tell their rank."""
+    recording: int | None = None
+    """Which of several recordings of the same ranks; None: the last."""
+    no_cache: bool = False
+    """Whether to read the traces themselves and keep no tables of them."""
+
+
+OPENING = Opening()
+
 Ranks = Annotated[list[int] | None, typer.Option("--rank", help="Only this rank; may be given again.")]
 Steps = Annotated[list[int] | None, typer.Option("--step", help="Only this step; may be given again.")]
+SkipSteps = Annotated[int, typer.Option("--skip-steps", min=0, help="Leave out each rank's first steps.")]
 AssignRank = Annotated[
     list[str] | None,
     typer.Option("--assign-rank", metavar="FILE=N", help="This file's rank, if it does not tell; may be given again."),
@@ -47,4 +58,51 @@ Recording = Annotated[
     int | None, typer.Option(min=1, help="Of several recordings of the same ranks, this one. The default is the last.")
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Read the traces themselves, and keep no tables of them.")]
-SkipSteps = Annotated[int, typer.Option("--skip-steps", min=0, help="Leave out each rank's first steps.")]
+
+
+def _selection(given: Mapping[str, Any]) -> Selection:
+    return Selection(ranks=given["rank"], steps=given["step"], skip_steps=given["skip_steps"])
+
+
+def _opening(given: Mapping[str, Any]) -> Opening:
+    return Opening(
+        assign_rank=tuple(given["assign_rank"] or ()), recording=given["recording"], no_cache=given["no_cache"]
+    )
+
+
+_GROUPS: dict[Any, tuple[Callable[[Mapping[str, Any]], Any], dict[str, tuple[Any, Any]]]] = {
+    Selection: (_selection, {"rank": (Ranks, None), "step": (Steps, None), "skip_steps": (SkipSteps, 0)}),
+    Opening: (
+        _opening,
+        {"assign_rank": (AssignRank, None), "recording": (Recording, None), "no_cache": (NoCache, False)},
+    ),
+}
+"""Per type of a parameter how it is made of options, and these with their types and defaults."""
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer whose parameters of the types `Selection` and `Opening` are each given by several options."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        _, options = _GROUPS.get(parameter.annotation, (None, None))
+        parameters += (
+            [parameter]
+            if options is None
+            else [
+                inspect.Parameter(name, parameter.kind, annotation=annotation, default=default)
+                for name, (annotation, default) in options.items()
+            ]
+        )
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        for parameter in signature.parameters.values():
+            if parameter.annotation in _GROUPS:
+                make, options = _GROUPS[parameter.annotation]
+                given[parameter.name] = make({name: given.pop(name) for name in options})
+        command(**given)
+
+    called.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from overlaplab.cli import sweep
-from overlaplab.cli.options import AssignRank, NoCache, Recording, RunPath, Strategy
+from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, grouped
 from overlaplab.cli.shared import load, progress_bar
 from overlaplab.dashboard.server import PORT
 from overlaplab.dashboard.server import command as dashboard_command
@@ -29,12 +29,12 @@ app = typer.Typer()
 @app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    help="Record a run: the options are those of python -m engine, shown by `overlaplab record --help`.",
+    help="Record a run: the options are those of python -m overlaplab_engine, shown by `overlaplab record --help`.",
 )
 def record(context: typer.Context, strategy: Strategy = None) -> None:
     """Become the engine, which records; its options, progress and exit code are this command's."""
     _need_engine()
-    os.execv(sys.executable, [sys.executable, "-m", "engine", *_engine_options(context, strategy)])
+    os.execv(sys.executable, [sys.executable, "-m", "overlaplab_engine", *_engine_options(context, strategy)])
 
 
 @app.command(
@@ -74,15 +74,14 @@ def sweep_command(
 
 
 @app.command("slice", epilog="Example: overlaplab slice runs/huge --steps 3:5 -o runs/part    (steps 3 and 4)")
+@grouped
 def slice_command(
     run: RunPath,
     steps: Annotated[
         str, typer.Option(metavar="FROM:TO", help="From this step up to, not including, that one; or one step.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="A folder that does not exist yet.")],
-    assign_rank: AssignRank = None,
-    recording: Recording = None,
-    no_cache: NoCache = False,
+    opening: Opening = OPENING,
 ) -> None:
     """Copy the part of each trace that these steps need to a folder of its own, as traces.
 
@@ -92,7 +91,7 @@ def slice_command(
     first, last = _half_open(steps)
     if out.exists():
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
-    loaded = load([run], assign_rank, recording, no_cache)[0]
+    loaded = load([run], opening)[0]
     with progress_bar() as bar:
         task = bar.add_task("copying events", total=None)
         chosen = slice_run(
@@ -119,7 +118,7 @@ def dashboard(
 
 
 def _need_engine() -> None:
-    for module in ("engine", "torch"):
+    for module in ("overlaplab_engine", "torch"):
         if importlib.util.find_spec(module) is None:
             raise OverlaplabError(
                 f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."

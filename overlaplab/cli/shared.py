@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from overlaplab.analyses import group_words
+from overlaplab.cli.options import Opening
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.load import holds_trace, load_run
@@ -22,9 +23,9 @@ from overlaplab.words import shorten
 __all__ = ["load", "print_json", "print_table", "print_warnings", "progress_bar", "title"]
 
 
-def load(paths: Sequence[str], assign_rank: Sequence[str] | None, recording: int | None, no_cache: bool) -> list[Run]:
+def load(paths: Sequence[str], opening: Opening) -> list[Run]:
     """The runs at these paths, each with the ranks that `--assign-rank` gives to its files."""
-    ranks = [_assignment(text) for text in assign_rank or ()]
+    ranks = [_assignment(text) for text in opening.assign_rank]
     with progress_bar() as bar:
         task = bar.add_task("reading traces", total=None)
 
@@ -32,7 +33,7 @@ def load(paths: Sequence[str], assign_rank: Sequence[str] | None, recording: int
             bar.update(task, completed=done, total=files)
 
         return [
-            load_run(path, assign_ranks=own, recording=recording, cache=not no_cache, progress=advance)
+            load_run(path, assign_ranks=own, recording=opening.recording, cache=not opening.no_cache, progress=advance)
             for path, own in zip(paths, _by_run(paths, ranks), strict=True)
         ]
 

@@ -142,7 +142,7 @@ def _record(recording: Recording, options: Sequence[str]) -> str | None:
     with tempfile.TemporaryFile() as said:
         # A session of its own: Ctrl-C reaches the engine once, through here, and its ranks end in order.
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine", *_arguments(recording, options)],
+            [sys.executable, "-m", "overlaplab_engine", *_arguments(recording, options)],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,

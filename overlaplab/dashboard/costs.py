@@ -5,10 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from overlaplab.charts.theme import count, size_exact
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.widgets import show_table
-from overlaplab.words import shorten
+from overlaplab.words import count, shorten, size_exact
 
 __all__ = ["costs_beside_theory"]
 

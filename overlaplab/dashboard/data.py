@@ -15,11 +15,11 @@ import streamlit as st
 
 import overlaplab
 from overlaplab.analyses import Theory, idle, memory, peaks, scatters, volume, volume_theory, warnings_of
-from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.dashboard.folder import confined, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.timeline.timeline import Timeline, timeline_events
 
 __all__ = ["Opened", "close_upload", "open_run", "uploads"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses.event_details import CollectiveDetails, EventDetails, LaunchDetails
-from overlaplab.charts.theme import MS, rank_word, size_exact
-from overlaplab.words import shorten
+from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
+from overlaplab.words import MS, rank_word, shorten, size_exact
 
 __all__ = ["event_rows", "peer_rows"]
 

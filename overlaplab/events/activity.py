@@ -1,4 +1,4 @@
-"""What a rank did when: its time as compute, communication and memory (DESIGN.md, "The arithmetic").
+"""What a rank did when: its time as compute, communication and memory (docs/design.md, "The arithmetic").
 
 `rules` tells what each event counts as; all figures come from `classify`, which applies it to a trace.
 """

@@ -1,4 +1,4 @@
-"""What counts as what: the rules for devices and for hosts, one table each (DESIGN.md, "The arithmetic").
+"""What counts as what: the rules for devices and for hosts, one table each (docs/design.md, "The arithmetic").
 
 In both tables the first rule that fits an event decides. Annotations, on the host or mirrored on a device
 (`gpu_user_annotation`), and categories that no rule names (`cuda_sync`, runtime calls) count as nothing.

@@ -5,36 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from math import prod
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-import msgspec
 import pandas as pd
+
+from overlaplab.manifest import Manifest
 
 __all__ = [
     "COLLECTIVE_COLUMNS",
     "EVENT_COLUMNS",
     "INPUT_COLUMNS",
-    "Bucket",
     "Group",
-    "Held",
-    "Link",
-    "Manifest",
-    "Model",
-    "Parameter",
     "Run",
     "Trace",
-    "Unit",
     "empty_table",
     "once_per_run",
     "once_per_trace",
 ]
 
-Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
-"""A count, or bytes: sums of thousands stay whole numbers of 64 bits."""
-Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-"""A number of ranks."""
 
 Found = TypeVar("Found")
 
@@ -88,128 +77,6 @@ INPUT_COLUMNS = {"event": "int64", "shapes": "category", "types": "category"}
 
 Kept only for what communicates (`c10d::*`, `gloo:*`, `nccl:*`, `record_param_comms`) and for `AccumulateGrad`.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """The network model that a run was recorded under."""
-
-    emulated: bool
-    bandwidth_gbps: Annotated[float, msgspec.Meta(gt=0)]
-    """Decimal Gbit/s per rank."""
-    latency_us: Annotated[float, msgspec.Meta(ge=0)]
-    """Microseconds per message."""
-    world_size: Ranks
-    """Ranks that the model assumes."""
-
-    def __str__(self) -> str:
-        return f"{self.bandwidth_gbps:g}Gbps,{self.latency_us:g}us"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One parameter of the model, as run.json names it."""
-
-    name: str
-    shape: tuple[Size, ...]
-    dtype: str
-    bytes: Size
-    unit: str | None = None
-
-    def __post_init__(self) -> None:
-        if prod(self.shape) > 2**50:
-            raise ValueError(f"{self.name} has too many elements")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """One bucket of gradients, in launch order."""
-
-    index: Size
-    bytes: Size
-    parameters: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """Parameters that are gathered and freed together."""
-
-    name: str
-    bytes: Size
-    parameters: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """The model that was trained; None for what run.json does not tell."""
-
-    layers: Size | None = None
-    dtype: str | None = None
-    tied: bool | None = None
-    parameters: Size | None = None
-    """Number of elements."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Bytes of tensors' storages that a rank held after the last step's update."""
-
-    rank: Size
-    parameters: Size
-    gradients: Size
-    optimizer: Size
-    """Moments, and masters of higher precision."""
-    peak_allocated: Size | None = None
-    """The CUDA allocator's highest mark, without `scratch`; None on CPU."""
-    scratch: Size | None = None
-    """What was lent to phantoms for their parts, no part of what the rank holds; None without phantoms."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """The part of run.json (format_version 1) that analyses read; `raw` is the whole of it."""
-
-    format_version: int
-    world_size: Ranks
-    strategy: str | None = None
-    """None in a recording of a loop that is not the engine's, and of a model that nothing parallelises."""
-    device: str | None = None
-    backend: str | None = None
-    device_activity_missing: str | None = None
-    """Why the profiler saw nothing run on the GPU, and what to do about it; None where it did, or nobody knows."""
-    bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    link: Link | None = None
-    link_attained: bool | None = None
-    """Whether at most 5 % of the collectives overran the emulated link; None without one."""
-    phantom_ranks: tuple[Size, ...] = ()
-    """Ranks of an emulated group that no process is: they have no traces, and are not missing."""
-    numerics_meant: bool = True
-    """Whether losses and parameters say something: phantoms' parts are made up."""
-    parameters: tuple[Parameter, ...] = ()
-    buckets: tuple[Bucket, ...] = ()
-    units: tuple[Unit, ...] = ()
-    model: Model | None = None
-    main_grad: bool | None = None
-    """Whether gradients are kept and sent in fp32 beside parameters of lower precision."""
-    accumulate: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
-    """Microbatches per step."""
-    prefetch: Size | None = None
-    """Units gathered ahead of the one in use."""
-    keep_last: bool | None = None
-    """Whether the last layer stays gathered from its forward into its backward."""
-    overlap_param_gather: bool | None = None
-    """Whether updated parameters are gathered during the next forward pass."""
-    checkpointing: bool | None = None
-    """Activation checkpointing."""
-    losses: tuple[float | None, ...] = ()
-    """One per recorded step, the mean over the ranks."""
-    memory: tuple[Held, ...] = ()
-    raw: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def emulated_link(self) -> Link | None:
-        """The link, if it is emulated."""
-        return self.link if self.link and self.link.emulated else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

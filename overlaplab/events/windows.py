@@ -1,4 +1,4 @@
-"""Where a rank's steps begin and end (DESIGN.md, "A step's window")."""
+"""Where a rank's steps begin and end (docs/design.md, "A step's window")."""
 
 from __future__ import annotations
 

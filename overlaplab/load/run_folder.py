@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Manifest, Run, Trace
+from overlaplab.events import Run, Trace
 from overlaplab.load import cache as kept
 from overlaplab.load.file import TraceFile
 from overlaplab.load.places import MANIFEST_NAME, Located, manifest_text, sources
 from overlaplab.load.ranks import assigned, named, one_recording, traces_of
 from overlaplab.load.reading import read_all
+from overlaplab.manifest import Manifest
 
 __all__ = ["holds_trace", "load_run"]
 

@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from overlaplab.charts.theme import count, size_exact
-from overlaplab.words import shorten
+from overlaplab.words import count, shorten, size_exact
 
 __all__ = ["Cells", "Column", "cells", "sentences"]
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from overlaplab import analyses, charts
-from overlaplab.charts.advice import compare_advice
+from overlaplab import analyses, charts, findings
 from overlaplab.charts.comparison import run_labels
-from overlaplab.charts.theme import MS as NS_PER_MS
+from overlaplab.findings.advice import compare_advice
 from overlaplab.report.blocks import Block, Section, drawn
 from overlaplab.report.cells import cells, sentences
 from overlaplab.report.columns import CAPS, COMPARED, COSTS
 from overlaplab.report.sections import Reported
+from overlaplab.words import MS as NS_PER_MS
 
 __all__ = ["compared"]
 
@@ -24,7 +24,7 @@ def compared(reported: Sequence[Reported]) -> tuple[Section, ...]:
     if len(good) < 2:
         return ()
     first = good[0]
-    table = analyses.compare([one.run for one in good], **first.chosen)
+    table = analyses.compare([one.run for one in good], first.selection)
     runs = [one.run for one in good]
     first_section = _by_cap(good, first) if analyses.is_sweep(runs) else _step_times(good, table)
     return tuple(section for section in (first_section, _costs(good, table)) if section is not None)
@@ -33,12 +33,12 @@ def compared(reported: Sequence[Reported]) -> tuple[Section, ...]:
 def _by_cap(good: Sequence[Reported], first: Reported) -> Section:
     """A sweep: the step by cap, and when each bucket is on the link."""
     runs, note = [one.run for one in good], _links(good)
-    table = analyses.sweep(runs, **first.chosen)
-    links = analyses.sweep_links(runs, **first.chosen)
+    table = analyses.sweep(runs, first.selection)
+    links = analyses.sweep_links(runs, first.selection)
     in_ns = {str(name): table[name] * NS_PER_MS for name in table if str(name).endswith("_ms")}
     return Section(
         title="Step time by bucket_cap_mb",
-        shows=f"Runs that differ in bucket_cap_mb alone. {analyses.sweep_finding(table)}.",
+        shows=f"Runs that differ in bucket_cap_mb alone. {findings.sweep_finding(table)}.",
         blocks=[
             drawn(charts.caps(table, note=note), note),
             drawn(charts.links(links, note=note), note),
@@ -46,10 +46,10 @@ def _by_cap(good: Sequence[Reported], first: Reported) -> Section:
                 table.assign(**in_ns),
                 CAPS,
                 "By bucket_cap_mb, each cap's recordings together",
-                note=sentences(analyses.sweep_notes(table)),
+                note=sentences(findings.sweep_notes(table)),
             ),
         ],
-        advice=" ".join(analyses.sweep_advice(table)),
+        advice=" ".join(findings.sweep_advice(table)),
     )
 
 
@@ -89,5 +89,5 @@ def _labelled(table: pd.DataFrame) -> pd.DataFrame:
 
 def _links(good: Sequence[Reported]) -> str | None:
     """The emulated links among the runs, in words."""
-    told = {word for one in good if (word := charts.link_note(one.run.manifest)) is not None}
+    told = {word for one in good if (word := findings.link_note(one.run.manifest)) is not None}
     return "; ".join(sorted(told)) or None

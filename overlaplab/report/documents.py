@@ -1,9 +1,9 @@
-"""The documents that `--json` prints. Their keys are a contract: more may come, these stay (DESIGN.md)."""
+"""The documents that `--json` prints. Their keys are a contract: more may come, these stay (docs/design.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -11,7 +11,6 @@ import pandas as pd
 from overlaplab.analyses import (
     bucket_notes,
     buckets,
-    clocks,
     collectives,
     communication_by,
     compare,
@@ -33,28 +32,24 @@ from overlaplab.analyses import (
 from overlaplab.analyses.compare import MEASURES
 from overlaplab.analyses.settings import is_emulated
 from overlaplab.events import Run
+from overlaplab.evidence.clocks import clocks
 from overlaplab.report.records import records
 from overlaplab.report.sweeps import sweep_document
+from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = ["buckets_document", "collectives_document", "compare_document", "schedule_document", "summary_document"]
 
 Document: TypeAlias = dict[str, Any]
 
 
-def summary_document(
-    run: Run,
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> Document:
+def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step where time went, and the rank's total."""
-    table = summary(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
-    sums = {total["rank"]: total for total in records(totals(run, ranks=ranks, steps=steps, skip_steps=skip_steps))}
+    table = summary(run, selection)
+    sums = {total["rank"]: total for total in records(totals(run, selection))}
     by_rank = _by_rank(table)
     ranks_out = []
     for trace in run.traces:
-        if ranks is not None and trace.rank not in ranks:
+        if selection.ranks is not None and trace.rank not in selection.ranks:
             continue
         total = sums.get(trace.rank)
         if total is not None:
@@ -74,16 +69,10 @@ def summary_document(
     }
 
 
-def buckets_document(
-    run: Run,
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> Document:
+def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step each bucket's readiness and collective, in launch order."""
     of_rank: dict[int | None, list[Document]] = {}
-    table = buckets(run, ranks=ranks, steps=steps, skip_steps=skip_steps)
+    table = buckets(run, selection)
     for _, group in table.groupby(["rank", "step"], dropna=False, sort=False):
         rows = records(group)
         first = rows[0]
@@ -98,20 +87,13 @@ def buckets_document(
     }
 
 
-def schedule_document(
-    run: Run,
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> Document:
+def schedule_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step the counts, every gather and reduce-scatter, and what was sent; beside it theory and memory."""
-    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
-    table = schedule(run, **chosen)
+    table = schedule(run, selection)
     details = {
         "events": _by_step(table),
-        "scatters": _by_step(scatters(run, **chosen)),
-        "volume": _by_step(volume(run, **chosen)),
+        "scatters": _by_step(scatters(run, selection)),
+        "volume": _by_step(volume(run, selection)),
     }
     counts = schedule_steps(table)
     counted = {(row.pop("rank"), row["step"]): row for row in records(counts)}
@@ -133,21 +115,14 @@ def schedule_document(
     }
 
 
-def collectives_document(
-    run: Run,
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> Document:
+def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Every collective with its ranks, those without a counterpart apart; clocks, stragglers, time by group and kind.
 
     Times in ns from the run's start, by the first rank's clock. `step` is null where ranks launched it in different
     ones; each rank tells its own.
     """
-    chosen: dict[str, Any] = {"steps": steps, "skip_steps": skip_steps}
-    table = collectives(run, **chosen)
-    of_ranks = table if ranks is None else collectives(run, ranks=ranks, **chosen)
+    table = collectives(run, replace(selection, ranks=None))
+    of_ranks = collectives(run, selection)
     found: dict[bool, list[Document]] = {True: [], False: []}
     of_rank = ("rank", "step", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
     for row in records(of_ranks):
@@ -168,7 +143,7 @@ def collectives_document(
         "collectives": found[True],
         "unmatched": found[False],
         "stragglers": records(stragglers_of(table)),
-        "by_group_and_kind": records(communication_by(run, ranks=ranks, **chosen)),
+        "by_group_and_kind": records(communication_by(run, selection)),
         "clocks": records(clocks(run)),
         "emulated": is_emulated(run),
         "warnings": list(warnings_of(run)),
@@ -179,15 +154,9 @@ def _in_order(identity: tuple[int | None, int | None]) -> tuple[int, ...]:
     return tuple(-1 if number is None else number for number in identity)
 
 
-def compare_document(
-    runs: Sequence[Run],
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> Document:
+def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Document:
     """The runs side by side, the path of the fastest, or why none is, and the caps where they are a sweep."""
-    table = compare(runs, ranks=ranks, steps=steps, skip_steps=skip_steps)
+    table = compare(runs, selection)
     rows = records(table)
     fastest = next((row["path"] for row in rows if row["fastest"]), None)
     for row in rows:
@@ -195,8 +164,7 @@ def compare_document(
         for figure in MEASURES:
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
     warnings = [f"{run.path}: {warning}" for run in runs for warning in warnings_of(run)]
-    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
-    found = sweep_document(runs, **chosen) if is_sweep(runs) else None
+    found = sweep_document(runs, selection) if is_sweep(runs) else None
     return {"runs": rows, "fastest": fastest, "no_fastest": no_fastest(table), "sweep": found, "warnings": warnings}
 
 

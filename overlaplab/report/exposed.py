@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
 from rich.table import Table
 
 from overlaplab.analyses import exposed, idle, rows_of, summary, warnings_of, worst_step
-from overlaplab.analyses.cause_words import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.settings import is_emulated
-from overlaplab.analyses.verdict import verdict
 from overlaplab.events import Run
+from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
+from overlaplab.findings.verdict import verdict
 from overlaplab.report.console import add_row, blank_table
 from overlaplab.report.records import plain_value, records
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import MS, ms, rank_word
 
 __all__ = ["causes_table", "exposed_document", "spots_table"]
@@ -61,16 +61,9 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     return shown
 
 
-def exposed_document(
-    run: Run,
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> dict[str, Any]:
+def exposed_document(run: Run, selection: Selection = EVERYTHING) -> dict[str, Any]:
     """Per rank and step each cause and collective, and why the rank was idle; in words, and what to do about it."""
-    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
-    table, causes, idled = summary(run, **chosen), exposed(run, **chosen), idle(run, **chosen)
+    table, causes, idled = summary(run, selection), exposed(run, selection), idle(run, selection)
     found: dict[int | None, list[dict[str, Any]]] = {}
     for window, idle_row in zip(records(table), records(idled), strict=True):
         keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.timeline import Timeline
 from overlaplab.events import Trace
+from overlaplab.timeline.timeline import Timeline
 
 __all__ = ["Ends", "arrows_of_collectives", "arrows_of_events"]
 

@@ -6,7 +6,7 @@ Every text goes through Jinja2's autoescape, every chart's data through `bundle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,13 +16,14 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from overlaplab import analyses, charts
+from overlaplab import analyses, findings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.report.blocks import Drawn, Section
 from overlaplab.report.bundle import asset, columnar, data_island, libraries, policy, style
 from overlaplab.report.comparing import compared
 from overlaplab.report.sections import Reported, sections
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import sentence, shorten, visible
 
 __all__ = ["report_page"]
@@ -43,16 +44,13 @@ class Chapter:
 
 def report_page(
     runs: Sequence[Run],
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
+    selection: Selection = EVERYTHING,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """The report on these runs as HTML. Raises `OverlaplabError` for a rank or step that a run does not have."""
     if not runs:
         raise OverlaplabError("no runs to report on")
-    reported = [Reported(run, ranks, steps, skip_steps) for run in runs]
+    reported = [Reported(run, selection) for run in runs]
     chapters = []
     names = _names(runs)
     for done, (one, name) in enumerate(zip(reported, names, strict=True)):
@@ -74,7 +72,9 @@ def _chapter(reported: Reported, anchor: str, name: str) -> Chapter:
         anchor=anchor,
         title=name,
         path=shorten(run.path, 300),
-        verdict=sentence(missing) if missing else charts.verdict(table, run.manifest, reported.exposed, reported.idle),
+        verdict=sentence(missing)
+        if missing
+        else findings.verdict(table, run.manifest, reported.exposed, reported.idle),
         note=reported.note,
         warnings=tuple(shorten(warning, 400) for warning in analyses.warnings_of(run)),
         sections=tuple(sections(reported)),

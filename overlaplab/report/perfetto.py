@@ -20,13 +20,13 @@ from typing import Any, BinaryIO
 import pandas as pd
 
 from overlaplab.analyses import PARTS, collectives, summary
-from overlaplab.analyses.clocks import zero_of
 from overlaplab.analyses.settings import group_words, link_words
-from overlaplab.analyses.timeline import Timeline, timeline_events
 from overlaplab.events import Run, Trace
+from overlaplab.evidence.clocks import zero_of
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.nesting import nesting_tracks
 from overlaplab.report.threads import numbered, threads_of
+from overlaplab.timeline.timeline import Timeline, timeline_events
 
 __all__ = ["write_perfetto"]
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
-from overlaplab import analyses, charts
-from overlaplab.analyses.cause_words import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
+from overlaplab import analyses, charts, findings
 from overlaplab.analyses.exposed import Cause
-from overlaplab.analyses.timeline import timeline_events, timeline_view
-from overlaplab.charts import advice
-from overlaplab.charts.collective_words import collectives_seen
 from overlaplab.events import Run
+from overlaplab.findings import advice
+from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
+from overlaplab.findings.collectives import collectives_seen
 from overlaplab.report.blocks import Block, Lines, Section, drawn
 from overlaplab.report.cells import MOST_ROWS, Cells, cells, sentences
 from overlaplab.report.columns import BUCKETS, BY_KIND, CAUSES, COLLECTIVES, GATHERS, PARTS, SPOTS, STRAGGLERS, WINDOW
+from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.timeline.timeline import timeline_events, timeline_view
 from overlaplab.words import last_gradient, ms, percent, rank_word
 
 __all__ = ["Reported", "sections"]
@@ -32,19 +33,12 @@ class Reported:
     """A run and what of it is reported."""
 
     run: Run
-    ranks: Collection[int] | None = None
-    steps: Collection[int] | None = None
-    skip_steps: int = 0
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """The arguments that analyses take."""
-        return {"ranks": self.ranks, "steps": self.steps, "skip_steps": self.skip_steps}
+    selection: Selection = EVERYTHING
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """`overlaplab.summary` of what was chosen."""
-        return analyses.summary(self.run, **self.chosen)
+        """`overlaplab.summary` of what is selected."""
+        return analyses.summary(self.run, self.selection)
 
     @cached_property
     def worst(self) -> dict[str, Any]:
@@ -53,23 +47,23 @@ class Reported:
 
     @cached_property
     def exposed(self) -> pd.DataFrame:
-        """`overlaplab.exposed` of what was chosen."""
-        return analyses.exposed(self.run, **self.chosen)
+        """`overlaplab.exposed` of what is selected."""
+        return analyses.exposed(self.run, self.selection)
 
     @cached_property
     def idle(self) -> pd.DataFrame:
-        """`analyses.idle` of what was chosen."""
-        return analyses.idle(self.run, **self.chosen)
+        """`analyses.idle` of what is selected."""
+        return analyses.idle(self.run, self.selection)
 
     @property
     def note(self) -> str | None:
         """The line about the run that stands under its name."""
-        return charts.note(self.run.manifest)
+        return findings.note(self.run.manifest)
 
     @property
     def link(self) -> str | None:
         """The emulated link, which stands at every chart."""
-        return charts.link_note(self.run.manifest)
+        return findings.link_note(self.run.manifest)
 
 
 def sections(reported: Reported) -> Iterator[Section]:
@@ -88,7 +82,7 @@ def _summary(reported: Reported) -> Section | None:
     if len(table) <= MOST_ROWS:
         blocks.append(cells(table, PARTS, "Per rank and step"))
     else:
-        per_rank = analyses.totals(reported.run, **reported.chosen)
+        per_rank = analyses.totals(reported.run, reported.selection)
         columns = {name: column for name, column in PARTS.items() if name != "step"}
         blocks.append(cells(per_rank, columns, "Per rank, all steps together"))
     return Section(
@@ -153,7 +147,7 @@ def _timeline(reported: Reported) -> Section | None:
     if not (timeline.lanes["kind"] == "stream").any():
         return None
     known = [trace.rank for trace in reported.run.traces if trace.rank is not None]
-    ranks = [rank for rank in known if reported.ranks is None or rank in reported.ranks]
+    ranks = [rank for rank in known if reported.selection.ranks is None or rank in reported.selection.ranks]
     steps = timeline.steps[timeline.steps["rank"].isin(ranks)] if ranks else timeline.steps
     numbers = sorted(int(step) for step in steps["step"].dropna().unique())
     start, end, where = *timeline.extent, "the whole recording"
@@ -184,14 +178,14 @@ def _timeline(reported: Reported) -> Section | None:
 
 
 def _buckets(reported: Reported) -> Section | None:
-    every = analyses.buckets(reported.run, **reported.chosen)
+    every = analyses.buckets(reported.run, reported.selection)
     if every.empty:
         return None
     table, where = _one_window(every, reported)
     late = analyses.late_buckets(table)
     blocks: list[Block] = []
     if len(late) and not analyses.launched_after_backward(table):
-        lines = tuple(charts.late_sentences(late))
+        lines = tuple(findings.late_sentences(late))
         blocks.append(Lines(heading="Which parameter held each late bucket", lines=lines))
     blocks.append(drawn(charts.buckets(table, note=reported.link), reported.link))
     shown = table.merge(late[["index", "held_ns"]], on="index", how="left")
@@ -208,12 +202,12 @@ def _buckets(reported: Reported) -> Section | None:
 
 
 def _gathers(reported: Reported) -> Section | None:
-    every = analyses.schedule(reported.run, **reported.chosen)
+    every = analyses.schedule(reported.run, reported.selection)
     if every.empty:
         return None
     table, where = _one_window(every, reported)
     manifest = reported.run.manifest
-    scatters = _alike(analyses.scatters(reported.run, **reported.chosen), table)
+    scatters = _alike(analyses.scatters(reported.run, reported.selection), table)
     window = charts.schedule_window(table, scatters)
     curve = charts.gathered(analyses.gathered_bytes(table), window_ns=window, note=reported.link)
     prefetch = manifest.prefetch if manifest else None
@@ -222,7 +216,7 @@ def _gathers(reported: Reported) -> Section | None:
     notes = sentences(analyses.schedule_notes(table))
     return Section(
         title="Gathered parameters (ZeRO-3, FSDP)",
-        shows=charts.gathers_seen(table, where),
+        shows=findings.gathers_seen(table, where),
         blocks=[
             drawn(curve, reported.link),
             drawn(rows, reported.link),
@@ -233,11 +227,11 @@ def _gathers(reported: Reported) -> Section | None:
 
 
 def _collectives(reported: Reported) -> Section | None:
-    table = analyses.collectives(reported.run, **reported.chosen)
+    table = analyses.collectives(reported.run, reported.selection)
     if table.empty:
         return None
-    late = analyses.stragglers(reported.run, **reported.chosen)
-    by_kind = _named(analyses.communication_by(reported.run, **reported.chosen))
+    late = analyses.stragglers(reported.run, reported.selection)
+    by_kind = _named(analyses.communication_by(reported.run, reported.selection))
     rows, link = analyses.each_collective(table), reported.run.manifest.link if reported.run.manifest else None
     blocks: list[Block] = []
     if ((rows["bus_gb_per_s"] > 0) & (rows["bytes"] > 0)).any():

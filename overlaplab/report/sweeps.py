@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 from rich.table import Table
 
-from overlaplab.analyses import sweep, sweep_finding, sweep_links, sweep_notes
+from overlaplab.analyses import sweep, sweep_links
 from overlaplab.events import Run
+from overlaplab.findings import sweep_finding, sweep_notes
 from overlaplab.report.console import add_row, blank_table
 from overlaplab.report.records import plain_value, records
+from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = ["sweep_document", "sweep_table"]
 
@@ -48,16 +50,9 @@ def _number(value: Any) -> str:
     return "–" if pd.isna(value) else f"{value:.{1 if value < 1000 else 0}f}"
 
 
-def sweep_document(
-    runs: Sequence[Run],
-    *,
-    ranks: Collection[int] | None = None,
-    steps: Collection[int] | None = None,
-    skip_steps: int = 0,
-) -> dict[str, Any]:
+def sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> dict[str, Any]:
     """`sweep`'s rows by cap, each with its buckets on the link: ns from the start of the step that stands for it."""
-    chosen: dict[str, Any] = {"ranks": ranks, "steps": steps, "skip_steps": skip_steps}
-    table, links = sweep(runs, **chosen), sweep_links(runs, **chosen)
+    table, links = sweep(runs, selection), sweep_links(runs, selection)
     caps = []
     for row in records(table):
         own = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]

@@ -17,10 +17,10 @@ from made_traces import event, launched, op, run_of, step
 from playwright.sync_api import Browser, Page, expect
 
 import overlaplab
-from overlaplab.analyses.timeline import Mark, timeline_events
 from overlaplab.charts.theme import DARK, LIGHT
 from overlaplab.dashboard import canvas
 from overlaplab.dashboard.canvas.packing import pack
+from overlaplab.timeline.timeline import Mark, timeline_events
 
 SCRIPT = Path(canvas.__file__).with_name("timeline.js").read_text("utf-8")
 GUTTER, AXIS = 150, 24  # of timeline.js, in pixels

@@ -11,9 +11,9 @@ import pytest
 
 from overlaplab import charts
 from overlaplab.analyses import each_collective, stragglers_of
-from overlaplab.charts.collective_words import collectives_seen
 from overlaplab.charts.scales import log_domain, log_ticks
-from overlaplab.events import Link
+from overlaplab.findings.collectives import collectives_seen
+from overlaplab.manifest import Link
 
 MS = 1_000_000
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)

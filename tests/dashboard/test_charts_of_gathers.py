@@ -13,9 +13,11 @@ from made_traces import run_of
 from made_zero3 import integers, made_step, scatters_table, schedule_table, zero3_events
 
 import overlaplab
-from overlaplab import charts
+from overlaplab import charts, findings
 from overlaplab.analyses import scatters
-from overlaplab.charts.theme import DARK, LIGHT, size_exact
+from overlaplab.charts.theme import DARK, LIGHT
+from overlaplab.selection import Selection
+from overlaplab.words import size_exact
 
 MS = 1_000_000
 
@@ -129,11 +131,11 @@ def test_schedule_counts_what_was_seen() -> None:
 
 def test_the_made_tables_are_what_analyses_find(tmp_path: Path) -> None:
     run = run_of(tmp_path, zero3_events(3, 1, microbatches=2))
-    found = overlaplab.schedule(run, steps=[3])
+    found = overlaplab.schedule(run, Selection(steps=[3]))
     expected = schedule_table(made_step(3, 1, 2))
     pd.testing.assert_frame_equal(found[list(expected)], expected, check_dtype=False)
     sent = scatters_table(made_step(3, 1, 2))
-    pd.testing.assert_frame_equal(scatters(run, steps=[3])[list(sent)], sent, check_dtype=False)
+    pd.testing.assert_frame_equal(scatters(run, Selection(steps=[3]))[list(sent)], sent, check_dtype=False)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_the_most_layers_and_the_most_bytes_may_be_at_different_moments() -> Non
         gather("layers.0", 0, "forward", 8, bytes=100_000),
         gather("layers.1", 1, "forward", 9, bytes=100_000),
     ]
-    assert "At most 472 kB held in full at a time, and at most 2 layers." in charts.gathers_seen(
+    assert "At most 472 kB held in full at a time, and at most 2 layers." in findings.gathers_seen(
         integers(pd.DataFrame(found)), ""
     )
 

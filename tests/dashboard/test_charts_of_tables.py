@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from overlaplab import charts
-from overlaplab.analyses.timeline import View
-from overlaplab.charts.advice import compare_advice
-from overlaplab.charts.theme import DARK, LIGHT, ms, percent, size
-from overlaplab.words import shorten
+from overlaplab.charts.theme import DARK, LIGHT
+from overlaplab.findings.advice import compare_advice
+from overlaplab.timeline.timeline import View
+from overlaplab.words import ms, percent, shorten, size
 
 MS = 1_000_000
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from overlaplab.analyses import late_buckets
-from overlaplab.charts import GatherCost, late_sentences, link_note, note, prefetch_gain, verdict
-from overlaplab.charts.advice import buckets_advice
-from overlaplab.events import Link, Manifest
+from overlaplab.findings import GatherCost, late_sentences, link_note, note, prefetch_gain, verdict
+from overlaplab.findings.advice import buckets_advice
+from overlaplab.manifest import Link, Manifest
 from overlaplab.words import gradient_word
 
 MS = 1_000_000

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from made_traces import event, gloo, launched, op, run_of, step, write
 
 from overlaplab import load_run, summary
-from overlaplab.analyses.level_of_detail import merged_marks
-from overlaplab.analyses.timeline import Timeline, timeline_events, timeline_view
+from overlaplab.timeline.level_of_detail import merged_marks
+from overlaplab.timeline.timeline import Timeline, timeline_events, timeline_view
 
 EVENTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 400), st.integers(0, 90)), max_size=80)
 

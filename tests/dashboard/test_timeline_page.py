@@ -11,12 +11,12 @@ from made_traces import event, run_of
 from streamlit.testing.v1 import AppTest
 
 import overlaplab
-from overlaplab.analyses.event_details import event_details
-from overlaplab.analyses.timeline import timeline_events
-from overlaplab.analyses.window_statistics import WindowStatistics
-from overlaplab.charts.window_words import window_advice, window_verdict
 from overlaplab.dashboard.canvas import shown_lanes, state_of
 from overlaplab.dashboard.event_words import event_rows, peer_rows
+from overlaplab.findings.windows import window_advice, window_verdict
+from overlaplab.timeline.event_details import event_details
+from overlaplab.timeline.timeline import timeline_events
+from overlaplab.timeline.window_statistics import WindowStatistics
 
 
 def words(app: AppTest) -> str:

@@ -1,23 +1,27 @@
-"""`python -m engine` with a fault: FAULT=rank:step:kind, and TOKEN in the environment to find its processes by."""
+"""`python -m overlaplab_engine` with a fault: FAULT=rank:step:kind, and TOKEN, by which its processes are found."""
 
 import os
 import signal
 import sys
 import time
 
-import engine.cli
-import engine.launch
-import engine.record
-import engine.strategies.zero3
-import engine.train
-from engine.comm import Communicator
+import overlaplab_engine.cli
+import overlaplab_engine.launch
+import overlaplab_engine.recording.trace_file
+import overlaplab_engine.strategies.zero3
+import overlaplab_engine.train
+from overlaplab_engine.network.communicator import Communicator
 
 if "RANK" not in os.environ:
-    engine.launch.ENTRY = (os.path.abspath(__file__),)
+    overlaplab_engine.launch.ENTRY = (os.path.abspath(__file__),)
 else:
     rank, step, kind = os.environ["FAULT"].split(":")
     mine = os.environ["RANK"] == rank
-    train_step, build, all_gather = engine.train.train_step, engine.train.build, Communicator.all_gather
+    train_step, build, all_gather = (
+        overlaplab_engine.train.train_step,
+        overlaplab_engine.train.build,
+        Communicator.all_gather,
+    )
 
     def faulty_step(strategy, optimizer, batches, at, **more):
         if at == int(step) and mine:
@@ -42,7 +46,7 @@ else:
             if kind == "other-order":
                 layers = strategy.model.layers
                 layers[0], layers[1] = layers[1], layers[0]
-                engine.strategies.zero3.AGREEMENT_S = 3
+                overlaplab_engine.strategies.zero3.AGREEMENT_S = 3
         if kind in ("lose-peer", "raise-in-backward") and at == int(step) and not mine:
             time.sleep(600)
         if kind == "raise-in-forward" and at == int(step) and not mine:  # its gathers meet nobody's
@@ -73,14 +77,14 @@ else:
             dataclasses.replace(config, layers=config.layers + 1) if mine and kind == "mismatch" else config, comm
         )
 
-    engine.train.train_step, engine.train.build = faulty_step, faulty_build
+    overlaplab_engine.train.train_step, overlaplab_engine.train.build = faulty_step, faulty_build
     if kind == "no-device-events":
-        export = engine.record.TraceFile._export
+        export = overlaplab_engine.recording.trace_file.TraceFile._export
 
         def unseeing_export(self, profiler):
             export(self, profiler)
             self.saw_no_device = mine
 
-        engine.record.TraceFile._export = unseeing_export
+        overlaplab_engine.recording.trace_file.TraceFile._export = unseeing_export
 
-sys.exit(engine.cli.main(sys.argv[1:]))
+sys.exit(overlaplab_engine.cli.main(sys.argv[1:]))

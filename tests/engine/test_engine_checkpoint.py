@@ -17,16 +17,15 @@ import torch
 import torch.distributed as dist
 from engine_ranks import Scenarios
 from engine_trials import BATCHES, SHARDED, Branches, transformer
+from overlaplab_engine.checkpoint import full_state, load_full, load_full_state, load_sharded, save_full, save_sharded
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.optimizer import MOMENTS, AdamW
+from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategies.torch_ddp import TorchDDP
+from overlaplab_engine.train import train_step
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-
-from engine.checkpoint import full_state, load_full, load_full_state, load_sharded, save_full, save_sharded
-from engine.comm import Communicator
-from engine.config import StrategyName
-from engine.errors import EngineError
-from engine.optimizer import MOMENTS, AdamW
-from engine.strategies import Options, Strategy, make
-from engine.strategies.torch_ddp import TorchDDP
-from engine.train import train_step
 
 scenario = Scenarios(__file__)
 NAIVE, BUCKETED, ZERO1, ZERO2, ZERO3 = (StrategyName(n) for n in ("naive", "bucketed", "zero1", "zero2", "zero3"))
@@ -574,7 +573,7 @@ SMALL = [
 
 def record(out: Path, *options: object) -> tuple[int, list[str]]:
     """Exit code and the lines on stderr."""
-    command = [sys.executable, "-m", "engine", "--out", str(out), "--nproc", "2", *SMALL, *map(str, options)]
+    command = [sys.executable, "-m", "overlaplab_engine", "--out", str(out), "--nproc", "2", *SMALL, *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout == ""
     return done.returncode, done.stderr.splitlines()
@@ -641,7 +640,7 @@ def test_what_cannot_be_is_said_at_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from engine.cli import main
+    from overlaplab_engine.cli import main
 
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()

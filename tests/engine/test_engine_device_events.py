@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from engine import device_events
-from engine.device_events import Probe, cause, holds_device_events, nothing_seen, probe
+from overlaplab_engine.recording import device_events
+from overlaplab_engine.recording.device_events import Probe, cause, holds_device_events, nothing_seen, probe
 
 KINETO = (
     "WARNING:2025-11-11 08:00:00 7:7 CuptiCallbackApi.cpp:{line}] function {call} failed with error {error} ({code})\n"

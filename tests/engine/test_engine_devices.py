@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from engine import nvidia as told
-from engine.cli import main
-from engine.devices import NoGpu, no_gpu
-from engine.nvidia import Gpu, Nvidia, nvidia
+from overlaplab_engine import nvidia as told
+from overlaplab_engine.cli import main
+from overlaplab_engine.devices import NoGpu, no_gpu
+from overlaplab_engine.nvidia import Gpu, Nvidia, nvidia
 
 H200 = Nvidia("580.65.06", [Gpu("NVIDIA H200", 143771, "9.0")])
 OLD = Nvidia("535.104.05", [Gpu("Tesla T4", 15360, "7.5")])
@@ -165,7 +164,7 @@ def test_recording_on_a_gpu_that_torch_cannot_see(tmp_path: Path, capfd: pytest.
 
 def test_the_doctors_facts() -> None:
     """The real torch of this machine, in a process of its own."""
-    line = [sys.executable, "-m", "engine.doctor"]
+    line = [sys.executable, "-m", "overlaplab_engine.doctor"]
     done = subprocess.run(
         line, capture_output=True, text=True, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     )

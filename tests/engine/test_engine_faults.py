@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.faults import MANAGED
+from overlaplab_engine.launch import _first_cause, launch
+from overlaplab_engine.network.communicator import is_lost_peer
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-from engine.comm import is_lost_peer
-from engine.errors import EngineError
-from engine.faults import MANAGED
-from engine.launch import _first_cause, launch
 
 FAULTY = Path(__file__).with_name("faulty_engine.py")
 SMALL = ["--layers", "2", "--width", "32", "--seq", "16", "--vocab", "50", "--batch", "2", "--warmup", "1"]
@@ -199,7 +198,7 @@ def test_a_rendezvous_that_fails_is_an_error_on_one_line(tmp_path: Path, monkeyp
 
     for name in (MANAGED, "KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL", "GLOO_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")  # launch sets them for its ranks
-    monkeypatch.setattr("engine.launch.elastic_launch", launcher)
+    monkeypatch.setattr("overlaplab_engine.launch.elastic_launch", launcher)
     with pytest.raises(EngineError, match=r"^the ranks cannot be started: DistNetworkError: no port is free$"):
         launch(2, [], tmp_path)
 

@@ -17,21 +17,20 @@ import torch
 import torch.distributed as dist
 from engine_ranks import Scenarios, run_ranks
 from engine_trials import BATCHES, SHAPE, Branches, Trapped, compare64, expect_failure
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Kind
+from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.recording.memory import held_bytes
+from overlaplab_engine.strategies import Options, make
+from overlaplab_engine.strategies.hooks import after_accumulation
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.profiler import ProfilerActivity, profile
-
-from engine.comm import Communicator
-from engine.config import StrategyName
-from engine.errors import EngineError
-from engine.hooks import after_accumulation
-from engine.link import Kind
-from engine.memory import held_bytes
-from engine.model import Transformer
-from engine.optimizer import AdamW
-from engine.strategies import Options, make
 
 scenario = Scenarios()
 

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import REFUSED, FakeGpu
-
-from engine import host_clock
-from engine.errors import EngineError
-from engine.gate import Gate
-from engine.gate_keeper import BEGUN, OPEN, ORDER, RELEASED, order
-from engine.host_clock import HostClock
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network import host_clock
+from overlaplab_engine.network.gate import Gate
+from overlaplab_engine.network.gate_keeper import BEGUN, OPEN, ORDER, RELEASED, order
+from overlaplab_engine.network.host_clock import HostClock
 
 CPU = torch.device("cpu")
 HOUR_NS = 3_600_000_000_000
@@ -100,8 +99,8 @@ def test_a_keeper_that_is_killed_lets_go_and_is_told(gate: Gate) -> None:
 def test_a_keeper_goes_with_its_parent_and_not_with_ctrl_c() -> None:
     """The pipe is open for as long as one of the two lives."""
     code = (
-        "import os, signal, time; from engine.gate import Gate; gate = Gate(); gate._keeper.send_signal(signal.SIGINT);"
-        "time.sleep(0.1); gate.check(); print('kept', flush=True); os._exit(3)"
+        "import os, signal, time; from overlaplab_engine.network.gate import Gate; gate = Gate();"
+        "gate._keeper.send_signal(signal.SIGINT);time.sleep(0.1); gate.check(); print('kept', flush=True); os._exit(3)"
     )
     read, write = os.pipe()
     process = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=write)
@@ -113,7 +112,7 @@ def test_a_keeper_goes_with_its_parent_and_not_with_ctrl_c() -> None:
 
 def test_a_keeper_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "keeper.py").write_text("raise SystemExit(1)")
-    monkeypatch.setattr("engine.gate_keeper.__file__", str(tmp_path / "keeper.py"))
+    monkeypatch.setattr("overlaplab_engine.network.gate_keeper.__file__", str(tmp_path / "keeper.py"))
     with pytest.raises(EngineError, match="the gate keeper's process does not start; use --link-wait kernel"):
         Gate()
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from overlaplab_engine.network.host_clock import HostClock
 from torch.profiler import ProfilerActivity, profile
-
-from engine.host_clock import HostClock
 
 pytestmark = pytest.mark.gpu
 
@@ -61,7 +60,9 @@ def test_a_recording(tmp_path: Path) -> None:
         *("--strategy", "bucketed", "--device", "cuda", "--nproc", "1", "--link", "400Gbps,10us,8"),
         *("--link-wait", "host", "--width", "256", "--heads", "4", "--seq", "64", "--warmup", "3", "--steps", "2"),
     ]
-    subprocess.run([sys.executable, "-m", "engine", *options, "--out", str(tmp_path / "run")], check=True, timeout=200)
+    subprocess.run(
+        [sys.executable, "-m", "overlaplab_engine", *options, "--out", str(tmp_path / "run")], check=True, timeout=200
+    )
     told = json.loads((tmp_path / "run" / "run.json").read_text())
     assert told["link_wait"] == "host"
     assert len(told["collectives"]["seq"]) > 0

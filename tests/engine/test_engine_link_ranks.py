@@ -9,14 +9,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from engine_ranks import Scenarios, run_ranks
+from overlaplab_engine.network import carrier
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Kind
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-
-from engine import carrier
-from engine.comm import Communicator
-from engine.link import Kind
 
 pytestmark = pytest.mark.alone
 

@@ -35,13 +35,12 @@ from engine_trials import (
     transformer,
     transformer_trial,
 )
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies import Options, make
+from overlaplab_engine.strategies.sharded import Sharded
 from torch import nn
-
-from engine.comm import Communicator
-from engine.config import StrategyName
-from engine.errors import EngineError
-from engine.strategies import Options, make
-from engine.strategies.sharded import Sharded
 
 scenario = Scenarios(__file__)
 

@@ -16,21 +16,20 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from overlaplab_engine.cli import main
+from overlaplab_engine.config import Config, Device, StrategyName
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network import process_group
+from overlaplab_engine.network.device_clock import EDGES_NS, SLOTS, DeviceClock
+from overlaplab_engine.network.link import Kind, Link, LinkWait
+from overlaplab_engine.network.phantoms import BLOCK_ELEMENTS, SCALE, Phantoms
+from overlaplab_engine.network.process_group import Emulation
+from overlaplab_engine.network.stream_carrier import StreamCarrier
+from overlaplab_engine.train import _connected, _device
 from phantom_trials import CPU, group_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-
-from engine import process_group
-from engine.cli import main
-from engine.config import Config, Device, StrategyName
-from engine.device_clock import EDGES_NS, SLOTS, DeviceClock
-from engine.errors import EngineError
-from engine.link import Kind, Link, LinkWait
-from engine.phantoms import BLOCK_ELEMENTS, SCALE, Phantoms
-from engine.process_group import Emulation
-from engine.stream_carrier import StreamCarrier
-from engine.train import _connected, _device
 
 SLOW = Link(bandwidth_gbps=1, latency_us=1000)
 
@@ -360,8 +359,8 @@ def test_the_clock_is_the_one_that_was_asked_for(
     config = Config(strategy=StrategyName.NAIVE, out=tmp_path, link=replace(SLOW, world_size=8), link_wait=wait)
     with pytest.raises(EngineError, match="far enough"), _connected(gpu, config):
         pass
-    monkeypatch.setattr("engine.stream_carrier.DeviceClock", lambda device: ("kernel", device))
-    monkeypatch.setattr("engine.stream_carrier.HostClock", lambda device: ("host", device))
+    monkeypatch.setattr("overlaplab_engine.network.stream_carrier.DeviceClock", lambda device: ("kernel", device))
+    monkeypatch.setattr("overlaplab_engine.network.stream_carrier.HostClock", lambda device: ("host", device))
     monkeypatch.setattr(process_group, "StreamCarrier", lambda *told: told)
     monkeypatch.setattr(process_group, "EmulatedLinkGroup", lambda rank, size, mover, carrier: carrier)
     made = process_group._create(SimpleNamespace(group_rank=0, group_size=8), asked[0])

@@ -2,10 +2,9 @@
 
 import pytest
 from engine_trials import STRATEGIES, transformer
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.network.phantoms import Phantoms
 from phantom_trials import Stepped, train
-
-from engine.config import StrategyName
-from engine.phantoms import Phantoms
 
 RANKS = 3  # the last one's parts end in padding
 ELEMENTS = sum(p.numel() for p in transformer().parameters())
@@ -52,5 +51,5 @@ def test_mutants_are_caught(peers: type[Stepped], name: StrategyName) -> None:
 
 def test_a_model_that_is_not_tiny_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors larger than a block."""
-    monkeypatch.setattr("engine.phantoms.BLOCK_ELEMENTS", {"cpu": 100})
+    monkeypatch.setattr("overlaplab_engine.network.phantoms.BLOCK_ELEMENTS", {"cpu": 100})
     assert train(StrategyName.ZERO3, 1, RANKS) > 100

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from overlaplab_engine.config import StrategyName
 
 import overlaplab
-from engine.config import StrategyName
 
 SMALL = [
     *("--device", "cpu", "--nproc", "1", "--width", "16", "--heads", "2", "--seq", "8", "--vocab", "32"),
@@ -85,7 +85,7 @@ def test_the_analyser_misses_no_rank_of_it(runs: Path, name: StrategyName) -> No
 def test_zero3_of_32_layers_by_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["--strategy", "zero3", "--layers", "32", "--steps", "1", *SMALL]
-    command = [sys.executable, "-m", "engine", "--out", str(out), *options]
+    command = [sys.executable, "-m", "overlaplab_engine", "--out", str(out), *options]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"overlaplab record: zero3, 1 steps on one rank of an emulated group of 8 → {out}\n"

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from overlaplab_engine import Recorder
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.recording.subject import Subject
+from overlaplab_engine.recording.trace_file import TraceFile
+from overlaplab_engine.strategies.ddp_buckets import BucketLabels
 from torch import nn
 from torch.profiler import profile
-
-from engine import Recorder
-from engine.ddp import BucketLabels
-from engine.errors import EngineError
-from engine.record import TraceFile
-from engine.subject import Subject
 
 NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
 
@@ -156,7 +155,7 @@ def test_a_step_before_the_start_is_refused(tmp_path: Path, model: nn.Module) ->
 
 
 def test_without_torch_one_line_tells_how_to_get_it() -> None:
-    code = "import sys; sys.modules['torch'] = None; from engine import Recorder"
+    code = "import sys; sys.modules['torch'] = None; from overlaplab_engine import Recorder"
     tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert tried.stderr.splitlines()[-1] == (
         "ImportError: Recorder needs torch; install it with: pip install 'overlaplab[engine]'"

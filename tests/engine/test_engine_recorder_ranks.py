@@ -17,6 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine_ranks import Scenarios
+from overlaplab_engine import Recorder
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Word, parse
+from overlaplab_engine.network.communicator import Communicator
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -26,10 +30,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
 import overlaplab
-from engine import Recorder
-from engine.comm import Communicator
-from engine.errors import EngineError
-from engine.labels import Word, parse
 
 scenario = Scenarios(__file__)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from overlaplab_engine.labels import Word, parse
 
 import overlaplab
-from engine.labels import Word, parse
 
 SMALL = [
     *("--device", "cpu", "--layers", "2", "--width", "64", "--seq", "16", "--vocab", "100", "--batch", "2"),
@@ -33,7 +33,7 @@ RECORDINGS = {
 PARAMETERS = 2 + 2 * 12 + 3
 
 
-def record(out: Path, *options: str, entry: tuple[str, ...] = ("-m", "engine", "--nproc", "2")) -> str:
+def record(out: Path, *options: str, entry: tuple[str, ...] = ("-m", "overlaplab_engine", "--nproc", "2")) -> str:
     done = subprocess.run(
         [sys.executable, *entry, "--out", str(out), *SMALL, *options], capture_output=True, text=True, timeout=100
     )
@@ -209,23 +209,23 @@ def test_the_manifest_says_what_was_recorded(recording: Recording) -> None:
 
 
 DDP_ORACLE = """
-import json, sys, engine.train
+import json, sys, overlaplab_engine.train
 told = sys.argv.pop(1)
-from engine.cli import main
-build = engine.train.build
+from overlaplab_engine.cli import main
+build = overlaplab_engine.train.build
 def noting(config, comm):
     strategy, optimizer = build(config, comm)
     noting.strategy = strategy
     return strategy, optimizer
-engine.train.build = noting
-manifest = engine.train.manifest
+overlaplab_engine.train.build = noting
+manifest = overlaplab_engine.train.manifest
 def asking(config, comm, strategy, *more, **named):
     names = [n for n, p in strategy.model.named_parameters() if p.requires_grad]
     indices = strategy.logging_data["rebuilt_per_bucket_param_indices"]
     with open(told, "w") as file:
         json.dump([[names[int(i)] for i in bucket.split()] for bucket in indices.split(",") if bucket.strip()], file)
     return manifest(config, comm, strategy, *more, **named)
-engine.train.manifest = asking
+overlaplab_engine.train.manifest = asking
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -264,7 +264,7 @@ def test_two_machines_record_one_run(tmp_path: Path) -> None:
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
                 *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "two"),
-                *("-m", "engine", "--strategy", "bucketed", "--out", str(tmp_path / "run"), *SMALL),
+                *("-m", "overlaplab_engine", "--strategy", "bucketed", "--out", str(tmp_path / "run"), *SMALL),
             ],
             stderr=subprocess.PIPE,
             text=True,
@@ -298,7 +298,7 @@ def test_only_the_ranks_that_are_asked_for_leave_a_trace(tmp_path: Path) -> None
 
 
 def test_world_size_1_and_no_trace(tmp_path: Path) -> None:
-    one = ("-m", "engine", "--nproc", "1")
+    one = ("-m", "overlaplab_engine", "--nproc", "1")
     record(tmp_path / "one", "--strategy", "bucketed", *LINK, "--dtype", "bfloat16", "--main-grad", entry=one)
     recording = Recording(tmp_path / "one")
     assert set(recording.traces) == {0}

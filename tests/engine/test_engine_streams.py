@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import torch
 from engine_trials import OURS, SHARDED
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.network import communicator as comm_module
+from overlaplab_engine.network.streams import Passage
+from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategies import base as base_module
+from overlaplab_engine.strategies.zero3 import ShardedUnit
 from streams import META, Device, HostReadError, RaceError, Stream, on_streams
 from torch import nn
-
-from engine import comm as comm_module
-from engine.config import StrategyName
-from engine.model import Transformer
-from engine.strategies import Options, Strategy, make
-from engine.strategies import base as base_module
-from engine.strategies.zero3 import ShardedUnit
-from engine.streams import Passage
 
 CAP_MB = 0.00025
 """Each of a tower's units is a bucket."""

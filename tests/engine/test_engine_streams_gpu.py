@@ -11,15 +11,14 @@ import pytest
 import torch
 from engine_trials import BATCHES, SMALL_CAP_MB, transformer
 from gpu_testing import GPU_TESTS, limit, run
-
-from engine.comm import Communicator, connect
-from engine.config import StrategyName
-from engine.data import place
-from engine.link import Kind, Link
-from engine.optimizer import AdamW
-from engine.strategies import Options, make
-from engine.streams import CommStreams, Passage
-from engine.train import train_step
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.models.batches import place
+from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.network.link import Kind, Link
+from overlaplab_engine.network.streams import CommStreams, Passage
+from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.strategies import Options, make
+from overlaplab_engine.train import train_step
 
 pytestmark = GPU_TESTS
 
@@ -115,7 +114,7 @@ def test_the_host_never_waits_in_a_step(
 
 
 def recorded(out: Path, *options: str) -> Path:
-    code, said = run([sys.executable, "-m", "engine", *options, "--out", str(out)], RECORDING_S)
+    code, said = run([sys.executable, "-m", "overlaplab_engine", *options, "--out", str(out)], RECORDING_S)
     assert code == 0, said
     return out
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from engine import record
+from overlaplab_engine.recording import trace_file as record
 
 
 @pytest.mark.parametrize(

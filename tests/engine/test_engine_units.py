@@ -13,27 +13,26 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from overlaplab_engine import labels
+from overlaplab_engine.cli import AUTO_LINK, _link, main
+from overlaplab_engine.config import Config, Device, Dtype, StrategyName
+from overlaplab_engine.devices import on_gpus
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Word
+from overlaplab_engine.models.batches import Batches
+from overlaplab_engine.models.transformer import Transformer, reads_parameters_in_backward, units
+from overlaplab_engine.network.carrier import clock_offset_ns
+from overlaplab_engine.network.communicator import connect
+from overlaplab_engine.network.link import Kind, Link
+from overlaplab_engine.network.process_group import _gloo
+from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.recording.facts import hardware_of_rank
+from overlaplab_engine.recording.trace_file import clear, whole
+from overlaplab_engine.strategies.buckets import InOrder, assign
+from overlaplab_engine.strategies.shards import Layout
+from overlaplab_engine.train import _device
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-
-from engine import labels
-from engine.buckets import InOrder, assign
-from engine.carrier import clock_offset_ns
-from engine.cli import AUTO_LINK, _link, main
-from engine.comm import connect
-from engine.config import Config, Device, Dtype, StrategyName
-from engine.data import Batches
-from engine.devices import on_gpus
-from engine.errors import EngineError
-from engine.facts import hardware_of_rank
-from engine.labels import Word
-from engine.link import Kind, Link
-from engine.model import Transformer, reads_parameters_in_backward, units
-from engine.optimizer import AdamW
-from engine.process_group import _gloo
-from engine.record import clear, whole
-from engine.shards import Layout
-from engine.train import _device
 
 ORDERED = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
@@ -417,7 +416,7 @@ def test_options_left_out_are_those_of_the_device(
     for name, value in {"RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     asked: list[Config] = []
-    monkeypatch.setattr("engine.worker.work", lambda config, argv: asked.append(config))
+    monkeypatch.setattr("overlaplab_engine.worker.work", lambda config, argv: asked.append(config))
     assert main(["--strategy", "torch-ddp", "--out", str(tmp_path / "run"), *options]) == 0
     assert asked[0].model() == (CPU_MODEL if "cpu" in options else GPU_MODEL) | model
     assert asked[0].warmup == warmup

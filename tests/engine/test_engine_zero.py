@@ -21,18 +21,17 @@ from engine_trials import (
     transformer,
     transformer_trial,
 )
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Kind
+from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.recording.memory import held_bytes
+from overlaplab_engine.strategies import Options, make
+from overlaplab_engine.strategies.zero3 import ShardedUnit, Zero3
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
-
-from engine.comm import Communicator
-from engine.config import StrategyName
-from engine.errors import EngineError
-from engine.link import Kind
-from engine.memory import held_bytes
-from engine.model import Transformer
-from engine.optimizer import AdamW
-from engine.strategies import Options, make
-from engine.strategies.zero3 import ShardedUnit, Zero3
 
 scenario = Scenarios(__file__)
 

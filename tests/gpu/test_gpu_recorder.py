@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from gpu_testing import GPU_TESTS, limit, run
+from overlaplab_engine import Recorder
+from overlaplab_engine.labels import Word, parse
 from torch import nn
-
-from engine import Recorder
-from engine.labels import Word, parse
 
 pytestmark = GPU_TESTS
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaplab.analyses.alignment import LIMIT_NS, NEAR_NS, Fit, align
+from overlaplab.evidence.alignment import LIMIT_NS, NEAR_NS, Fit, align
 
 MS = 1_000_000
 

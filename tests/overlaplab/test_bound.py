@@ -14,9 +14,10 @@ from made_traces import event, launched, op, run_of, step
 from made_zero3 import USE, sizes, zero3_events
 
 import overlaplab
-from overlaplab.analyses import transfer_ns
-from overlaplab.analyses.bound import Compute, Launch, Move, Wait, bound, finish_ns
-from overlaplab.events import Link
+from overlaplab.costs import transfer_ns
+from overlaplab.manifest import Link
+from overlaplab.selection import Selection
+from overlaplab.simulate.bound import Compute, Launch, Move, Wait, bound, finish_ns
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 TEN = Link(emulated=True, bandwidth_gbps=1e9, latency_us=5, world_size=2)
@@ -220,10 +221,10 @@ def test_no_rows_without_labels_or_where_gathers_cross_steps(tmp_path: Path) -> 
 
 def test_ranks_and_steps_are_chosen_as_elsewhere(tmp_path: Path) -> None:
     run = overlaplab.load_run(SAMPLES / "bucketed")
-    assert bound(run, ranks=[1], steps=[3])[["rank", "step"]].to_numpy().tolist() == [[1, 3]]
-    assert bound(run, ranks=[1], skip_steps=2)["step"].tolist() == [4]
+    assert bound(run, Selection(ranks=[1], steps=[3]))[["rank", "step"]].to_numpy().tolist() == [[1, 3]]
+    assert bound(run, Selection(ranks=[1], skip_steps=2))["step"].tolist() == [4]
     with pytest.raises(overlaplab.OverlaplabError):
-        bound(run, ranks=[7])
+        bound(run, Selection(ranks=[7]))
 
 
 @pytest.mark.parametrize("sample", ["naive", "per-param", "bucketed", "torch-ddp", "zero3", "zero3-serial"])

@@ -9,8 +9,10 @@ import pytest
 from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import bucket_notes, replay, transfer_ns
-from overlaplab.events import Link
+from overlaplab.analyses import bucket_notes
+from overlaplab.costs import transfer_ns
+from overlaplab.manifest import Link
+from overlaplab.simulate import replay
 
 BACKWARD = event("engine::backward microbatch=0 sync=1", 10, 60)
 AUTOGRAD = event("autograd::engine::evaluate_function: MmBackward0", 11, 50)

@@ -15,7 +15,7 @@ from made_traces import op, run_of, step
 import overlaplab
 from overlaplab import Run
 from overlaplab.analyses import warnings_of
-from overlaplab.analyses.timeline import timeline_events
+from overlaplab.timeline.timeline import timeline_events
 
 ENDS = [1000, 2100, 3050, 4700, 5500]
 

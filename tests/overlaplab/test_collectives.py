@@ -18,10 +18,10 @@ from samples import TRACES, cpu_samples, gpu_samples
 
 import overlaplab
 from overlaplab import OverlaplabError, load_run
-from overlaplab.analyses.collectives import within
 from overlaplab.cli import main
-from overlaplab.intervals import clip, total, union
+from overlaplab.intervals import clip, total, union, within
 from overlaplab.report.documents import collectives_document
+from overlaplab.selection import Selection
 
 
 def test_one_collective(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_skews_that_clocks_explain(tmp_path: Path) -> None:
     ranks = [[e for n, both in enumerate(spans) for e in carried(n, *both[rank])] for rank in (0, 1)]
     run = run_of(tmp_path, *ranks)
     assert overlaplab.clocks(run)["error_ns"].tolist() == [0, 4_000]
-    first_rank = overlaplab.collectives(run, ranks=[0])
+    first_rank = overlaplab.collectives(run, Selection(ranks=[0]))
     assert first_rank["within_clock_error"].tolist() == [True, True, False]
     assert overlaplab.stragglers(run)["last"].tolist() == [1, 0]
 
@@ -116,12 +116,12 @@ def test_steps_are_those_of_the_launch(tmp_path: Path) -> None:
     run = run_of(tmp_path, events)
     table = overlaplab.collectives(run)
     assert table["step"].tolist() == [pd.NA, 1, 1, 2]
-    assert overlaplab.collectives(run, steps=[1])["index"].tolist() == [1, 2]
-    assert overlaplab.collectives(run, skip_steps=1)["index"].tolist() == [3]
+    assert overlaplab.collectives(run, Selection(steps=[1]))["index"].tolist() == [1, 2]
+    assert overlaplab.collectives(run, Selection(skip_steps=1))["index"].tolist() == [3]
     with pytest.raises(OverlaplabError, match="no step 9"):
-        overlaplab.collectives(run, steps=[9])
+        overlaplab.collectives(run, Selection(steps=[9]))
     with pytest.raises(OverlaplabError, match="rank 5"):
-        overlaplab.collectives(run, ranks=[5])
+        overlaplab.collectives(run, Selection(ranks=[5]))
 
 
 def test_of_a_kernels_name_alone_little_is_known(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_by_group_and_kind(tmp_path: Path) -> None:
         ["0", "all_reduce", 2, 12, 30_000, 20_000],
         ["0", "all_gather", 2, 20, 25_000, 25_000],
     ]
-    assert overlaplab.communication_by(run, steps=[1])[columns].to_numpy().tolist() == []
-    assert overlaplab.communication_by(run, steps=[0])[columns].to_numpy().tolist()[1] == [
+    assert overlaplab.communication_by(run, Selection(steps=[1]))[columns].to_numpy().tolist() == []
+    assert overlaplab.communication_by(run, Selection(steps=[0]))[columns].to_numpy().tolist()[1] == [
         *("0", "all_gather", 2, 20, 15_000, 15_000)
     ]
 
@@ -207,7 +207,7 @@ def test_the_document(tmp_path: Path) -> None:
     assert (other["step"], other["reason"]) == (3, "sends and receives are not matched")
     assert document["stragglers"][0] | {"rank": 2, "cost_ns": 10_000} == document["stragglers"][0]
     assert [row["kind"] for row in document["by_group_and_kind"]][:2] == ["all_reduce", "send_recv"]
-    assert collectives_document(run, ranks=[1])["collectives"][0]["ranks"][0]["rank"] == 1
+    assert collectives_document(run, Selection(ranks=[1]))["collectives"][0]["ranks"][0]["rank"] == 1
 
 
 def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:

@@ -14,8 +14,9 @@ import pytest
 from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import bucket_notes, late_buckets, replay
-from overlaplab.events import Link
+from overlaplab.analyses import bucket_notes, late_buckets
+from overlaplab.manifest import Link
+from overlaplab.simulate import replay
 
 SAMPLE = Path(__file__).parents[2] / "traces" / "torch-ddp-gloo"
 

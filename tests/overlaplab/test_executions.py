@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from made_traces import event, launched, run_of
 
-from overlaplab.analyses.executions import executions
+from overlaplab.evidence.executions import executions
 
 
 def graph(host: float, *kernels: tuple[float, float]) -> list[dict[str, Any]]:

@@ -15,11 +15,12 @@ from made_traces import event, launched, op, run_of, step
 import overlaplab
 from overlaplab.analyses import CAUSES, rows_of, worst_step
 from overlaplab.errors import OverlaplabError
+from overlaplab.selection import Selection
 
 
 def found(run: overlaplab.Run, **chosen: Any) -> list[tuple[str, Any, Any, int]]:
     """Cause, collective, what and exposed µs of rank 0, in order of time."""
-    table = overlaplab.exposed(run, ranks=[0], **chosen).sort_values(["start_ns", "collective"])
+    table = overlaplab.exposed(run, Selection(ranks=[0], **chosen)).sort_values(["start_ns", "collective"])
     return [
         (row["cause"], row["collective"], row["what"], row["exposed_ns"] // 1000) for row in table.to_dict("records")
     ]
@@ -54,7 +55,7 @@ def test_straggler_wait_names_the_late_rank(tmp_path: Path) -> None:
 def owners(folder: Path, *ranks: list[dict[str, Any]]) -> dict[int, int]:
     """µs of rank 0 by collective, of two groups called a and b."""
     groups = [group(name, (0, 1)) for name in "ab"]
-    table = overlaplab.exposed(groups_of(folder, *((events, groups) for events in ranks)), ranks=[0])
+    table = overlaplab.exposed(groups_of(folder, *((events, groups) for events in ranks)), Selection(ranks=[0]))
     return {int(index): int(took) // 1000 for index, took in table.groupby("collective")["exposed_ns"].sum().items()}
 
 
@@ -265,12 +266,12 @@ def test_it_is_cut_at_the_steps_borders_as_summary_cuts_it(tmp_path: Path) -> No
     run = alone(tmp_path, *events)
     table = overlaplab.exposed(run)
     assert table.groupby(["rank", "step"])["exposed_ns"].sum().tolist() == [100_000, 200_000] * 2
-    assert overlaplab.exposed(run, steps=[1])["step"].unique().tolist() == [1]
-    assert overlaplab.exposed(run, ranks=[1], skip_steps=1)[["rank", "step"]].drop_duplicates().to_numpy().tolist() == [
-        [1, 1]
-    ]
+    assert overlaplab.exposed(run, Selection(steps=[1]))["step"].unique().tolist() == [1]
+    assert overlaplab.exposed(run, Selection(ranks=[1], skip_steps=1))[
+        ["rank", "step"]
+    ].drop_duplicates().to_numpy().tolist() == [[1, 1]]
     with pytest.raises(OverlaplabError, match="not in this run"):
-        overlaplab.exposed(run, ranks=[7])
+        overlaplab.exposed(run, Selection(ranks=[7]))
 
 
 def test_without_communication_or_device_activity_there_is_no_row(tmp_path: Path) -> None:

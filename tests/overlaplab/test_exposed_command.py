@@ -15,10 +15,10 @@ from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import idle
-from overlaplab.analyses.cause_words import MEANINGS, exposed_advice, moved_word
 from overlaplab.analyses.exposed import Cause
-from overlaplab.analyses.verdict import verdict
 from overlaplab.cli import main
+from overlaplab.findings.causes import MEANINGS, exposed_advice, moved_word
+from overlaplab.findings.verdict import verdict
 from overlaplab.report.page import report_page
 
 LATE = "a" * 200

@@ -14,8 +14,8 @@ from made_traces import event, gloo, launched, op, step, write
 import overlaplab
 from overlaplab import Run, load_run
 from overlaplab.analyses import bucket_notes, schedule_notes, warnings_of
-from overlaplab.analyses.timeline import timeline_events
 from overlaplab.report import documents
+from overlaplab.timeline.timeline import timeline_events
 
 Event = dict[str, Any]
 

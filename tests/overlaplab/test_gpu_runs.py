@@ -16,10 +16,11 @@ from rich.text import Text
 import overlaplab
 from overlaplab import Run
 from overlaplab.analyses import scatters, schedule_steps, volume, warnings_of
-from overlaplab.analyses.bound import bound
-from overlaplab.analyses.recorded import recorded
-from overlaplab.analyses.timeline import timeline_events
+from overlaplab.evidence.recorded import recorded
 from overlaplab.report import console
+from overlaplab.selection import Selection
+from overlaplab.simulate.bound import bound
+from overlaplab.timeline.timeline import timeline_events
 
 SPANS = ("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 
@@ -37,7 +38,7 @@ def us(table: pd.DataFrame, *columns: str) -> list[list[Any]]:
 
 
 def causes(run: Run) -> list[list[Any]]:
-    return us(overlaplab.exposed(run, steps=[3]), "cause", "what", "exposed_ns")
+    return us(overlaplab.exposed(run, Selection(steps=[3])), "cause", "what", "exposed_ns")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_buckets(tmp_path: Path, events: list[dict[str, Any]], manifest: dict[st
 def test_a_collective_is_its_events_from_first_to_last(tmp_path: Path) -> None:
     """Begin, copy and wait, with 1 µs between them, are 300 µs of one all-reduce of 8 ranks."""
     run = gpu_run(tmp_path, bucketed())
-    table = overlaplab.collectives(run, steps=[3])
+    table = overlaplab.collectives(run, Selection(steps=[3]))
     assert us(table, "kind", "bytes", "dtype", "group_size", "wait_ns", "transfer_ns", "exposed_ns") == [
         ["all_reduce", 8_000_000, "bfloat16", 8, 0, 300, 1],
         ["all_reduce", 8_000_000, "bfloat16", 8, 0, 300, 300],
@@ -109,12 +110,15 @@ def test_a_link_that_waits_for_the_host_is_read_alike(tmp_path: Path, monkeypatc
         [3, 1560, 1250, 600, 299, 301, 0, 9],
         [4, 1559, 1250, 600, 299, 301, 0, 8],
     ]
-    table = overlaplab.collectives(run, steps=[3])
+    table = overlaplab.collectives(run, Selection(steps=[3]))
     assert us(table, "kind", "bytes", "dtype", "group_size", "wait_ns", "transfer_ns", "exposed_ns") == [
         ["all_reduce", 8_000_000, "bfloat16", 8, 0, 300, 1],
         ["all_reduce", 8_000_000, "bfloat16", 8, 0, 300, 300],
     ]
-    assert us(overlaplab.buckets(run, steps=[3]), "index", "start_ns", "end_ns") == [[0, 806, 1106], [1, 1208, 1508]]
+    assert us(overlaplab.buckets(run, Selection(steps=[3])), "index", "start_ns", "end_ns") == [
+        [0, 806, 1106],
+        [1, 1208, 1508],
+    ]
 
 
 def test_gathers_that_nothing_hides(tmp_path: Path) -> None:
@@ -122,7 +126,7 @@ def test_gathers_that_nothing_hides(tmp_path: Path) -> None:
     the scatter of 100 before it; and the use 1 µs after the gather.
     """
     run = gpu_run(tmp_path, zero3(0), strategy="zero3", prefetch=0)
-    table = overlaplab.schedule(run, steps=[4])
+    table = overlaplab.schedule(run, Selection(steps=[4]))
     assert us(table, "unit", "phase", "gather_start_ns", "gather_end_ns", "first_use_ns", "last_use_ns", "wait_ns") == [
         ["embedding", "forward", -151, -1, 0, 100, 151],
         ["layers.0", "forward", 101, 251, 252, 352, 151],
@@ -138,7 +142,7 @@ def test_gathers_that_nothing_hides(tmp_path: Path) -> None:
 def test_gathers_ahead(tmp_path: Path) -> None:
     """With one unit ahead each gather begins when the one before it ends, and 100 of its 150 µs are hidden."""
     run = gpu_run(tmp_path, zero3(1), strategy="zero3", prefetch=1)
-    table = overlaplab.schedule(run, steps=[3])
+    table = overlaplab.schedule(run, Selection(steps=[3]))
     assert us(table, "unit", "gather_start_ns", "gather_end_ns", "first_use_ns", "wait_ns", "free_ns") == [
         ["embedding", -151, -1, 0, 124, 100],  # asked for when nothing had run
         ["layers.0", 0, 150, 151, 50, 251],
@@ -146,7 +150,7 @@ def test_gathers_ahead(tmp_path: Path) -> None:
         ["head", 302, 452, 453, 50, 754],
         ["layers.0", 867, 1017, 1018, 29, 1218],
     ]
-    assert us(scatters(run, steps=[3]), "unit", "start_ns", "end_ns", "bytes") == [
+    assert us(scatters(run, Selection(steps=[3])), "unit", "start_ns", "end_ns", "bytes") == [
         ["head", 766, 866, 4_000_000],
         ["layers.1", 1018, 1118, 4_000_000],
         ["layers.0", 1230, 1330, 4_000_000],
@@ -157,7 +161,7 @@ def test_gathers_ahead(tmp_path: Path) -> None:
         counted[["gathers", "frees", "layer_gathers", "peak_gathered_bytes"]].to_numpy().tolist()
         == [[5, 5, 3, 8_000_000]] * 2
     )
-    assert us(overlaplab.summary(run, steps=[3]), *SPANS) == [[1767, 1330, 1150, 728, 422, 0, 15]]
+    assert us(overlaplab.summary(run, Selection(steps=[3])), *SPANS) == [[1767, 1330, 1150, 728, 422, 0, 15]]
     assert causes(run)[:5] == [
         ["tail", "embedding", GATHER_US],  # of the next step: nothing has computed yet
         ["blocking", "embedding", SCATTER_US - 10],  # beside it the scatter before it is taken in
@@ -170,7 +174,7 @@ def test_gathers_ahead(tmp_path: Path) -> None:
 def test_fsdp2(tmp_path: Path) -> None:
     """Its own ranges and streams: root, two layers forward, both again backward, three scatters."""
     run = gpu_run(tmp_path, fsdp2(), strategy="torch-fsdp2")
-    table = overlaplab.schedule(run, steps=[3])
+    table = overlaplab.schedule(run, Selection(steps=[3]))
     assert us(table, "unit", "phase", "gather_start_ns", "gather_end_ns", "first_use_ns", "free_ns", "wait_ns") == [
         ["root", "forward", -151, -1, 9, 1118, 140],
         ["layers.0", "forward", 15, 165, 175, 275, 56],
@@ -179,14 +183,18 @@ def test_fsdp2(tmp_path: Path) -> None:
         ["layers.0", "backward", 513, 663, 717, 917, 0],
     ]
     assert set(table["bytes"]) == {4_000_000}
-    assert us(scatters(run, steps=[3]), "unit", "start_ns", "end_ns") == [
+    assert us(scatters(run, Selection(steps=[3])), "unit", "start_ns", "end_ns") == [
         ["layers.1", 714, 814],
         ["layers.0", 924, 1024],
         ["root", 1125, 1225],
     ]
     assert volume(run)[["kind", "count"]].to_numpy().tolist() == [["all_gather", 5], ["reduce_scatter", 3]] * 2
     assert causes(run)[0] == ["tail", "root", SCATTER_US]
-    assert us(overlaplab.exposed(run, steps=[4]), "cause", "what", "exposed_ns")[0] == ["tail", "root", SCATTER_US]
+    assert us(overlaplab.exposed(run, Selection(steps=[4])), "cause", "what", "exposed_ns")[0] == [
+        "tail",
+        "root",
+        SCATTER_US,
+    ]
 
 
 def test_the_timeline_shows_device_time(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from made_traces import event, launched, op, run_of
 
 import overlaplab
 from overlaplab.analyses import idle
-from overlaplab.analyses.verdict import elsewhere, verdict
+from overlaplab.findings.verdict import elsewhere, verdict
 from overlaplab.hta import trace_analysis
+from overlaplab.selection import Selection
 
 
 def classes(run: overlaplab.Run, **chosen: Any) -> list[tuple[int, int, int, int]]:
     """Per step: idle, host wait, kernel wait, other, in ns."""
-    table = idle(run, **chosen)
+    table = idle(run, Selection(**chosen))
     return [tuple(row) for row in table[["idle_ns", "host_wait_ns", "kernel_wait_ns", "other_ns"]].to_numpy().tolist()]
 
 

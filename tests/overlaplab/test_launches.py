@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_traces import event, gloo, launched, op, run_of
 
-from overlaplab.analyses.executions import executions
-from overlaplab.analyses.labels import Span
-from overlaplab.analyses.launches import launches
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.labels import Span
+from overlaplab.evidence.launches import launches
 from overlaplab.vocabulary import collective_kind
 
 moments = st.integers(0, 60)

@@ -11,10 +11,10 @@ from made_runs import label
 from made_traces import event, op, step, write
 
 import overlaplab
-from overlaplab import Run, charts, load_run
+from overlaplab import Run, findings, load_run
 from overlaplab.analyses import worst_step
-from overlaplab.analyses.purposes import purposes
 from overlaplab.cli.shared import title
+from overlaplab.evidence.purposes import purposes
 
 Event = dict[str, Any]
 
@@ -93,9 +93,9 @@ def test_what_ends_after_its_pass_is_its_tail(tmp_path: Path) -> None:
 )
 def test_a_loop_without_a_strategy(tmp_path: Path, manifest: dict[str, Any], note: str, told: str) -> None:
     run = loop(tmp_path, step(3, 0, 300), *backward(10, sends=True), op("add_", 210, 290), **manifest)
-    assert charts.note(run.manifest) == note
+    assert findings.note(run.manifest) == note
     table = overlaplab.summary(run)
-    assert charts.verdict(table, run.manifest).startswith(told)
+    assert findings.verdict(table, run.manifest).startswith(told)
     assert worst_step(table)["step"] == 3
     strategy = manifest.get("strategy")
     assert title(run) == f"{tmp_path}: {', '.join([*([strategy] if strategy else []), '1 rank'])}"

@@ -14,8 +14,8 @@ from made_traces import event, launched, run_of
 
 import overlaplab
 from overlaplab import Run
-from overlaplab.analyses.matching import matched
-from overlaplab.analyses.recorded import recorded
+from overlaplab.evidence.matching import matched
+from overlaplab.evidence.recorded import recorded
 
 
 def matches(run: Run) -> list[tuple[tuple[int, float], ...]]:

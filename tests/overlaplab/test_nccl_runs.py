@@ -13,6 +13,7 @@ from made_traces import event, launched, step, write
 
 import overlaplab
 from overlaplab import Run, load_run
+from overlaplab.selection import Selection
 
 Event = dict[str, Any]
 NAMES = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base", "all_reduce": "allreduce"}
@@ -104,7 +105,7 @@ def test_bytes_group_and_number_are_told(tmp_path: Path, numbered: bool) -> None
     ranks = [Rank(rank, numbered=numbered) for rank in (0, 1)]
     for rank in ranks:
         step_of(rank, late=5 * rank.rank)
-    table = overlaplab.collectives(run_of(tmp_path, *ranks), ranks=[0])
+    table = overlaplab.collectives(run_of(tmp_path, *ranks), Selection(ranks=[0]))
     labelled = table[table["kind"] != "barrier"]
     assert labelled["kind"].tolist() == ["all_gather", "reduce_scatter", "all_reduce"]
     assert labelled["bytes"].tolist() == [2000] * 3

@@ -9,7 +9,7 @@ from made_phantoms import phantom_run
 from made_runs import engine_events
 from made_traces import run_of
 
-from overlaplab import charts, collectives, compare, exposed, summary
+from overlaplab import collectives, compare, exposed, findings, summary
 from overlaplab.analyses import group_words, is_sweep, memory, peaks, warnings_of
 from overlaplab.cli.shared import title
 from overlaplab.report import console
@@ -52,8 +52,8 @@ def test_screens_say_so(tmp_path: Path) -> None:
     run = phantom_run(tmp_path, engine_events(), strategy="zero3", bucket_cap_mb=None, prefetch=1)
     link = "emulated link 400Gbps,10us"
     assert title(run) == f"{tmp_path}: zero3, {TOLD}, {link}"
-    assert charts.note(run.manifest) == f"zero3, {TOLD}, cpu, prefetch 1, {link}"
-    assert charts.link_note(run.manifest) == f"{link}, one rank of a group of 8"
+    assert findings.note(run.manifest) == f"zero3, {TOLD}, cpu, prefetch 1, {link}"
+    assert findings.link_note(run.manifest) == f"{link}, one rank of a group of 8"
     assert run.manifest is not None
     assert group_words(run.manifest) == TOLD
     meant = phantom_run(tmp_path / "meant", engine_events(), numerics_meant=True)
@@ -68,7 +68,7 @@ def test_screens_say_so(tmp_path: Path) -> None:
 def test_ordinary_runs_say_how_many_ranks(tmp_path: Path) -> None:
     run = run_of(tmp_path, engine_events(), engine_events(), manifest={})
     assert title(run) == f"{tmp_path}: bucketed, 2 ranks"
-    assert charts.note(run.manifest) == "bucketed, 2 ranks, cpu, bucket_cap_mb 25"
+    assert findings.note(run.manifest) == "bucketed, 2 ranks, cpu, bucket_cap_mb 25"
     assert compare([run])["phantoms"].tolist() == [0]
 
 

@@ -12,8 +12,8 @@ from made_traces import event, gloo, launched, op, run_of, write
 
 import overlaplab
 from overlaplab import load_run
-from overlaplab.analyses.launches import launches
-from overlaplab.analyses.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.launches import launches
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 
 ARGUMENTS = {
     "Collective name": "allreduce",

@@ -54,7 +54,7 @@ COMMUNICATION = [
     # Transformer Engine, common/comm_gemm_overlap/userbuffers/userbuffers.cu
     "void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<2>(int)",
     "kuserbuffers_pushrecv(int, int, int, int, int*, int*, int)",
-    # engine/device_clock.py
+    # engine/overlaplab_engine/network/device_clock.py
     "emulated_link_begin",
     "emulated_link_wait",
 ]

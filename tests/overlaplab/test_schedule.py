@@ -12,6 +12,7 @@ from made_traces import event, gloo, launched, op, run_of, step
 import overlaplab
 from overlaplab import OverlaplabError
 from overlaplab.analyses import scatters, schedule_notes, schedule_steps
+from overlaplab.selection import Selection
 
 Event = dict[str, Any]
 
@@ -334,10 +335,10 @@ def test_ranks_and_steps_are_chosen(tmp_path: Path) -> None:
     events = [step(3, 0, 20), step(4, 20, 40), *whole(of("a"), 0, 1), *whole(of("a"), 1, 21)]
     run = run_of(tmp_path, events, events)
     assert overlaplab.schedule(run)[["rank", "step"]].to_numpy().tolist() == [[0, 3], [0, 4], [1, 3], [1, 4]]
-    assert overlaplab.schedule(run, ranks=[1], steps=[4])[["rank", "step"]].to_numpy().tolist() == [[1, 4]]
-    assert overlaplab.schedule(run, skip_steps=1)["step"].tolist() == [4, 4]
+    assert overlaplab.schedule(run, Selection(ranks=[1], steps=[4]))[["rank", "step"]].to_numpy().tolist() == [[1, 4]]
+    assert overlaplab.schedule(run, Selection(skip_steps=1))["step"].tolist() == [4, 4]
     with pytest.raises(OverlaplabError, match="no step 9"):
-        overlaplab.schedule(run, steps=[9])
+        overlaplab.schedule(run, Selection(steps=[9]))
 
 
 def test_nothing_is_told_where_nothing_is_gathered_or_the_device_was_not_recorded(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pandas.testing import assert_frame_equal
 
 from overlaplab import OverlaplabError, Run, buckets, load_run, schedule, summary, volume
 from overlaplab.load import slice_run
+from overlaplab.selection import Selection
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/run.json"))
@@ -141,7 +142,7 @@ def test_when_the_rank_was_ready_is_known_from_what_ended_before(tmp_path: Path)
         *launched("gemm", 25, 160, 180, correlation=4),
     ]
     whole = load_run(write(tmp_path / "trace.json", events))
-    assert buckets(whole, steps=[2])["ready_ns"].tolist() == [-20_000]
+    assert buckets(whole, Selection(steps=[2]))["ready_ns"].tolist() == [-20_000]
     slice_run(whole, 2, 3, tmp_path / "part")
     assert_same_figures(load_run(tmp_path / "part"), whole, [2])
 

@@ -12,6 +12,7 @@ from made_traces import run_of
 
 import overlaplab
 from overlaplab import OverlaplabError
+from overlaplab.selection import Selection
 
 
 def test_the_last_rank_is_charged_with_what_the_others_waited(tmp_path: Path) -> None:
@@ -32,10 +33,10 @@ def test_the_last_rank_is_charged_with_what_the_others_waited(tmp_path: Path) ->
 
 def test_ranks_only_choose_rows(tmp_path: Path) -> None:
     run = run_of(tmp_path, carried_all([(0, 50)]), carried_all([(9, 50)]))
-    assert overlaplab.stragglers(run, ranks=[0])["cost_ns"].tolist() == [0]
-    assert overlaplab.stragglers(run, ranks=[1])["cost_ns"].tolist() == [9_000]
+    assert overlaplab.stragglers(run, Selection(ranks=[0]))["cost_ns"].tolist() == [0]
+    assert overlaplab.stragglers(run, Selection(ranks=[1]))["cost_ns"].tolist() == [9_000]
     with pytest.raises(OverlaplabError, match="rank 4"):
-        overlaplab.stragglers(run, ranks=[4])
+        overlaplab.stragglers(run, Selection(ranks=[4]))
 
 
 def test_against_going_through_every_collective(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from made_traces import event, gloo, launched, op, run_of, step
 import overlaplab
 from overlaplab import OverlaplabError
 from overlaplab.analyses import PARTS, warnings_of
+from overlaplab.selection import Selection
 
 
 def test_each_moment_counts_once_in_the_order_compute_communication_memory_idle(tmp_path: Path) -> None:
@@ -73,16 +74,16 @@ def test_ranks_and_steps_are_selected(tmp_path: Path) -> None:
     events = [step(1, 0, 10), step(2, 10, 30), op("mm", 5, 12)]
     run = run_of(tmp_path, events, events)
     assert len(overlaplab.summary(run)) == 4
-    assert overlaplab.summary(run, ranks=[1])["rank"].tolist() == [1, 1]
-    assert overlaplab.summary(run, steps=[2])["step"].tolist() == [2, 2]
-    assert overlaplab.summary(run, skip_steps=1)["step"].tolist() == [2, 2]
-    assert overlaplab.totals(run, skip_steps=1)["compute_ns"].tolist() == [2000, 2000]
+    assert overlaplab.summary(run, Selection(ranks=[1]))["rank"].tolist() == [1, 1]
+    assert overlaplab.summary(run, Selection(steps=[2]))["step"].tolist() == [2, 2]
+    assert overlaplab.summary(run, Selection(skip_steps=1))["step"].tolist() == [2, 2]
+    assert overlaplab.totals(run, Selection(skip_steps=1))["compute_ns"].tolist() == [2000, 2000]
     with pytest.raises(OverlaplabError, match=r"rank 7: not in this run. It holds 0, 1"):
-        overlaplab.summary(run, ranks=[7])
+        overlaplab.summary(run, Selection(ranks=[7]))
     with pytest.raises(OverlaplabError, match=r"rank 0: no step 9. It holds 1, 2"):
-        overlaplab.summary(run, steps=[9])
+        overlaplab.summary(run, Selection(steps=[9]))
     with pytest.raises(OverlaplabError, match=r"rank 0: no step is left after skipping 2. It holds 2"):
-        overlaplab.summary(run, skip_steps=2)
+        overlaplab.summary(run, Selection(skip_steps=2))
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

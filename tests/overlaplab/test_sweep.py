@@ -12,8 +12,9 @@ from made_traces import event, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError, Run
-from overlaplab.analyses import is_sweep, setting_words, sweep_advice, sweep_finding, sweep_links, sweep_notes
+from overlaplab.analyses import is_sweep, setting_words, sweep_links
 from overlaplab.analyses.spread import fastest, spread
+from overlaplab.findings import sweep_advice, sweep_finding, sweep_notes
 from overlaplab.load import run_folders
 
 LINK = {"emulated": True, "bandwidth_gbps": 1, "latency_us": 200, "world_size": 2}

@@ -45,10 +45,10 @@ if cap in os.environ.get("FAIL", "").split():
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Make `python -m engine` another one; returns what tells the order of its recordings."""
-    (tmp_path / "engine").mkdir()
-    (tmp_path / "engine" / "__init__.py").touch()
-    (tmp_path / "engine" / "__main__.py").write_text(ENGINE)
+    """Make `python -m overlaplab_engine` another one; returns what tells the order of its recordings."""
+    (tmp_path / "overlaplab_engine").mkdir()
+    (tmp_path / "overlaplab_engine" / "__init__.py").touch()
+    (tmp_path / "overlaplab_engine" / "__main__.py").write_text(ENGINE)
     monkeypatch.chdir(tmp_path)
 
     def order() -> list[str]:
@@ -83,7 +83,7 @@ def test_defaults_give_way() -> None:
 
 
 def test_the_capped_strategies_are_the_engines() -> None:
-    from engine.config import StrategyName
+    from overlaplab_engine.config import StrategyName
 
     assert set(CAPPED) <= {str(name) for name in StrategyName}
 

@@ -14,14 +14,14 @@ from made_traces import event, gloo, launched, op, run_of, step, write
 from made_zero3 import zero3_events
 
 from overlaplab import Run, collectives, load_run, summary
-from overlaplab.analyses.event_details import event_details
-from overlaplab.analyses.level_of_detail import added_ns
-from overlaplab.analyses.marks import Mark, Timeline, mark_code
-from overlaplab.analyses.timeline import timeline_events, timeline_view
-from overlaplab.analyses.window_statistics import timeline_window
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Activity
 from overlaplab.intervals import total, union
+from overlaplab.timeline.event_details import event_details
+from overlaplab.timeline.level_of_detail import added_ns
+from overlaplab.timeline.marks import Mark, Timeline, mark_code
+from overlaplab.timeline.timeline import timeline_events, timeline_view
+from overlaplab.timeline.window_statistics import timeline_window
 from overlaplab.vocabulary import Rule
 
 PARTS = (Mark.COMPUTE, Mark.REDUCE, Mark.MEMORY)

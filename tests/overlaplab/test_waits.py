@@ -13,6 +13,7 @@ from made_ranks import carried, groups_of
 from made_traces import event, op, run_of, step
 
 import overlaplab
+from overlaplab.selection import Selection
 
 
 def split(*ranks: list[dict[str, Any]], folder: Path) -> list[tuple[Any, Any, Any]]:
@@ -46,7 +47,7 @@ def test_unknown_where_something_exposed_has_no_counterpart(tmp_path: Path) -> N
     both = [*carried(0, 10, 50, launch=10), *carried(1, 110, 150, launch=110, kind="broadcast")]
     rank0 = [*steps, *both, *carried(2, 210, 220, launch=210), op("mm", 205, 225)]
     rank1 = [*steps, *both, op("mm", 205, 225)]
-    table = overlaplab.summary(run_of(tmp_path, rank0, rank1), ranks=[0])
+    table = overlaplab.summary(run_of(tmp_path, rank0, rank1), Selection(ranks=[0]))
     assert table["exposed_wait_ns"].tolist() == [0, pd.NA, 0]
     assert table["exposed_transfer_ns"].tolist() == [40_000, pd.NA, 0]
     totals = overlaplab.totals(run_of(tmp_path, rank0, rank1))

@@ -12,9 +12,9 @@ import pytest
 import typer
 from made_runs import engine_events
 from made_traces import run_of
+from overlaplab_engine.config import StrategyName
 from rich.cells import cell_len
 
-from engine.config import StrategyName
 from overlaplab.cli import app, main
 from overlaplab.cli.completion import STRATEGIES
 

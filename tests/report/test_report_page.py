@@ -21,7 +21,6 @@ from made_traces import event, run_of, step, write
 from overlaplab import OverlaplabError, charts, collectives, compare, load_run, schedule, stragglers, summary
 from overlaplab import buckets as bucket_table
 from overlaplab.analyses import each_collective, gathered_bytes, scatters
-from overlaplab.analyses.timeline import timeline_events, timeline_view
 from overlaplab.charts.lanes import WINDOW
 from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
@@ -30,6 +29,7 @@ from overlaplab.report.bundle import columnar, data_island, policy, style, theme
 from overlaplab.report.cells import Column, cells
 from overlaplab.report.page import report_page
 from overlaplab.report.whole_file import refuse_target, whole_file
+from overlaplab.timeline.timeline import timeline_events, timeline_view
 
 HOSTILE = "</script><script>x</script><!--<img src=x>&\u2028\u202e"
 

@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page
 
 from overlaplab import analyses, charts, load_run
 from overlaplab.report.page import report_page
+from overlaplab.selection import Selection
 
 CELLS = [
     "import overlaplab, pathlib\nfrom overlaplab import charts\n"
@@ -31,8 +32,8 @@ CELLS = [
     "overlaplab.collectives(runs[RUNS[1]])",
     "overlaplab.exposed(runs[RUNS[1]])",
     "overlaplab.compare(list(runs.values()))",
-    "charts.buckets(overlaplab.buckets(first, ranks=[0]))",
-    "charts.schedule(overlaplab.schedule(first, ranks=[0]))",
+    "charts.buckets(overlaplab.buckets(first, overlaplab.Selection(ranks=[0])))",
+    "charts.schedule(overlaplab.schedule(first, overlaplab.Selection(ranks=[0])))",
     "first.manifest",
     "first.traces[0].events.tail(60)",
 ]
@@ -111,7 +112,7 @@ def test_the_notebook_shows_text(page: Page, notebook: Path) -> None:
 @pytest.mark.parametrize("drawn", ["saved", "shown"])
 def test_altairs_own_html_shows_text(page: Page, strangers: Path, tmp_path: Path, drawn: str) -> None:
     """Also where nobody has called `draw_offline`: in a file, and as a notebook's output."""
-    chart = charts.buckets(analyses.buckets(load_run(strangers / FOLDERS["engine"]), ranks=[0]))
+    chart = charts.buckets(analyses.buckets(load_run(strangers / FOLDERS["engine"]), Selection(ranks=[0])))
     found = fallen_for(page, tmp_path, chart, drawn)
     assert found.executed == []
     assert all(url.startswith(CDN) for url in found.foreign)  # it asks for Vega, in vain

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-
-from engine.comm import Communicator, connect
-from engine.link import Link
-from engine.worker import finish
+from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.network.link import Link
+from overlaplab_engine.worker import finish
 
 TIMEOUT_S = 60
 """After so long a rank that waits for another gives up: a scenario that ranks leave apart fails, and does not hang."""

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.models.batches import Batches
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.optimizer import AdamW, gradient
+from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategies.sharded import Sharded
+from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from torch import nn
-
-from engine.comm import Communicator
-from engine.config import StrategyName
-from engine.data import Batches
-from engine.model import Transformer
-from engine.optimizer import AdamW, gradient
-from engine.strategies import Options, Strategy, make
-from engine.strategies.sharded import Sharded
-from engine.strategies.torch_ddp import TorchDDP
 
 REPLICATED = (StrategyName.NAIVE, StrategyName.PER_PARAM, StrategyName.BUCKETED)
 PARTITIONED = (StrategyName.ZERO1, StrategyName.ZERO2)

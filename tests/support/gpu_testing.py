@@ -31,7 +31,11 @@ GPU_TESTS = [pytest.mark.gpu, pytest.mark.filterwarnings("default"), limit(60)]
 def environment(**more: str) -> dict[str, str]:
     """For a process that imports this repository's packages, installed or not."""
     found = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *([found] if found else [])])} | more
+    return (
+        os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "engine"), *([found] if found else [])])}
+        | more
+    )
 
 
 def run(line: Sequence[str], limit_s: float, **more: str) -> tuple[int, str]:

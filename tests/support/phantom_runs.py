@@ -41,13 +41,13 @@ def in_one_process(given: list[str], names: list[str]) -> tuple[list[str], str |
 
 def record_all() -> None:
     """In the process that records: print each name when it begins, and end at the first that fails."""
-    from engine import cli, worker
-    from engine.train import record
+    from overlaplab_engine import cli, worker
+    from overlaplab_engine.train import record
 
     cut = sys.argv.index("--")
     out, options, names = Path(sys.argv[1]), sys.argv[2:cut], sys.argv[cut + 1 :]
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # as engine/__main__.py, which says why
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # as overlaplab_engine/__main__.py, which says why
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port, for those without a link
     worker.work = lambda config, argv: record(config, argv)  # which would end the process
     for name in names:

@@ -13,17 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine_trials import BATCHES, SMALL_CAP_MB, transformer
-
-from engine import process_group
-from engine.comm import Communicator
-from engine.config import StrategyName
-from engine.link import Link
-from engine.optimizer import AdamW, gradient
-from engine.phantoms import Phantoms
-from engine.process_group import BACKEND, Emulation, register
-from engine.shards import Flat
-from engine.strategies import Options, Strategy, make
-from engine.strategies.sharded import Sharded
+from overlaplab_engine.config import StrategyName
+from overlaplab_engine.network import process_group
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Link
+from overlaplab_engine.network.phantoms import Phantoms
+from overlaplab_engine.network.process_group import BACKEND, Emulation, register
+from overlaplab_engine.optimizer import AdamW, gradient
+from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategies.sharded import Sharded
+from overlaplab_engine.strategies.shards import Flat
 
 CPU = torch.device("cpu")
 FAST = Link(bandwidth_gbps=100, latency_us=1)

@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Word
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.streams import CommStreams
 from torch.cuda import _sanitizer
 from torch.cuda._sanitizer import ArgumentHandler, EventHandler
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from engine import labels
-from engine.comm import Communicator
-from engine.labels import Word
-from engine.streams import CommStreams
 
 META = torch.device("meta")
 WORLD_SIZE = 2

@@ -15,9 +15,9 @@ from typing import Any
 
 import streamlit as st
 
-from overlaplab.analyses.timeline import Timeline
 from overlaplab.charts.theme import palette
 from overlaplab.dashboard.canvas.packing import Packed, pack, part_colours
+from overlaplab.timeline.timeline import Timeline
 
 __all__ = ["CanvasState", "timeline_canvas"]
 

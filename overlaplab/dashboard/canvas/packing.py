@@ -24,10 +24,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.analyses.timeline import Mark, Timeline
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import Palette
 from overlaplab.intervals import subtract
+from overlaplab.timeline.timeline import Mark, Timeline
 from overlaplab.words import shorten
 
 __all__ = ["SLOTS", "Packed", "pack", "part_colours"]

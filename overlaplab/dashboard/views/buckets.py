@@ -5,10 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from overlaplab import charts
+from overlaplab import charts, findings
 from overlaplab.analyses import bucket_notes, last_gap_ns, late_buckets, launched_after_backward
-from overlaplab.charts.advice import buckets_advice
-from overlaplab.charts.theme import count
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
     dark,
@@ -24,7 +22,8 @@ from overlaplab.dashboard.widgets import (
     what_to_do,
     window_words,
 )
-from overlaplab.words import last_gradient
+from overlaplab.findings.advice import buckets_advice
+from overlaplab.words import count, last_gradient
 
 _COLUMNS = {
     "index": "bucket",
@@ -59,15 +58,15 @@ def page() -> None:
         return
     table = one_window(table)
     late = late_buckets(table)
-    lead(_opening(table, late), charts.note(manifest))
+    lead(_opening(table, late), findings.note(manifest))
     for note in bucket_notes(table):
         st.text(f"Note: {note}.")
     if len(late) and not launched_after_backward(table):
         st.subheader("Which parameter held each late bucket", anchor=False)
         with st.container(key="late", gap=None):
-            for line in charts.late_sentences(late):
+            for line in findings.late_sentences(late):
                 st.text(line)
-    show_chart(charts.buckets(table, dark=dark(), note=charts.note(manifest)), "buckets_chart", table)
+    show_chart(charts.buckets(table, dark=dark(), note=findings.note(manifest)), "buckets_chart", table)
     st.subheader("Per bucket, times from the step's start", anchor=False)
     st.text("Gap: from the gradient before to the last one. Held: how long a ready bucket waited for this one.")
     st.text("Choose a row to see it on the timeline.")

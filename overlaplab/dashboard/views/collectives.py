@@ -7,11 +7,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from overlaplab import charts
+from overlaplab import charts, findings
 from overlaplab.analyses import each_collective, stragglers_of
-from overlaplab.charts.advice import collectives_advice
-from overlaplab.charts.collective_words import collectives_seen
-from overlaplab.charts.theme import rank_word
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.spots import show_collective
 from overlaplab.dashboard.widgets import (
@@ -28,7 +25,9 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     what_to_do,
 )
-from overlaplab.words import shorten
+from overlaplab.findings.advice import collectives_advice
+from overlaplab.findings.collectives import collectives_seen
+from overlaplab.words import rank_word, shorten
 
 _MOST = 5000  # rows of the table: more do not come to the browser at ease
 _LATE = {
@@ -70,7 +69,7 @@ def page() -> None:
     table = chosen_rows(opened.collectives, None, pick_step(opened.collectives))
     rows, late = each_collective(table), stragglers_of(table)
     manifest = opened.run.manifest
-    note = charts.note(manifest)
+    note = findings.note(manifest)
     lead(collectives_seen(table, late), note)
     show_warnings(opened)
     link = manifest.link if manifest else None

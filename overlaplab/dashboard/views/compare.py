@@ -10,17 +10,7 @@ import streamlit as st
 
 import overlaplab
 from overlaplab import charts
-from overlaplab.analyses import (
-    group_words,
-    is_sweep,
-    setting_words,
-    sweep_advice,
-    sweep_finding,
-    sweep_links,
-    sweep_notes,
-)
-from overlaplab.charts.advice import compare_advice
-from overlaplab.charts.theme import count
+from overlaplab.analyses import group_words, is_sweep, setting_words, sweep_links
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, stamp
 from overlaplab.dashboard.links import go_to_timeline
@@ -36,8 +26,10 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.findings import sweep_advice, sweep_finding, sweep_notes
+from overlaplab.findings.advice import compare_advice
 from overlaplab.load import by_value
-from overlaplab.words import shorten
+from overlaplab.words import count, shorten
 
 _MOST = 12  # runs compared unless the user chooses more
 _MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): seven caps, three times each

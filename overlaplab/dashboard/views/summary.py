@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from overlaplab import charts
+from overlaplab import charts, findings
 from overlaplab.analyses import rows_of, worst_step
-from overlaplab.analyses.cause_words import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
 from overlaplab.analyses.exposed import Cause
 from overlaplab.dashboard.costs import costs_beside_theory
 from overlaplab.dashboard.data import Opened
@@ -29,6 +28,7 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     what_to_do,
 )
+from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
 from overlaplab.words import MS, count, ms, rank_word
 
 _COLUMNS = {
@@ -58,11 +58,11 @@ def page() -> None:
         nothing_counts(opened.run)
         show_warnings(opened)
         return
-    lead(charts.verdict(table, manifest, causes, idled), charts.note(manifest))
+    lead(findings.verdict(table, manifest, causes, idled), findings.note(manifest))
     show_warnings(opened)
     shown = milliseconds(table, _COLUMNS)
     shown["hidden, % of comm."] = 100 * table["overlap_ratio"]
-    show_chart(charts.summary(table, dark=dark(), note=charts.note(manifest)), "summary_chart", shown)
+    show_chart(charts.summary(table, dark=dark(), note=findings.note(manifest)), "summary_chart", shown)
     if len(causes):
         _where_it_went(opened, table, causes)
         _by_cause(table, causes)

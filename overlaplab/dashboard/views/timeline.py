@@ -10,12 +10,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import overlaplab
-from overlaplab import charts
-from overlaplab.analyses.event_details import event_details
-from overlaplab.analyses.timeline import Timeline
-from overlaplab.analyses.window_statistics import WindowStatistics, timeline_window
-from overlaplab.charts.theme import MS, ms
-from overlaplab.charts.window_words import window_advice, window_verdict
+from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
@@ -34,7 +29,11 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     what_to_do,
 )
-from overlaplab.words import shorten
+from overlaplab.findings.windows import window_advice, window_verdict
+from overlaplab.timeline.event_details import event_details
+from overlaplab.timeline.timeline import Timeline
+from overlaplab.timeline.window_statistics import WindowStatistics, timeline_window
+from overlaplab.words import MS, ms, shorten
 
 Spot = tuple[tuple[int, int], int | None]  # a window in ns from the run's zero; a mark's place in `Timeline.events`
 Linked = tuple[tuple[int, int] | None, tuple[int, int] | None]  # what a query string says of window and event
@@ -169,7 +168,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
     _keep(opened, state)
     visible = timeline_window(opened.timeline, *state.window, ranks)
     with above:
-        lead(window_verdict(visible), charts.note(opened.run.manifest))
+        lead(window_verdict(visible), findings.note(opened.run.manifest))
     selected, what = _selected(opened.timeline, state)
     chosen = visible if selected is None else timeline_window(opened.timeline, *selected, ranks)
     if state.mark is not None and _is_event(opened.timeline, state.mark):

@@ -9,9 +9,8 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from overlaplab import charts
+from overlaplab import charts, findings
 from overlaplab.analyses import gathered_bytes, schedule_steps
-from overlaplab.charts.advice import gathers_advice
 from overlaplab.charts.theme import LINE
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, strategy_of
@@ -32,7 +31,8 @@ from overlaplab.dashboard.widgets import (
     window_words,
 )
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Manifest
+from overlaplab.findings.advice import gathers_advice
+from overlaplab.manifest import Manifest
 from overlaplab.words import shorten
 
 _COLUMNS = {
@@ -69,7 +69,7 @@ def page() -> None:
     table = one_window(opened.schedule)
     other = _pick_other(opened)
     where = window_words(table)
-    lead(charts.gathers_seen(table, where), charts.note(opened.run.manifest))
+    lead(findings.gathers_seen(table, where), findings.note(opened.run.manifest))
     show_warnings(opened)
     if other is None:
         _one(opened, table)
@@ -138,7 +138,7 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
     """Two runs side by side, on the same scales, and what the deeper prefetch hides."""
     pair = (first, second)
     with st.container(key="gain"):
-        st.text(charts.prefetch_gain(*(_cost(opened) for opened, _ in pair)))
+        st.text(findings.prefetch_gain(*(_cost(opened) for opened, _ in pair)))
     windows = [charts.schedule_window(table, _scatters(opened, table)) for opened, table in pair]
     window = (min(low for low, _ in windows), max(high for _, high in windows))
     top = int(max(gathered_bytes(table)["bytes"].fillna(0).max() for _, table in pair))
@@ -146,7 +146,7 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
         with column.container(gap=None):
             with st.container(key=f"{key}_run"):
                 st.text(f"{_named(opened)}, {window_words(table)}".rstrip(", "))
-            st.text(charts.note(opened.run.manifest) or "")
+            st.text(findings.note(opened.run.manifest) or "")
     for column, (opened, table), key in _columns(pair):
         with column:
             _curve(opened, table, window, top, _HALF, f"{key}_curve_chart")
@@ -189,7 +189,7 @@ def _schedule(opened: Opened, table: pd.DataFrame, window: tuple[int, int], line
 
 def _note(opened: Opened, line: int) -> str | None:
     """The line about the run, or what is most needed of it where lines are short."""
-    return charts.note(opened.run.manifest) if line == LINE else charts.link_note(opened.run.manifest)
+    return findings.note(opened.run.manifest) if line == LINE else findings.link_note(opened.run.manifest)
 
 
 def _scatters(opened: Opened, table: pd.DataFrame) -> pd.DataFrame:
@@ -205,11 +205,11 @@ def _same_rows(found: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _cost(opened: Opened) -> charts.GatherCost:
+def _cost(opened: Opened) -> findings.GatherCost:
     """What gathering costs this run per step, in the median over all ranks' steps."""
     waits = schedule_steps(opened.schedule)["wait_ns"]
     manifest = opened.run.manifest
-    return charts.GatherCost(
+    return findings.GatherCost(
         name=_named(opened),
         strategy=manifest.strategy if manifest else None,
         prefetch=manifest.prefetch if manifest else None,

@@ -1,0 +1,510 @@
+"""Checkpoints: a run's whole state, saved in full or by parts, from which another goes on bit for bit.
+
+The state is parameters, buffers, AdamW's fp32 masters and moments, and how often each parameter was updated, all by the
+parameters' names: whatever strategy, buckets and world size left it, others take it up. Buffers are rank 0's, and
+gradients are not saved: a checkpoint lies between two updates.
+
+Full: one file, each tensor in its shape. Sharded: a directory, to which every rank writes what it owns of each tensor,
+and from which it reads what it will own, by torch.distributed.checkpoint. There tensors lie flattened, as a rank's part
+of a flat shard may begin and end in the middle of a row.
+
+[Note: one order of addition]
+Three numbers or more add up to something else in another order. A ring all-reduce adds in an order that depends on the
+place in the buffer, so that buckets rebuilt otherwise give other losses in the last bits; therefore `bucketed` saves
+its order. torch-ddp's buckets begin anew: from 3 ranks on its first step may differ in the last bits.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.optimizer import MOMENTS, AdamW
+from overlaplab_engine.recording.trace_file import whole, write_json
+from overlaplab_engine.strategies import Strategy
+from overlaplab_engine.strategies.bucketed import Bucketed
+from overlaplab_engine.strategies.sharded import Sharded
+from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
+
+__all__ = [
+    "full_state",
+    "load_full",
+    "load_full_state",
+    "load_sharded",
+    "require_checkpoint",
+    "require_place",
+    "save_full",
+    "save_sharded",
+]
+
+FORMAT_VERSION = 1
+HEADER = "checkpoint.json"
+"""What a sharded checkpoint holds beside torch.distributed.checkpoint's files; written last."""
+PARAMETERS, BUFFERS, MASTERS = "parameters", "buffers", "masters"
+KINDS = (PARAMETERS, BUFFERS, MASTERS, *MOMENTS)
+"""Tensors go by `kind.name`."""
+REMEDY = "resume with the model options that it was saved with"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """A tensor of the state as a whole."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {self.dtype}"
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_Spec":
+        return cls(tuple(tensor.shape), _name_of(tensor.dtype))
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    def zeros(self, count: int, device: torch.device | None = None) -> torch.Tensor:
+        """So many of its elements."""
+        return torch.zeros(count, dtype=getattr(torch, self.dtype), device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far the run has come."""
+
+    step: int
+    """Training steps done."""
+    updates: dict[str, int]
+    """Of each parameter that has had any."""
+    order: list[str] | None
+    """See [Note: one order of addition]."""
+
+    def document(self) -> dict[str, Any]:
+        return {"format_version": FORMAT_VERSION, "step": self.step, "updates": self.updates, "order": self.order}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> "_Progress":
+        """ValueError, KeyError or TypeError if it is none."""
+        if document["format_version"] != FORMAT_VERSION:
+            raise ValueError(
+                f"format_version is {document['format_version']}, and {FORMAT_VERSION} is what can be read"
+            )
+        order = document["order"]
+        return cls(int(document["step"]), dict(document["updates"]), None if order is None else list(order))
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """What this rank has of one parameter or buffer."""
+
+    kind: str
+    name: str
+    begin: int
+    """Where it begins in the flattened tensor."""
+    values: torch.Tensor
+    """In the memory that training uses."""
+    optimized: torch.Tensor | None
+    """What the optimizer updates; None for what is not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Elements of a flattened tensor of the state."""
+
+    begin: int
+    values: torch.Tensor
+    """(elements,)"""
+
+
+# Full
+
+
+def full_state(strategy: Strategy, optimizer: AdamW, step: int) -> dict[str, Any] | None:
+    """The state after `step` training steps, on rank 0 and on the CPU; None elsewhere. Every rank must call it.
+
+    `step`, `updates` {parameter: times}, and by name, in their shapes: `parameters`, `buffers`, fp32 `masters` of
+    parameters in lower precision, `exp_avg` and `exp_avg_sq` of those that were updated.
+    """
+    progress, specs = _describe(strategy, optimizer, step)
+    mine = _slices(strategy, optimizer)
+    state: dict[str, Any] = progress.document() | {kind: {} for kind in KINDS}
+    shared = _sharded_names(strategy)
+    for key, spec in specs.items():
+        kind, _, name = key.partition(".")
+        full = spec.zeros(spec.numel, strategy.comm.device)
+        if key in mine:
+            full[mine[key].begin :][: mine[key].values.numel()] = mine[key].values
+        if name in shared and full.numel():  # each byte is some rank's, and zero elsewhere
+            strategy.comm.all_reduce_sum(full.view(torch.uint8)).wait()
+        if strategy.comm.rank == 0:
+            state[kind][name] = full.view(spec.shape).cpu()
+    return state if strategy.comm.rank == 0 else None
+
+
+def load_full_state(
+    state: Mapping[str, Any], strategy: Strategy, optimizer: AdamW, *, source: str = "the state"
+) -> int:
+    """Go on from what `full_state` returned, which every rank must have; returns the training steps done.
+
+    Raises EngineError on all ranks, and nothing is changed, if it is no such state or another model's.
+    """
+    _require_ours(strategy)
+
+    def check() -> tuple[_Progress, dict[str, _Spec]]:
+        try:
+            progress = _Progress.read(state)
+            offered = {f"{kind}.{name}": _Spec.of(tensor) for kind in KINDS for name, tensor in state[kind].items()}
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise EngineError(f"{source} is no full state: {_one_line(error)}; name one that was saved here") from None
+        return progress, _matching(strategy, progress, offered, source)
+
+    progress, specs = _on_all(strategy.comm, check)
+    slices = _room(strategy, specs)
+    for key, part in slices.items():
+        kind, _, name = key.partition(".")
+        part.values.copy_(state[kind][name].reshape(-1)[part.begin :][: part.values.numel()])
+    _adopt(strategy, optimizer, progress, slices)
+    return progress.step
+
+
+def save_full(path: Path, strategy: Strategy, optimizer: AdamW, step: int) -> None:
+    """Leave `full_state` in one file, whole or absent. EngineError on all ranks if it cannot be written."""
+    state = full_state(strategy, optimizer, step)
+
+    def write() -> None:
+        if state is not None:
+            with _writing(path), whole(path) as temporary:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                torch.save(state, temporary)
+
+    _on_all(strategy.comm, write)
+
+
+def load_full(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
+    """Go on from a file that `save_full` left; returns the training steps done. EngineError on all ranks if it
+    cannot be."""
+
+    def read() -> Any:
+        if not path.is_file():
+            raise EngineError(f"{path} is not there; name a file that holds a full state")
+        try:
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except Exception as error:  # of zip, pickle or the file system
+            raise EngineError(f"{path} is damaged: {_one_line(error)}; resume from another") from None
+
+    return load_full_state(_on_all(strategy.comm, read), strategy, optimizer, source=str(path))
+
+
+# Sharded
+
+
+def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) -> None:
+    """Leave the state after `step` training steps in a directory, whole or absent; every rank writes its own part.
+
+    An older checkpoint there is replaced. EngineError on all ranks if it cannot be written.
+    """
+    comm, path = strategy.comm, path.resolve()
+    temporary, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    progress, specs = _describe(strategy, optimizer, step)
+    document = progress.document() | {"tensors": {key: [list(s.shape), s.dtype] for key, s in specs.items()}}
+
+    def begin() -> None:
+        require_place(path)
+        if comm.rank == 0:
+            with _writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                for leftover in (temporary, old):
+                    if leftover.exists():
+                        shutil.rmtree(leftover)
+
+    def end() -> None:
+        if comm.rank == 0:
+            with _writing(path):
+                write_json(temporary / HEADER, document)
+                if path.exists():
+                    path.rename(old)
+                temporary.rename(path)
+                shutil.rmtree(old, ignore_errors=True)
+
+    _on_all(comm, begin)
+    try:
+        save(
+            {},
+            storage_writer=FileSystemWriter(temporary),
+            planner=_Saver(_slices(strategy, optimizer), specs),
+            process_group=comm.for_objects,
+        )
+    except CheckpointException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise EngineError(f"{path} cannot be written: {_first_failure(error)}") from None
+    _on_all(comm, end)
+
+
+def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
+    """Go on from what `save_sharded` left, also with another world size; returns the training steps done.
+
+    Raises EngineError on all ranks, and nothing is changed, if it is not there, damaged or another model's.
+    """
+    _require_ours(strategy)
+
+    def check() -> tuple[_Progress, dict[str, _Spec]]:
+        progress, offered = _read(path)
+        return progress, _matching(strategy, progress, offered, str(path))
+
+    progress, specs = _on_all(strategy.comm, check)
+    slices = _room(strategy, specs)
+    try:
+        load(
+            {},
+            storage_reader=FileSystemReader(path),
+            planner=_Loader(slices, specs),
+            process_group=strategy.comm.for_objects,
+        )
+    except CheckpointException as error:
+        raise EngineError(f"{path} is damaged: {_first_failure(error)}; resume from another") from None
+    _adopt(strategy, optimizer, progress, slices)
+    return progress.step
+
+
+def require_place(path: Path) -> None:
+    """EngineError if a checkpoint saved as `path` would overwrite something else."""
+    if path.is_dir() and ((path / HEADER).is_file() or not any(path.iterdir())):
+        return
+    if path.exists():
+        raise EngineError(f"{path} is there and holds no checkpoint; save to a new directory")
+
+
+def require_checkpoint(path: Path) -> None:
+    """EngineError if there is no sharded checkpoint, or if its table of contents cannot be read."""
+    _read(path)
+
+
+class _Saver(DefaultSavePlanner):
+    """Writes slices."""
+
+    def __init__(self, slices: Mapping[str, _Slice], specs: Mapping[str, _Spec]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._slices = slices
+        self._specs = specs
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan([self._item(key, part) for key, part in self._slices.items()])
+        return self.plan
+
+    def _item(self, key: str, part: _Slice) -> WriteItem:
+        chunk = ChunkStorageMetadata(torch.Size([part.begin]), part.values.shape)
+        size = torch.Size([self._specs[key].numel])
+        data = TensorWriteData(chunk, TensorProperties.create_from_tensor(part.values), size)
+        return WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self._slices[index.fqn].values
+
+
+class _Loader(DefaultLoadPlanner):
+    """Reads slices, whoever wrote what of them."""
+
+    def __init__(self, slices: Mapping[str, _Slice], specs: Mapping[str, _Spec]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._slices = slices
+        self._specs = specs
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        items = []
+        for key, part in self._slices.items():
+            stored = self.metadata.state_dict_metadata.get(key)
+            if not isinstance(stored, TensorStorageMetadata) or list(stored.size) != [self._specs[key].numel]:
+                raise ValueError(f"its parts do not make up {key}")
+            wanted = ChunkStorageMetadata(torch.Size([part.begin]), part.values.shape)
+            items += create_read_items_for_chunk_list(key, stored, [wanted])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self._slices[index.fqn].values
+
+
+def _read(path: Path) -> tuple[_Progress, dict[str, _Spec]]:
+    if not path.is_dir():
+        raise EngineError(f"{path} is not there; name a directory that --save left")
+    if not (path / HEADER).is_file():
+        raise EngineError(f"{path} holds no whole checkpoint, {HEADER} is missing; name a directory that --save left")
+    try:
+        document = json.loads((path / HEADER).read_text())
+        tensors = {key: _Spec(tuple(shape), str(dtype)) for key, (shape, dtype) in document["tensors"].items()}
+        FileSystemReader(path).read_metadata()
+        return _Progress.read(document), tensors
+    except Exception as error:  # of json, pickle or the file system
+        raise EngineError(f"{path} is damaged: {_one_line(error)}; resume from another") from None
+
+
+# What there is
+
+
+def _require_ours(strategy: Strategy) -> None:
+    if isinstance(strategy, TorchFSDP2):
+        raise EngineError("checkpoints are not for torch-fsdp2, which has state dicts of its own; use zero3")
+
+
+def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progress, dict[str, _Spec]]:
+    """How far the run has come, and all tensors of its state by key; the same on all ranks."""
+    _require_ours(strategy)
+    strategy.settle()
+    mine = {o.name: optimizer.updates_of(o.optimized) for o in _owned(strategy) if o.optimized is not None}
+    updates: dict[str, int] = {}
+    for theirs in strategy.comm.gather_objects({name: count for name, count in mine.items() if count}):
+        updates |= theirs
+    progress = _Progress(step, updates, strategy.order if isinstance(strategy, Bucketed) else None)
+    return progress, _specs(strategy, updates)
+
+
+def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
+    """All tensors of a state in which the parameters were updated so often."""
+    specs = {}
+    for name, parameter in strategy.model.named_parameters():
+        spec = specs[f"{PARAMETERS}.{name}"] = _Spec.of(parameter)
+        if parameter.requires_grad:
+            exact = _Spec(spec.shape, _name_of(AdamW.exact(parameter.dtype)))
+            kinds = (() if exact == spec else (MASTERS,)) + (MOMENTS if updates.get(name) else ())
+            specs |= {f"{kind}.{name}": exact for kind in kinds}
+    return specs | {f"{BUFFERS}.{name}": _Spec.of(buffer) for name, buffer in strategy.model.named_buffers()}
+
+
+def _owned(strategy: Strategy) -> list[_Owned]:
+    """What this rank has."""
+    sharded = _sharded_names(strategy)
+    found = [
+        _Owned(PARAMETERS, name, 0, p.detach(), p if p.requires_grad else None)
+        for name, p in strategy.model.named_parameters()
+        if name not in sharded
+    ]
+    if isinstance(strategy, Sharded):
+        found += [
+            _Owned(PARAMETERS, part.name, part.begin, part.values, None if part.piece is None else part.piece.tensor)
+            for part in strategy.parts()
+        ]
+    return found + [_Owned(BUFFERS, name, 0, buffer, None) for name, buffer in strategy.model.named_buffers()]
+
+
+def _sharded_names(strategy: Strategy) -> set[str]:
+    """Parameters of which each rank owns a part; the rest all have."""
+    return {name for flat in strategy.flats for name in flat.names} if isinstance(strategy, Sharded) else set()
+
+
+def _slices(strategy: Strategy, optimizer: AdamW) -> dict[str, _Slice]:
+    """What this rank saves, by key. What all have, rank 0 saves: its buffers are the ones that count."""
+    sharded = _sharded_names(strategy)
+    found: dict[str, _Slice] = {}
+    for o in _owned(strategy):
+        if o.name in sharded or strategy.comm.rank == 0:
+            tensors = {o.kind: o.values} | ({} if o.optimized is None else optimizer.state_of(o.optimized))
+            found |= {f"{kind}.{o.name}": _Slice(o.begin, t.detach().reshape(-1)) for kind, t in tensors.items()}
+    return {key: part for key, part in found.items() if part.values.numel()}
+
+
+def _room(strategy: Strategy, specs: Mapping[str, _Spec]) -> dict[str, _Slice]:
+    """Room for what this rank needs of these tensors, on the CPU: a GPU need not hold it twice."""
+    return {
+        key: _Slice(o.begin, specs[key].zeros(o.values.numel()))
+        for o in _owned(strategy)
+        for key in (f"{kind}.{o.name}" for kind in ((o.kind,) if o.optimized is None else (o.kind, MASTERS, *MOMENTS)))
+        if key in specs
+    }
+
+
+@torch.no_grad()
+def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Mapping[str, _Slice]) -> None:
+    """Make what was loaded the state; gradients are forgotten."""
+    strategy.settle()
+    strategy.zero_grad()
+    for o in _owned(strategy):
+        o.values.copy_(slices[f"{o.kind}.{o.name}"].values.view(o.values.shape))
+        if o.optimized is not None:
+            keys = {kind: f"{kind}.{o.name}" for kind in (MASTERS, *MOMENTS)}
+            state = {kind: slices[key].values for kind, key in keys.items() if key in slices}
+            optimizer.restore(o.optimized, state, progress.updates.get(o.name, 0))
+    if isinstance(strategy, Bucketed) and progress.order is not None and set(progress.order) == set(strategy.names):
+        strategy.rebuild_as(progress.order)
+    strategy.updated()
+    strategy.settle()
+
+
+def _matching(strategy: Strategy, progress: _Progress, offered: Mapping[str, _Spec], source: str) -> dict[str, _Spec]:
+    """The tensors that this model needs. EngineError if those on offer are others."""
+    needed = _specs(strategy, progress.updates)
+    for key, spec in needed.items():
+        kind, _, name = key.partition(".")
+        what = name if kind in (PARAMETERS, BUFFERS) else key
+        if key not in offered:
+            raise EngineError(f"{source} has no {what}, and the model has; {REMEDY}")
+        if offered[key] != spec:
+            raise EngineError(f"{source} has {what} {offered[key]}, the model has {spec}; {REMEDY}")
+    for key in offered:
+        kind, _, name = key.partition(".")
+        if kind in (PARAMETERS, BUFFERS) and key not in needed:
+            raise EngineError(f"{source} has {name}, and the model has not; {REMEDY}")
+    return needed
+
+
+# Errors
+
+
+def _on_all(comm: Communicator, run: Callable[[], T]) -> T:
+    """What `run` returns here; if it raises EngineError on some rank, all raise it."""
+    value: T | None = None
+    verdict = ""
+    try:
+        value = run()
+    except EngineError as error:
+        verdict = str(error)
+    for told in comm.gather_objects(verdict):
+        if told:
+            raise EngineError(told)
+    return value  # type: ignore[return-value]  # no error: it is there
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """EngineError for what the file system refuses."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch.save's is a RuntimeError
+        raise EngineError(f"{path} cannot be written: {_one_line(error)}") from None
+
+
+def _first_failure(error: CheckpointException) -> str:
+    rank, (cause, _) = min(error.failures.items())
+    return f"rank {rank}: {_one_line(cause)}"
+
+
+def _one_line(error: BaseException) -> str:
+    """Kind and first line; what follows in torch's messages is advice about itself."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,98 @@
+"""Where the ranks compute: the one rule for it, and why it cannot be a GPU."""
+
+import os
+import re
+from dataclasses import dataclass
+
+from overlaplab_engine.config import Device
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.nvidia import Nvidia, nvidia
+
+__all__ = ["NoGpu", "cuda_error", "gpus", "no_gpu", "on_gpus", "visible"]
+
+
+@dataclass(frozen=True, slots=True)
+class NoGpu:
+    """Why torch cannot compute on a GPU, and what to do about it."""
+
+    why: str
+    remedy: str | None
+    """None where there is no GPU."""
+
+
+def gpus(device: Device) -> int:
+    """How many GPUs torch has here. EngineError, which says why, if it must have some and has none."""
+    import torch  # takes a while
+
+    count = torch.cuda.device_count()
+    if device is Device.CUDA and count == 0:
+        reason = no_gpu(
+            nvidia(),
+            torch_version=torch.__version__,
+            built_for=torch.version.cuda,
+            error=cuda_error(),
+            visible=visible(),
+        )
+        remedy = f", or {reason.remedy}" if reason.remedy else ""
+        raise EngineError(f"--device cuda: {reason.why}; use --device cpu{remedy}")
+    return count
+
+
+def on_gpus(device: Device, ranks_here: int, world_size: int) -> bool:
+    """Whether to compute on GPUs: when told to, or when two or more ranks have one each on this machine."""
+    if device is not Device.AUTO:
+        return device is Device.CUDA
+    return world_size >= 2 and gpus(device) >= ranks_here
+
+
+def no_gpu(
+    machine: Nvidia, *, torch_version: str, built_for: str | None, error: str | None, visible: str | None
+) -> NoGpu:
+    """Why torch has no GPU: there is none, torch is a CPU build (`built_for` no CUDA), they are hidden, or `error`.
+
+    `error` is what CUDA says when it starts, `visible` is CUDA_VISIBLE_DEVICES.
+    """
+    if not machine.gpus:
+        answer = f" that answers (nvidia-smi: {machine.error})" if machine.error else ""
+        return NoGpu(f"this machine has no GPU{answer}", None)
+    beside = f"this machine's GPU ({machine.gpus[0].name})"
+    if built_for is None:
+        return NoGpu(f"torch {torch_version} is a CPU build and cannot use {beside}", _install(machine.driver))
+    if visible is not None and (not visible.strip() or visible.strip().startswith("-1")):
+        return NoGpu(f"CUDA_VISIBLE_DEVICES={visible} hides {beside}", "unset that")
+    if error is not None and "driver on your system is too old" in error:
+        older = _install(machine.driver).replace("a CUDA build", "a build for an older CUDA")
+        driver = f"the driver {machine.driver or ''}".rstrip() + _cuda_of(error)
+        return NoGpu(f"{driver} is too old for torch's CUDA {built_for}", f"update the driver, or {older}")
+    if error is not None and "Found no NVIDIA driver" in error:
+        return NoGpu(f"torch finds no driver for {beside}", "in a container, start it with its GPUs (--gpus all)")
+    return NoGpu(f"torch cannot use {beside}: {error or 'no reason is given'}", "see that nvidia-smi lists it")
+
+
+def cuda_error() -> str | None:
+    """Start CUDA in this process: what it says on one line if it cannot, else None."""
+    import torch
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (AssertionError, RuntimeError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def visible() -> str | None:
+    """CUDA_VISIBLE_DEVICES."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _install(driver: str | None) -> str:
+    """How to get a torch that this driver can run: CUDA 13 needs 580, CUDA 12.6 any that torch still supports."""
+    major = int(driver.partition(".")[0]) if driver and driver[:1].isdigit() else 0
+    index = f"https://download.pytorch.org/whl/{'cu130' if major >= 580 else 'cu126'}"
+    return f"install a CUDA build: pip install --force-reinstall torch --index-url {index}"
+
+
+def _cuda_of(error: str) -> str:
+    """Which CUDA the driver can run, by CUDA's own words: `(found version 12020)`."""
+    found = re.search(r"found version (\d+)", error)
+    return f" (CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10})" if found else ""

@@ -1,0 +1,69 @@
+"""`python -m overlaplab_engine.doctor`: what torch, driver and profiler tell of this machine, as JSON.
+
+`overlaplab doctor` starts it, for it imports no torch itself, and says what the facts mean for a recording.
+"""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from overlaplab_engine.devices import cuda_error, no_gpu, visible
+from overlaplab_engine.nvidia import Nvidia, nvidia
+from overlaplab_engine.recording.device_events import cause, probe
+
+__all__ = ["facts"]
+
+
+def facts() -> dict[str, Any]:
+    """`nvidia` (see `engine.nvidia`) and `torch`: null where not installed, `{"error"}` where it cannot be loaded.
+
+    Of torch: `version`, `cuda` (the one it was built for, null in a CPU build), `hip` likewise, `gpus` (how many it can
+    use), `no_gpu` (`{"why", "remedy"}` where that is none), `gloo` (bool), `nccl` (its version, null where there is
+    none), `cupti` (`{"seen", "cause"}`: whether the profiler saw a kernel, and if not, why; null without a GPU).
+    """
+    machine = nvidia()
+    return {"nvidia": asdict(machine), "torch": _torch(machine)}
+
+
+def _torch(machine: Nvidia) -> dict[str, Any] | None:
+    try:
+        import torch
+        import torch.distributed as dist
+    except ModuleNotFoundError as error:
+        return None if error.name == "torch" else {"error": _one_line(error)}
+    except (ImportError, OSError) as error:  # a library that it needs is missing, or is another version
+        return {"error": _one_line(error)}
+    error_of_cuda = cuda_error()
+    usable = torch.cuda.device_count() if error_of_cuda is None else 0
+    reason = no_gpu(
+        machine,
+        torch_version=torch.__version__,
+        built_for=torch.version.cuda,
+        error=error_of_cuda,
+        visible=visible(),
+    )
+    found = probe("cuda:0") if usable else None
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "gpus": usable,
+        "no_gpu": None if usable else asdict(reason),
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "nccl": _nccl() if dist.is_available() and dist.is_nccl_available() else None,
+        "cupti": None if found is None else {"seen": found.seen, "cause": None if found.seen else cause(found)},
+    }
+
+
+def _nccl() -> str:
+    import torch.cuda.nccl
+
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts()))

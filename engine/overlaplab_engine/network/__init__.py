@@ -1,0 +1,1 @@
+"""The link, process groups, streams, phantoms and the device's clock: only here are collectives called."""

@@ -1,0 +1,107 @@
+"""The network model: how long a collective occupies a rank's link.
+
+T = s·α + f·bytes ÷ bandwidth, bytes those of the full (gathered) tensor, for n ranks in a ring (costs
+as in Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH").
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+from overlaplab_engine.errors import EngineError
+
+__all__ = ["Kind", "Link", "LinkWait"]
+
+
+class Kind(StrEnum):
+    """What a collective does, as labels and run.json spell it."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all_to_all"
+    BARRIER = "barrier"
+
+
+class LinkWait(StrEnum):
+    """What holds up a GPU's stream until the emulated link would have carried a collective."""
+
+    KERNEL = "kernel"
+    """A kernel of one thread, by the device's clock; it has a place on the GPU meanwhile: `network.device_clock`."""
+    HOST = "host"
+    """A process of the host, by the host's clock; nothing is on the GPU meanwhile: `network.host_clock`."""
+
+
+_SPEC = re.compile(r"(?P<rate>\d+(?:\.\d+)?)Gbps,(?P<latency>\d+(?:\.\d+)?)us(?:,(?P<world>\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Bandwidth per rank and latency per message of a network."""
+
+    bandwidth_gbps: float
+    """Bandwidth of each rank, in Gbit/s (decimal)."""
+    latency_us: float
+    """Latency of each message, in µs."""
+    world_size: int | None = None
+    """Ranks that the model reckons with; None: as many as there are."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no network."""
+        if self.bandwidth_gbps <= 0:
+            raise EngineError("--link needs a bandwidth above 0, such as 1Gbps,200us")
+        if self.world_size is not None and self.world_size < 1:
+            raise EngineError("--link's WORLD is a number of ranks, 1 or more, such as 1Gbps,200us,8")
+
+    @classmethod
+    def parse(cls, text: str) -> "Link":
+        """Read `1Gbps,200us` or `400Gbps,10us,8`. EngineError for anything else."""
+        match = _SPEC.fullmatch(text.strip())
+        if match is None:
+            raise EngineError(f"--link {text!r} is not BANDWIDTH,LATENCY[,WORLD] such as 1Gbps,200us or 400Gbps,10us,8")
+        world = match["world"]
+        return cls(
+            bandwidth_gbps=float(match["rate"]),
+            latency_us=float(match["latency"]),
+            world_size=None if world is None else int(world),
+        )
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        world = "" if self.world_size is None else f",{self.world_size}"
+        return f"{self.bandwidth_gbps:g}Gbps,{self.latency_us:g}us{world}"
+
+    def stands_alone(self, ranks: int) -> bool:
+        """Whether the one rank that there is stands for a group of more, its peers being phantoms.
+
+        EngineError where several ranks are to stand for another number of them.
+        """
+        if self.world_size in (None, ranks):
+            return False
+        if ranks == 1:
+            return True
+        raise EngineError(
+            f"--link {self}: recording emulates the {ranks} ranks that there are; leave WORLD out, "
+            f"or record one rank of {self.world_size} with --nproc 1"
+        )
+
+    def modelled_ns(self, kind: Kind, nbytes: int, world_size: int) -> int:
+        """T of one collective in ns; `nbytes` of the full tensor, `world_size` ranks unless the link names its own."""
+        n = self.world_size or world_size
+        steps, share = _ring(kind, n)
+        latency_ns = Fraction(self.latency_us) * 1000
+        transfer_ns = share * nbytes * 8 / Fraction(self.bandwidth_gbps)  # a bit at 1 Gbit/s takes 1 ns
+        return round(steps * latency_ns + transfer_ns)
+
+
+def _ring(kind: Kind, n: int) -> tuple[int, Fraction]:
+    """Messages in a row and the share of the full tensor that each rank sends."""
+    match kind:
+        case Kind.ALL_REDUCE | Kind.BARRIER:
+            return 2 * (n - 1), Fraction(2 * (n - 1), n)
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
+            return n - 1, Fraction(n - 1, n)
+        case Kind.BROADCAST:
+            return n - 1, Fraction(min(n - 1, 1))

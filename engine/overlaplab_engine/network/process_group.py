@@ -1,0 +1,248 @@
+"""The emulated link as a process group, so that whatever speaks torch.distributed can run behind it.
+
+A group is made of a mover, which has the methods of gloo's process group and really moves data, and of a carrier, which
+lets each collective take as long as the model says. Between processes on CPUs gloo moves and a thread carries. One rank
+alone, on a CPU or a GPU, can stand for a whole group: then its peers are phantoms.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from overlaplab_engine.network.carrier import Carried, Carrier, urgent_threads
+from overlaplab_engine.network.link import Kind, Link, LinkWait
+from overlaplab_engine.network.phantoms import Phantoms
+from overlaplab_engine.network.stream_carrier import StreamCarrier, link_clock
+
+dist: Any = torch.distributed  # whose stubs know few of the names that a process group needs
+
+__all__ = ["BACKEND", "EmulatedLinkGroup", "Emulation", "register"]
+
+BACKEND = "emulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """What a group is to be; it goes in as `pg_options`."""
+
+    link: Link
+    alone_on: torch.device | None = None
+    """Where the one rank that there is computes, its peers being phantoms; None: all ranks are there, on CPUs."""
+    wait: LinkWait = LinkWait.KERNEL
+    """What holds up a GPU's stream."""
+
+
+class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass of Any
+    """A process group behind an emulated link; also for DDP, FSDP2 and functional collectives."""
+
+    def __init__(self, rank: int, size: int, mover: Any, carrier: Carrier | StreamCarrier) -> None:
+        """`mover` has the methods of ProcessGroupGloo that are used here."""
+        super().__init__(rank, size)
+        self._description = ""
+        self._rank, self._size = rank, size
+        self._mover = mover
+        self._carrier = carrier
+        self.phantom_ranks = [r for r in range(size) if r != rank] if isinstance(mover, Phantoms) else []
+        """The ranks that are not there, so that numerics are not meant; empty if all are."""
+        # Runs once: when the group is closed, when nobody holds it any more, or when the interpreter ends.
+        self._end = weakref.finalize(self, carrier.close)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory lent to phantoms, on this rank's device."""
+        return self._mover.scratch_bytes if isinstance(self._mover, Phantoms) else 0
+
+    @property
+    def link(self) -> Link:
+        """What is emulated."""
+        return self._carrier.link
+
+    @property
+    def launched(self) -> int:
+        """How many collectives were launched so far."""
+        return self._carrier.launched
+
+    @property
+    def log(self) -> Sequence[Carried]:
+        """What was carried so far, in order; on a GPU this waits for it."""
+        return self._carrier.log
+
+    def check(self) -> None:
+        """Raise what made a collective fail, if one did."""
+        self._carrier.check()
+
+    def close(self) -> None:
+        """Carry what is queued, then stop, and give back the memory that phantoms had."""
+        self._end()
+        self._mover = None
+
+    def _submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
+        return self._carrier.submit(kind, tensors, work, outputs)
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
+        opts = opts or dist.AllreduceOptions()
+        return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._mover.allreduce(tensors, opts), tensors)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
+        opts = opts or dist.AllreduceCoalescedOptions()
+        return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._mover.allreduce_coalesced(tensors, opts), tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
+        opts = opts or dist.BroadcastOptions()
+        return self._submit(Kind.BROADCAST, tensors, lambda: self._mover.broadcast(tensors, opts), tensors)
+
+    def allgather(  # noqa: D102
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        opts = opts or dist.AllgatherOptions()
+        full = [tensor for output in outputs for tensor in output]
+        return self._submit(Kind.ALL_GATHER, full, lambda: self._mover.allgather(outputs, inputs, opts), outputs)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: D102
+        opts = opts or dist.AllgatherOptions()
+        work = lambda: self._mover._allgather_base(output, input, opts)  # noqa: E731
+        return self._submit(Kind.ALL_GATHER, [output], work, [output])
+
+    def all_gather_single_coalesced(  # noqa: D102
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        opts = opts or dist.AllgatherOptions()
+        work = lambda: _All(  # noqa: E731
+            [self._mover._allgather_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        )
+        return self._submit(Kind.ALL_GATHER, outputs, work, outputs)
+
+    def reduce_scatter(  # noqa: D102
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Any:
+        opts = opts or dist.ReduceScatterOptions()
+        full = [tensor for tensors in inputs for tensor in tensors]
+        work = lambda: self._mover.reduce_scatter(outputs, inputs, opts)  # noqa: E731
+        return self._submit(Kind.REDUCE_SCATTER, full, work, outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: D102
+        opts = opts or dist.ReduceScatterOptions()
+        work = lambda: self._mover._reduce_scatter_base(output, input, opts)  # noqa: E731
+        return self._submit(Kind.REDUCE_SCATTER, [input], work, [output])
+
+    def reduce_scatter_single_coalesced(  # noqa: D102
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        opts = opts or dist.ReduceScatterOptions()
+        work = lambda: _All(  # noqa: E731
+            [self._mover._reduce_scatter_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        )
+        return self._submit(Kind.REDUCE_SCATTER, inputs, work, outputs)
+
+    def all_to_all_single(  # noqa: D102
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any = None,
+    ) -> Any:
+        opts = opts or dist.AllToAllOptions()
+        work = lambda: self._mover.alltoall_base(output, input, output_splits, input_splits, opts)  # noqa: E731
+        return self._submit(Kind.ALL_TO_ALL, [max(output, input, key=_nbytes)], work, [output])
+
+    def barrier(self, opts: Any = None) -> Any:  # noqa: D102
+        opts = opts or dist.BarrierOptions()
+        return self._submit(Kind.BARRIER, [], lambda: self._mover.barrier(opts), [])
+
+    # Names that torch before 2.13 calls.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # What DeviceMesh and torch.distributed ask of a group.
+
+    def getBackendName(self) -> str:  # noqa: D102, N802
+        return BACKEND
+
+    def getRank(self) -> int:  # noqa: D102, N802
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: D102, N802
+        return self._size
+
+    def getGroupName(self) -> str:  # noqa: D102, N802
+        return self._carrier.group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: D102, N802
+        self._carrier.group_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: D102, N802
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: D102, N802
+        self._description = description
+
+    def shutdown(self) -> None:  # noqa: D102
+        self.close()
+
+    def abort(self) -> None:  # noqa: D102
+        if self._mover is not None:
+            self._mover.abort()
+        self._carrier.abort()
+
+
+class _All:
+    """Several works as one."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed as "emulated"; an `Emulation` goes in as `pg_options`."""
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+_default: Emulation | None = None
+
+
+def _create(options: Any, emulation: Emulation | None) -> EmulatedLinkGroup:
+    """A collective in itself, unless peers are phantoms."""
+    global _default
+    emulation = _default = emulation or _default  # groups made later, by DeviceMesh say, are what the first one is
+    assert emulation is not None
+    rank, size, link = options.group_rank, options.group_size, emulation.link
+    if emulation.alone_on is not None and emulation.alone_on.type == "cuda":
+        clock = link_clock(emulation.wait, emulation.alone_on)
+        return EmulatedLinkGroup(rank, size, Phantoms(rank, size), StreamCarrier(link, size, emulation.alone_on, clock))
+    with urgent_threads():
+        if emulation.alone_on is not None:
+            return EmulatedLinkGroup(rank, size, Phantoms(rank, size), Carrier(link, size, None))
+        data, clock = (
+            _gloo(dist.PrefixStore(name, options.store), rank, size, options.timeout) for name in ("data", "clock")
+        )
+        return EmulatedLinkGroup(rank, size, data, Carrier(link, size, clock))
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._threads = 1  # in order, one at a time
+    # As init_process_group does for gloo; options of one's own would otherwise ignore the variable.
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    make = dist.ProcessGroupGloo.create_device if interface else dist.ProcessGroupGloo.create_default_device
+    options._devices = [make(interface=interface) if interface else make()]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.nbytes

@@ -1,0 +1,81 @@
+"""What run.json says of the machine and of the model, whoever trains it."""
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+
+from overlaplab_engine.models.transformer import Unit
+
+__all__ = ["FORMAT_VERSION", "hardware", "hardware_of_rank", "named_parameters", "named_units", "versions"]
+
+FORMAT_VERSION = 1
+"""Of run.json."""
+
+
+def versions() -> dict[str, str | None]:
+    """Of torch, CUDA and overlaplab; None for what is not there."""
+    try:
+        own = version("overlaplab")
+    except PackageNotFoundError:
+        own = None
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "overlaplab": own}
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Of this machine; the GPU is `device`."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def hardware_of_rank(device: torch.device) -> dict[str, Any]:
+    """Of the machine that this rank is on, with its name; the GPU is `device`, and its memory is in bytes."""
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    memory = None if gpu is None else gpu.total_memory
+    return {"hostname": platform.node(), **hardware(device), "gpu_memory_bytes": memory}
+
+
+def named_parameters(parameters: Iterable[tuple[str, nn.Parameter]], units: Sequence[Unit]) -> list[dict[str, Any]]:
+    """Each parameter, of a sharded one the whole; `unit` is null for one that no unit holds."""
+    unit_of = {name: unit.name for unit in units for name in unit.parameters}
+    return [
+        {
+            "name": name,
+            "shape": list(p.shape),
+            "dtype": str(p.dtype).removeprefix("torch."),
+            "bytes": p.nbytes,
+            "unit": unit_of.get(name),
+        }
+        for name, p in parameters
+    ]
+
+
+def named_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
+    """What is gathered and freed together, in full."""
+    return [
+        {
+            "name": unit.name,
+            "bytes": sum(p.nbytes for p in unit.parameters.values()),
+            "parameters": list(unit.parameters),
+        }
+        for unit in units
+    ]
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,136 @@
+"""run.json: what was recorded, and with what."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlaplab_engine.config import Config
+from overlaplab_engine.network.carrier import Carried
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
+from overlaplab_engine.strategies import Strategy
+
+__all__ = ["Outcome", "collectives", "manifest"]
+
+ATTAINED = 0.95
+"""A link is attained if so many of the collectives kept within 5 % of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank's training came to."""
+
+    losses: list[float]
+    """Of each recorded step."""
+    held: dict[str, int]
+    """Bytes of parameters, gradients and optimizer states, see `overlaplab_engine.recording.memory`."""
+    peak_allocated: int | None
+    """The CUDA allocator's highest mark in the recorded steps in bytes, without `scratch`."""
+    scratch: int
+    """Bytes lent to phantoms."""
+    hardware: dict[str, Any]
+    """Of the machine it ran on, see `overlaplab_engine.recording.facts`."""
+
+
+def manifest(
+    config: Config,
+    comm: Communicator,
+    strategy: Strategy,
+    carried: Sequence[Sequence[Carried]],
+    outcomes: Sequence[Outcome],
+    *,
+    command: str,
+    started_at: str,
+) -> dict[str, Any]:
+    """The manifest of a run; `carried`: each rank's collectives of the recorded steps; `outcomes`: each rank's."""
+    name = config.strategy
+    table = collectives(carried) if comm.link is not None else None
+    return {
+        "format_version": FORMAT_VERSION,
+        "strategy": config.strategy,
+        "device": comm.device.type,
+        "backend": _backend(comm),
+        "world_size": comm.world_size,
+        "phantom_ranks": comm.phantom_ranks,
+        "numerics_meant": not comm.phantom_ranks,
+        "model": config.model() | {"parameters": sum(p.numel() for p in strategy.model.parameters())},
+        "bucket_cap_mb": config.bucket_cap_mb if name in ("bucketed", "zero1", "zero2", "torch-ddp") else None,
+        "first_bucket_mb": config.first_bucket_mb,
+        "prefetch": config.prefetch if name in ("zero3", "torch-fsdp2") else None,
+        "overlap_param_gather": config.overlap_param_gather if name in ("zero1", "zero2") else None,
+        "keep_last": {"zero3": True, "torch-fsdp2": config.keep_last}.get(name),
+        "checkpointing": config.checkpointing,
+        "main_grad": config.main_grad,
+        "accumulate": config.accumulate,
+        "seed": config.seed,
+        "communicators": config.communicators,
+        "link": _link(comm),
+        "link_wait": config.link_wait if comm.link is not None and comm.device.type == "cuda" else None,
+        "link_attained": _attained(table),
+        "versions": versions(),
+        "hardware": hardware(comm.device),
+        "hardware_per_rank": [o.hardware for o in outcomes],
+        "warmup": config.warmup,
+        "steps": config.steps,
+        "trace_ranks": config.trace_ranks,
+        "command": command,
+        "started_at": started_at,
+        "parameters": named_parameters(strategy.model.named_parameters(), strategy.units()),
+        "buckets": [
+            {"index": index, "bytes": nbytes, "parameters": names}
+            for index, (nbytes, names) in enumerate(strategy.buckets)
+        ],
+        "units": named_units(strategy.units()),
+        "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes), strict=True)],
+        "memory": [
+            {"rank": rank, **o.held, "peak_allocated": o.peak_allocated, "scratch": o.scratch}
+            for rank, o in enumerate(outcomes)
+        ],
+        "collectives": table,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Their mean; None for what JSON has no number for."""
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else None
+
+
+def collectives(carried: Sequence[Sequence[Carried]]) -> dict[str, list[Any]]:
+    """What the emulated link carried on each rank, as columns."""
+    rows = [(rank, c) for rank, ranks in enumerate(carried) for c in ranks]
+    return {
+        "rank": [rank for rank, _ in rows],
+        "seq": [c.seq for _, c in rows],
+        "kind": [c.kind for _, c in rows],
+        "bytes": [c.nbytes for _, c in rows],
+        "modelled_ns": [c.modelled_ns for _, c in rows],
+        "occupied_ns": [c.occupied_ns for _, c in rows],
+        "overran": [c.overran for _, c in rows],
+    }
+
+
+def _attained(table: dict[str, list[Any]] | None) -> bool | None:
+    if table is None:
+        return None
+    overran = table["overran"]
+    return bool(sum(overran) <= (1 - ATTAINED) * len(overran))
+
+
+def _backend(comm: Communicator) -> str:
+    """What really moves the data."""
+    if comm.phantom_ranks:
+        return "phantoms"
+    return "nccl" if comm.device.type == "cuda" else "gloo"
+
+
+def _link(comm: Communicator) -> dict[str, Any] | None:
+    if comm.link is None:
+        return None
+    return {
+        "emulated": True,
+        "bandwidth_gbps": comm.link.bandwidth_gbps,
+        "latency_us": comm.link.latency_us,
+        "world_size": comm.world_size,
+    }

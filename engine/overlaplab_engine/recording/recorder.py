@@ -1,0 +1,238 @@
+"""A recorder for anybody's training loop: one trace per rank, run.json, and labels for what the model is.
+
+    with Recorder("runs/mine", model) as recorder:
+        for batch in batches:
+            ...
+            recorder.step()
+
+It calls no collectives of its own. Where DDP has a comm hook, all ranks have a recorder, and start it before the same
+step: see [Note: one hook per reducer].
+"""
+
+import os
+import shlex
+import sys
+import warnings
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.recording.device_events import cause, probe
+from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
+from overlaplab_engine.recording.subject import Subject
+from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
+from overlaplab_engine.strategies.ddp_buckets import Hook, NamedBuckets, unnamed_because
+
+__all__ = ["Recorder"]
+
+MIB = 1 << 20
+
+_open: "WeakSet[Recorder]" = WeakSet()
+
+
+class Recorder:
+    """Records some steps of a training loop into a run directory, which `overlaplab` opens.
+
+    A context around the loop, or `start()` before and `close()` after it. After `warmup + steps` calls of `step()` it
+    has written its files, and writes no more labels.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        model: nn.Module | None = None,
+        *,
+        warmup: int = 2,
+        steps: int = 3,
+        comm_hook: tuple[Any, Hook] | None = None,
+    ) -> None:
+        """`out` is the run's directory, the same for all ranks; `steps` are recorded after `warmup` (1 or more) others.
+
+        `model` is what the loop calls: of DDP the buckets are named, of FSDP2 the units, of others the gradients.
+        `comm_hook` is registered with DDP, as (state, hook); one that is registered before, or later, is found too.
+
+        Raises EngineError for what cannot be recorded.
+        """
+        if warmup < 1 or steps < 1:
+            raise EngineError(f"Recorder takes 1 or more warmup steps and 1 or more steps, not {warmup} and {steps}")
+        if model is not None and not isinstance(model, nn.Module):
+            raise EngineError(f"Recorder's model must be a torch.nn.Module, not a {type(model).__name__}")
+        self._subject = Subject() if model is None else Subject.of(model)
+        if comm_hook is not None and self._subject.ddp is None:
+            raise EngineError("Recorder's comm_hook is for a model in DistributedDataParallel")
+        self._out = Path(out).expanduser().absolute()  # wherever the loop may go meanwhile
+        self._warmup, self._steps, self._comm_hook = warmup, steps, comm_hook
+        self._opened: ExitStack | None = None
+        self._started, self._taken = False, 0
+        self.done = False
+        """Whether all steps are recorded."""
+
+    def __enter__(self) -> Self:
+        """See `start`."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """See `close`."""
+        self.close()
+
+    def start(self) -> Self:
+        """Begin, before a step. What an older run left in the directory is taken away."""
+        if self._started:
+            raise EngineError("this Recorder was started before; make one for each recording")
+        _require_no_other()
+        together = dist.is_initialized()
+        self._rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        _clear(self._out, self._rank, world_size)
+        device = self._device = _device(self._subject.module)
+        self._manifest = {
+            "format_version": FORMAT_VERSION,
+            "strategy": self._subject.strategy,
+            "device": device.type,
+            "backend": _backend(device) if together else None,
+            "world_size": world_size,
+            "link": None,
+            "versions": versions(),
+            "hardware": hardware(device),
+            "warmup": self._warmup,
+            "steps": self._steps,
+            "command": shlex.join(["python", *sys.argv]),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **_facts(self._subject),
+        }
+        gpu = device if device.type == "cuda" else None
+        trace = TraceFile(self._out, self._rank, warmup=self._warmup, steps=self._steps, gpu=gpu, shapes=gpu is None)
+        with ExitStack() as opening:
+            self._buckets = self._label(opening)
+            self._trace = opening.enter_context(trace)
+            self._opened = opening.pop_all()
+        self._started = True
+        _open.add(self)
+        return self
+
+    def step(self) -> None:
+        """A step has ended: call it after every optimizer step. Does nothing once all steps are recorded."""
+        if not self._started:
+            raise EngineError("this Recorder was not started: step() belongs inside its `with`, or after start()")
+        if self._opened is None:
+            return
+        self._taken += 1
+        try:
+            self._trace.step()
+        except OSError as error:
+            self._end(str(error))
+            return
+        if self._taken == self._warmup + self._steps:
+            self.done = True
+            self.close()
+
+    def close(self) -> None:
+        """End; `step` does so after the last recorded one. Of steps that were not all recorded nothing is kept."""
+        made = f"the loop made {self._taken} steps, and this takes {self._warmup} + {self._steps}"
+        self._end(None if self.done else made)
+
+    def _end(self, fault: str | None) -> None:
+        """Close; a `fault` is why there is no run. Files that cannot be written end no training: they are a fault."""
+        if self._opened is None:
+            return
+        opened, self._opened = self._opened, None
+        _open.discard(self)
+        try:
+            opened.close()
+            if fault is None and self._trace.saw_no_device:
+                self._tell_missing()
+            if fault is None and self._rank == 0:
+                found = [] if self._buckets is None else self._buckets.buckets
+                rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(found)]
+                write_json(self._out / MANIFEST, {**self._manifest, "buckets": rows})
+        except OSError as error:
+            fault = fault or str(error)
+        if fault is not None:
+            self.done = False
+            with suppress(OSError):
+                (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
+            warnings.warn(f"no run in {self._out}: {fault}", stacklevel=3)
+
+    def _tell_missing(self) -> None:
+        """Say, in run.json too, why the trace holds nothing that ran on the GPU; the loop goes on."""
+        why = cause(probe(str(self._device)))
+        self._manifest["device_activity_missing"] = why
+        warnings.warn(f"{self._out}: the profiler saw nothing run on {self._device}: {why}", stacklevel=4)
+
+    def _label(self, opening: ExitStack) -> NamedBuckets | None:
+        """Write labels until `opening` closes."""
+        module, ddp = self._subject.module, self._subject.ddp
+        if module is not None and self._subject.strategy != "torch-fsdp2":  # which writes ranges of its own
+            for handle in label_gradients(module):
+                opening.callback(handle.remove)
+        if ddp is None:
+            return None
+        if self._comm_hook is not None:
+            ddp.register_comm_hook(*self._comm_hook)
+        why = unnamed_because(ddp)
+        if why is not None:
+            warnings.warn(f"the buckets stay unnamed: {why}", stacklevel=4)
+            return None
+        buckets = NamedBuckets(ddp)
+        opening.callback(buckets.restore)
+        return buckets
+
+
+def _require_no_other() -> None:
+    """torch has one profiler: a second one beside it loses the first one's events, or crashes the process."""
+    for other in _open:
+        raise EngineError(f"another Recorder is open, on {other._out}; close it first")
+    if torch._C._autograd._profiler_enabled():
+        raise EngineError("a profiler is on, and torch has but one; end it before a Recorder starts")
+
+
+def _device(module: nn.Module | None) -> torch.device:
+    """Where a model computes; without one, a GPU if there is one."""
+    parameter = None if module is None else next(module.parameters(), None)
+    offloaded = isinstance(parameter, DTensor) and parameter.device_mesh.device_type == "cuda"  # shards on the CPU
+    if parameter is not None and not offloaded:
+        return parameter.device
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _backend(device: torch.device) -> str | None:
+    """What moves the data of a device's tensors: of `cpu:gloo,cuda:nccl` one of both."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+    return backends.get(device.type)
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    """What run.json says of the model; nothing without one."""
+    if subject.module is None:
+        return {}
+    return {
+        "model": {"parameters": sum(p.numel() for p in subject.module.parameters())},
+        "bucket_cap_mb": None if subject.ddp is None else round(subject.ddp.bucket_bytes_cap / MIB, 3),
+        "parameters": named_parameters(subject.module.named_parameters(), subject.units),
+        "units": named_units(subject.units),
+    }
+
+
+def _clear(out: Path, rank: int, world_size: int) -> None:
+    """Take away this rank's older trace, and as rank 0 what no rank of this run will replace.
+
+    So no rank takes away what another has written already, and none waits for another.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / TRACE.format(rank=rank)).unlink(missing_ok=True)
+    if rank == 0:
+        (out / MANIFEST).unlink(missing_ok=True)
+        beyond = world_size
+        while (path := out / TRACE.format(rank=beyond)).exists():
+            path.unlink()
+            beyond += 1

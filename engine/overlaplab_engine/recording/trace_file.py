@@ -1,0 +1,157 @@
+"""Recording: torch.profiler over the steps after warm-up, one trace per rank, each file whole or absent."""
+
+import gzip
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.hooks import RemovableHandle
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.recording.device_events import holds_device_events
+from overlaplab_engine.strategies.hooks import after_accumulation
+
+__all__ = ["MANIFEST", "TRACE", "TraceFile", "clear", "label_gradients", "sweep", "whole", "write_json"]
+
+TRACE = "rank{rank}.pt.trace.json.gz"
+MANIFEST = "run.json"
+
+
+class TraceFile:
+    """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context around the loop over steps."""
+
+    def __init__(
+        self,
+        out: Path,
+        rank: int,
+        *,
+        warmup: int,
+        steps: int,
+        gpu: torch.device | None = None,
+        all_threads: bool = False,
+        shapes: bool = False,
+    ) -> None:
+        """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded.
+
+        `gpu` is where this rank computes, if not on the CPU; it need not be torch's current device.
+        `shapes` records those of operators' tensors, which tell the bytes of collectives that nothing labels.
+        """
+        self._path = out / TRACE.format(rank=rank)
+        self._gpu, self._warmup, self._ended = gpu, warmup, 0
+        self.saw_no_device = False
+        """Whether a GPU was to be recorded, and what was written holds nothing that ran on it."""
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])],
+            schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
+            on_trace_ready=self._export,
+            record_shapes=shapes,
+            # The emulated link's thread is one that the profiler does not look at by itself.
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads),
+        )
+
+    def __enter__(self) -> "TraceFile":
+        """Begin with the first step."""
+        with _one_cycle():
+            self._profiler.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Write what was recorded, after an error too."""
+        self._profiler.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        """A step has ended; the next begins."""
+        self._ended += 1
+        if self._gpu and self._ended == self._warmup:
+            torch.cuda.synchronize(self._gpu)  # the host may be ahead: what it launched before is not to be recorded
+        # At the end torch's profiler waits for the device that is current.
+        with _one_cycle(), torch.cuda.device(self._gpu) if self._gpu else nullcontext():
+            self._profiler.step()
+
+    def discard(self) -> None:
+        """Take the file away."""
+        self._path.unlink(missing_ok=True)
+
+    def _export(self, profiler: Any) -> None:
+        with whole(self._path) as temporary:
+            plain = temporary.with_name(temporary.name + ".json")
+            try:
+                profiler.export_chrome_trace(str(plain))
+                if self._gpu:
+                    with plain.open("rb") as lines:
+                        self.saw_no_device = not holds_device_events(lines)
+                with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=6) as target:
+                    for line in source:
+                        # The profiler notes the name it wrote to, which nobody else will see.
+                        target.write(line.replace(str(plain).encode(), self._path.name.encode()))
+            finally:
+                plain.unlink(missing_ok=True)
+
+
+@contextmanager
+def _one_cycle() -> Iterator[None]:
+    """Without the warning that a cycle's events are lost in the next, which torch 2.11 gives of the only one, too."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        yield
+
+
+def label_gradients(model: nn.Module) -> list[RemovableHandle]:
+    """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient.
+
+    Removing the handles ends it.
+    """
+    marks = {
+        parameter: labels.span(Word.GRADIENT_READY, parameter=name)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    return [after_accumulation(parameter, partial(_ready, mark)) for parameter, mark in marks.items()]
+
+
+def _ready(mark: Span, _: torch.Tensor) -> None:
+    labels.instant(mark)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed to it at the end: a file that exists is whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write one JSON document."""
+    with whole(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def clear(out: Path) -> None:
+    """Make the run's directory, and take away an older run and what a killed one left."""
+    out.mkdir(parents=True, exist_ok=True)
+    sweep(out)
+    for path in [*out.glob(MANIFEST), *out.glob(TRACE.format(rank="[0-9]*"))]:
+        path.unlink(missing_ok=True)
+
+
+def sweep(out: Path) -> None:
+    """Take away half-written files."""
+    for path in out.glob(".*.tmp*"):
+        if path.name.startswith((f".{MANIFEST}", ".rank")):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,225 @@
+"""What strategies share: one model on all ranks, `no_sync`, and a backward pass that ends well or leaves no trace."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from torch import nn
+
+from overlaplab_engine import labels
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Word
+from overlaplab_engine.models.deferred import materialise
+from overlaplab_engine.models.transformer import Unit, units
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies.buckets import Gradients
+
+__all__ = ["Options", "Strategy"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What strategies can be told; each uses what it knows."""
+
+    bucket_cap_mb: float = 25.0
+    """A bucket closes once it holds so many MiB."""
+    first_bucket_mb: float | None = None
+    """Another cap for the first bucket, in MiB; None: the same."""
+    main_grad: bool = False
+    """Accumulate and send gradients in fp32 beside bf16 parameters."""
+    prefetch: int = 1
+    """Units gathered ahead of the one in use."""
+    overlap_param_gather: bool = True
+    """Gather updated parameters during the next forward pass, or else before it."""
+    keep_last: bool = False
+    """torch-fsdp2: keep the last layer gathered from its forward into its backward."""
+
+    @property
+    def caps(self) -> list[int]:
+        """The caps in bytes: the first bucket's, then the others'."""
+        first = self.bucket_cap_mb if self.first_bucket_mb is None else self.first_bucket_mb
+        return [int(first * MIB), int(self.bucket_cap_mb * MIB)]
+
+
+class Strategy(ABC):
+    """Data parallelism over a replicated model: gradients are the mean over the ranks after `backward`."""
+
+    sends_every_microbatch = False
+    """Whether each microbatch's gradients are sent, and only their sum kept, or all with the last (`no_sync`)."""
+    shards_parameters = False
+    """Whether parameters are sharded unit by unit, each after a `_share` of its own."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """Take over `model`, which must be the same on all ranks; rank 0's values go to all.
+
+        Raises EngineError on all ranks if the ranks' models differ.
+        """
+        _require_same_model(model, comm)
+        self.model = model
+        self.comm = comm
+        self.options = options
+        self.gradients = Gradients(options.main_grad)
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.parameters = [p for _, p in trained]
+        self.on_error: Callable[[BaseException], None] = lambda error: None
+        """Called with an exception in a pass before the draining, which a stuck rank may hold up for long."""
+        self.microbatch = 0
+        """Number of the microbatch, for labels."""
+        self._sync = True
+        with torch.no_grad():
+            comm.broadcast(list(model.buffers()))
+        if not self.shards_parameters:
+            self._share(list(model.parameters()))
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The model's forward pass, with rank 0's buffers if gradients will be synchronised."""
+        if self._sync:
+            with torch.no_grad():
+                self.comm.broadcast(list(self.model.buffers()))
+        loss: torch.Tensor = self.model(*inputs)
+        return loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it gradients only accumulate; the next `backward` outside it sends them all."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
+        """Run the backward pass and, unless in `no_sync`, leave every gradient as the mean over the ranks.
+
+        After an exception in it nothing is in flight, all gradients are None, and the next step is right. Ranks on
+        which the same pass came through get NaN where this one had sent nothing.
+        """
+        self.microbatch = microbatch
+        try:
+            with labels.span(Word.BACKWARD, microbatch=microbatch, sync=int(self._sync)):
+                loss.backward()  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            self.on_error(error)
+            self._abandon()
+            self.zero_grad()
+            raise
+        if self._sync:
+            self._finish()
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the averaged gradients so that their global norm is at most `max_norm`; returns the norm before.
+
+        After `backward` every rank holds all of them, so the norm over them is the global one.
+        """
+        grads = [g for p in self.parameters if (g := self.gradients.get(p)) is not None]
+        if not grads:
+            return torch.zeros(())
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(scale)
+        return norm
+
+    def optimized(self) -> list[torch.Tensor]:
+        """What the optimizer updates, each with its averaged gradient after `backward`: here all parameters."""
+        return list(self.parameters)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or fill them with zeros; call it before the passes of each update."""
+        for tensor in {id(t): t for t in (*self.parameters, *self.optimized())}.values():
+            for name in ("grad", "main_grad"):
+                old = getattr(tensor, name, None)
+                if old is not None:
+                    setattr(tensor, name, None if set_to_none else old.zero_())
+
+    def updated(self) -> None:  # noqa: B027  # most have nothing to do
+        """After the optimizer's update: bring the parameters to where the next forward pass needs them."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for what `updated` left in flight, so that the parameters may be read."""
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """All parameters by name, up to date; every rank must call it."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def units(self) -> list[Unit]:
+        """What the model consists of; for zero3 the units of gathering."""
+        return units(self.model)
+
+    @torch.no_grad()
+    def _share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give every rank rank 0's values of these parameters, which may be deferred."""
+        for parameter in parameters:
+            materialise(parameter)
+        self.comm.broadcast(parameters)
+
+    def _agreed_order(self, arrivals: list[int]) -> list[int]:
+        """Rank 0's order of arrival, then what did not arrive, in reverse order; the same on all ranks."""
+        arrived = set(arrivals)
+        rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
+        return self.comm.broadcast_ints(arrivals + rest)
+
+    def _ask_usage(self, unused: Collection[int]) -> Callable[[], set[int]]:
+        """Tell the ranks which parameters this one has no gradient for; the answer: for which of them no rank has one.
+
+        Only a rank that asks for some waits for its device to answer, as in torch's DDP (finalize_bucket_dense,
+        torch/csrc/distributed/c10d/reducer.cpp).
+        """
+        used = torch.ones(len(self.parameters), dtype=torch.int32, device=self.comm.device)
+        for i in unused:
+            used[i] = 0
+        work = self.comm.all_reduce_max(used)
+
+        def answer() -> set[int]:
+            work.wait()
+            return {i for i, somewhere in enumerate(used.tolist()) if not somewhere} if unused else set()
+
+        return answer
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """Bytes and parameter names of each bucket as it is launched now; none for strategies without buckets."""
+        return []
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """After a synchronised backward pass: wait until every gradient is the mean."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """After an exception: drain what is in flight and expect a new backward pass."""
+
+
+def _require_same_model(model: nn.Module, comm: Communicator) -> None:
+    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    mine += [(f"buffer {name}", tuple(b.shape), str(b.dtype), True) for name, b in model.named_buffers()]
+    reference = comm.broadcast_object(mine)
+    verdicts = comm.gather_objects(_first_difference(mine, reference))
+    for rank, verdict in enumerate(verdicts):
+        if verdict is not None:
+            raise EngineError(f"the models differ: rank 0 has {verdict[0]}, rank {rank} has {verdict[1]}")
+
+
+Signature = tuple[str, tuple[int, ...], str, bool]
+
+
+def _first_difference(mine: list[Signature], reference: list[Signature]) -> tuple[str, str] | None:
+    """What the reference and this rank have where they first differ."""
+    for theirs, ours in zip_longest(reference, mine):
+        if ours != theirs:
+            return _describe(theirs), _describe(ours)
+    return None
+
+
+def _describe(signature: Signature | None) -> str:
+    if signature is None:
+        return "nothing more"
+    name, shape, dtype, requires_grad = signature
+    return f"{name} {list(shape)} {dtype.removeprefix('torch.')}{'' if requires_grad else ' frozen'}"

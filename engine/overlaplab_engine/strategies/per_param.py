@@ -1,0 +1,122 @@
+"""per-param: all-reduce each gradient as soon as autograd has it.
+
+Everything that can overlap does, at one message per parameter: Li et al. 2020 (arXiv 2006.15704, §3.2.1, Fig. 2) on why
+small messages are slow.
+"""
+
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import nn
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Word
+from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.buckets import InOrder, Marks
+from overlaplab_engine.strategies.hooks import after_accumulation
+
+__all__ = ["PerParam"]
+
+
+class PerParam(Strategy):
+    """A hook on each parameter launches its all-reduce; one wait after the backward pass.
+
+    The launches are in the same order on every rank: at first the reverse of the model's, and after the first
+    synchronised backward pass the order in which rank 0's gradients arrived.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`."""
+        super().__init__(model, comm, options)
+        self._wait = labels.span(Word.WAIT)
+        self._arrivals: list[int] | None = []  # None once the order is learnt
+        self._zeros: dict[int, torch.Tensor] = {}  # what is sent for a parameter without a gradient
+        self._arrange(list(reversed(range(len(self.parameters)))))
+        for i, parameter in enumerate(self.parameters):
+            after_accumulation(parameter, partial(self._arrived, i))
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """Each parameter for itself, in launch order."""
+        return [(self.gradients.nbytes(self.parameters[i]), [self.names[i]]) for i in self._order]
+
+    def _arrange(self, order: list[int]) -> None:
+        self._order = order
+        self._number = {i: number for number, i in enumerate(order)}
+        self._marks = [Marks.of(number, nbytes, names) for number, (nbytes, names) in enumerate(self.buckets)]
+        self._launcher: InOrder[Work] = InOrder(len(order), self._launch)
+
+    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+        """Autograd has accumulated the gradient of parameter `i`."""
+        self.gradients.take(parameter, None, self.comm.prescale if self._sync else 1.0)
+        if self._sync:
+            if self._arrivals is not None:
+                self._arrivals.append(i)
+            self._ready(i)
+
+    def _ready(self, i: int) -> None:
+        number = self._number[i]
+        labels.instant(self._marks[number].ready)
+        self._launcher.ready(number)
+
+    def _launch(self, number: int) -> Work:
+        i = self._order[number]
+        grad = self.gradients.get(self.parameters[i])
+        with self._marks[number].launch:
+            return self.comm.all_reduce_mean(self._zeros[i] if grad is None else grad)
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        self._count_missing_ready()
+        answer = self._ask_usage(self._zeros)
+        with self._wait:
+            for marks, work in zip(self._marks, self._launcher.handles, strict=True):
+                work.wait()
+                labels.instant(marks.done)
+            nowhere = answer()
+        for i, zeros in self._zeros.items():
+            if i not in nowhere:  # else the gradient stays untouched
+                self.gradients.set(self.parameters[i], zeros)
+        self._reset()
+        self._learn_order()
+
+    def _learn_order(self) -> None:
+        """Once: launch in rank 0's order of arrival, what did not arrive last."""
+        if self._arrivals is None:
+            return
+        self._arrange(self._agreed_order(self._arrivals))
+        self._arrivals = None
+
+    def _count_missing_ready(self) -> None:
+        for number in self._launcher.waiting:
+            i = self._order[number]
+            parameter = self.parameters[i]
+            grad = self.gradients.get(parameter)
+            if grad is None:
+                self._zeros[i] = torch.zeros_like(parameter, dtype=self.gradients.dtype(parameter))
+            else:  # from an earlier microbatch
+                grad.mul_(self.comm.prescale)
+            self._ready(i)
+
+    def _reset(self) -> None:
+        self._zeros = {}
+        self._launcher.reset()
+
+    @torch.no_grad()
+    def _abandon(self) -> None:
+        if self._sync:
+            with suppress(Exception):  # a lost peer: the exception on its way says more
+                for number in self._launcher.waiting:  # keep the ranks' collectives matched
+                    i = self._order[number]
+                    self._zeros[i] = torch.full_like(
+                        self.parameters[i], torch.nan, dtype=self.gradients.dtype(self.parameters[i])
+                    )
+                    self.gradients.set(self.parameters[i], None)
+                    self._launcher.ready(number)
+                self._ask_usage(())()
+                for work in self._launcher.handles:
+                    work.wait()
+                self._learn_order()  # other ranks may have come through
+        self._reset()

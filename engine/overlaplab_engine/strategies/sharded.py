@@ -1,0 +1,158 @@
+"""What ZeRO's stages share: each rank's optimizer updates only its own part of the parameters.
+
+Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054), §5: gradients are reduce-scattered, so that each rank gets the mean
+of the part that it updates.
+"""
+
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.shards import Flat, Piece
+
+__all__ = ["Part", "Sharded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What this rank owns of one parameter, trained or not."""
+
+    name: str
+    begin: int
+    """Where it begins in the flattened parameter."""
+    values: torch.Tensor
+    """(elements,), in the shard's memory."""
+    piece: Piece | None
+    """What the optimizer updates; None for a frozen parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A reduce-scatter under way."""
+
+    flat: Flat
+    received: torch.Tensor
+    """(chunk,), what this rank gets."""
+    work: Work
+    done: Span
+
+
+class Sharded(Strategy):
+    """After `backward` each rank holds the mean gradients of its own pieces, and `optimized` are those pieces.
+
+    A piece's gradient is None if no rank had one for the parameter. Accumulation is the pieces': `backward` adds to
+    what they have.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`."""
+        super().__init__(model, comm, options)
+        self.flats: list[Flat] = []
+        """This rank's parts, in the same order on every rank."""
+        self._wait = labels.span(Word.WAIT)
+        self._flying: deque[_Flight] = deque()
+        self._fresh: list[Piece] = []
+
+    def optimized(self) -> list[torch.Tensor]:
+        """This rank's pieces of the parameters, flat."""
+        return [piece.tensor for flat in self.flats for piece in flat.pieces]
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the averaged gradients so that their global norm is at most `max_norm`; returns the norm before.
+
+        The global norm is that of all ranks' pieces together.
+        """
+        grads = [g for tensor in self.optimized() if (g := self.gradients.get(tensor)) is not None]
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
+        square = torch.zeros(1, dtype=dtype, device=self.comm.device)
+        for grad in grads:
+            square += torch.linalg.vector_norm(grad, dtype=dtype).square()
+        with self._wait:
+            self.comm.all_reduce_sum(square).wait()
+        norm = square.sqrt().squeeze()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(scale)
+        return norm
+
+    def parts(self) -> list[Part]:
+        """What this rank owns of each parameter that lies in `flats`."""
+        found = []
+        for flat in self.flats:
+            layout, pieces = flat.layout, {piece.name: piece for piece in flat.pieces}
+            for number, values in layout.pieces(flat.shard):
+                name = flat.names[number]
+                begin = max(self.comm.rank * layout.chunk - sum(layout.sizes[:number]), 0)
+                found.append(Part(name, begin, values, pieces.get(name)))
+        return found
+
+    def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Every rank's (chunk,) of something that lies as `flat` does, in the parameters' shapes, by name."""
+        full = shard.new_empty(flat.layout.padded)
+        self.comm.all_gather(full, shard).wait()
+        return dict(zip(flat.names, flat.layout.views(full), strict=True))
+
+    # Gradients on their way
+
+    def _has_gradient(self, parameter: torch.Tensor) -> bool:
+        """Whether this rank has one, from this microbatch or from earlier ones."""
+        return parameter.grad is not None or self.gradients.get(parameter) is not None
+
+    def _collect(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
+        """Move a parameter's gradient, with what earlier microbatches left, to a flat buffer, prescaled."""
+        grad = self.gradients.get(parameter)
+        if self.gradients.main and parameter.grad is not None:
+            grad = parameter.grad if grad is None else grad.add_(parameter.grad)
+        assert grad is not None
+        if grad.dtype == view.dtype:
+            torch.mul(grad, self.comm.prescale, out=view)
+        else:
+            view.copy_(grad).mul_(self.comm.prescale)
+        parameter.grad = None
+        self.gradients.set(parameter, None)
+
+    def _scatter(self, flat: Flat, full: torch.Tensor, received: torch.Tensor, launch: Span, done: Span) -> None:
+        """Launch the reduce-scatter of prescaled gradients (padded,) to `received` (chunk,)."""
+        with launch:
+            work = self.comm.reduce_scatter_mean(received, full)
+        self._flying.append(_Flight(flat, received, work, done))
+
+    def _land(self, leave: int = 0) -> None:
+        """Take in what reduce-scatters brought, waiting until no more than `leave` are in flight."""
+        while self._flying and (len(self._flying) > leave or self._flying[0].work.is_completed()):
+            flight = self._flying.popleft()
+            with self._wait:
+                flight.work.wait()
+            labels.instant(flight.done)
+            self._fresh += flight.flat.accumulate(self.gradients, flight.received)
+
+    def _settle_usage(self, unused: Collection[int]) -> None:
+        """Land everything, and take zeros that stand for parameters unused on all ranks for what they are: no gradient.
+
+        `unused` are the parameters that this rank has no gradient for.
+        """
+        answer = self._ask_usage(unused)
+        self._land()
+        with self._wait:
+            nowhere = {self.names[i] for i in answer()}
+        for piece in self._fresh:
+            if piece.name in nowhere:
+                self.gradients.set(piece.tensor, None)
+        self._fresh = []
+
+    def _drain(self) -> None:
+        """After an exception: wait for what flies, and leave it."""
+        with suppress(Exception):
+            for flight in self._flying:
+                flight.work.wait()
+        self._flying.clear()
+        self._fresh = []

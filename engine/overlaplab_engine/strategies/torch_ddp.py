@@ -1,0 +1,99 @@
+"""torch-ddp: torch's DistributedDataParallel in the same harness, as the reference.
+
+A comm hook labels its buckets, which DDP itself does not name in traces, and launches them through the communicator.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from overlaplab_engine import labels
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.buckets import Marks
+from overlaplab_engine.strategies.ddp_buckets import BucketLabels
+
+__all__ = ["TorchDDP"]
+
+
+class TorchDDP(Strategy):
+    """DDP with gradients as bucket views."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options, *, find_unused: bool = False) -> None:
+        """See `Strategy`; `find_unused` is DDP's `find_unused_parameters`, with which it never rebuilds its buckets.
+
+        Raises EngineError for what DDP cannot do.
+        """
+        if options.main_grad:
+            raise EngineError("torch-ddp has no fp32 main_grad; leave --main-grad out")
+        if options.first_bucket_mb is not None:
+            raise EngineError("torch-ddp has no first bucket of its own size; leave --first-bucket-mb out")
+        super().__init__(model, comm, options)
+        self._find_unused = find_unused
+        self._labels = BucketLabels(model)
+        self._launched: list[Marks] = []
+        self._flying: list[torch.futures.Future[list[torch.Tensor]]] = []
+        self._ddp: DistributedDataParallel | None = None
+        self._wrap()
+
+    def _wrap(self) -> None:
+        self._ddp = None  # the old reducer takes its hooks along
+        self._broken = False
+        if not self.parameters:
+            return
+        self._ddp = DistributedDataParallel(
+            self.model,
+            process_group=self.comm.group,
+            bucket_cap_mb=self.options.bucket_cap_mb,  # fractions work
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self._find_unused,
+        )
+        self._ddp.register_comm_hook(None, self._hook)
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """Bytes and parameter names of each bucket, as DDP launched them last."""
+        return self._labels.buckets
+
+    @property
+    def logging_data(self) -> dict[str, Any]:
+        """DDP's own account of its buckets."""
+        return {} if self._ddp is None else dict(self._ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """DDP's forward pass."""
+        if self._broken:  # only now: if this rank is to end, it must not call collectives that nobody joins
+            self._wrap()
+        if self._ddp is not None:  # what DDP's own no_sync does, which would not outlive a new wrapping inside it
+            self._ddp.require_backward_grad_sync = self._sync
+        loss: torch.Tensor = (self._ddp or self.model)(*inputs)
+        return loss
+
+    def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average one bucket; DDP calls this in bucket order, as soon as the bucket is full."""
+        with self._labels.launching(bucket) as marks:
+            buffer = bucket.buffer()
+            if self.comm.prescale != 1:
+                buffer.mul_(self.comm.prescale)
+            future = self.comm.all_reduce_future(buffer)
+        self._launched.append(marks)
+        self._flying.append(future)
+        return future.then(lambda done: done.value()[0])
+
+    def _finish(self) -> None:
+        """DDP has waited inside backward; only now does the main thread know."""
+        for marks in self._launched:
+            labels.instant(marks.done)
+        self._launched, self._flying = [], []
+
+    def _abandon(self) -> None:
+        """A reducer stopped midway cannot go on: drain, and wrap the model anew for the next step."""
+        with suppress(Exception):
+            torch.futures.wait_all(self._flying)
+        self._launched, self._flying = [], []
+        self._broken = True

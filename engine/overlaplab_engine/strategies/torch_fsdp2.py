@@ -1,0 +1,165 @@
+"""torch-fsdp2: torch's fully_shard (FSDP2) in the same harness, as the reference for zero3.
+
+Each layer is a unit; the rest, embedding and head, is the unit `root`, which stays gathered from its forward into its
+backward. FSDP2 launches its own collectives, and writes its own ranges, `FSDP::…`, into the trace.
+
+[Note: overlap on the CPU]
+FSDP2 hides gathers behind CUDA streams. On the CPU, where there are none, a gather blocks unless it is asynchronous and
+a unit before names it for prefetching. Reduce-scatters block there all the same.
+"""
+
+from contextlib import suppress
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.models.deferred import hollow
+from overlaplab_engine.models.transformer import Unit, units
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.hooks import after_accumulation
+
+__all__ = ["TorchFSDP2"]
+
+
+class TorchFSDP2(Strategy):
+    """FSDP2 around each layer and around the model. The ranks must run the same units in the same order.
+
+    Its parameters are DTensors; the optimizer gets plain tensors that share their memory.
+    """
+
+    sends_every_microbatch = True
+    shards_parameters = True
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`. Raises EngineError for what FSDP2 cannot do."""
+        if options.main_grad:
+            raise EngineError("torch-fsdp2 has no fp32 main_grad; leave --main-grad out")
+        super().__init__(model, comm, options)
+        layers = _layers(model, options.keep_last)
+        hooks = {name: list((p._post_accumulate_grad_hooks or {}).values()) for name, p in model.named_parameters()}
+        mesh = DeviceMesh.from_group(comm.group, comm.device.type)
+        wrapped = [self._shard(unit.modules[0], mesh=mesh, reshard_after_forward=not unit.kept) for unit in layers]
+        self._root = self._shard(model, mesh=mesh)
+        self._wrapped = [self._root, *wrapped]
+        self._set_prefetch()
+        self._sharded = cast(dict[str, DTensor], dict(model.named_parameters()))
+        self.parameters = [cast(nn.Parameter, p) for p in self._sharded.values() if p.requires_grad]
+        self._local = [_local(p).requires_grad_() for p in self.parameters]
+        self._full: list[nn.Parameter] = []
+        """What autograd sees of trained parameters; they keep what `no_sync` has added up."""
+        self._move(hooks)
+        self._broken = False
+
+    def _shard(self, module: nn.Module, **options: Any) -> FSDPModule:
+        """Let FSDP2 shard what is not sharded yet of `module`, and give the memory of the full parameters back."""
+        parameters = [p for p in module.parameters() if not isinstance(p, DTensor)]
+        self._share(parameters)
+        sharded = fully_shard(module, **options)
+        for parameter in parameters:  # FSDP2 has copied its part
+            parameter.data = hollow(parameter)
+        return sharded
+
+    def _set_prefetch(self) -> None:
+        """So many gathers ahead, forward and backward; see [Note: overlap on the CPU]."""
+        ahead = self.options.prefetch
+        self._root._set_unshard_async_op(self.comm.device.type == "cpu" or ahead == 0)
+        for i, unit in enumerate(self._wrapped):
+            unit.set_modules_to_forward_prefetch(self._wrapped[i + 1 : i + 1 + ahead])
+        returning = [self._root, *reversed(self._wrapped[1:])]
+        for i, unit in enumerate(returning):
+            # Without a list FSDP2 prefetches by itself; a unit that names itself is there already.
+            unit.set_modules_to_backward_prefetch(returning[i + 1 : i + 1 + ahead] if ahead else [unit])
+
+    def _move(self, hooks: dict[str, list[Any]]) -> None:
+        """Let what was hooked to a parameter, such as its label, see the gradients of the one that autograd uses."""
+        for unit in self._wrapped:
+            unit.unshard()
+            for name, parameter in self.model.named_parameters():
+                if not isinstance(parameter, DTensor) and parameter.requires_grad:
+                    self._full.append(parameter)
+                    for hook in hooks[name]:
+                        after_accumulation(parameter, hook)
+            unit.reshard()
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """See `Strategy`; after an exception no unit is held."""
+        if self._broken:
+            raise EngineError("torch-fsdp2 of this version of torch cannot go on after an exception in a step")
+        try:
+            return super().__call__(*inputs)
+        except BaseException as error:
+            self.on_error(error)
+            self._abandon()
+            raise
+
+    def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
+        """See `Strategy`."""
+        self._root.set_requires_gradient_sync(self._sync)
+        super().backward(loss, microbatch)
+
+    def _finish(self) -> None:
+        """FSDP2 has waited inside backward; from now on the optimizer's tensors share the gradients, too."""
+        for parameter, local in zip(self.parameters, self._local, strict=True):
+            local.grad = None if parameter.grad is None else _local(parameter.grad)
+
+    def _abandon(self) -> None:
+        reset = getattr(self._root, "reset_iter_state", None)  # new in torch 2.13
+        self._broken = reset is None
+        if reset is not None:
+            with suppress(Exception):  # a lost peer: the exception on its way says more
+                reset()
+        self.zero_grad()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See `Strategy`."""
+        super().zero_grad(set_to_none)
+        for parameter in self._full:  # what was added up without being sent
+            parameter.grad = None
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """See `Strategy`; the norm is that of all ranks' shards together."""
+        norm = nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def optimized(self) -> list[torch.Tensor]:
+        """This rank's part of each trained parameter."""
+        return list(self._local)
+
+    def updated(self) -> None:
+        """What a forward pass without a backward pass has left gathered is stale now."""
+        for unit in self._wrapped:
+            unit.reshard()
+
+    @torch.no_grad()
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """See `Strategy`."""
+        return {name: parameter.full_tensor() for name, parameter in self._sharded.items()}
+
+    def units(self) -> list[Unit]:
+        """Each layer, then the rest as `root`."""
+        layers = _layers(self.model, self.options.keep_last)
+        names = {name for unit in layers for name in unit.parameters}
+        rest = {name: p for name, p in self.model.named_parameters() if name not in names}
+        return [*layers, *([Unit("root", [self.model], rest, kept=True)] if rest else [])]
+
+
+def _layers(model: nn.Module, keep_last: bool) -> list[Unit]:
+    """The members of lists of layers. EngineError for one that shares a parameter with others."""
+    layers = [unit for unit in units(model) if "." in unit.name]
+    for unit in layers:
+        unit.kept &= keep_last
+        if len(unit.modules) > 1:
+            raise EngineError(f"torch-fsdp2 wraps layer by layer, and {unit.name} shares a parameter with another unit")
+    return layers
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor."""
+    return cast(DTensor, tensor)._local_tensor.detach()

@@ -1,0 +1,31 @@
+"""zero1: gradients are reduce-scattered after the backward pass, and each rank updates its part of the parameters.
+
+Rajbhandari et al. 2020 (arXiv 1910.02054, §5.1), P_os: optimizer states are partitioned. A reduce-scatter of gradients
+and an all-gather of updated parameters send as much as an all-reduce (§7.1).
+"""
+
+from overlaplab_engine.strategies.partitioned import Partitioned, ShardedBucket
+
+__all__ = ["Zero1"]
+
+
+class Zero1(Partitioned):
+    """All gradients are kept in full; the mean of this rank's part lands in their midst."""
+
+    def _open(self, bucket: ShardedBucket) -> None:
+        if bucket.gradients is None:
+            self._make_room(bucket)
+            return
+        for piece in bucket.flat.pieces:
+            kept = self.gradients.get(piece.tensor)
+            if kept is not None:  # not forgotten since the pass before: out of the way of what arrives
+                self.gradients.set(piece.tensor, kept.clone())
+
+    def _full(self, bucket: ShardedBucket) -> None:
+        """Nothing is sent before the backward pass is over."""
+
+    def _send_rest(self) -> None:
+        for bucket in self._buckets:
+            full = bucket.gradients
+            assert full is not None
+            self._scatter(bucket.flat, full, bucket.flat.layout.own(full), bucket.marks.launch, bucket.marks.done)

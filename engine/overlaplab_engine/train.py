@@ -1,0 +1,249 @@
+"""Train and record: the loop over steps, on one rank."""
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from functools import partial
+
+import torch
+
+from overlaplab_engine import faults, labels
+from overlaplab_engine.checkpoint import load_sharded, save_sharded
+from overlaplab_engine.config import Config, Dtype
+from overlaplab_engine.devices import gpus, on_gpus
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Word
+from overlaplab_engine.models.batches import Batches, place
+from overlaplab_engine.models.deferred import defer
+from overlaplab_engine.models.transformer import Transformer, initial_values
+from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.recording.device_events import nothing_seen
+from overlaplab_engine.recording.facts import hardware_of_rank
+from overlaplab_engine.recording.manifest import Outcome, manifest
+from overlaplab_engine.recording.memory import held_bytes
+from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
+from overlaplab_engine.strategies import Options, Strategy, make
+
+__all__ = ["record", "train_step"]
+
+_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT64: torch.float64}
+
+
+def train_step(
+    strategy: Strategy, optimizer: AdamW, batches: Batches, step: int, *, accumulate: int, clip_norm: float | None
+) -> torch.Tensor:
+    """One update: forward and backward of each microbatch, then the optimizer; returns this rank's loss, a scalar."""
+    strategy.zero_grad()
+    losses = []
+    for microbatch in range(accumulate):
+        strategy.microbatch = microbatch
+        send = strategy.sends_every_microbatch or microbatch == accumulate - 1
+        tokens, targets = place(batches.of_rank(step, microbatch, strategy.comm.rank), strategy.comm.device)
+        with nullcontext() if send else strategy.no_sync():
+            with labels.span(Word.FORWARD, microbatch=microbatch):
+                loss = strategy(tokens, targets) / accumulate
+            strategy.backward(loss, microbatch)
+        losses.append(loss.detach())
+    if clip_norm is not None:
+        strategy.clip(clip_norm)
+    with labels.span(Word.OPTIMIZER):
+        optimizer.step()
+    strategy.updated()
+    return torch.stack(losses).sum()
+
+
+def record(config: Config, argv: list[str]) -> None:
+    """Train on this rank as configured, and leave a run in `config.out`. Every rank of the job calls this.
+
+    Raises EngineError for what the user can mend.
+    """
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    device = _device(config)
+    with _connected(device, config) as comm:
+        if config.trace:
+            if int(os.environ["LOCAL_RANK"]) == 0:
+                clear(config.out)
+            comm.barrier()
+        strategy, optimizer = build(config, comm)
+        done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
+        first, end, losses = _run(config, comm, strategy, optimizer, done)
+        if config.trace:
+            ranks = comm.world_size - len(comm.phantom_ranks)
+            everyones = comm.gather_objects(list(comm.carried[first:end]))[:ranks]
+            outcome = Outcome(
+                losses=losses,
+                held=held_bytes(strategy, optimizer),
+                peak_allocated=_peak_allocated(comm),
+                scratch=comm.scratch_bytes,
+                hardware=hardware_of_rank(comm.device),
+            )
+            outcomes = comm.gather_objects(outcome)[:ranks]
+            if comm.rank == 0:
+                document = manifest(
+                    config,
+                    comm,
+                    strategy,
+                    everyones,
+                    outcomes,
+                    command=shlex.join(["overlaplab", "record", *argv]),
+                    started_at=started_at,
+                )
+                write_json(config.out / MANIFEST, document)
+        if config.save is not None:
+            save_sharded(config.save, strategy, optimizer, done + config.warmup + config.steps)
+        comm.barrier()  # nobody leaves before all is complete
+
+
+def model_of(config: Config) -> Transformer:
+    """The model, untrained, on torch's default device: its weights are those of the seed and of that device's kind."""
+    return Transformer(
+        layers=config.layers,
+        width=config.width,
+        heads=config.heads,
+        seq=config.seq,
+        vocab=config.vocab,
+        tied=config.tied,
+        checkpointing=config.checkpointing,
+        seed=config.seed,
+    ).to(_DTYPES[config.dtype])
+
+
+def build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW]:
+    """The model, if there is none yet, in its strategy, its gradients labelled, and the optimizer.
+
+    A new one is built on the device, and strategies that shard parameters fill and shard it unit by unit.
+    """
+    if model is None:
+        with torch.device("meta"):
+            model = model_of(config)
+        defer(model, comm.device, partial(initial_values, seed=config.seed))
+    else:
+        model = model.to(comm.device)
+    label_gradients(model)  # before the strategy's hooks: ready comes before launch
+    options = Options(
+        bucket_cap_mb=config.bucket_cap_mb,
+        first_bucket_mb=config.first_bucket_mb,
+        main_grad=config.main_grad,
+        prefetch=config.prefetch,
+        overlap_param_gather=config.overlap_param_gather,
+        keep_last=config.keep_last,
+    )
+    strategy = make(config.strategy, model, comm, options)
+    return strategy, AdamW(strategy.optimized(), lr=config.lr)
+
+
+def _run(
+    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, done: int
+) -> tuple[int, int, list[float]]:
+    """The loop, after `done` steps of an earlier run; returns the first and the end of the link's collectives in the
+    recorded steps, and the losses."""
+    batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
+    recorder = (
+        TraceFile(
+            config.out,
+            comm.rank,
+            warmup=config.warmup,
+            steps=config.steps,
+            gpu=comm.device if comm.device.type == "cuda" else None,
+            all_threads=comm.link is not None and comm.device.type == "cpu",
+        )
+        if config.traces(comm.rank)
+        else None
+    )
+    first = 0
+    losses: list[torch.Tensor] = []
+    strategy.on_error = faults.tell  # here nobody catches it
+    with recorder or nullcontext(), _progress(config, comm) as advance:
+        try:
+            for step in range(config.warmup + config.steps):
+                if step == config.warmup:
+                    first = comm.launched
+                    if comm.device.type == "cuda":
+                        torch.cuda.reset_peak_memory_stats(comm.device)
+                loss = train_step(
+                    strategy, optimizer, batches, done + step, accumulate=config.accumulate, clip_norm=config.clip_norm
+                )
+                losses.append(loss)
+                if step in (config.warmup - 1, config.warmup + config.steps - 1):
+                    strategy.settle()  # what a step began belongs into the recording as a whole, or not at all
+                advance()
+                if recorder is not None:
+                    recorder.step()
+        except BaseException as error:
+            faults.tell(error)  # before the recording is closed, which takes a while
+            raise
+    if recorder is not None and recorder.saw_no_device:
+        recorder.discard()  # without kernels and run.json it would be taken for a recording on the CPU
+        raise EngineError(nothing_seen(str(comm.device)))
+    return first, comm.launched, [float(loss) for loss in losses[config.warmup :]]
+
+
+def _peak_allocated(comm: Communicator) -> int | None:
+    """The allocator's highest mark in the recorded steps, less what is lent to phantoms; the CPU's keeps none."""
+    if comm.device.type != "cuda":
+        return None
+    return torch.cuda.max_memory_allocated(comm.device) - comm.scratch_bytes
+
+
+@contextmanager
+def _progress(config: Config, comm: Communicator) -> Iterator[Callable[[], None]]:
+    """A bar on rank 0's stderr if that is a terminal, redrawn between steps only."""
+    if comm.rank != 0 or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task(f"{config.strategy}, {comm.world_size} ranks", total=config.warmup + config.steps)
+        bar.refresh()
+
+        def advance() -> None:
+            bar.advance(task)
+            bar.refresh()
+
+        yield advance
+
+
+@contextmanager
+def _connected(device: torch.device, config: Config) -> Iterator[Communicator]:
+    comm = connect(device, config.link, wait=config.link_wait, communicators=config.communicators)
+    yield comm
+    comm.close()  # not after an error: others may be waiting in a collective, and the process ends anyway
+
+
+def _device(config: Config) -> torch.device:
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if not on_gpus(config.device, local_size, int(os.environ["WORLD_SIZE"])):
+        # Ranks share the cores; more threads than cores would only get in each other's way.
+        torch.set_num_threads(max(1, math.floor(_cores() / local_size)))
+        return torch.device("cpu")
+    if config.link is not None and int(os.environ["WORLD_SIZE"]) > 1:
+        raise EngineError(
+            "--link on a GPU emulates a group around one rank: use --nproc 1 and a WORLD, such as "
+            "--link 400Gbps,10us,8; or --link none, or --device cpu"
+        )
+    count = gpus(config.device)
+    if local_rank >= count:
+        raise EngineError(
+            f"rank {local_rank} of this machine has no GPU of its own ({count} GPUs); use --nproc {count}"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,211 @@
+"""Buckets of torch's DistributedDataParallel in a trace of anybody's (torch/csrc/distributed/c10d/reducer.cpp).
+
+DDP does not name its buckets. Its hooks run as autograd accumulates a gradient, and the one that completes a bucket
+launches the bucket's all-reduce: so a bucket is an all-reduce launched inside `AccumulateGrad`. It holds the gradients
+that arrived last, where their sizes add up to what it sent. Where sizes are not recorded they are taken to be those
+that arrived since the bucket before, since after its first step DDP orders its buckets by arrival.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from math import prod
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.events import Trace, matching, step_windows
+from overlaplab.evidence.arguments import around
+from overlaplab.evidence.executions import Executions
+from overlaplab.evidence.labels import Span
+from overlaplab.evidence.launches import Launch, spans_of
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES
+
+__all__ = ["DDPBackward", "DDPBucket", "Gradient", "autograd_passes", "ddp_backwards"]
+
+_FORWARD = "DistributedDataParallel.forward"
+_REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
+_EVALUATE = "autograd::engine::evaluate_function: "
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """One gradient, as autograd accumulated it."""
+
+    number: int
+    """Its place in the order of arrival in the backward pass, from 1."""
+    at_ns: int
+    """When it had been accumulated, in absolute host ns."""
+    shape: tuple[int, ...] | None
+    """None where shapes are not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DDPBucket:
+    """One bucket in one backward pass."""
+
+    launch: Launch
+    ready_ns: int | None
+    """When its last gradient was in it, in absolute host ns; None where it stood ready behind an earlier bucket."""
+    gradients: tuple[Gradient, ...] = ()
+    """Those in it; none where that is unknown."""
+    told_by: Literal["sizes", "order"] | None = None
+    """How it is known which gradients it holds; None where it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DDPBackward(Span):
+    """A backward pass that sent gradients, from the start of autograd's first function to the end of its last."""
+
+    buckets: tuple[DDPBucket, ...]
+    """In order of launch."""
+    gradients: int
+    """How many arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Accumulation(Span):
+    """Autograd's range around one gradient's accumulation and the hooks that follow."""
+
+    accumulated_ns: int
+    shape: tuple[int, ...] | None
+    launched: tuple[Launch, ...]
+
+
+def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
+    """The backward passes that sent gradients, in order of time; none where DDP is not at work.
+
+    Between two backward passes lies one of DDP's forward passes, or a step begins. Those under `no_sync` send nothing.
+    """
+    events = trace.events
+    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
+        return ()
+    borders, evaluated = _evaluated(trace)
+    extents = evaluated.groupby(["number", "lane"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
+    bounds = {(number, lane): (start, end) for number, lane, start, end in extents.to_numpy().tolist()}
+    found = []
+    for number, group in groupby(_accumulations(trace, ran), lambda own: bisect_right(borders, own.start_ns)):
+        own = list(group)
+        if not any(accumulation.launched for accumulation in own):
+            continue
+        lane = own[0].lane
+        start, end = bounds.get((number, lane), (own[0].start_ns, own[-1].end_ns))
+        found.append(
+            DDPBackward(start_ns=start, end_ns=end, lane=lane, buckets=tuple(_buckets(own)), gradients=len(own))
+        )
+    return tuple(found)
+
+
+def autograd_passes(trace: Trace) -> tuple[Span, ...]:
+    """The backward passes that autograd's own ranges tell of, in order of time, on whatever threads it ran.
+
+    As for `ddp_backwards`, one of DDP's forward passes lies between two, or a step begins.
+    """
+    extents = _evaluated(trace)[1].groupby("number").agg({"start_ns": "min", "end_ns": "max", "lane": "first"})
+    return tuple(Span(start_ns=start, end_ns=end, lane=lane) for start, end, lane in extents.to_numpy().tolist())
+
+
+def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
+    """What parts backward passes, in order of time; and autograd's functions, each with the `number` of its pass."""
+    events = trace.events
+    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    spans, names = spans_of(trace)[annotated], events["name"][annotated]
+    forwards = spans.loc[matching(names, lambda name: name == _FORWARD), "start_ns"]
+    borders = sorted({*forwards.tolist(), *(window.host_start_ns for window in step_windows(trace))})
+    evaluated = spans[matching(names, lambda name: name.startswith(_EVALUATE))]
+    return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
+
+
+def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:
+    """In order of time. The range around the hooks is `evaluate_function`'s; without one, the accumulation's own."""
+    events, spans = trace.events, spans_of(trace).assign(event=np.arange(len(trace.events)))
+    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    inner = spans[annotated & matching(events["name"], lambda name: name == _ACCUMULATE)]
+    outer = spans[annotated & matching(events["name"], lambda name: name == _EVALUATE + _ACCUMULATE)]
+    outer = outer if len(outer) else inner
+    sent = [launch for launch in ran.launches if _is_bucket(launch)]
+    lanes_, starts = (np.array([getattr(launch, name) for launch in sent], np.int64) for name in ("lane", "start_ns"))
+    if not (around(outer, lanes_, starts) >= 0).any():
+        return  # none of these many is a bucket's last
+    both = pd.merge_asof(
+        outer, inner.assign(at_ns=inner["end_ns"]), on="start_ns", by="lane", direction="forward", suffixes=("", "_in")
+    )
+    within = (both["at_ns"] <= both["end_ns"]).to_numpy()  # the first accumulation after the start may be another's
+    inputs = trace.inputs
+    shapes = dict(zip(inputs["event"].tolist(), inputs["shapes"], strict=True))
+    absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # a parameter that got no gradient
+    columns = (both[name].tolist() for name in ("start_ns", "end_ns", "lane", "at_ns", "event_in"))
+    for (start, end, lane, at, event), known in zip(zip(*columns, strict=True), within.tolist(), strict=True):
+        if known and event in absent:
+            continue
+        span = Span(start_ns=start, end_ns=end, lane=lane)
+        launched = tuple(launch for launch in ran.inside(span) if launch.lane == lane and _is_bucket(launch))
+        yield _Accumulation(
+            start_ns=start,
+            end_ns=end,
+            lane=lane,
+            accumulated_ns=int(at) if known else min((launch.start_ns for launch in launched), default=end),
+            shape=_shape(shapes.get(int(event))) if known else None,
+            launched=launched,
+        )
+
+
+def _is_bucket(launch: Launch) -> bool:
+    """Not the flags of `find_unused_parameters`, which follow the last bucket as whole numbers."""
+    return launch.kind in ("all_reduce", None) and not (launch.dtype or "").startswith(("int", "uint", "bool"))
+
+
+def _shape(dimensions: str | None) -> tuple[int, ...] | None:
+    """Of the one tensor that `AccumulateGrad` takes, from the text of `Input Dims`: `[[1000, 512]]`."""
+    try:
+        shape = json.loads(dimensions or "[]")[0]
+        return tuple(int(size) for size in shape)
+    except (ValueError, IndexError, KeyError, TypeError):
+        return None
+
+
+def _buckets(accumulations: Sequence[_Accumulation]) -> Iterator[DDPBucket]:
+    """The buckets that these accumulations, one backward pass's, launched.
+
+    Gradients wait in a pool until a bucket takes them. The first that an accumulation launches holds its gradient, and
+    so the last of the pool, as many as its size tells; those behind it were ready before, so nothing tells theirs.
+    """
+    pool: list[Gradient] = []
+    owed = 0  # elements of buckets that took nobody knows which of the pool
+    for number, own in enumerate(accumulations, start=1):
+        pool.append(Gradient(number=number, at_ns=own.accumulated_ns, shape=own.shape))
+        sized = all(gradient.shape is not None for gradient in pool)
+        for launch in own.launched:
+            taken = 0
+            if not sized or launch.elements is None:
+                sized = False
+                taken = len(pool) if len(own.launched) == 1 else 0
+            else:
+                taken = _last_of(pool, launch.elements) if launch is own.launched[0] else 0
+                owed += 0 if taken else launch.elements
+            yield DDPBucket(
+                launch=launch,
+                ready_ns=launch.start_ns if launch is own.launched[0] else None,
+                gradients=tuple(pool[len(pool) - taken :]),
+                told_by=("sizes" if sized else "order") if taken else None,
+            )
+            del pool[len(pool) - taken :]
+        if own.launched and (not sized or owed == sum(map(_elements, pool))):
+            pool, owed = [], 0
+
+
+def _last_of(pool: Sequence[Gradient], elements: int) -> int:
+    """How many of the last gradients have so many elements; 0 where no number does."""
+    held = accumulate(_elements(gradient) for gradient in reversed(pool))
+    return next((count for count, total in enumerate(held, start=1) if total == elements), 0)
+
+
+def _elements(gradient: Gradient) -> int:
+    return prod(gradient.shape or ())

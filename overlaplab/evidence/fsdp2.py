@@ -1,0 +1,168 @@
+"""Gathers as FSDP2's own ranges tell them, in a trace of anybody's (torch/distributed/fsdp/_fully_shard).
+
+FSDP2 says when it gathers, but not when it frees: `post_forward` and `post_backward_reshard` are there whether or not
+they free. That a unit was freed is known from its being gathered again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+
+from overlaplab.evidence.executions import Executions, bounds_of
+from overlaplab.evidence.gathers import Gather
+from overlaplab.evidence.labels import Label, Span
+from overlaplab.evidence.launches import Enclosing, Launch, bytes_of
+from overlaplab.manifest import Manifest
+from overlaplab.vocabulary import FSDP2_ROOT
+
+__all__ = ["Passes", "fsdp2_gathers", "fsdp2_scatters", "sized", "unit_sizes"]
+
+
+class Passes:
+    """The backward passes of a trace: what lies after one belongs to the next microbatch."""
+
+    def __init__(self, ranges: Sequence[Label]) -> None:
+        self._begun = [label.start_ns for label in ranges if label.word == "pre_backward"]
+        self._ended = [label.end_ns for label in ranges if label.word == "root_post_backward_callback"]
+
+    def before(self, at_ns: int) -> int:
+        """How many had ended by then."""
+        return bisect_right(self._ended, at_ns)
+
+    def within(self, at_ns: int) -> bool:
+        """Whether one had begun and not ended by then."""
+        begun, ended = bisect_left(self._begun, at_ns), self.before(at_ns)
+        return begun > 0 and (ended == 0 or self._begun[begun - 1] >= self._ended[ended - 1])
+
+
+def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
+    """The gathers that a trace's FSDP2 ranges (`fsdp2_ranges_of`) tell of, in order of launch.
+
+    One for each `all_gather` that launched a collective, or for each where no launch is recorded. `microbatch` counts
+    the backward passes that ended before, from the trace's start. A gather is for the backward pass once that has
+    begun. The use begins after `all_gather_copy_out`. Freed: at the end of the last `post_forward` or
+    `post_backward_reshard` before the unit is gathered again; where it is not, of the last `post_backward_reshard`.
+    """
+    gathered = [label for label in ranges if label.word == "all_gather"]
+    launching = [label for label in gathered if ran.inside(label)]
+    passes = Passes(ranges)
+    of_unit: dict[str, list[Label]] = {}
+    for label in ranges:
+        of_unit.setdefault(_unit(label), []).append(label)
+    units = {unit: _Words(own) for unit, own in of_unit.items()}
+    found: list[Gather] = []
+    next_ns: dict[str, float] = {}
+    for label in reversed(launching or gathered):
+        unit = _unit(label)
+        found.append(_gather(label, next_ns.get(unit, inf), units[unit], passes, ran))
+        next_ns[unit] = label.start_ns
+    return found[::-1]
+
+
+def fsdp2_scatters(ranges: Sequence[Label], ran: Executions) -> list[Label]:
+    """The ranges that reduce a unit's gradients: all of them, where no launch is recorded."""
+    reducing = [label for label in ranges if label.word == "post_backward_reduce"]
+    return [label for label in reducing if ran.inside(label)] or reducing
+
+
+def unit_sizes(manifest: Manifest | None, ranges: Sequence[Label]) -> Callable[[str], int | None]:
+    """A unit's bytes, as the manifest tells them by its name; None for one that it does not name.
+
+    The root's group holds what no other unit does, so that its bytes are known, too, if those of all others are.
+    """
+    named = {unit.name: unit.bytes for unit in manifest.units} if manifest else {}
+    others = {_unit(label) for label in ranges} - {FSDP2_ROOT}
+    if named and FSDP2_ROOT not in named and others <= named.keys():
+        named[FSDP2_ROOT] = sum(named.values()) - sum(named[unit] for unit in others)
+    return named.get
+
+
+def sized(found: Sequence[Launch], ranges: Sequence[Label], size_of: Callable[[str], int | None]) -> list[Launch]:
+    """The collectives, with their units' bytes (see `unit_sizes`) for those that FSDP2 launched and nothing labels."""
+    around = Enclosing([label for label in ranges if label.word in ("all_gather", "post_backward_reduce")])
+    return [
+        replace(launch, bytes=size_of(_unit(label)))
+        if launch.bytes is None and launch.kind != "all_reduce" and (label := around.of(launch.lane, launch.start_ns))
+        else launch
+        for launch in found
+    ]
+
+
+def _unit(label: Label) -> str:
+    return label.fields["unit"]
+
+
+def _gather(label: Label, next_ns: float, unit: _Words, passes: Passes, ran: Executions) -> Gather:
+    at = label.start_ns
+    collectives = ran.inside(label)
+    gather = Gather(
+        unit=_unit(label),
+        microbatch=passes.before(at),
+        phase="backward" if passes.within(at) else "forward",
+        bytes=bytes_of(collectives),
+        launch=label,
+    )
+    copied = unit.first("all_gather_copy_out", after=at, before=next_ns)
+    if copied is not None:
+        gather.blocked = _blocked(label, collectives, copied) if bounds_of(collectives) else ()
+        gather.first_use_ns = copied.end_ns
+        _uses(gather, copied, next_ns, unit)
+    _free(gather, next_ns, unit)
+    return gather
+
+
+def _blocked(label: Label, collectives: Sequence[Launch], copied: Label) -> tuple[Span, ...]:
+    """A call that is not asynchronous waits in the range that launches, any other in the one that copies out."""
+    bounds = bounds_of(collectives)
+    if bounds is not None and label.end_ns < bounds[1]:
+        return (copied,)
+    called = max((launch.end_ns for launch in collectives), default=label.end_ns)
+    return Span(start_ns=called, end_ns=label.end_ns, lane=label.lane), copied
+
+
+def _uses(gather: Gather, copied: Label, next_ns: float, unit: _Words) -> None:
+    after = copied.start_ns
+    if gather.phase == "forward":
+        ends = unit.first("post_forward", after=after, before=next_ns)
+        begins = unit.first("pre_backward", after=after, before=next_ns)
+        gather.last_use_ns = ends.start_ns if ends else None
+        if begins is None or begins.end_ns > next_ns:  # it gathers again, within the range
+            return
+        gather.backward_first_use_ns = begins.end_ns
+        after = begins.start_ns
+    ends = unit.first("post_backward_accumulate", after=after, before=next_ns)
+    if ends is not None:
+        gather.use("backward", ends.start_ns, begins=False)
+
+
+def _free(gather: Gather, next_ns: float, unit: _Words) -> None:
+    at = gather.launch.start_ns
+    frees = [unit.latest("post_backward_reshard", before=next_ns)]
+    if next_ns < inf:
+        frees.append(unit.latest("post_forward", before=next_ns))
+    free = max((f for f in frees if f and f.start_ns > at), key=lambda f: f.start_ns, default=None)
+    if free is not None:
+        gather.free_ns = free.end_ns
+        gather.free_phase = "forward" if free.word == "post_forward" else "backward"
+
+
+class _Words:
+    """Ranges by word, each word's in order of start."""
+
+    def __init__(self, ranges: Sequence[Label]) -> None:
+        self._ranges: dict[str, list[Label]] = {}
+        for label in ranges:
+            self._ranges.setdefault(label.word, []).append(label)
+        self._starts = {word: [label.start_ns for label in own] for word, own in self._ranges.items()}
+
+    def latest(self, word: str, *, before: float) -> Label | None:
+        place = bisect_left(self._starts.get(word, []), before)
+        return self._ranges[word][place - 1] if place else None
+
+    def first(self, word: str, *, after: float, before: float) -> Label | None:
+        place = bisect_right(self._starts.get(word, []), after)
+        label = self._ranges[word][place] if place < len(self._starts.get(word, [])) else None
+        return label if label and label.start_ns < before else None

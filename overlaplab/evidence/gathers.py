@@ -1,0 +1,89 @@
+"""Gathers as the engine's labels tell them: launch, wait, first and last use, free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from overlaplab.evidence.labels import Label, Span
+
+__all__ = ["Gather", "engine_gathers"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Gather:
+    """One gather of one unit, as the host issued it: absolute host ns, None where no event tells."""
+
+    unit: str
+    microbatch: int
+    phase: str
+    """`forward` or `backward`: the pass that it is gathered for."""
+    bytes: int | None
+    launch: Span
+    """The range that launched it."""
+    blocked: tuple[Span, ...] = ()
+    """The ranges that wait for it."""
+    first_use_ns: int | None = None
+    last_use_ns: int | None = None
+    """Of its phase."""
+    backward_first_use_ns: int | None = None
+    backward_last_use_ns: int | None = None
+    """Of a forward gather that is kept into the backward pass."""
+    free_ns: int | None = None
+    free_phase: str | None = None
+
+    def use(self, phase: str, at_ns: int, *, begins: bool) -> None:
+        """Note a use: the first begin of each phase counts, and the last end."""
+        kept = "backward_" if phase == "backward" and self.phase == "forward" else ""
+        if not kept and phase != self.phase:
+            return
+        name = f"{kept}{'first' if begins else 'last'}_use_ns"
+        if not begins or getattr(self, name) is None:
+            setattr(self, name, at_ns)
+
+
+def engine_gathers(labels: Iterable[Label]) -> list[Gather]:
+    """The gathers that one step's labels, in order of time, tell of, in order of launch.
+
+    A module may be used, gathered and freed several times in a microbatch. A wait speaks of the oldest gather that
+    nothing has waited for yet, a use or a free of the gather waited for last: so a lost label costs its own gather
+    alone. What speaks of no gather counts for nothing.
+    """
+    found: list[Gather] = []
+    held: dict[tuple[str, str], list[Gather]] = {}
+    for label in labels:
+        if not {"unit", "microbatch"} <= label.fields.keys():
+            continue
+        of_unit = held.setdefault((label.fields["unit"], label.fields["microbatch"]), [])
+        if label.word == "gather_launch":
+            of_unit.append(_launched(label))
+            found.append(of_unit[-1])
+        elif label.word == "gather_wait":
+            waiting = (g for g in of_unit if not g.blocked and g.phase == label.fields["phase"])
+            if gather := next(waiting, None):
+                gather.blocked = (label,)
+        elif label.word in ("first_use", "last_use"):
+            if gather := _current(of_unit):
+                gather.use(label.fields["phase"], label.start_ns, begins=label.word == "first_use")
+        elif label.word == "free" and (gather := _current(of_unit)):
+            gather.free_ns, gather.free_phase = label.start_ns, label.fields["phase"]
+            of_unit.remove(gather)
+    return found
+
+
+def _launched(label: Label) -> Gather:
+    fields = label.fields
+    return Gather(
+        unit=unquote(fields["unit"]),
+        microbatch=int(fields["microbatch"]),
+        phase=fields["phase"],
+        bytes=int(fields["bytes"]),
+        launch=label,
+    )
+
+
+def _current(held: list[Gather]) -> Gather | None:
+    """The gather that was waited for last; where none was, the oldest."""
+    waited = [gather for gather in held if gather.blocked]
+    return max(waited, key=lambda gather: gather.blocked[0].start_ns) if waited else next(iter(held), None)

@@ -1,0 +1,187 @@
+"""What each collective is for: which bucket's gradients or unit's parameters it moves, and when these were ready.
+
+Read from the engine's labels, without them from torch's DistributedDataParallel and FSDP2. Where nothing tells, a
+collective has no purpose: what follows from times alone is all that is known of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import unquote
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
+from overlaplab.evidence.arguments import around
+from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
+from overlaplab.evidence.executions import Executions, executions
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters
+from overlaplab.evidence.gathers import Gather, engine_gathers
+from overlaplab.evidence.labels import Label, Span, fsdp2_ranges_of, labels_of
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.selection import launched_in
+from overlaplab.vocabulary import Rule, label_list
+
+__all__ = ["GRADIENTS", "Role", "purposes"]
+
+
+class Role(StrEnum):
+    """What a collective moves."""
+
+    BUCKET = "bucket"
+    SCATTER = "scatter"
+    GATHER = "gather"
+    PARAMETERS = "parameters"
+    """Updated ones, after a sharded optimizer's step."""
+    OTHER = ""
+
+
+GRADIENTS = (Role.BUCKET, Role.SCATTER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Purpose:
+    """Host ranges' times are absolute; `None` where the trace does not tell."""
+
+    launch: Span
+    role: Role
+    what: str
+    ready_ns: int | None = None
+    """When it could have been launched: by the device's time on a GPU."""
+    backward_end_ns: int | None = None
+    """When that had been computed: by the device's time on a GPU."""
+    after_backward: bool = False
+    """Launched when the host was done with the pass."""
+
+
+@once_per_trace
+def purposes(trace: Trace) -> pd.DataFrame:
+    """One row per row of `recorded`.
+
+    Columns: `role` (a `Role`'s value), `what` (`bucket 3`, `layers.4`; None where nothing tells), `ready_ns` and
+    `backward_end_ns` (int64, absolute, `UNKNOWN_NS` where unknown), `after_backward` (bool).
+    """
+    table = recorded(trace)
+    found = list(_told(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
+    place = _launched_inside(trace, table, [purpose.launch for purpose in found])
+    own = [found[at] if at >= 0 else None for at in place]
+    return pd.DataFrame(
+        {
+            "role": pd.Series([purpose.role.value if purpose else "" for purpose in own], dtype=object),
+            "what": pd.Series([purpose.what if purpose else None for purpose in own], dtype=object),
+            "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in own]),
+            "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in own]),
+            "after_backward": np.array([purpose is not None and purpose.after_backward for purpose in own], dtype=bool),
+        }
+    )
+
+
+def _times(values: Sequence[int | None]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array([UNKNOWN_NS if value is None else value for value in values], dtype=np.int64)
+
+
+def _launched_inside(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> list[int]:
+    """For each collective the range that launched it, or -1. On a GPU another thread may have."""
+    any_lane = rule_of(trace) is Rule.GPU
+    ranges = pd.DataFrame(
+        {
+            "start_ns": np.array([span.start_ns for span in spans], dtype=np.int64),
+            "end_ns": np.array([span.end_ns for span in spans], dtype=np.int64),
+            "lane": np.array([0 if any_lane else span.lane for span in spans], dtype=np.int64),
+        }
+    )
+    lane = np.zeros(len(table), dtype=np.int64) if any_lane else table["lane"].to_numpy(np.int64)
+    return around(ranges, lane, table["launch_ns"].to_numpy(np.int64)).tolist()  # type: ignore[no-any-return]
+
+
+def _told(trace: Trace) -> Iterator[_Purpose]:
+    labels = labels_of(trace)
+    ran = executions(trace)
+    if any(label.word.endswith("_launch") for label in labels):
+        yield from _of_labels(trace, labels, ran)
+    elif ranges := fsdp2_ranges_of(trace):
+        yield from _with_readiness(trace, fsdp2_gathers(ranges, ran), ran)
+        last = [label for label in ranges if label.word == "root_post_backward_callback"]
+        ends = [label.start_ns for label in last]  # in it, it sends the root's gradients, and waits
+        for label in fsdp2_scatters(ranges, ran):
+            number = int(np.searchsorted([label.end_ns for label in last], label.start_ns))
+            yield _Purpose(
+                launch=label,
+                role=Role.SCATTER,
+                what=label.fields["unit"],
+                backward_end_ns=ran.reached(ends[number]) if number < len(ends) else None,
+            )
+    else:
+        for backward in ddp_backwards(trace, ran):
+            yield from _of_ddp(backward, ran)
+
+
+def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterator[_Purpose]:
+    backwards = [label for label in labels if label.word == "backward"] or autograd_passes(trace)
+    begun = [label.start_ns for label in backwards]
+    ends = [ran.backward(label)[1] for label in backwards]
+    hosts = [label.end_ns for label in backwards] if rule_of(trace) is Rule.GPU else ends
+    ready: dict[str, Label] = {}
+    names = _bucket_names(labels)
+    for label in labels:
+        if label.word == "bucket_ready":
+            ready[label.fields["bucket"]] = label
+        elif label.word in ("bucket_launch", "scatter_launch"):
+            number = int(np.searchsorted(begun, label.start_ns, side="right")) - 1
+            is_bucket = label.word == "bucket_launch"
+            known = ready.get(label.fields["bucket"]) if is_bucket else None
+            yield _Purpose(
+                launch=label,
+                role=Role.BUCKET if is_bucket else Role.SCATTER,
+                what=names[label.fields["bucket"]] if is_bucket else unquote(label.fields["unit"]),
+                ready_ns=ran.reached(known.start_ns) if known else None,
+                backward_end_ns=ends[number] if number >= 0 else None,
+                after_backward=number >= 0 and label.start_ns >= hosts[number],
+            )
+        elif label.word == "param_gather_launch":
+            yield _Purpose(launch=label, role=Role.PARAMETERS, what=f"parameters of bucket {label.fields['bucket']}")
+    for step in step_windows(trace):
+        yield from _with_readiness(trace, engine_gathers(launched_in(labels, step)), ran)
+
+
+def _bucket_names(labels: Sequence[Label]) -> dict[str, str]:
+    """A bucket's name by its index; where each holds one parameter, as in `naive`, that one's."""
+    held = {label.fields["bucket"]: label_list(label.fields["parameters"]) for label in labels if _is_ready(label)}
+    names = {label.fields["bucket"]: f"bucket {label.fields['bucket']}" for label in labels if "bucket" in label.fields}
+    if len(held) > 1 and all(len(parameters) == 1 for parameters in held.values()):
+        names |= {bucket: parameters[0] for bucket, parameters in held.items()}
+    return names
+
+
+def _is_ready(label: Label) -> bool:
+    return label.word == "bucket_ready"
+
+
+def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) -> Iterator[_Purpose]:
+    """A unit could be gathered from the step's start on, or from when it was freed before."""
+    starts = [window.host_start_ns for window in step_windows(trace)]
+    first = int(trace.events["ts_ns"].min()) if len(trace.events) else 0
+    freed: dict[str, int] = {}
+    for gather in gathers:
+        place = int(np.searchsorted(starts, gather.launch.start_ns, side="right")) - 1
+        begun = max(starts[place], first) if place >= 0 else first
+        since = max(begun, freed.get(gather.unit, begun))
+        ready = ran.reached(since) if since <= gather.launch.start_ns else None
+        yield _Purpose(launch=gather.launch, role=Role.GATHER, what=gather.unit, ready_ns=ready)
+        if gather.free_ns is not None:
+            freed[gather.unit] = gather.free_ns
+
+
+def _of_ddp(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
+    end = ran.backward(backward)[1]
+    for index, bucket in enumerate(backward.buckets):
+        yield _Purpose(
+            launch=bucket.launch,
+            role=Role.BUCKET,
+            what=f"bucket {index}",
+            ready_ns=None if bucket.ready_ns is None else ran.reached(bucket.ready_ns),
+            backward_end_ns=end,
+        )

@@ -1,0 +1,375 @@
+"""Every collective that a rank's trace holds, whether or not its launch was recorded.
+
+What is known of one depends on the recording: the engine's labels tell it; else the arguments of the kernel, or of the
+operator that launched it; else the kind follows from names, and the rest is unknown. Several kernels or copies that
+one label or one operator launched are one collective. Kernels of a CUDA graph share one correlation, that of the
+graph's launch: of those, nothing but the kernel itself is known.
+
+First comes the table's columns and how its rows are filled, then the three kinds of recording: a device's, the engine's
+emulated link on a host, plain gloo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.events import Kind, Trace, lanes, launchers, matching, of_kind, once_per_trace, rule_of
+from overlaplab.evidence.arguments import NUMBERS, TEXTS, Groups, around, first_known, operators, told_of
+from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
+
+__all__ = ["RECORDED_COLUMNS", "UNKNOWN_NS", "recorded", "recorded_of_events"]
+
+UNKNOWN_NS = int(np.iinfo(np.int64).min)
+"""A time that the trace does not tell."""
+
+RECORDED_COLUMNS = {
+    **dict.fromkeys(("launch_ns", "launch_end_ns", "lane", "host_ns", "arrived_ns", "start_ns", "end_ns"), "int64"),
+    **dict.fromkeys((*TEXTS, "named"), "object"),
+    **dict.fromkeys(NUMBERS, "int64"),
+    "told": "bool",
+}
+"""The columns of `recorded`.
+
+`launch_ns`, `launch_end_ns` and `lane`: the host's range that launched it; `host_ns`: when the host was there, which
+for a CUDA graph's kernels is all that is known; `start_ns`, `end_ns`: the communication itself; `arrived_ns`: from when
+the rank was there for it, which is its start, but on an emulated link when it was launched, or the link got free of the
+one before: its thread wakes up a little later. Absolute, `UNKNOWN_NS` where the trace does not tell. `kind` is what is
+told, else `named`: the kind by the kernel's name alone. `told` says which: NCCL's kernel of an all-to-all is called
+SendRecv, too.
+"""
+
+
+def recorded(trace: Trace) -> pd.DataFrame:
+    """The trace's collectives in order of start (launch, where it is not known that they ran): `RECORDED_COLUMNS`."""
+    return _recorded(trace)[0]
+
+
+def recorded_of_events(trace: Trace) -> NDArray[np.int64]:
+    """For every event the row of `recorded` that it communicates for, -1 for none; read-only."""
+    return _recorded(trace)[1]
+
+
+@once_per_trace
+def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+    labels = labels_of(trace)
+    unit: NDArray[np.int64] | None = None
+    rule = rule_of(trace)
+    # Around a launch on a GPU the engine's own ranges do not tell when it ran.
+    if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
+        found, unit = _on_device(trace, labels)
+    elif any(label.word in ("launch", "comm") for label in labels):
+        found = _on_link(trace, labels)
+    else:
+        found = _on_gloo(trace, labels)
+    if len(trace.groups) == 1:  # then it can be no other
+        found["group"] = found["group"].where(found["group"] != "", trace.groups[0].name)
+    for group in trace.groups:
+        undescribed = (found["group"] == group.name) & (found["group_description"] == "")
+        found.loc[undescribed, "group_description"] = group.description
+    began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
+    order = np.argsort(began, kind="stable")
+    found = found.iloc[order].reset_index(drop=True)
+    rows = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
+    of_event = np.full(len(trace.events), -1, dtype=np.int64)
+    of_event[rows] = _by_time(found, trace.events.iloc[rows]) if unit is None else np.argsort(order)[unit]
+    of_event.flags.writeable = False
+    return found, of_event
+
+
+def _by_time(found: pd.DataFrame, events: pd.DataFrame) -> NDArray[np.int64]:
+    """The row of `found` that has each event's times, else the last begun one that holds it, else -1."""
+    ran = np.flatnonzero(found["start_ns"] != UNKNOWN_NS)
+    bounds = pd.MultiIndex.from_arrays([found["start_ns"].to_numpy()[ran], found["end_ns"].to_numpy()[ran]])
+    starts = events["ts_ns"].to_numpy(np.int64)
+    ends = starts + events["dur_ns"].to_numpy(np.int64)
+    first = ~bounds.duplicated()
+    exact = bounds[first].get_indexer(pd.MultiIndex.from_arrays([starts, ends]))
+    last = np.searchsorted(found["start_ns"].to_numpy()[ran], starts, side="right") - 1
+    holds = (last >= 0) & (np.append(found["end_ns"].to_numpy()[ran], UNKNOWN_NS)[last] >= ends)
+    place = np.where(exact >= 0, np.append(np.flatnonzero(first), -1)[exact], np.where(holds, last, -1))
+    return np.asarray(np.append(ran, -1)[place], dtype=np.int64)
+
+
+def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+    """The collectives, and for each event that communicates the place of its own among them."""
+    events = trace.events
+    rows = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
+    found = _device_events(trace, rows)
+    calls, by_external_id = operators(trace)
+    comms = _renumbered(_label_rows([label for label in labels if label.word == "comm"]), calls)
+    launched = found["launch_ns"].to_numpy() != UNKNOWN_NS
+    in_label = np.where(launched, _around_any(comms, found["host_ns"]), -1)
+    in_call = np.where(launched, around(calls, found["lane"].to_numpy(), found["host_ns"].to_numpy()), -1)
+    linked = events["external_id"].to_numpy(np.int64)[rows]
+    linked = np.where(linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1)  # as old traces write it
+    by_id = by_external_id.reindex(linked, fill_value=-1).to_numpy(np.int64)
+    graph = _of_graph(events, rows)
+    in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
+    _forget(found, graph & (in_label < 0))
+    _fill(found, calls, in_call)
+    unit = np.where(in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls) + np.arange(len(found))))
+    merged = _merged(found, unit)
+    _fill_labelled(merged, comms, np.where(merged.index < 0, -1 - merged.index, -1))
+    merged["told"] |= merged.index < 0
+    place = merged.index.get_indexer(pd.Index(unit))
+    return _stacked(merged, _not_run(comms, in_label)), place
+
+
+def _renumbered(comms: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
+    """The labels with the backend's numbers in those of its groups whose operators tell them.
+
+    It counts what nobody labels, too: barriers, objects, what others send. So a label's own number would be another's.
+    """
+    inside = _around_any(comms, calls["start_ns"])
+    numbered = (calls["sequence"] >= 0).to_numpy()
+    told = np.full(len(comms), -1, dtype=np.int64)
+    told[inside[numbered & (inside >= 0)]] = calls["sequence"].to_numpy()[numbered & (inside >= 0)]
+    counted = comms["group"].isin(calls.loc[numbered, "group"])
+    return comms.assign(sequence=np.where(counted, told, comms["sequence"]))
+
+
+def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:
+    """These device events, with the runtime call that launched each and what its own arguments tell."""
+    device = trace.events.iloc[rows]
+    found = _blank_rows(len(rows))
+    found["start_ns"] = device["ts_ns"].to_numpy(np.int64)
+    found["end_ns"] = found["start_ns"] + device["dur_ns"].to_numpy(np.int64)
+    call = launchers(trace)[rows]
+    at = trace.events["ts_ns"].to_numpy(np.int64)[call]
+    for name in ("launch_ns", "launch_end_ns", "host_ns"):
+        found[name] = np.where(call >= 0, at, UNKNOWN_NS)
+    found["lane"] = np.where(call >= 0, lanes(trace.events.iloc[call]), -1)
+    found["named"] = _kinds_by_name(device["name"])
+    _fill_told(found, trace, rows)
+    return found
+
+
+def _of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of these events are kernels that share their correlation with another kernel."""
+    correlation = events["correlation"].to_numpy(np.int64)
+    kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__) & (correlation >= 0)
+    values, counts = np.unique(correlation[kernel & np.isin(correlation, correlation[rows])], return_counts=True)
+    return kernel[rows] & np.isin(correlation[rows], values[counts > 1])
+
+
+def _forget(found: pd.DataFrame, rows: NDArray[np.bool_]) -> None:
+    """Keep of these only when they ran, what their names tell, and when the host was there."""
+    if not rows.any():
+        return
+    found.loc[rows, ["launch_ns", "launch_end_ns"]] = UNKNOWN_NS
+    found.loc[rows, list(NUMBERS)] = -1
+    found.loc[rows, list(TEXTS)] = ""
+
+
+def _merged(found: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
+    """One row per unit, from its first launch and start to its last end."""
+    groups, table = Groups(unit), first_known(found, unit)
+    table["start_ns"] = groups.reduced(np.minimum, found["start_ns"].to_numpy())
+    for name in ("launch_ns", "host_ns"):
+        known = found[name].to_numpy()
+        first = groups.reduced(np.minimum, np.where(known != UNKNOWN_NS, known, np.iinfo(np.int64).max))
+        table[name] = np.where(first != np.iinfo(np.int64).max, first, UNKNOWN_NS)
+    for name in ("launch_end_ns", "end_ns"):
+        table[name] = groups.reduced(np.maximum, found[name].to_numpy())
+    table["arrived_ns"] = table["start_ns"]
+    firsts = groups.first(np.ones(len(found), dtype=bool))
+    table["lane"], table["named"] = (found[name].to_numpy()[firsts] for name in ("lane", "named"))
+    table["told"] = table["kind"] != ""
+    table["kind"] = table["kind"].where(table["told"], table["named"])
+    return table[list(RECORDED_COLUMNS)]
+
+
+def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
+    """The emulated link: a call on the caller's thread, joined by its number with what the link's thread did.
+
+    The link's own gloo ranges run while it holds a collective, and are part of that; others are on their own.
+    """
+    calls = _label_rows([label for label in labels if label.word == "launch"])
+    comms = _label_rows([label for label in labels if label.word == "comm"])
+    last = calls.drop_duplicates("sequence", keep="last")
+    call = pd.Index(last["sequence"]).get_indexer(pd.Index(comms["sequence"]))
+    call = np.append(last.index.to_numpy(), -1)[call]
+    carried = _blank_rows(len(comms))
+    _fill_from_label(carried, comms, np.arange(len(comms)))
+    carried[["start_ns", "end_ns"]] = comms[["start_ns", "end_ns"]].to_numpy()
+    _fill_launch(carried, calls, call)
+    carried["arrived_ns"] = _arrivals(carried, comms["lane"])
+    alone = _gloo_ranges(trace)
+    inside = _around_any(comms, alone["start_ns"]) >= 0
+    return _stacked(carried, _not_run(calls, call), alone[~inside])
+
+
+def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:
+    """When each was launched, or the link got free of the one before, whichever is later, as engine/carrier.py does."""
+    order = carried.sort_values("start_ns", kind="stable")
+    before = order["end_ns"].groupby(thread).shift(fill_value=UNKNOWN_NS).reindex(carried.index)
+    starts = carried["start_ns"]
+    arrived = carried["launch_ns"].where(carried["launch_ns"] > before, before).where(lambda at: at < starts, starts)
+    return arrived.where(carried["launch_ns"] != UNKNOWN_NS, starts)
+
+
+def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
+    """Plain gloo: c10d's operators, around them the engine's labels; gloo's own ranges in the order of the calls."""
+    rows = np.flatnonzero(matching(trace.events["name"], lambda text: text.startswith("c10d::")))
+    labelled = _label_rows([label for label in labels if label.word == "collective"])
+    ran = _gloo_ranges(trace)
+    if len(rows):
+        events = trace.events.iloc[rows]
+        starts = events["ts_ns"].to_numpy(np.int64)
+        calls = pd.DataFrame(
+            {"start_ns": starts, "end_ns": starts + events["dur_ns"].to_numpy(np.int64), "lane": lanes(events)}
+        )
+        in_label = around(labelled, calls["lane"].to_numpy(), starts)
+    else:
+        calls, in_label = labelled[["start_ns", "end_ns", "lane"]], np.arange(len(labelled))
+    order = np.argsort(calls["start_ns"].to_numpy(), kind="stable")
+    calls, in_label, rows = (
+        calls.iloc[order].reset_index(drop=True),
+        in_label[order],
+        rows[order] if len(rows) else rows,
+    )
+    found = _blank_rows(len(calls))
+    _fill_launch(found, calls, np.arange(len(calls)))
+    _fill_from_label(found, labelled, in_label)
+    if len(rows):
+        _fill_told(found, trace, rows)
+        named = _kinds_by_name(trace.events["name"].iloc[rows])
+        found["named"] = named
+        found["kind"] = found["kind"].where(found["kind"] != "", named)
+    skipped = _begun_before(calls["start_ns"].to_numpy(), ran[["start_ns", "end_ns"]].to_numpy())
+    pair = skipped + np.arange(len(calls))
+    pair = np.where(pair < len(ran), pair, -1)
+    for name in ("start_ns", "end_ns"):
+        found.loc[pair >= 0, name] = ran[name].to_numpy()[pair[pair >= 0]]
+    found["arrived_ns"] = found["start_ns"]
+    _fill(found, ran, pair)
+    return _stacked(found, _not_run(labelled, in_label), ran.iloc[:skipped])
+
+
+def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
+    """How many of gloo's ranges were launched before the recording began: it starts them in the order of the calls.
+
+    A recording may begin after a call whose collective it holds, and end before the collective of a call. So the
+    first few that ran are left out, as few as let none start before its call, and the last calls may have none.
+    """
+    for skipped in range(max(len(ran) - len(called), 0), len(ran) + 1):
+        rest = ran[skipped:]
+        if (rest[:, 0] >= called[: len(rest)]).all():
+            return skipped
+    raise AssertionError("an empty rest always fits")
+
+
+def _gloo_ranges(trace: Trace) -> pd.DataFrame:
+    """Gloo's own ranges, as collectives whose launch is not known, in order of start."""
+    rows = np.flatnonzero(matching(trace.events["name"], lambda text: text.startswith("gloo:")))
+    events = trace.events.iloc[rows]
+    found = _blank_rows(len(rows))
+    found["start_ns"] = events["ts_ns"].to_numpy(np.int64)
+    found["end_ns"] = found["start_ns"] + events["dur_ns"].to_numpy(np.int64)
+    found["arrived_ns"] = found["start_ns"]
+    _fill_told(found, trace, rows)
+    found["named"] = _kinds_by_name(events["name"])
+    found["kind"] = found["kind"].where(found["kind"] != "", found["named"])
+    return found
+
+
+def _blank_rows(rows: int) -> pd.DataFrame:
+    """So many rows of which nothing is known."""
+    unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True} | dict.fromkeys((*NUMBERS, "lane"), -1)
+    return pd.DataFrame(
+        {
+            name: pd.Series(np.full(rows, unknown.get(name, unknown[dtype]), dtype=dtype), dtype=dtype)
+            for name, dtype in RECORDED_COLUMNS.items()
+        },
+        copy=False,
+    )
+
+
+def _stacked(*tables: pd.DataFrame) -> pd.DataFrame:
+    """All their rows."""
+    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+
+
+def _fill(found: pd.DataFrame, source: pd.DataFrame, place: NDArray[np.int64]) -> None:
+    """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
+    for name in (*TEXTS, *NUMBERS):
+        own = found[name].to_numpy()
+        values = np.append(source[name].to_numpy(), "" if name in TEXTS else -1)[place]
+        found[name] = np.where((own == "") if name in TEXTS else (own < 0), values, own)
+
+
+def _fill_told(found: pd.DataFrame, trace: Trace, rows: NDArray[np.int64]) -> None:
+    """Take what the arguments of these events themselves tell, where it is unknown."""
+    told = told_of(trace)
+    _fill(found, told, told.index.get_indexer(pd.Index(rows)))
+
+
+def _kinds_by_name(names: pd.Series) -> NDArray[np.object_]:
+    """What collective each of these names tells of, empty where it tells none."""
+    texts = names.cat.categories if isinstance(names.dtype, pd.CategoricalDtype) else names.unique()
+    kinds = {text: collective_kind(str(text)) or "" for text in texts}
+    return np.array([kinds[name] for name in names], dtype=object)
+
+
+def _label_rows(labels: Sequence[Label]) -> pd.DataFrame:
+    """Labels as rows, by lane and start, with what they tell."""
+    rows = [
+        {
+            "start_ns": label.start_ns,
+            "end_ns": label.end_ns,
+            "lane": label.lane,
+            "kind": label.fields.get("kind", ""),
+            "dtype": label.fields.get("dtype", ""),
+            "group": label.fields.get("group", ""),
+            "bytes": int(label.fields.get("bytes", -1)),
+            "sequence": int(label.fields.get("seq", -1)),
+        }
+        for label in labels
+    ]
+    columns = ["start_ns", "end_ns", "lane", "kind", "dtype", "group", "bytes", "sequence"]
+    texts = dict.fromkeys(("kind", "dtype", "group"), "object")
+    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(set(columns) - texts.keys(), "int64") | texts)
+    return table.sort_values(["lane", "start_ns"], ignore_index=True, kind="stable")
+
+
+def _around_any(table: pd.DataFrame, at_ns: pd.Series) -> NDArray[np.int64]:
+    """`around`, whichever thread the ranges are on."""
+    return around(table.assign(lane=0), np.zeros(len(at_ns), np.int64), at_ns.to_numpy(np.int64))
+
+
+def _not_run(labelled: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
+    """The labels at none of these places: nothing tells when theirs ran, or that it did."""
+    rest = labelled[~np.isin(np.arange(len(labelled)), place)].reset_index(drop=True)
+    if rest.empty:
+        return rest
+    found = _blank_rows(len(rest))
+    _fill_labelled(found, rest, np.arange(len(rest)))
+    return found
+
+
+def _fill_labelled(found: pd.DataFrame, labelled: pd.DataFrame, place: NDArray[np.int64]) -> None:
+    """Take from the label at `place` (-1: none) what it tells, and its range as the launch."""
+    _fill_from_label(found, labelled, place)
+    _fill_launch(found, labelled, place)
+
+
+def _fill_from_label(found: pd.DataFrame, labelled: pd.DataFrame, place: NDArray[np.int64]) -> None:
+    """Take from the label at `place` (-1: none) what it tells."""
+    for name in ("kind", "dtype", "group", "bytes", "sequence"):
+        values = np.append(labelled[name].to_numpy(), "" if name in TEXTS else -1)[place]
+        known = values != "" if name in TEXTS else values >= 0
+        found[name] = np.where(known, values, found[name].to_numpy())
+
+
+def _fill_launch(found: pd.DataFrame, calls: pd.DataFrame, place: NDArray[np.int64]) -> None:
+    """Take the range at `place` (-1: none) as the launch."""
+    has = place >= 0
+    for name, source in (("launch_ns", "start_ns"), ("launch_end_ns", "end_ns"), ("host_ns", "start_ns")):
+        found[name] = np.where(has, np.append(calls[source].to_numpy(), UNKNOWN_NS)[place], found[name].to_numpy())
+    found["lane"] = np.where(has, np.append(calls["lane"].to_numpy(), -1)[place], found["lane"].to_numpy())

@@ -1,0 +1,60 @@
+"""Which ranks and steps a figure is about."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from typing import TypeVar
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, Trace, Window, step_windows
+from overlaplab.evidence.labels import Span
+from overlaplab.selection import Selection
+
+__all__ = ["launched_in", "selected_traces", "selected_windows"]
+
+Launched = TypeVar("Launched", bound=Span)
+
+
+def launched_in(found: Sequence[Launched], step: Window) -> Sequence[Launched]:
+    """Those of some ranges, in order of start, that began while the host was in the step."""
+    first = bisect_left(found, step.host_start_ns, key=lambda span: span.start_ns)
+    return found[first : bisect_left(found, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
+
+
+def selected_traces(run: Run, selection: Selection) -> list[Trace]:
+    """The run's traces of the selected ranks; raises `OverlaplabError` for a rank that it does not hold."""
+    if (ranks := selection.ranks) is None:
+        return list(run.traces)
+    present = {trace.rank for trace in run.traces}
+    for rank in ranks:
+        if rank not in present:
+            raise OverlaplabError("not in this run", path=run.path, rank=rank, remedy=f"It holds {_listed(present)}.")
+    return [trace for trace in run.traces if trace.rank in set(ranks)]
+
+
+def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
+    """The trace's windows of the selected steps; raises `OverlaplabError` for a step that it does not hold."""
+    every = step_windows(trace)
+    found = every[selection.skip_steps :]
+    if every and not found:
+        raise OverlaplabError(
+            f"no step is left after skipping {selection.skip_steps}",
+            path=trace.path,
+            rank=trace.rank,
+            remedy=f"It holds {len(every)}.",
+        )
+    if (steps := selection.steps) is None:
+        return list(found)
+    present = {window.step for window in found}
+    for step in steps:
+        if step not in present:
+            raise OverlaplabError(
+                f"no step {step}", path=trace.path, rank=trace.rank, remedy=f"It holds {_listed(present)}."
+            )
+    return [window for window in found if window.step in set(steps)]
+
+
+def _listed(numbers: Collection[int | None]) -> str:
+    known = sorted(number for number in numbers if number is not None)
+    return ", ".join(map(str, known)) or "none with a number"

@@ -1,0 +1,110 @@
+"""Wait and transfer: a collective's time before its last rank arrived, and after it (docs/design.md).
+
+Both are known only where every member's trace is here, and for kinds in which every rank needs every other's data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.events import Run, activity, once_per_run
+from overlaplab.evidence.arguments import TEXTS
+from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.matching import ROOTED, matched
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.intervals import EMPTY, Intervals, intersect, subtract, total, union
+
+__all__ = ["Exposed", "arrivals", "exposed_parts", "numbered"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """A rank's exposed communication by what it was, as disjoint sets of intervals in absolute ns of its own clock."""
+
+    wait: Intervals
+    transfer: Intervals
+    unknown: Intervals
+    """Neither can be told."""
+
+
+@once_per_run
+def arrivals(run: Run) -> pd.DataFrame:
+    """`matched`'s rows with what is known of each, all ranks' times by the first one's clock.
+
+    Columns: those of `matched`; `rank` (Int64); `launch_ns`, `host_ns`, `arrived_ns`, `start_ns`, `end_ns` (absolute
+    int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (of the collective, empty where no
+    rank tells), `bytes` (the largest rank's, -1 where none tells); `last_ns` (when its last rank arrived) and `wait_ns`
+    (this rank's, both `UNKNOWN_NS` where wait cannot be told).
+    """
+    own = matched(run)
+    offsets = corrections(run)
+    tables = []
+    for place, trace in enumerate(run.traces):
+        rows = own[own["trace"] == place]
+        table = recorded(trace).iloc[rows["row"]].set_index(rows.index)
+        for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
+            table[name] = table[name].where(table[name] == UNKNOWN_NS, table[name] - offsets[place])
+        tables.append(table)
+    found = own.join(pd.concat(tables))
+    found["rank"] = pd.array([run.traces[place].rank for place in found["trace"]], dtype="Int64")
+    _agree(found)
+    known = (found["complete"] & ~found["kind"].isin({*ROOTED, ""})).to_numpy()
+    last = found.groupby("match")["arrived_ns"].transform("max").to_numpy()
+    found["last_ns"] = np.where(known, last, UNKNOWN_NS)
+    wait = np.clip(last, found["start_ns"], found["end_ns"]) - found["start_ns"].to_numpy()
+    found["wait_ns"] = np.where(known, wait, UNKNOWN_NS)
+    return found
+
+
+def _agree(found: pd.DataFrame) -> None:
+    """Give each collective's rows what any of its ranks tells."""
+    told = found["kind"].where(found["told"], "")
+    for name, values in (*((name, found[name]) for name in TEXTS if name != "kind"), ("kind", told)):
+        known = values.where(values != "", None)
+        agreed = known.groupby(found["match"]).transform("first")
+        found[name] = agreed.where(agreed.notna(), found[name]).astype(object)
+    found["bytes"] = found.groupby("match")["bytes"].transform("max")
+
+
+@once_per_run
+def exposed_parts(run: Run) -> tuple[Exposed, ...]:
+    """Each trace's exposed communication, each moment counted once, by its own clock.
+
+    Where a rank is in several collectives at a moment: transfer, if one of them is known to transfer then; else
+    unknown, if nothing is known of one; else wait. So wait is only the time in which nothing moved.
+    """
+    exposures = [subtract(busy.communication, busy.compute) for busy in map(activity, run.traces)]
+    phantoms = run.manifest is not None and bool(run.manifest.phantom_ranks)
+    if len(exposures) == 1 and (run.traces[0].world_size or 1) > 1 and not phantoms:  # it tells nothing of the others
+        return (Exposed(wait=EMPTY, transfer=EMPTY, unknown=exposures[0]),)
+    found = arrivals(run)
+    offsets = corrections(run)
+    parts = []
+    for place, exposed in enumerate(exposures):
+        own = found[(found["trace"] == place) & (found["start_ns"] != UNKNOWN_NS)]
+        starts, ends, waits = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns", "wait_ns"))
+        starts, ends = starts + offsets[place], ends + offsets[place]
+        known = waits != UNKNOWN_NS
+        arrived = starts[known] + waits[known]
+        transfer = intersect(exposed, union(arrived, ends[known]))
+        waiting = subtract(union(starts[known], arrived), union(starts[~known], ends[~known]))
+        rest = subtract(exposed, transfer)
+        wait = intersect(rest, waiting)
+        parts.append(Exposed(wait=wait, transfer=transfer, unknown=subtract(rest, wait) if total(rest) else EMPTY))
+    return tuple(parts)
+
+
+@once_per_run
+def numbered(run: Run) -> pd.DataFrame:
+    """`arrivals`' rows in order of the collective's first start, with `index`, the number that `collectives` gives it.
+
+    `trace` and `row` tell where each comes from: the place in `run.traces`, the row of `recorded`.
+    """
+    found = arrivals(run)
+    began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
+    first = pd.Series(began, index=found.index).groupby(found["match"]).transform("min")
+    found = found.assign(first=first).sort_values(["first", "match", "trace"], kind="stable", ignore_index=True)
+    return found.assign(index=pd.factorize(found["match"])[0])

@@ -1,0 +1,139 @@
+"""Causes of exposed communication in words, and what to do about each: plain text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.analyses.exposed import Cause
+from overlaplab.findings.verdict import elsewhere
+from overlaplab.words import ms, percent, rank_word, shorten
+
+__all__ = ["MEANINGS", "cause_word", "exposed_advice", "exposed_finding", "moved_word"]
+
+MEANINGS = {
+    Cause.STRAGGLER: "its last rank had not arrived",
+    Cause.LATE: "ready, and the link free, but not launched yet",
+    Cause.QUEUED: "launched, but the link was busy with another collective",
+    Cause.TAIL: "nothing left to hide it behind",
+    Cause.BLOCKING: "waited for at once, or launched after the backward",
+    Cause.LINK: "takes longer than the compute there is to hide it behind",
+    Cause.GAP: "compute paused, but not to wait for it",
+    Cause.UNKNOWN: "waiting for absent ranks, or transfer: nothing tells",
+}
+"""What each cause means, in a few words."""
+
+
+def cause_word(row: Mapping[Any, Any]) -> str:
+    """The cause of a row of `overlaplab.exposed`, with the rank that was waited for: `straggler wait for rank 2`."""
+    cause = str(row["cause"])
+    return cause if pd.isna(row["late_rank"]) else f"{cause} for rank {rank_word(row['late_rank'])}"
+
+
+def moved_word(row: Mapping[Any, Any], limit: int = 60) -> str:
+    """The collective of a row of `overlaplab.exposed`: `bucket 3, all-reduce 19`, as `collectives` numbers it."""
+    if pd.isna(row["collective"]):
+        return "of no collective"
+    kind = "collective" if pd.isna(row["kind"]) else str(row["kind"]).replace("_", "-")
+    name = f"{shorten(kind, 20)} {row['collective']}"
+    return name if pd.isna(row["what"]) else f"{shorten(str(row['what']), max(limit - len(name) - 2, 8))}, {name}"
+
+
+def exposed_finding(rows: pd.DataFrame) -> str:
+    """Rows of one rank and step, one or more, in a few words: the causes, the dearest first."""
+    sums = rows.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
+    parts = [f"{ms(int(took))} {cause}" for cause, took in sums.items()]
+    return ", ".join(parts[:3]) + (f", {ms(int(sums.iloc[3:].sum()))} the rest" if len(parts) > 3 else "")
+
+
+def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFrame | None = None) -> str:
+    """What to do about it, in a sentence or two.
+
+    Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` about the same ranks and steps.
+    """
+    span = int(table["span_ns"].sum())
+    if span == 0:
+        return "Nothing to do: nothing was measured."
+    if (other := elsewhere(table, causes, idled)) is not None:
+        return f"{_leave(table, other)} {_elsewhere_advice(table, idled)}"
+    whole = int(causes["exposed_ns"].sum())
+    if whole == 0:
+        return "Nothing to do: no communication is exposed."
+    sums = causes[causes["cause"] != Cause.GAP].groupby("cause")["exposed_ns"].sum()
+    cause, took = Cause(str(sums.idxmax())), int(sums.max())
+    begin = (
+        f"Go after {cause.value} first: it is {percent(took, whole)} of all exposed communication ({MEANINGS[cause]})."
+    )
+    if whole - int(sums.sum()) > took:  # the table above has it first
+        begin += " Compute gaps, the largest part, are pauses of the host that communication does not cause."
+    found = f"{begin} {_remedy(cause, causes[causes['cause'] == cause])}"
+    if cause is not Cause.UNKNOWN and table["exposed_wait_ns"].isna().any():
+        found += " But some of it may be waiting for other ranks: open all their traces together to tell."
+    return found
+
+
+def _leave(table: pd.DataFrame, other: str) -> str:
+    exposed, span = int(table["exposed_comm_ns"].sum()), int(table["span_ns"].sum())
+    if exposed == 0:
+        return other
+    gain = f"{percent(exposed, span)} of the step time"
+    return f"Leave communication for later: hiding all that is exposed would gain at most {gain}."
+
+
+def _elsewhere_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str:
+    idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
+    if memory > idle and 10 * memory > int(table["span_ns"].sum()):
+        return "Copies are the larger part: pin memory, copy asynchronously, or keep data on the device."
+    if 10 * idle <= int(table["span_ns"].sum()):
+        return "What is left is computation: larger or fused kernels, lower precision, or more ranks."
+    if idled is not None and 2 * int(idled["host_wait_ns"].sum()) >= int(idled["idle_ns"].sum()):
+        return (
+            "Make the host launch less: larger batches, torch.compile or CUDA graphs, no synchronisation within the"
+            " step, a faster data loader."
+        )
+    return "Look at the timeline for what the idle device waits for: another stream, or an event."
+
+
+def _remedy(cause: Cause, rows: pd.DataFrame) -> str:
+    gathers = rows.groupby(rows["kind"] == "all_gather")["exposed_ns"].sum()
+    gathered = int(gathers.get(True, 0)) * 2 > int(gathers.sum())
+    if cause is Cause.STRAGGLER:
+        late = rows.groupby("late_rank")["exposed_ns"].sum()
+        who = "the late rank" if late.empty else f"rank {late.idxmax()}"
+        return f"Balance the ranks' work: look at what {who} does on the timeline while the others wait."
+    if cause is Cause.LATE:
+        if gathered:
+            return "Gather earlier: prefetch one unit more, which holds one more in memory at a time."
+        return "See what held the launch: a bucket behind another one, or a host that is slow."
+    if cause is Cause.TAIL:
+        if gathered:
+            return "Gather the first unit before the step begins, or make it smaller."
+        return _TAILS[_moved_most(rows)]
+    return _REMEDIES[cause]
+
+
+def _moved_most(rows: pd.DataFrame) -> str:
+    """What the collectives move that were exposed longest: `bucket`, `unit` (or a parameter), `untold`."""
+    what = rows["what"].astype("object")
+    moved = what.map(lambda name: "untold" if pd.isna(name) else "bucket" if _BUCKET.match(str(name)) else "unit")
+    return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
+
+
+_BUCKET = re.compile(r"bucket \d+$")
+_TAILS = {
+    "bucket": "Make the last bucket smaller: try a lower bucket_cap_mb, and compare the runs (overlaplab sweep).",
+    "unit": "Make what is reduced last smaller, or leave something to compute until it is sent.",
+    "untold": "Make the last one smaller, launch it earlier, or leave something to compute until it is sent.",
+}
+"""Against a tail that is no gather, by what it moves."""
+_REMEDIES = {
+    Cause.QUEUED: "Send less while the link is busy: lower precision, fewer synchronisations by accumulating; or put"
+    " gathers ahead of reductions.",
+    Cause.BLOCKING: "Launch during the backward pass and wait at its end, as strategy bucketed and torch's"
+    " DistributedDataParallel do; else find something to compute before the result is needed.",
+    Cause.LINK: "No schedule hides it: send fewer bytes (lower precision, accumulation), or use a faster link.",
+    Cause.UNKNOWN: "Open all ranks' traces together, to tell waiting from transfer.",
+}

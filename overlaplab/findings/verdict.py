@@ -1,0 +1,127 @@
+"""The verdict on a run in words, each percentage with its denominator: plain text, for terminals, pages and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.worst import rows_of, worst_step
+from overlaplab.manifest import Manifest
+from overlaplab.words import count, ms, percent, rank_word, shorten
+
+__all__ = ["LITTLE", "elsewhere", "verdict"]
+
+LITTLE = 0.03
+"""Of the step time: exposed communication below that is not what makes a run slow."""
+_MUCH = 0.1  # of the step time: what is worth to be named beside it
+_MOST_NAMED = 3
+
+
+def verdict(
+    table: pd.DataFrame,
+    manifest: Manifest | None,
+    causes: pd.DataFrame | None = None,
+    idled: pd.DataFrame | None = None,
+) -> str:
+    """The summary in a few sentences.
+
+    Takes the rows of `overlaplab.summary`, and, for whom was waited for and what is the problem where communication is
+    not, those of `overlaplab.exposed` and `analyses.idle` about the same ranks and steps.
+    """
+    if table.empty:
+        return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
+    ranks = table["rank"].nunique(dropna=False)
+    strategy = shorten(manifest.strategy or "Recorded loop") if manifest is not None else "Foreign traces"
+    start = f"{strategy}, {count(ranks, 'rank')}, median step {ms(table['span_ns'].median())}"
+    found = [f"{start}, {_worst(table, causes)}" if table["comm_ns"].any() else f"{start}. No communication is in it."]
+    if table["comm_ns"].any():
+        hidden, comm = int(table["overlapped_ns"].sum()), int(table["comm_ns"].sum())
+        over = "" if len(table) == 1 else ", over all ranks and steps," if ranks > 1 else ", over all steps,"
+        found.append(f"{percent(hidden, comm)} of communication time{over} is hidden.")
+    if (other := elsewhere(table, causes, idled)) is not None:
+        found.append(other)
+    return " ".join(found)
+
+
+def elsewhere(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None) -> str | None:
+    """That communication is not the problem, and what is; None where it is, or there is none. Arguments as above.
+
+    It is not where what is exposed of it, less the gaps of compute that did not wait for it, is under 3 % of the step
+    time, or less than half of the idle time.
+    """
+    span = int(table["span_ns"].sum())
+    exposed = int(table["exposed_comm_ns"].sum())
+    gaps = 0 if causes is None else int(causes.loc[causes["cause"] == Cause.GAP, "exposed_ns"].sum())
+    idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
+    cost = exposed - gaps
+    if span == 0 or (cost > LITTLE * span and not (idle > 2 * cost and idle > _MUCH * span)):
+        return None
+    begin = "Communication is not the problem: "
+    if not table["comm_ns"].any():
+        begin = ""
+    elif cost > LITTLE * span:
+        begin = f"Communication is not the first problem ({percent(cost, span)} of the step time is exposed): "
+    if idle > _MUCH * span:
+        return f"{begin}{percent(idle, span)} of the step time is idle{_why_idle(idled)}."
+    if memory > _MUCH * span:
+        return f"{begin}for {percent(memory, span)} of the step time nothing but copies run."
+    return (
+        f"{begin}for {percent(int(table['compute_ns'].sum()), span)} of the step time the ranks compute."
+        if begin
+        else None
+    )
+
+
+def _why_idle(idled: pd.DataFrame | None) -> str:
+    if idled is None or not idled["idle_ns"].any():
+        return ""
+    whole = int(idled["idle_ns"].sum())
+    host, kernel = int(idled["host_wait_ns"].sum()), int(idled["kernel_wait_ns"].sum())
+    if 2 * host >= whole:
+        return ", since the host launches too slowly"
+    if 2 * kernel >= whole:
+        return ", between kernels that are too short"
+    return "; what ran next had been launched, and waited for something else"
+
+
+def _worst(table: pd.DataFrame, causes: pd.DataFrame | None) -> str:
+    """A median step of the worst rank: what was exposed, as wait and transfer."""
+    row = worst_step(table)
+    several = table["rank"].nunique(dropna=False) > 1
+    where = f"{'worst rank' if several else 'rank'} {rank_word(row['rank'])}"
+    if len(table) > 1 and pd.notna(row["step"]):
+        where += f" (step {row['step']})"
+    share = percent(row["exposed_comm_ns"], row["span_ns"])
+    of = "step" if pd.notna(row["step"]) else "trace"
+    said = f"{where}: {ms(row['exposed_comm_ns'])} exposed ({share} of its {of})"
+    if row["exposed_comm_ns"] == 0:
+        return f"{said}."
+    if pd.isna(row["exposed_wait_ns"]):
+        return f"{said}; how much of that is waiting for other ranks is unknown."
+    wait, transfer = int(row["exposed_wait_ns"]), int(row["exposed_transfer_ns"])
+    if wait == 0 or transfer == 0:
+        return f"{said}, all of it {'transfer' if transfer else f'waiting{_for_whom(row, causes)}'}."
+    return f"{said}: {_number(wait)} waiting{_for_whom(row, causes)}, {_number(transfer)} transfer."
+
+
+def _number(ns: int) -> str:
+    """ms without the unit, which stands in front."""
+    return ms(ns).removesuffix(" ms")
+
+
+def _for_whom(window: Mapping[str, Any], causes: pd.DataFrame | None) -> str:
+    """The ranks that came last, the one waited for longest first."""
+    if causes is None:
+        return " for other ranks"
+    rows = rows_of(causes, window)
+    waits = rows[(rows["cause"] == Cause.STRAGGLER) & rows["late_rank"].notna()]
+    late = waits.groupby("late_rank")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
+    if late.empty:
+        return " for other ranks"
+    if len(late) == 1:
+        return f" for rank {late.index[0]}"
+    named: list[Any] = [f"{_number(int(took))} for rank {rank}" for rank, took in late.head(_MOST_NAMED).items()]
+    return f" ({', '.join(named)}{', …' if len(late) > _MOST_NAMED else ''})"

@@ -1,0 +1,172 @@
+"""The least time that a step can take: its recorded computation and its link's T, played in launch order.
+
+[Note: what is played]
+Computation is one queue, the link another. Computation counts by how long it ran, idle time left out. A collective
+starts once what was computed before its launch is done and the link is free of the one before, and ends T later:
+start = max(ready, previous end). Computation waits for a bucket or a gathered unit where the engine did
+(`engine::bucket_done`, `engine::gather_wait`), and for a reduce-scatter where it did (`engine::scatter_done`), but not
+before the backward pass has ended: how many may be in flight is the engine's choice, and no law. Collectives of flags
+and norms are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.costs.link import transfer_ns
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Kind, Run, Trace, Window, activity, launchers, main_stream, of_kind, rule_of
+from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.intervals import clip, total
+from overlaplab.manifest import Link
+from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.vocabulary import Rule
+
+__all__ = ["Compute", "Launch", "Move", "Wait", "bound", "finish_ns"]
+
+_NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
+_SENDERS = {"bucket_launch": "all_reduce", "gather_launch": "all_gather", "scatter_launch": "reduce_scatter"}
+_WAITERS = ("bucket_done", "gather_wait", "scatter_done")
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Computation that runs for so long."""
+
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A collective that may start once the computation has come here, and then holds the link for so long."""
+
+    transfer_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Computation goes on once the collective launched as this number, from 0, has ended."""
+
+    number: int
+
+
+Move = Compute | Launch | Wait
+
+
+def finish_ns(moves: Iterable[Move]) -> int:
+    """When the last computation of some moves ends, in ns from the first one's start.
+
+    Raises IndexError for a wait for what is not launched yet.
+    """
+    now = free = 0
+    ends: list[int] = []
+    for move in moves:
+        match move:
+            case Compute(ns):
+                now += ns
+            case Launch(ns):
+                free = max(now, free) + ns
+                ends.append(free)
+            case Wait(number):
+                now = max(now, ends[number])
+    return now
+
+
+def bound(
+    run: Run,
+    selection: Selection = EVERYTHING,
+    *,
+    link: Link | None = None,
+) -> pd.DataFrame:
+    """One row per rank and step, from the engine's labels; see [Note: what is played].
+
+    Columns: `rank`, `step` (Int64), `span_ns` (as measured), `compute_ns` (how long it computed), `transfer_ns` (T of
+    all collectives played), `bound_ns` (int64). The link is the run's own, unless another is given. Each rank is
+    played by itself: to wait for other ranks is in no bound. Empty for runs without labels of buckets or of gathers,
+    and for zero1 and zero2, whose gathers reach into the next step. Raises `OverlaplabError` where there is no link,
+    for an unknown rank or step.
+    """
+    link = link or (run.manifest.link if run.manifest else None)
+    if link is None:
+        raise OverlaplabError("no link to reckon with", path=run.path, remedy="Give one, or record with --link.")
+    rows: list[dict[str, Any]] = []
+    across_steps = run.manifest is not None and run.manifest.strategy in ("zero1", "zero2")
+    for trace in [] if across_steps else selected_traces(run, selection):
+        for step in selected_windows(trace, selection):
+            rows += (row | {"rank": trace.rank} for row in _of_step(trace, step, link))
+    table = pd.DataFrame(rows, columns=["rank", "step", *_NUMBERS])
+    return table.astype({"rank": "Int64", "step": "Int64"} | dict.fromkeys(_NUMBERS, "int64"))
+
+
+def _of_step(trace: Trace, step: Window, link: Link) -> Iterator[dict[str, Any]]:
+    points = [] if rule_of(trace) is Rule.UNRECORDED else _points(launched_in(labels_of(trace), step), link)
+    if not points:
+        return
+    moves = list(_moves(points, _progress(trace, step), step.host_end_ns))
+    yield {
+        "step": step.step,
+        "span_ns": step.end_ns - step.start_ns,
+        "compute_ns": sum(move.ns for move in moves if isinstance(move, Compute)),
+        "transfer_ns": sum(move.transfer_ns for move in moves if isinstance(move, Launch)),
+        "bound_ns": finish_ns(moves),
+    }
+
+
+def _moves(points: Sequence[tuple[int, Launch | Wait]], done_by: Callable[[int], int], end_ns: int) -> Iterator[Move]:
+    """Launches and waits, given with the host's moments, and the computation issued between them."""
+    done = 0
+    for host_ns, move in points:
+        yield Compute(done_by(host_ns) - done)
+        yield move
+        done = done_by(host_ns)
+    yield Compute(done_by(end_ns) - done)
+
+
+def _points(labels: Sequence[Label], link: Link) -> list[tuple[int, Launch | Wait]]:
+    """What one step's labels, in order of time, tell of launches and waits, each with the host's moment."""
+    sizes = {label.fields["bucket"]: label.fields["bytes"] for label in labels if label.word == "bucket_ready"}
+    due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
+    found: list[tuple[int, Launch | Wait]] = []
+    launched: dict[tuple[str | None, ...], int] = {}
+    numbers = count()
+    for label in labels:
+        size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
+        if label.word in _SENDERS and size is not None:
+            launched[_of(label)] = next(numbers)
+            found.append((label.start_ns, Launch(transfer_ns(_SENDERS[label.word], int(size), link))))
+        elif label.word in _WAITERS and _of(label) in launched:
+            at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
+            found.append((at_ns, Wait(launched[_of(label)])))
+    return sorted(found, key=lambda point: point[0])
+
+
+def _of(label: Label) -> tuple[str | None, ...]:
+    """What a launch and the wait for it have in common."""
+    return tuple(label.fields.get(key) for key in ("bucket", "unit", "microbatch", "phase"))
+
+
+def _progress(trace: Trace, step: Window) -> Callable[[int], int]:
+    """How much computation of a step was issued before a moment of the host, in ns."""
+    if rule_of(trace) is not Rule.GPU:
+        computed = clip(activity(trace).compute, step.start_ns, step.end_ns)
+        return lambda host_ns: total(clip(computed, step.start_ns, host_ns))
+    events, calls = trace.events, launchers(trace)
+    works = of_kind(trace, Kind.COMPUTE) | of_kind(trace, Kind.MEMORY)
+    own = np.flatnonzero(works & (events["stream"] == main_stream(trace)).to_numpy() & (calls >= 0))
+    hosts = events["ts_ns"].to_numpy()[calls[own]]
+    own, hosts = (of[(step.host_start_ns <= hosts) & (hosts < step.host_end_ns)] for of in (own, hosts))
+    order = np.lexsort((events["ts_ns"].to_numpy()[own], hosts))
+    own, hosts = own[order], hosts[order]
+    starts = events["ts_ns"].to_numpy()[own]
+    ends = starts + events["dur_ns"].to_numpy()[own]
+    reached = np.maximum.accumulate(ends)
+    earlier = np.concatenate((starts[:1], reached[:-1]))
+    worked = np.concatenate(([0], np.cumsum(np.maximum(ends - np.maximum(starts, earlier), 0))))
+    return lambda host_ns: int(worked[np.searchsorted(hosts, host_ns)])

@@ -1,0 +1,45 @@
+"""What the link model says must have happened: buckets' recorded ready times, sent through the link once more."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlaplab.analyses.buckets import buckets
+from overlaplab.analyses.summary import summary
+from overlaplab.costs.link import transfer_ns
+from overlaplab.events import Run
+from overlaplab.manifest import Link
+
+__all__ = ["replay"]
+
+
+def replay(run: Run, link: Link) -> pd.DataFrame:
+    """One row per step and bucket, in launch order, with times in ns from the run's start.
+
+    A collective starts once its last rank is ready and the link has finished the one before, and ends T later:
+    start = max(ready, previous end), end = start + T; T is an all-reduce's, for zero1 and zero2 a reduce-scatter's.
+    Columns: `step`, `index`, `ready_ns` (of the last rank), `end_ns` (measured, of the last rank),
+    `predicted_start_ns`, `predicted_end_ns`. Buckets without size or ready time are left out. The ranks' clocks must
+    agree.
+    """
+    scattered = run.manifest is not None and run.manifest.strategy in ("zero1", "zero2")
+    kind = "reduce_scatter" if scattered else "all_reduce"
+    starts = summary(run)[["rank", "step", "start_ns"]].rename(columns={"start_ns": "begins_ns"})
+    table = buckets(run).dropna(subset=["ready_ns", "bytes"]).merge(starts, on=["rank", "step"])
+    table["order"] = table.groupby(["rank", "step"], dropna=False).cumcount()
+    for column in ("ready_ns", "end_ns"):
+        table[column] += table["begins_ns"]
+    last = table.groupby(["step", "order"], dropna=False).agg(
+        index=("index", "first"), bytes=("bytes", "first"), ready_ns=("ready_ns", "max"), end_ns=("end_ns", "max")
+    )
+    predicted: list[tuple[int, int]] = []
+    for _, step in last.groupby("step", dropna=False):
+        free_ns = 0
+        for ready_ns, num_bytes in zip(step["ready_ns"], step["bytes"], strict=True):
+            start_ns = max(int(ready_ns), free_ns)
+            free_ns = start_ns + transfer_ns(kind, int(num_bytes), link)
+            predicted.append((start_ns, free_ns))
+    result = last.reset_index()[["step", "index", "ready_ns", "end_ns"]]
+    result["predicted_start_ns"] = [start for start, _ in predicted]
+    result["predicted_end_ns"] = [end for _, end in predicted]
+    return result

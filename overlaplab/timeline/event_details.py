@@ -1,0 +1,184 @@
+"""All that a trace tells of one event: when it ran, who launched it, and the collective that it is part of."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.analyses.collectives import collectives
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, Trace, classify, lanes, launchers, matching, step_windows
+from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.recorded import recorded_of_events
+from overlaplab.evidence.waits import numbered
+from overlaplab.vocabulary import OPERATOR_CATEGORIES
+
+__all__ = ["CollectiveDetails", "EventDetails", "LaunchDetails", "Peer", "event_details"]
+
+_NOTE = "record_param_comms"
+"""What c10d records its arguments by, inside its call."""
+
+
+class LaunchDetails(TypedDict):
+    """The host's call that launched an event."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: str
+    operator: str | None
+    """The innermost operator around it."""
+    delay_ns: int
+    """From the call's start to the event's."""
+
+
+class Peer(TypedDict):
+    """One rank's part in a collective; None where unknown."""
+
+    rank: int | None
+    launch_ns: int | None
+    start_ns: int | None
+    end_ns: int | None
+    wait_ns: int | None
+    exposed_ns: int | None
+
+
+class CollectiveDetails(TypedDict):
+    """A collective as `overlaplab.collectives` has it; None where unknown."""
+
+    index: int
+    kind: str | None
+    group: str | None
+    group_description: str | None
+    group_size: int | None
+    dtype: str | None
+    bytes: int | None
+    bus_gb_per_s: float | None
+    bus_is_lower_bound: bool
+    wait_ns: int | None
+    """This rank's."""
+    exposed_ns: int | None
+    """This rank's."""
+    transfer_ns: int | None
+    skew_ns: int | None
+    within_clock_error: bool | None
+    last_rank: int | None
+    unmatched: str | None
+    peers: list[Peer]
+    """All ranks that are here, this one included, in order of rank."""
+
+
+class EventDetails(TypedDict):
+    """One event; times in ns from the run's zero, by the first rank's clock. None where unknown, or absent."""
+
+    place: int
+    row: int
+    rank: int | None
+    name: str
+    category: str
+    counts_as: str
+    """A word of `overlaplab.events.Kind`."""
+    step: int | None
+    """The step whose window holds its start."""
+    start_ns: int
+    end_ns: int
+    duration_ns: int
+    device: int | None
+    stream: int | None
+    process: str
+    thread: str
+    correlation: int | None
+    launch: LaunchDetails | None
+    collective: CollectiveDetails | None
+
+
+def event_details(run: Run, place: int, row: int) -> EventDetails:
+    """The event at `row` of `run.traces[place]`. Raises `OverlaplabError` where the run has none there."""
+    if not 0 <= place < len(run.traces):
+        raise OverlaplabError(f"no trace {place}", path=run.path, remedy=f"It holds {len(run.traces)}.")
+    trace = run.traces[place]
+    if not 0 <= row < len(trace.events):
+        held = f"It holds {len(trace.events)} events."
+        raise OverlaplabError(f"no event {row}", path=trace.path, rank=trace.rank, remedy=held)
+    zero = trace.origin_ns + int(corrections(run)[place])
+    event = trace.events.iloc[row]
+    start, duration = int(event["ts_ns"]), int(event["dur_ns"])
+    return EventDetails(
+        place=place,
+        row=row,
+        rank=trace.rank,
+        name=str(event["name"]),
+        category=str(event["category"]),
+        counts_as=str(classify(trace)[row].value),
+        step=next((w.step for w in step_windows(trace) if w.start_ns <= start < w.end_ns), None),
+        start_ns=start - zero,
+        end_ns=start - zero + duration,
+        duration_ns=duration,
+        device=_number(event["device"]),
+        stream=_number(event["stream"]),
+        process=str(event["pid"]),
+        thread=str(event["tid"]),
+        correlation=_number(event["correlation"]),
+        launch=_launch(trace, row, zero),
+        collective=_collective(run, place, row),
+    )
+
+
+def _number(value: Any) -> int | None:
+    """A number of the event table, which is -1 where unknown."""
+    return int(value) if value >= 0 else None
+
+
+def _launch(trace: Trace, row: int, zero: int) -> LaunchDetails | None:
+    call = int(launchers(trace)[row])
+    if call < 0:
+        return None
+    made, at = trace.events.iloc[call], int(trace.events["ts_ns"].to_numpy()[row])
+    start = int(made["ts_ns"])
+    return LaunchDetails(
+        name=str(made["name"]),
+        start_ns=start - zero,
+        end_ns=start - zero + int(made["dur_ns"]),
+        thread=str(made["tid"]),
+        operator=_operator_around(trace.events, call),
+        delay_ns=at - start,
+    )
+
+
+def _operator_around(events: pd.DataFrame, call: int) -> str | None:
+    """The name of the innermost operator on the call's thread that holds it, if it can be one that does something."""
+    lane, starts = lanes(events), events["ts_ns"].to_numpy()
+    ends = starts + events["dur_ns"].to_numpy()
+    earlier = int(np.searchsorted(starts, starts[call], side="right"))
+    around: NDArray[np.bool_] = (lane[:earlier] == lane[call]) & (ends[:earlier] >= ends[call])
+    around &= matching(events["category"].iloc[:earlier], OPERATOR_CATEGORIES.__contains__)
+    rows = np.flatnonzero(around)
+    if not len(rows):
+        return None
+    inwards = [str(events["name"].iat[row]) for row in rows[np.lexsort((-ends[rows], starts[rows]))]]
+    return next((name for name in reversed(inwards) if name != _NOTE), _NOTE)
+
+
+def _collective(run: Run, place: int, row: int) -> CollectiveDetails | None:
+    of_trace = int(recorded_of_events(run.traces[place])[row])
+    if of_trace < 0:
+        return None
+    known = numbered(run)
+    here = (known["trace"] == place) & (known["row"] == of_trace)
+    index = int(known.loc[here, "index"].iloc[0])
+    table = collectives(run)
+    table = table[table["index"] == index].sort_values("rank", kind="stable")
+    told = [
+        {name: None if _absent(value) else value for name, value in one.items()} for one in table.to_dict("records")
+    ]
+    own = next(one for one in told if one["rank"] == run.traces[place].rank)
+    found: Any = {name: own[str(name)] for name in CollectiveDetails.__annotations__ if name != "peers"}
+    details: CollectiveDetails = found | {"peers": [{name: one[name] for name in Peer.__annotations__} for one in told]}
+    return details
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value is pd.NA or value is pd.NaT or value != value

@@ -1,0 +1,126 @@
+"""What labels tell of a rank, as lanes: buckets, gathers with their frees, reduce-scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.buckets import buckets
+from overlaplab.analyses.collectives import collectives
+from overlaplab.analyses.scatters import scatters
+from overlaplab.analyses.schedule import schedule
+from overlaplab.events import Run, Trace, rule_of
+from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.labels import labels_of
+from overlaplab.timeline.marks import Lane, Mark, mark_code, marks_table
+from overlaplab.vocabulary import Rule
+from overlaplab.words import last_gradient
+
+__all__ = ["label_lanes"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """One mark of a label lane; ns from the run's zero."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    mark: Mark
+
+
+def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
+    """Per trace the lanes that labels, or torch's own ranges, tell; `steps` are its windows, from the run's zero.
+
+    A bucket, gather or reduce-scatter is drawn while its collective runs, a free at its instant; device time on a GPU.
+    """
+    tables = (
+        ("buckets", buckets(run), _bucket),
+        ("gathers", schedule(run), _gather),
+        ("reduce-scatters", scatters(run), _scatter),
+    )
+    known = _collectives(run)
+    found = []
+    for place, trace in enumerate(run.traces):
+        begun = {_step(step): start for step, start in zip(steps[place]["step"], steps[place]["start_ns"], strict=True)}
+        lanes = []
+        for label, table, told_of in tables:
+            told = [told for row in _rows(table, trace) for told in told_of(row, begun[_step(row["step"])])]
+            if label == "gathers":
+                told += _parameter_gathers(trace, zero_of(run, trace))
+            if told:
+                lanes.append(_lane(label, told, known.get(place, {})))
+        found.append(lanes)
+    return found
+
+
+def _step(step: Any) -> int | None:
+    return None if pd.isna(step) else int(step)
+
+
+def _rows(table: pd.DataFrame, trace: Trace) -> list[dict[Any, Any]]:
+    """The rows of the trace's rank; where it tells none, it is the only one."""
+    if table.empty:
+        return []
+    return (table if trace.rank is None else table[table["rank"] == trace.rank]).to_dict("records")
+
+
+def _bucket(row: dict[Any, Any], zero: int) -> Iterator[_Told]:
+    if not pd.isna(row["start_ns"]):
+        last = last_gradient(row)
+        name = f"bucket {row['index']}" + ("" if last is None else f", last: {last}")
+        yield _Told(zero + row["start_ns"], zero + row["end_ns"], name, Mark.REDUCE)
+
+
+def _gather(row: dict[Any, Any], zero: int) -> Iterator[_Told]:
+    if not pd.isna(row["gather_start_ns"]):
+        name = f"gather {row['unit']} for {row['phase']}"
+        yield _Told(zero + row["gather_start_ns"], zero + row["gather_end_ns"], name, Mark.GATHER)
+    if not pd.isna(row["free_ns"]):
+        yield _Told(zero + row["free_ns"], zero + row["free_ns"], f"free {row['unit']}", Mark.FREE)
+
+
+def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_Told]:
+    if not pd.isna(row["start_ns"]):
+        yield _Told(zero + row["start_ns"], zero + row["end_ns"], f"reduce-scatter {row['unit']}", Mark.REDUCE)
+
+
+def _parameter_gathers(trace: Trace, zero: int) -> list[_Told]:
+    """zero1's and zero2's gathers of updated parameters."""
+    launched = [label for label in labels_of(trace) if label.word == "param_gather_launch"]
+    if not launched or rule_of(trace) is Rule.UNRECORDED:
+        return []
+    ran = executions(trace)
+    told = []
+    for label in launched:
+        if bounds := ran.of_launch(label):
+            name = f"gather bucket {label.fields['bucket']}'s parameters"
+            told.append(_Told(bounds[0] - zero, bounds[1] - zero, name, Mark.GATHER))
+    return told
+
+
+def _collectives(run: Run) -> dict[int, dict[int, int]]:
+    """Per trace the `index` of the collective that starts at a moment, in ns from the run's zero."""
+    table = collectives(run)
+    table = table[table["start_ns"].notna()]
+    places = {trace.rank: place for place, trace in enumerate(run.traces)}
+    found: dict[int, dict[int, int]] = {}
+    for rank, start, index in zip(table["rank"], table["start_ns"], table["index"], strict=True):
+        found.setdefault(places[_step(rank)], {}).setdefault(int(start), int(index))
+    return found
+
+
+def _lane(label: str, told: list[_Told], collective: dict[int, int]) -> Lane:
+    marks = marks_table(
+        [one.start_ns for one in told],
+        [one.end_ns for one in told],
+        [one.name for one in told],
+        np.array([mark_code(one.mark) for one in told], dtype=np.int8),
+        collective=[collective.get(one.start_ns, -1) if one.end_ns > one.start_ns else -1 for one in told],
+    )
+    return Lane(label=label, kind="labels", marks=marks)

@@ -1,0 +1,157 @@
+"""What happened when, lane by lane, at a level of detail that a screen can draw.
+
+`timeline_events` makes a run's table once; `timeline_view` takes a window of it and merges what is too close
+together to be told apart. No event vanishes: each one that touches the window is inside exactly one mark and
+counted there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.api.types import union_categoricals
+
+from overlaplab.events import Activity, Run, activity, windows
+from overlaplab.evidence.clocks import clocks, zero_of
+from overlaplab.timeline.event_details import event_details
+from overlaplab.timeline.label_lanes import label_lanes
+from overlaplab.timeline.level_of_detail import merged_marks, touching
+from overlaplab.timeline.marks import Lane, Mark, Timeline, marks_table
+from overlaplab.timeline.rank_lanes import rank_lanes
+from overlaplab.timeline.window_statistics import WindowStatistics, chosen_lanes, timeline_window, window_totals
+
+__all__ = [
+    "MARKS",
+    "Mark",
+    "Timeline",
+    "View",
+    "WindowStatistics",
+    "event_details",
+    "timeline_events",
+    "timeline_view",
+    "timeline_window",
+]
+
+MARKS = 1500
+"""Marks in a view: what a browser redraws within a third of a second."""
+
+_ORDER = tuple(Mark)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A window of a timeline, drawn with few marks; times in ns from the run's zero."""
+
+    start_ns: int
+    end_ns: int
+    marks: pd.DataFrame
+    """Columns `lane`, `label`, `rank`, `kind`, `part` (str), `collective` (the one that all its events are of, else
+    -1), `start_ns`, `end_ns` (cut to the window), `events` (their number), `busy_ns` (the union of their times), `name`
+    (of the longest)."""
+    lanes: pd.DataFrame
+    """`Timeline.lanes` of the chosen ranks."""
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """`Timeline.steps` of the chosen ranks, as far as they touch the window, not cut."""
+    offsets: tuple[tuple[int | None, int], ...] = ()
+    """`Timeline.offsets` of the chosen ranks."""
+    totals: pd.DataFrame
+    """What each rank did within the window, from the raw intervals: see `window_totals`."""
+
+
+def timeline_events(run: Run) -> Timeline:
+    """The lanes and marks of a run: per rank its steps, phases, labels, streams or threads, and exposed communication.
+
+    All by the first rank's clock (see `clocks`).
+    """
+    found: list[tuple[int, Lane]] = []
+    steps: list[pd.DataFrame] = []
+    activities: list[tuple[int | None, Activity, int]] = []
+    for trace in run.traces:
+        zero = zero_of(run, trace)
+        activities.append((trace.rank, activity(trace), zero))
+        own_steps = windows(trace)[["step", "start_ns", "end_ns"]]
+        own_steps[["start_ns", "end_ns"]] -= zero
+        steps.append(own_steps.assign(rank=pd.array([trace.rank] * len(own_steps), dtype="Int64")))
+    for place, labels in enumerate(label_lanes(run, steps)):
+        found += [(place, lane) for lane in rank_lanes(run, place, activities[place][2], steps[place], labels)]
+    ranks = [run.traces[place].rank for place, _ in found]
+    lanes = {
+        "lane": range(len(found)),
+        "label": [
+            f"rank {'?' if rank is None else rank} {lane.label}" for rank, (_, lane) in zip(ranks, found, strict=True)
+        ],
+        "rank": pd.array(ranks, dtype="Int64"),
+        "kind": [lane.kind for _, lane in found],
+    }
+    return Timeline(
+        lanes=pd.DataFrame(lanes),
+        events=_together(found),
+        steps=pd.concat(steps, ignore_index=True)
+        if steps
+        else pd.DataFrame({"step": [], "start_ns": [], "end_ns": [], "rank": []}, dtype="Int64"),
+        activities=tuple(activities),
+        offsets=_offsets(run),
+    )
+
+
+def _together(found: list[tuple[int, Lane]]) -> pd.DataFrame:
+    """All lanes' marks as `Timeline.events`."""
+    if not found:
+        return marks_table([], [], [], Mark.STEP).assign(lane=0, trace=0)
+    tables = [lane.marks for _, lane in found]
+    columns: dict[str, Any] = {
+        name: np.concatenate([table[name].to_numpy() for table in tables])
+        for name in map(str, tables[0])
+        if name != "name"
+    }
+    sizes = [len(table) for table in tables]
+    columns["lane"] = np.repeat(np.arange(len(found)), sizes)
+    columns["trace"] = np.repeat([place for place, _ in found], sizes)
+    columns["name"] = union_categoricals([table["name"].array for table in tables])
+    return pd.DataFrame(columns, copy=False)
+
+
+def timeline_view(
+    timeline: Timeline,
+    *,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    ranks: frozenset[int] | None = None,
+    marks: int = MARKS,
+) -> View:
+    """The window [start_ns, end_ns) of the chosen ranks in at most `marks` marks (one per lane, if lanes are more)."""
+    start, end = timeline.extent
+    start, end = start if start_ns is None else start_ns, end if end_ns is None else end_ns
+    end = max(end, start + 1)
+    chosen = chosen_lanes(timeline, ranks)
+    cut = timeline.events.iloc[touching(timeline.events, start, end, chosen["lane"].to_numpy())]
+    merged = merged_marks(cut, start, end, marks)
+    merged["part"] = [_ORDER[code].value for code in merged["part"]]
+    merged = merged.merge(chosen, on="lane", how="left")
+    return View(
+        start_ns=start,
+        end_ns=end,
+        marks=merged,
+        lanes=chosen.reset_index(drop=True),
+        steps=_steps(timeline, start, end, ranks),
+        offsets=tuple((rank, ns) for rank, ns in timeline.offsets if ranks is None or rank is None or rank in ranks),
+        totals=window_totals(timeline, start, end, ranks),
+    )
+
+
+def _offsets(run: Run) -> tuple[tuple[int | None, int], ...]:
+    table = clocks(run)
+    table = table[table["applied"]]
+    ranks = [None if pd.isna(rank) else int(rank) for rank in table["rank"]]
+    return tuple(zip(ranks, table["offset_ns"].astype(int), strict=True))
+
+
+def _steps(timeline: Timeline, start: int, end: int, ranks: frozenset[int] | None) -> pd.DataFrame:
+    table = timeline.steps
+    chosen = (table["start_ns"] < end) & (table["end_ns"] > start)
+    if ranks is not None:
+        chosen &= table["rank"].isin(ranks) | table["rank"].isna()
+    return table[chosen].reset_index(drop=True)

@@ -1,0 +1,127 @@
+"""What happened within a window of a timeline, from raw events and never from merged marks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.intervals import clip, intersect, total, union
+from overlaplab.timeline.level_of_detail import added_ns, touching
+from overlaplab.timeline.marks import Mark, Timeline
+from overlaplab.vocabulary import label_fields
+
+__all__ = ["TOP", "WindowStatistics", "timeline_window", "window_totals"]
+
+TOP = 10
+"""Kernels in `WindowStatistics.kernels`."""
+_ORDER = tuple(Mark)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowStatistics:
+    """The window [start_ns, end_ns), in ns from the run's zero, in numbers."""
+
+    start_ns: int
+    end_ns: int
+    ranks: pd.DataFrame
+    """As `window_totals` has them."""
+    kernels: pd.DataFrame
+    """The names that took most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels the
+    word and the kind alone), `part` (a word of `Mark`, that with most of their time), `events` (how many touch the
+    window), `busy_ns` (within the window the union of their times on each rank, and of that the sum over ranks)."""
+    events: int
+    """How many events of streams touch the window."""
+
+
+def timeline_window(
+    timeline: Timeline, start_ns: int, end_ns: int, ranks: Collection[int] | None = None, *, top: int = TOP
+) -> WindowStatistics:
+    """Statistics of the window [start_ns, end_ns) of these ranks, or of all."""
+    lanes = chosen_lanes(timeline, ranks)
+    streams = lanes.loc[lanes["kind"] == "stream", "lane"].to_numpy()
+    here = touching(timeline.events, start_ns, end_ns, streams)
+    return WindowStatistics(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        ranks=window_totals(timeline, start_ns, end_ns, ranks),
+        kernels=_kernels(timeline.events, here, start_ns, end_ns).head(top),
+        events=len(here),
+    )
+
+
+def chosen_lanes(timeline: Timeline, ranks: Collection[int] | None) -> pd.DataFrame:
+    """The lanes of these ranks, or all; those of a trace that tells no rank are always in."""
+    lanes = timeline.lanes
+    return lanes if ranks is None else lanes[lanes["rank"].isin(list(ranks)) | lanes["rank"].isna()]
+
+
+def window_totals(timeline: Timeline, start_ns: int, end_ns: int, ranks: Collection[int] | None) -> pd.DataFrame:
+    """What each rank did within the window, from its intervals: one row per rank.
+
+    Columns: `rank` (Int64), `span_ns`, `busy_ns` (anything), `compute_ns`, `comm_ns`, `memory_only_ns` (nothing else at
+    the same time), `overlapped_ns` (compute and communication), `exposed_comm_ns`, `idle_ns`.
+    """
+    rows = []
+    for rank, found, origin in timeline.activities:
+        if ranks is not None and rank is not None and rank not in ranks:
+            continue
+        compute, comm, memory = (
+            clip(intervals, start_ns + origin, end_ns + origin)
+            for intervals in (found.compute, found.communication, found.memory)
+        )
+        both = total(intersect(compute, comm))
+        working = total(compute) + total(comm) - both
+        everything = np.concatenate((compute, comm, memory))
+        busy = total(union(everything[:, 0], everything[:, 1]))
+        span = end_ns - start_ns
+        rows.append(
+            (rank, span, busy, total(compute), total(comm), busy - working, both, total(comm) - both, span - busy)
+        )
+    columns = ["rank", "span_ns", "busy_ns", "compute_ns", "comm_ns", "memory_only_ns"]
+    columns += ["overlapped_ns", "exposed_comm_ns", "idle_ns"]
+    return pd.DataFrame(rows, columns=columns).astype({"rank": "Int64"} | dict.fromkeys(columns[1:], "int64"))
+
+
+def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns: int) -> pd.DataFrame:
+    """The names of these events, those with most time first."""
+    names = events["name"].array
+    texts, of_name = np.unique(np.array([_group(str(name)) for name in names.categories], object), return_inverse=True)
+    group = np.append(of_name, -1)[names.codes[here]]
+    begins = np.clip(events["start_ns"].to_numpy()[here], start_ns, end_ns)
+    ends = np.clip(events["end_ns"].to_numpy()[here], start_ns, end_ns)
+    trace = events["trace"].to_numpy()[here]
+    key = group * (int(trace.max(initial=0)) + 1) + trace
+    order = np.argsort(begins, kind="stable")
+    order = order[np.argsort(_narrow(key[order]), kind="stable")]
+    group, adds = group[order], added_ns(key[order], begins[order], ends[order])
+    shares = np.zeros((len(texts) + 1, len(_ORDER)), dtype=np.int64)
+    np.add.at(shares, (group, events["part"].to_numpy()[here][order]), adds + 1)  # instants count, too
+    opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
+    table = pd.DataFrame(
+        {
+            "name": np.append(texts, "")[group[opens]],  # the last is that of no name
+            "part": [_ORDER[code].value for code in shares[group[opens]].argmax(axis=1)],
+            "events": np.diff(np.append(opens, len(group))),
+            "busy_ns": np.add.reduceat(adds, opens) if len(opens) else adds,
+        }
+    )
+    return table.sort_values(["busy_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)
+
+
+def _narrow(keys: NDArray[np.int64]) -> NDArray[Any]:
+    """The same, if they fit, in 16 bits, which numpy sorts in one pass."""
+    return keys.astype(np.int16) if len(keys) and keys.min() >= -(1 << 15) and keys.max() < 1 << 15 else keys
+
+
+def _group(name: str) -> str:
+    """What an event is counted under: numbers in the engine's labels tell one from the next."""
+    label = label_fields(name)
+    if label is None:
+        return name
+    word, fields = label
+    return f"engine::{word} {fields['kind']}" if "kind" in fields else f"engine::{word}"
