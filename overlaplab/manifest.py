@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-__all__ = ["Bucket", "Held", "Link", "Manifest", "Model", "Parameter", "Unit"]
+__all__ = ["Bucket", "Held", "Link", "Manifest", "Model", "Parameter", "Traits", "Unit"]
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
@@ -95,6 +95,23 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a strategy does, whatever its name is; the defaults are plain data parallelism, where all is replicated."""
+
+    gradients: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
+    """The collective that averages the gradients."""
+    sends_every_microbatch: bool = False
+    """Whether gradients are sent with each microbatch, or once per step."""
+    buckets: bool = False
+    """Whether gradients are sent in buckets that close at `bucket_cap_mb`."""
+    gathers: Literal["updated_parameters", "units"] | None = None
+    """What is all-gathered: after each update the parameters, which may reach into the next step; or in each microbatch
+    the parameters of every unit, before they are used; or nothing."""
+    sharded: tuple[Literal["parameters", "gradients", "optimizer"], ...] = ()
+    """The parts of which each rank holds 1/N; the rest is replicated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The part of run.json (format_version 1) that analyses read; `raw` is the whole of it."""
 
@@ -102,6 +119,8 @@ class Manifest:
     world_size: Ranks
     strategy: str | None = None
     """None in a recording of a loop that is not the engine's, and of a model that nothing parallelises."""
+    traits: Traits | None = None
+    """None where `strategy` is, and in recordings from before there were traits; ask `overlaplab.costs.traits_of`."""
     device: str | None = None
     backend: str | None = None
     device_activity_missing: str | None = None

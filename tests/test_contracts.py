@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from overlaplab_engine import labels
+from overlaplab_engine.config import StrategyName
 from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.link import Link as EngineLink
+from overlaplab_engine.strategies import class_of
 
-from overlaplab.costs import transfer_ns
-from overlaplab.manifest import Link
+from overlaplab.costs import TRAITS, ring_factor, transfer_ns
+from overlaplab.manifest import Link, Traits
 from overlaplab.vocabulary import label_fields, label_list, layer_of
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +84,7 @@ def test_the_grammar_is_documented() -> None:
 
 
 @given(
-    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]),
     st.integers(0, 10**12),
     st.sampled_from([0.5, 1, 10, 400]),
     st.sampled_from([0, 5.5, 200]),
@@ -89,6 +94,29 @@ def test_both_sides_have_the_same_link(kind: str, num_bytes: int, gbps: float, l
     recorded = EngineLink(bandwidth_gbps=gbps, latency_us=latency).modelled_ns(Kind(kind), num_bytes, ranks)
     read = Link(emulated=True, bandwidth_gbps=gbps, latency_us=latency, world_size=ranks)
     assert transfer_ns(kind, num_bytes, read) == pytest.approx(recorded, rel=1e-12, abs=1)
+
+
+@given(st.sampled_from(sorted({*Kind} - {Kind.BARRIER})), st.integers(2, 2**20))
+def test_both_sides_have_the_same_ring(kind: str, ranks: int) -> None:
+    """Without latency the engine's T is what a rank sends, a byte at 8 Gbit/s taking 1 ns."""
+    size = 2**20 * ranks
+    recorded = EngineLink(bandwidth_gbps=8, latency_us=0).modelled_ns(Kind(kind), size, ranks)
+    assert round(ring_factor(kind, ranks) * size) == pytest.approx(recorded, rel=1e-12, abs=1)
+
+
+def test_both_sides_say_the_same_of_each_strategy() -> None:
+    assert list(TRAITS) == list(StrategyName)
+    for name, traits in TRAITS.items():
+        written = json.loads(json.dumps(asdict(class_of(name).traits)))
+        assert msgspec.convert(written, Traits, strict=True) == traits
+        assert written.keys() == asdict(traits).keys()
+
+
+def test_traits_are_documented() -> None:
+    text = (ROOT / "traces" / "README.md").read_text()
+    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `traits.")] == [
+        f"traits.{field.name}" for field in fields(Traits)
+    ]
 
 
 def test_rooms_import_only_what_they_may() -> None:

@@ -42,9 +42,7 @@ from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
 from overlaplab_engine.recording.trace_file import whole, write_json
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.bucketed import Bucketed
 from overlaplab_engine.strategies.sharded import Sharded
-from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 
 __all__ = [
     "full_state",
@@ -365,8 +363,8 @@ def _read(path: Path) -> tuple[_Progress, dict[str, _Spec]]:
 
 
 def _require_ours(strategy: Strategy) -> None:
-    if isinstance(strategy, TorchFSDP2):
-        raise EngineError("checkpoints are not for torch-fsdp2, which has state dicts of its own; use zero3")
+    if "save" in strategy.refuses:
+        raise EngineError(f"checkpoints are not for {strategy.name}, which has state dicts of its own; use zero3")
 
 
 def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progress, dict[str, _Spec]]:
@@ -377,7 +375,7 @@ def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progres
     updates: dict[str, int] = {}
     for theirs in strategy.comm.gather_objects({name: count for name, count in mine.items() if count}):
         updates |= theirs
-    progress = _Progress(step, updates, strategy.order if isinstance(strategy, Bucketed) else None)
+    progress = _Progress(step, updates, strategy.order)
     return progress, _specs(strategy, updates)
 
 
@@ -446,7 +444,7 @@ def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Ma
             keys = {kind: f"{kind}.{o.name}" for kind in (MASTERS, *MOMENTS)}
             state = {kind: slices[key].values for kind, key in keys.items() if key in slices}
             optimizer.restore(o.optimized, state, progress.updates.get(o.name, 0))
-    if isinstance(strategy, Bucketed) and progress.order is not None and set(progress.order) == set(strategy.names):
+    if progress.order is not None and set(progress.order) == set(strategy.names):
         strategy.rebuild_as(progress.order)
     strategy.updated()
     strategy.settle()

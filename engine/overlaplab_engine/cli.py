@@ -136,7 +136,7 @@ def record(
     }
     config = Config(
         **defaults(cuda) | {name: value for name, value in sizes.items() if value is not None},
-        strategy=_member(StrategyName, strategy, "--strategy"),
+        strategy=strategy,
         out=out,
         device=where,
         layers=layers,

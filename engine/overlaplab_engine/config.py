@@ -44,8 +44,8 @@ class Dtype(StrEnum):
 class Config:
     """One recording."""
 
-    strategy: StrategyName
-    """How gradients are averaged."""
+    strategy: str
+    """How gradients are averaged: a `StrategyName`, or another that is registered."""
     out: Path
     """The run's directory; it is made, and an older run in it is replaced."""
     device: Device = Device.AUTO
@@ -120,29 +120,14 @@ class Config:
             not self.main_grad or self.dtype is Dtype.BFLOAT16, "--main-grad is for --dtype bfloat16: others have it"
         )
         _require(self.prefetch >= 0, "--prefetch must be 0 or more")
-        _require(
-            not self.keep_last or self.strategy is StrategyName.TORCH_FSDP2,
-            "--keep-last is for torch-fsdp2; zero3 always keeps the last layer",
-        )
         _require(self.communicators in (1, 2), "--communicators must be 1 or 2")
-        if self.communicators == 2:
-            _require(
-                self.strategy is StrategyName.ZERO3,
-                "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
-            )
-            _require(
-                self.link is None, "--communicators 2 is for NCCL: an emulated link carries one collective at a time"
-            )
-        if self.strategy is StrategyName.TORCH_FSDP2:
-            _require(not self.main_grad, "torch-fsdp2 has no fp32 main_grad; leave --main-grad out")
-        if self.strategy is StrategyName.TORCH_DDP:
-            _require(not self.main_grad, "torch-ddp has no fp32 main_grad; leave --main-grad out")
-            _require(self.first_bucket_mb is None, "torch-ddp has no --first-bucket-mb; leave it out")
-            _require(self.warmup >= 2, "torch-ddp rebuilds its buckets in the second step: --warmup must be 2 or more")
         _require(
-            self.strategy is not StrategyName.TORCH_FSDP2 or (self.save is None and self.resume is None),
-            "torch-fsdp2 has state dicts of its own: --save and --resume are not for it; use zero3",
+            self.communicators == 1 or self.link is None,
+            "--communicators 2 is for NCCL: an emulated link carries one collective at a time",
         )
+        from overlaplab_engine.strategies import class_of  # torch takes a while, and the command line's help needs none
+
+        class_of(self.strategy).require(self)
         out = self.out.resolve()
         _require(
             self.save is None or self.save.resolve() not in (out, *out.parents),

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import pandas as pd
 
-from overlaplab.costs.elements import elements, gradient_bytes, parameter_bytes
+from overlaplab.costs import traits_of
+from overlaplab.costs.memory import formula
 from overlaplab.events import Run
-from overlaplab.manifest import Manifest
 
 __all__ = ["memory", "peaks"]
 
 _COLUMNS = ("rank", "part", "bytes", "formula_bytes", "formula")
 _PEAKS = ("rank", "peak_bytes", "scratch_bytes")
-
-_OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
-"""Of AdamW per parameter: two moments of the parameter's type; for 16 bits a master and two moments of 32."""
-
-_SHARDED = {
-    "zero1": {"optimizer"},
-    "zero2": {"optimizer", "gradients"},
-    "zero3": {"optimizer", "gradients", "parameters"},
-    "torch-fsdp2": {"optimizer", "gradients", "parameters"},
-}
-"""The parts of which each rank holds 1/N."""
 
 
 def memory(run: Run) -> pd.DataFrame:
@@ -41,8 +28,7 @@ def memory(run: Run) -> pd.DataFrame:
         assert manifest is not None
         measured = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer}
         for part, size in measured.items():
-            formula_bytes, formula = _formula(manifest, part)
-            rows.append((held.rank, part, size, formula_bytes, formula))
+            rows.append((held.rank, part, size, *formula(manifest, traits_of(manifest), part)))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.astype(dict.fromkeys(("rank", "bytes", "formula_bytes"), "Int64"))
 
@@ -57,18 +43,3 @@ def peaks(run: Run) -> pd.DataFrame:
     told = run.manifest.memory if run.manifest else ()
     rows = [(held.rank, held.peak_allocated, held.scratch) for held in told]
     return pd.DataFrame(rows, columns=list(_PEAKS)).astype("Int64").dropna(subset=list(_PEAKS[1:]), how="all")
-
-
-def _formula(manifest: Manifest, part: str) -> tuple[int | None, str | None]:
-    count = elements(manifest)
-    if not count or any(parameter.dtype not in _OPTIMIZER_BYTES for parameter in manifest.parameters):
-        return None, None
-    full = {
-        "parameters": parameter_bytes(manifest),
-        "gradients": gradient_bytes(manifest),
-        "optimizer": sum(prod(p.shape) * _OPTIMIZER_BYTES[p.dtype] for p in manifest.parameters),
-    }[part]
-    text = f"{full / count:.3g}Ψ"
-    if part in _SHARDED.get(manifest.strategy or "", ()):
-        return round(full / manifest.world_size), f"{text}/N"
-    return full, text

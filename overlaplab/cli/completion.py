@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from overlaplab.costs import TRAITS
 from overlaplab.load import is_trace_name, run_folders
 
 __all__ = ["STRATEGIES", "runs_like", "strategies_like"]
 
-STRATEGIES = ("naive", "per-param", "bucketed", "zero1", "zero2", "zero3", "torch-ddp", "torch-fsdp2")
+STRATEGIES = tuple(TRAITS)
 """What the engine's --strategy takes."""
 
 _MOST = 200

@@ -77,7 +77,7 @@ def _print(lines: list[Check]) -> None:
 
 
 def facts() -> Facts:
-    """About this machine: under `engine` what torch tells (engine/overlaplab_engine/doctor.py), and what Python sees."""
+    """About this machine: what Python sees, and under `engine` what torch tells (overlaplab_engine.doctor)."""
     return {
         "python": platform.python_version(),
         "overlaplab": importlib.metadata.version("overlaplab"),

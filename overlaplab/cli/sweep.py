@@ -22,13 +22,14 @@ from typing import IO
 from rich.markup import escape
 
 from overlaplab.cli.shared import progress_bar
+from overlaplab.costs import TRAITS
 from overlaplab.errors import OverlaplabError
 from overlaplab.load import MANIFEST_NAME
 from overlaplab.words import shorten
 
 __all__ = ["CAPPED", "Recording", "parse_caps", "plan", "record_all", "with_defaults"]
 
-CAPPED = ("bucketed", "zero1", "zero2", "torch-ddp")
+CAPPED = tuple(name for name, traits in TRAITS.items() if traits.buckets)
 """The strategies whose buckets have a cap."""
 
 DEFAULTS = {"--strategy": "bucketed", "--warmup": "3", "--steps": "5"}

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from overlaplab.costs import traits_of
 from overlaplab.errors import OverlaplabError
 from overlaplab.load import MANIFEST_NAME, is_trace_name
+from overlaplab.manifest import Manifest, Traits
 
-__all__ = ["HERE", "Entry", "confined", "find_runs", "stamp", "strategy_of"]
+__all__ = ["HERE", "Entry", "confined", "find_runs", "stamp", "traits_told"]
 
 HERE = "."
 """The name of the opened folder itself."""
@@ -75,19 +77,15 @@ def confined(root: Path, name: str) -> Path:
     return path
 
 
-def strategy_of(root: Path, name: str) -> str | None:
-    """The strategy that a run's manifest names, read without its traces; None where nothing readable tells."""
+def traits_told(root: Path, name: str) -> Traits | None:
+    """What a run's strategy does, from its manifest and without its traces; None where nothing readable tells."""
     try:
         file = confined(root, name) / MANIFEST_NAME
         if not file.is_file() or file.is_symlink():
             return None
-        return msgspec.json.decode(file.read_bytes(), type=_Told).strategy
+        return traits_of(msgspec.json.decode(file.read_bytes(), type=Manifest))
     except (OSError, OverlaplabError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-
-
-class _Told(msgspec.Struct):
-    strategy: str | None = None
 
 
 def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.costs.link import transfer_ns
+from overlaplab.costs import traits_of, transfer_ns
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Kind, Run, Trace, Window, activity, launchers, main_stream, of_kind, rule_of
 from overlaplab.evidence.labels import Label, labels_of
@@ -90,14 +90,15 @@ def bound(
     Columns: `rank`, `step` (Int64), `span_ns` (as measured), `compute_ns` (how long it computed), `transfer_ns` (T of
     all collectives played), `bound_ns` (int64). The link is the run's own, unless another is given. Each rank is
     played by itself: to wait for other ranks is in no bound. Empty for runs without labels of buckets or of gathers,
-    and for zero1 and zero2, whose gathers reach into the next step. Raises `OverlaplabError` where there is no link,
-    for an unknown rank or step.
+    and where updated parameters are gathered, which reaches into the next step. Raises `OverlaplabError` where there is
+    no link, for an unknown rank or step.
     """
     link = link or (run.manifest.link if run.manifest else None)
     if link is None:
         raise OverlaplabError("no link to reckon with", path=run.path, remedy="Give one, or record with --link.")
     rows: list[dict[str, Any]] = []
-    across_steps = run.manifest is not None and run.manifest.strategy in ("zero1", "zero2")
+    traits = traits_of(run.manifest)
+    across_steps = traits is not None and traits.gathers == "updated_parameters"
     for trace in [] if across_steps else selected_traces(run, selection):
         for step in selected_windows(trace, selection):
             rows += (row | {"rank": trace.rank} for row in _of_step(trace, step, link))

@@ -6,7 +6,7 @@ import pandas as pd
 
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.summary import summary
-from overlaplab.costs.link import transfer_ns
+from overlaplab.costs import traits_of, transfer_ns
 from overlaplab.events import Run
 from overlaplab.manifest import Link
 
@@ -17,13 +17,14 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
     """One row per step and bucket, in launch order, with times in ns from the run's start.
 
     A collective starts once its last rank is ready and the link has finished the one before, and ends T later:
-    start = max(ready, previous end), end = start + T; T is an all-reduce's, for zero1 and zero2 a reduce-scatter's.
+    start = max(ready, previous end), end = start + T; T is that of the collective by which the
+    strategy averages gradients, of an all-reduce where that is not known.
     Columns: `step`, `index`, `ready_ns` (of the last rank), `end_ns` (measured, of the last rank),
     `predicted_start_ns`, `predicted_end_ns`. Buckets without size or ready time are left out. The ranks' clocks must
     agree.
     """
-    scattered = run.manifest is not None and run.manifest.strategy in ("zero1", "zero2")
-    kind = "reduce_scatter" if scattered else "all_reduce"
+    traits = traits_of(run.manifest)
+    kind = traits.gradients if traits else "all_reduce"
     starts = summary(run)[["rank", "step", "start_ns"]].rename(columns={"start_ns": "begins_ns"})
     table = buckets(run).dropna(subset=["ready_ns", "bytes"]).merge(starts, on=["rank", "step"])
     table["order"] = table.groupby(["rank", "step"], dropna=False).cumcount()

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from overlaplab.costs import TRAITS
 from overlaplab.dashboard.data import open_run
-from overlaplab.dashboard.folder import confined, find_runs, stamp, strategy_of
+from overlaplab.dashboard.folder import confined, find_runs, stamp, traits_told
 from overlaplab.errors import OverlaplabError
+from overlaplab.manifest import Traits
 
 
 @pytest.fixture
@@ -111,20 +113,23 @@ def test_the_stamp_changes_with_the_files_and_skips_fifos(opened: Path) -> None:
     assert stamp(run) != before
 
 
-def test_the_strategy_is_read_from_the_manifest_alone(tmp_path: Path) -> None:
-    def told(name: str, text: str) -> str | None:
+def test_traits_are_read_from_the_manifest_alone(tmp_path: Path) -> None:
+    def told(name: str, text: str) -> Traits | None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(text)
-        return strategy_of(tmp_path, name)
+        return traits_told(tmp_path, name)
 
-    assert told("good", '{"format_version": 1, "strategy": "zero3", "units": []}') == "zero3"
-    assert told("other", '{"strategy": 3}') is None
+    assert told("good", '{"format_version": 1, "world_size": 2, "strategy": "zero3", "units": []}') == TRAITS["zero3"]
+    mine = '{"format_version": 1, "world_size": 2, "strategy": "mine", "traits": {"gathers": "units"}}'
+    assert told("mine", mine) == Traits(gathers="units")
+    assert told("none", '{"format_version": 1, "world_size": 2, "strategy": "mine"}') is None
+    assert told("other", '{"format_version": 1, "world_size": 2, "strategy": 3}') is None
     assert told("half", '{"strategy": "zer') is None
-    assert strategy_of(tmp_path, "nowhere") is None
-    assert strategy_of(tmp_path, "../good") is None
+    assert traits_told(tmp_path, "nowhere") is None
+    assert traits_told(tmp_path, "../good") is None
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "run.json").symlink_to(tmp_path / "good" / "run.json")
-    assert strategy_of(tmp_path, "linked") is None
+    assert traits_told(tmp_path, "linked") is None
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "run.json")
-    assert strategy_of(tmp_path, "pipe") is None
+    assert traits_told(tmp_path, "pipe") is None

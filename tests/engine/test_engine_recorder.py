@@ -72,6 +72,7 @@ def test_run_json_says_what_is_known(tmp_path: Path, model: nn.Module) -> None:
     assert manifest == {
         "format_version": 1,
         "strategy": None,
+        "traits": None,
         "device": "cpu",
         "backend": None,
         "world_size": 1,

@@ -183,6 +183,15 @@ def test_every_collective_of_the_link_is_labelled_and_listed(recording: Recordin
 def test_the_manifest_says_what_was_recorded(recording: Recording) -> None:
     m = recording.manifest
     assert m["format_version"] == 1
+    buckets = m["strategy"] in ("bucketed", "torch-ddp")
+    assert m["traits"] == {
+        "gradients": "all_reduce",
+        "sends_every_microbatch": False,
+        "buckets": buckets,
+        "gathers": None,
+        "sharded": [],
+    }
+    assert (m["bucket_cap_mb"], m["prefetch"], m["overlap_param_gather"]) == (0.1 if buckets else None, None, None)
     assert (m["device"], m["backend"], m["world_size"], m["steps"], m["warmup"]) == ("cpu", "gloo", 2, 2, 2)
     assert m["model"] == {
         "layers": 2,

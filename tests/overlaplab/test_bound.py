@@ -217,6 +217,9 @@ def test_no_rows_without_labels_or_where_gathers_cross_steps(tmp_path: Path) -> 
     assert bound(bare, link=TEN).empty
     crossing = run_of(tmp_path / "zero1", BUCKETS, manifest={"strategy": "zero1"})
     assert bound(crossing, link=TEN).empty
+    told = {"strategy": "of my own", "traits": {"gathers": "updated_parameters"}}
+    assert bound(run_of(tmp_path / "told", BUCKETS, manifest=told), link=TEN).empty
+    assert len(bound(run_of(tmp_path / "untold", BUCKETS, manifest={"strategy": "of my own"}), link=TEN)) == 1
 
 
 def test_ranks_and_steps_are_chosen_as_elsewhere(tmp_path: Path) -> None:

@@ -190,6 +190,9 @@ def test_replay_sends_ready_times_through_the_link(tmp_path: Path) -> None:
     assert (table["predicted_start_ns"] // 1000).tolist() == [27, 37, 80]
     assert (table["predicted_end_ns"] // 1000).tolist() == [37, 47, 90]
     assert (table["end_ns"] // 1000).tolist() == [50, 60, 95]
+    told = {"strategy": "of my own", "traits": {"gradients": "reduce_scatter"}}  # whose T is 5 µs
+    table = replay(run_of(tmp_path / "scattered", rank(0), rank(7), manifest=told), link)
+    assert (table["predicted_end_ns"] // 1000).tolist() == [32, 37, 85]
 
 
 def test_columns_and_dtypes(tmp_path: Path) -> None:

@@ -153,6 +153,41 @@ def test_there_is_no_theory_of_a_strangers_run(tmp_path: Path) -> None:
     assert volume_theory(run_of(tmp_path / "e", RANK, manifest=manifest("torch-ddp", accumulate=None))) is not None
 
 
+UNITS = {"gathers": "units"}
+ONCE = 4 * (40 + 60)
+
+
+@pytest.mark.parametrize(
+    ("traits", "full", "formula", "upper"),
+    [
+        ({}, 2 * FULL, "2Ψ", "2Ψ"),
+        ({"sends_every_microbatch": True}, 6 * FULL, "2AΨ", "2AΨ"),
+        ({"gradients": "reduce_scatter", "sends_every_microbatch": True}, 3 * FULL, "AΨ", "AΨ"),
+        ({"gathers": "updated_parameters", "sends_every_microbatch": True}, 7 * FULL, "(2A+1)Ψ", "(2A+1)Ψ"),
+        (UNITS, 8 * FULL - 3 * ONCE, "A(2Ψ − embedding − head) + 2Ψ", "(2A+2)Ψ"),
+        (UNITS | {"sends_every_microbatch": True}, 12 * FULL - 3 * ONCE, "A(4Ψ − embedding − head)", "4AΨ"),
+    ],
+)
+def test_theory_asks_for_traits_and_not_for_a_name(
+    tmp_path: Path, traits: dict[str, Any], full: int, formula: str, upper: str
+) -> None:
+    """Three microbatches, of a strategy that nobody knows, or that run.json says to be another than it once was."""
+    for name in ("of my own", "zero2"):
+        theory = volume_theory(
+            run_of(tmp_path / name, RANK, RANK, manifest=manifest(name, accumulate=3, traits=traits))
+        )
+        assert theory is not None
+        assert (theory.sent_bytes, theory.formula, theory.upper_formula) == (full / 2, formula, upper)
+        untold = manifest(name, accumulate=None, traits=traits)
+        assert (volume_theory(run_of(tmp_path / "loop" / name, RANK, manifest=untold)) is None) == bool(traits)
+
+
+def test_memory_asks_for_traits_and_not_for_a_name(tmp_path: Path) -> None:
+    traits = {"sharded": ["parameters", "optimizer"]}
+    run = run_of(tmp_path, RANK, RANK, manifest=manifest("of my own", memory=HELD, traits=traits))
+    assert memory(run)["formula"].tolist() == ["4Ψ/N", "4Ψ", "8Ψ/N"] * 2
+
+
 def test_a_strategy_sends_what_theory_says(tmp_path: Path) -> None:
     """On a made run of zero1: 1600 bytes scattered and 1600 gathered."""
     events = [step(0, 0, 100), op("mm", 0, 900), *comm(0, "reduce_scatter", 1600, 5), *comm(1, "all_gather", 1600, 9)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from overlaplab_engine.config import Config
@@ -44,22 +44,23 @@ def manifest(
     started_at: str,
 ) -> dict[str, Any]:
     """The manifest of a run; `carried`: each rank's collectives of the recorded steps; `outcomes`: each rank's."""
-    name = config.strategy
+    traits = strategy.traits
     table = collectives(carried) if comm.link is not None else None
     return {
         "format_version": FORMAT_VERSION,
-        "strategy": config.strategy,
+        "strategy": strategy.name,
+        "traits": asdict(traits),
         "device": comm.device.type,
         "backend": _backend(comm),
         "world_size": comm.world_size,
         "phantom_ranks": comm.phantom_ranks,
         "numerics_meant": not comm.phantom_ranks,
         "model": config.model() | {"parameters": sum(p.numel() for p in strategy.model.parameters())},
-        "bucket_cap_mb": config.bucket_cap_mb if name in ("bucketed", "zero1", "zero2", "torch-ddp") else None,
+        "bucket_cap_mb": config.bucket_cap_mb if traits.buckets else None,
         "first_bucket_mb": config.first_bucket_mb,
-        "prefetch": config.prefetch if name in ("zero3", "torch-fsdp2") else None,
-        "overlap_param_gather": config.overlap_param_gather if name in ("zero1", "zero2") else None,
-        "keep_last": {"zero3": True, "torch-fsdp2": config.keep_last}.get(name),
+        "prefetch": config.prefetch if traits.gathers == "units" else None,
+        "overlap_param_gather": config.overlap_param_gather if traits.gathers == "updated_parameters" else None,
+        "keep_last": strategy.keeps_last,
         "checkpointing": config.checkpointing,
         "main_grad": config.main_grad,
         "accumulate": config.accumulate,

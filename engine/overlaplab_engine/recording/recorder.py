@@ -14,6 +14,7 @@ import shlex
 import sys
 import warnings
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from overlaplab_engine.errors import EngineError
@@ -94,10 +96,12 @@ class Recorder:
         together = dist.is_initialized()
         self._rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
         _clear(self._out, self._rank, world_size)
-        device = self._device = _device(self._subject.module)
+        device, strategy = _device(self._subject.module), self._subject.strategy
+        self._device = device
         self._manifest = {
             "format_version": FORMAT_VERSION,
-            "strategy": self._subject.strategy,
+            "strategy": strategy.name if strategy else None,
+            "traits": asdict(strategy.traits) if strategy else None,
             "device": device.type,
             "backend": _backend(device) if together else None,
             "world_size": world_size,
@@ -172,7 +176,7 @@ class Recorder:
     def _label(self, opening: ExitStack) -> NamedBuckets | None:
         """Write labels until `opening` closes."""
         module, ddp = self._subject.module, self._subject.ddp
-        if module is not None and self._subject.strategy != "torch-fsdp2":  # which writes ranges of its own
+        if module is not None and not isinstance(module, FSDPModule):  # which writes ranges of its own
             for handle in label_gradients(module):
                 opening.callback(handle.remove)
         if ddp is None:

@@ -10,7 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.transformer import Unit, units
+from overlaplab_engine.strategies import Strategy
 from overlaplab_engine.strategies.ddp_buckets import uncompiled
+from overlaplab_engine.strategies.torch_ddp import TorchDDP
+from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 
 __all__ = ["Subject"]
 
@@ -22,8 +25,8 @@ _WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$
 class Subject:
     """The model that trains under a Recorder."""
 
-    strategy: str | None = None
-    """`torch-ddp`, `torch-fsdp2`, or None."""
+    strategy: type[Strategy] | None = None
+    """The strategy of the engine that does the same: `TorchDDP`, `TorchFSDP2`, or None."""
     module: nn.Module | None = None
     """The one whose names parameters go by: inside DDP, or FSDP2's root; None if the model is not known."""
     units: Sequence[Unit] = ()
@@ -39,7 +42,7 @@ class Subject:
             raise EngineError(f"Recorder labels one DDP model, and this has {len(ddps)}; pass the one to look at")
         if ddps:
             inner = uncompiled(ddps[0].module)
-            return cls("torch-ddp", inner, units(inner), ddps[0])
+            return cls(TorchDDP, inner, units(inner), ddps[0])
         roots = _fsdp2_roots(model)
         if len(roots) > 1:
             raise EngineError(
@@ -47,7 +50,7 @@ class Subject:
                 "fully_shard what holds them all"
             )
         if roots:
-            return cls("torch-fsdp2", roots[0], _fsdp2_units(roots[0]))
+            return cls(TorchFSDP2, roots[0], _fsdp2_units(roots[0]))
         inner = uncompiled(model)
         return cls(None, inner, units(inner))
 

@@ -1,34 +1,28 @@
-"""The strategies, by the names that the command line knows."""
+"""The strategies, by name. Each that `StrategyName` lists is in the module of its name, which is imported on demand."""
+
+from importlib import import_module
 
 from torch import nn
 
 from overlaplab_engine.config import StrategyName
+from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import Options, Strategy
-from overlaplab_engine.strategies.bucketed import Bucketed
-from overlaplab_engine.strategies.naive import Naive
-from overlaplab_engine.strategies.per_param import PerParam
-from overlaplab_engine.strategies.torch_ddp import TorchDDP
-from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
-from overlaplab_engine.strategies.zero1 import Zero1
-from overlaplab_engine.strategies.zero2 import Zero2
-from overlaplab_engine.strategies.zero3 import Zero3
+from overlaplab_engine.strategies.base import REGISTERED, Options, Strategy, register
+from overlaplab_engine.strategies.traits import Traits
 
-__all__ = ["Options", "Strategy", "make"]
+__all__ = ["Options", "Strategy", "Traits", "class_of", "make", "register"]
 
 
-_CLASSES: dict[StrategyName, type[Strategy]] = {
-    StrategyName.NAIVE: Naive,
-    StrategyName.PER_PARAM: PerParam,
-    StrategyName.BUCKETED: Bucketed,
-    StrategyName.ZERO1: Zero1,
-    StrategyName.ZERO2: Zero2,
-    StrategyName.ZERO3: Zero3,
-    StrategyName.TORCH_DDP: TorchDDP,
-    StrategyName.TORCH_FSDP2: TorchFSDP2,
-}
+def class_of(name: str) -> type[Strategy]:
+    """The class that is registered by this name. EngineError if there is none."""
+    if name in list(StrategyName):
+        import_module(f"{__name__}.{name.replace('-', '_')}")
+    if name not in REGISTERED:
+        known = dict.fromkeys([*StrategyName, *REGISTERED])
+        raise EngineError(f"--strategy {name!r} is none of {', '.join(known)}")
+    return REGISTERED[name]
 
 
-def make(name: StrategyName, model: nn.Module, comm: Communicator, options: Options) -> Strategy:
+def make(name: str, model: nn.Module, comm: Communicator, options: Options) -> Strategy:
     """The strategy of that name around `model`. EngineError on all ranks if their models differ."""
-    return _CLASSES[name](model, comm, options)
+    return class_of(name)(model, comm, options)

@@ -1,10 +1,11 @@
 """What strategies share: one model on all ranks, `no_sync`, and a backward pass that ends well or leaves no trace."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import zip_longest
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -16,8 +17,9 @@ from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.transformer import Unit, units
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.buckets import Gradients
+from overlaplab_engine.strategies.traits import Traits
 
-__all__ = ["Options", "Strategy"]
+__all__ = ["REGISTERED", "Options", "Strategy", "register"]
 
 MIB = 1 << 20
 
@@ -49,16 +51,24 @@ class Options:
 class Strategy(ABC):
     """Data parallelism over a replicated model: gradients are the mean over the ranks after `backward`."""
 
-    sends_every_microbatch = False
-    """Whether each microbatch's gradients are sent, and only their sum kept, or all with the last (`no_sync`)."""
-    shards_parameters = False
-    """Whether parameters are sharded unit by unit, each after a `_share` of its own."""
+    name: ClassVar[str]
+    """As `--strategy` and run.json spell it."""
+    traits: ClassVar[Traits] = Traits()
+    """What it does; it goes into run.json."""
+    refuses: ClassVar[Mapping[str, str]] = {
+        "keep_last": "--keep-last is for torch-fsdp2; zero3 always keeps the last layer",
+        "communicators": "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
+    }
+    """Options, by `Config`'s names, that must keep their default, each with the error for whoever sets it."""
+    keeps_last: bool | None = None
+    """Whether the last layer stays gathered from its forward into its backward; None if units are not gathered."""
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """Take over `model`, which must be the same on all ranks; rank 0's values go to all.
 
-        Raises EngineError on all ranks if the ranks' models differ.
+        Raises EngineError for an option that it refuses, and on all ranks if the ranks' models differ.
         """
+        self.require(options)
         _require_same_model(model, comm)
         self.model = model
         self.comm = comm
@@ -69,13 +79,22 @@ class Strategy(ABC):
         self.parameters = [p for _, p in trained]
         self.on_error: Callable[[BaseException], None] = lambda error: None
         """Called with an exception in a pass before the draining, which a stuck rank may hold up for long."""
+        self.sends_every_microbatch = self.traits.sends_every_microbatch
+        """Else all but the last run in `no_sync`."""
         self.microbatch = 0
         """Number of the microbatch, for labels."""
         self._sync = True
         with torch.no_grad():
             comm.broadcast(list(model.buffers()))
-        if not self.shards_parameters:
+        if "parameters" not in self.traits.sharded:  # else each unit is shared before it is sharded
             self._share(list(model.parameters()))
+
+    @classmethod
+    def require(cls, told: Any) -> None:
+        """EngineError if `told`, a `Config` or `Options`, is nothing that this strategy can take."""
+        for field in fields(told):
+            if field.name in cls.refuses and getattr(told, field.name) != field.default:
+                raise EngineError(cls.refuses[field.name])
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The model's forward pass, with rank 0's buffers if gradients will be synchronised."""
@@ -184,6 +203,15 @@ class Strategy(ABC):
         return answer
 
     @property
+    def order(self) -> list[str] | None:
+        """The parameters' names in the order in which gradients are added up, if it was learnt and another run, going
+        on from a checkpoint, must keep it to the last bit."""
+        return None
+
+    def rebuild_as(self, order: list[str]) -> None:  # noqa: B027
+        """Take over another run's `order`, before there are any gradients."""
+
+    @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Bytes and parameter names of each bucket as it is launched now; none for strategies without buckets."""
         return []
@@ -195,6 +223,21 @@ class Strategy(ABC):
     @abstractmethod
     def _abandon(self) -> None:
         """After an exception: drain what is in flight and expect a new backward pass."""
+
+
+S = TypeVar("S", bound=Strategy)
+
+REGISTERED: dict[str, type[Strategy]] = {}
+"""By name."""
+
+
+def register(strategy: type[S]) -> type[S]:
+    """A class decorator: from now on `Config(strategy=NAME)`, and `--strategy NAME` in this process, mean this class.
+
+    Its `name`, `traits` and `refuses` are all that the rest of the engine, run.json and the analyser ask of it.
+    """
+    REGISTERED[strategy.name] = strategy
+    return strategy
 
 
 def _require_same_model(model: nn.Module, comm: Communicator) -> None:

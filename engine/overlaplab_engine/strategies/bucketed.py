@@ -13,19 +13,24 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.base import Options, Strategy, register
 from overlaplab_engine.strategies.buckets import Bucket, InOrder, assign
 from overlaplab_engine.strategies.hooks import after_accumulation
+from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["Bucketed"]
 
 
+@register
 class Bucketed(Strategy):
     """Hooks mark gradients ready; a full bucket's all-reduce is launched at once; one wait after the backward pass.
 
     At first buckets hold parameters in reverse order, as gradients are expected. After the first synchronised backward
     pass they are rebuilt, once, in the order in which rank 0's gradients arrived.
     """
+
+    name = "bucketed"
+    traits = Traits(buckets=True)
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`."""

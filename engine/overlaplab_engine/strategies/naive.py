@@ -13,15 +13,18 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.base import Options, Strategy, register
 from overlaplab_engine.strategies.buckets import Marks
 from overlaplab_engine.strategies.hooks import after_accumulation
 
 __all__ = ["Naive"]
 
 
+@register
 class Naive(Strategy):
     """One blocking all-reduce pass after the whole backward; each parameter is labelled as a bucket."""
+
+    name = "naive"
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`."""

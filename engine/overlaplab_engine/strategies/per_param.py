@@ -13,19 +13,22 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.base import Options, Strategy, register
 from overlaplab_engine.strategies.buckets import InOrder, Marks
 from overlaplab_engine.strategies.hooks import after_accumulation
 
 __all__ = ["PerParam"]
 
 
+@register
 class PerParam(Strategy):
     """A hook on each parameter launches its all-reduce; one wait after the backward pass.
 
     The launches are in the same order on every rank: at first the reverse of the model's, and after the first
     synchronised backward pass the order in which rank 0's gradients arrived.
     """
+
+    name = "per-param"
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`."""

@@ -3,8 +3,9 @@
 A comm hook labels its buckets, which DDP itself does not name in traces, and launches them through the communicator.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,25 +15,28 @@ from torch.nn.parallel import DistributedDataParallel
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.base import Options, Strategy, register
 from overlaplab_engine.strategies.buckets import Marks
 from overlaplab_engine.strategies.ddp_buckets import BucketLabels
+from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["TorchDDP"]
 
 
+@register
 class TorchDDP(Strategy):
     """DDP with gradients as bucket views."""
 
-    def __init__(self, model: nn.Module, comm: Communicator, options: Options, *, find_unused: bool = False) -> None:
-        """See `Strategy`; `find_unused` is DDP's `find_unused_parameters`, with which it never rebuilds its buckets.
+    name = "torch-ddp"
+    traits = Traits(buckets=True)
+    refuses: ClassVar[Mapping[str, str]] = {
+        **Strategy.refuses,
+        "main_grad": "torch-ddp has no fp32 main_grad; leave --main-grad out",
+        "first_bucket_mb": "torch-ddp has no --first-bucket-mb; leave it out",
+    }
 
-        Raises EngineError for what DDP cannot do.
-        """
-        if options.main_grad:
-            raise EngineError("torch-ddp has no fp32 main_grad; leave --main-grad out")
-        if options.first_bucket_mb is not None:
-            raise EngineError("torch-ddp has no first bucket of its own size; leave --first-bucket-mb out")
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options, *, find_unused: bool = False) -> None:
+        """See `Strategy`; `find_unused` is DDP's `find_unused_parameters`, with which it never rebuilds its buckets."""
         super().__init__(model, comm, options)
         self._find_unused = find_unused
         self._labels = BucketLabels(model)
@@ -40,6 +44,13 @@ class TorchDDP(Strategy):
         self._flying: list[torch.futures.Future[list[torch.Tensor]]] = []
         self._ddp: DistributedDataParallel | None = None
         self._wrap()
+
+    @classmethod
+    def require(cls, told: Any) -> None:
+        """See `Strategy`."""
+        super().require(told)
+        if getattr(told, "warmup", 2) < 2:
+            raise EngineError("torch-ddp rebuilds its buckets in the second step: --warmup must be 2 or more")
 
     def _wrap(self) -> None:
         self._ddp = None  # the old reducer takes its hooks along

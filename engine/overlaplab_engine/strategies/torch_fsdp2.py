@@ -8,8 +8,9 @@ FSDP2 hides gathers behind CUDA streams. On the CPU, where there are none, a gat
 a unit before names it for prefetching. Reduce-scatters block there all the same.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -21,26 +22,40 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.deferred import hollow
 from overlaplab_engine.models.transformer import Unit, units
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.base import Options, Strategy, register
 from overlaplab_engine.strategies.hooks import after_accumulation
+from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["TorchFSDP2"]
 
 
+@register
 class TorchFSDP2(Strategy):
     """FSDP2 around each layer and around the model. The ranks must run the same units in the same order.
 
     Its parameters are DTensors; the optimizer gets plain tensors that share their memory.
     """
 
-    sends_every_microbatch = True
-    shards_parameters = True
+    name = "torch-fsdp2"
+    traits = Traits(
+        gradients="reduce_scatter",
+        sends_every_microbatch=True,
+        gathers="units",
+        sharded=("parameters", "gradients", "optimizer"),
+    )
+    refuses: ClassVar[Mapping[str, str]] = {
+        "communicators": Strategy.refuses["communicators"],
+        "main_grad": "torch-fsdp2 has no fp32 main_grad; leave --main-grad out",
+        **dict.fromkeys(
+            ("save", "resume"),
+            "torch-fsdp2 has state dicts of its own: --save and --resume are not for it; use zero3",
+        ),
+    }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`. Raises EngineError for what FSDP2 cannot do."""
-        if options.main_grad:
-            raise EngineError("torch-fsdp2 has no fp32 main_grad; leave --main-grad out")
+        """See `Strategy`."""
         super().__init__(model, comm, options)
+        self.keeps_last = options.keep_last
         layers = _layers(model, options.keep_last)
         hooks = {name: list((p._post_accumulate_grad_hooks or {}).values()) for name, p in model.named_parameters()}
         mesh = DeviceMesh.from_group(comm.group, comm.device.type)

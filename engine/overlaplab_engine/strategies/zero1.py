@@ -4,13 +4,19 @@ Rajbhandari et al. 2020 (arXiv 1910.02054, §5.1), P_os: optimizer states are pa
 and an all-gather of updated parameters send as much as an all-reduce (§7.1).
 """
 
+from overlaplab_engine.strategies.base import register
 from overlaplab_engine.strategies.partitioned import Partitioned, ShardedBucket
+from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["Zero1"]
 
 
+@register
 class Zero1(Partitioned):
     """All gradients are kept in full; the mean of this rank's part lands in their midst."""
+
+    name = "zero1"
+    traits = Traits(gradients="reduce_scatter", buckets=True, gathers="updated_parameters", sharded=("optimizer",))
 
     def _open(self, bucket: ShardedBucket) -> None:
         if bucket.gradients is None:

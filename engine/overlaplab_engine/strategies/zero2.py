@@ -7,9 +7,10 @@ With several microbatches each is sent, and only the parts add up.
 from torch import nn
 
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import Options
+from overlaplab_engine.strategies.base import Options, register
 from overlaplab_engine.strategies.buckets import InOrder
 from overlaplab_engine.strategies.partitioned import Partitioned, ShardedBucket
+from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["Zero2"]
 
@@ -17,10 +18,18 @@ IN_FLIGHT = 2
 """Full buckets that may wait for the network, before the backward pass waits for them: so many take up memory."""
 
 
+@register
 class Zero2(Partitioned):
     """The buckets are launched in the same order on all ranks, each as soon as it is full."""
 
-    sends_every_microbatch = True
+    name = "zero2"
+    traits = Traits(
+        gradients="reduce_scatter",
+        sends_every_microbatch=True,
+        buckets=True,
+        gathers="updated_parameters",
+        sharded=("gradients", "optimizer"),
+    )
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`."""

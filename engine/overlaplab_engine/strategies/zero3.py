@@ -15,11 +15,11 @@ back before it is gathered. So whatever autograd saved, views too, sees the valu
 parameter reads NaN everywhere (0 if it holds integers).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -31,11 +31,12 @@ from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.models.deferred import hollow, materialise
 from overlaplab_engine.models.transformer import Unit, reads_parameters_in_backward
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.strategies.base import Options
+from overlaplab_engine.strategies.base import Options, register
 from overlaplab_engine.strategies.buckets import Gradients
 from overlaplab_engine.strategies.hooks import after_accumulation
 from overlaplab_engine.strategies.sharded import Sharded
 from overlaplab_engine.strategies.shards import Flat, Layout
+from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["ShardedUnit", "Zero3"]
 
@@ -160,6 +161,7 @@ class _Use:
     begun: bool = False
 
 
+@register
 class Zero3(Sharded):
     """Hooks around each unit's forward and backward gather, free, and reduce-scatter.
 
@@ -167,8 +169,15 @@ class Zero3(Sharded):
     keep the others' collectives matched.
     """
 
-    sends_every_microbatch = True
-    shards_parameters = True
+    name = "zero3"
+    traits = Traits(
+        gradients="reduce_scatter",
+        sends_every_microbatch=True,
+        gathers="units",
+        sharded=("parameters", "gradients", "optimizer"),
+    )
+    keeps_last = True
+    refuses: ClassVar[Mapping[str, str]] = {"keep_last": Sharded.refuses["keep_last"]}
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`. Raises EngineError for a unit with parameters of several dtypes."""

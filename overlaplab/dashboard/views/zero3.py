@@ -13,7 +13,7 @@ from overlaplab import charts, findings
 from overlaplab.analyses import gathered_bytes, schedule_steps
 from overlaplab.charts.theme import LINE
 from overlaplab.dashboard.data import Opened, open_run
-from overlaplab.dashboard.folder import HERE, strategy_of
+from overlaplab.dashboard.folder import HERE, traits_told
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
     dark,
@@ -47,7 +47,6 @@ _COLUMNS = {
     "free_ns": "free ms",
     "bytes": "size MB",
 }
-_GATHERING = ("zero3", "torch-fsdp2")
 _HALF = 70  # characters of a subtitle's line in one of two columns
 
 
@@ -97,7 +96,7 @@ def _pick_other(opened: Opened) -> Opened | None:
     """The run to show beside this one: runs whose manifests say that they gather are offered first."""
     root = st.session_state["folder"]
     names = [name for name in st.session_state["names"] if name != opened.name]
-    gathering = [name for name in names if strategy_of(root, name) in _GATHERING]
+    gathering = [name for name in names if (traits := traits_told(root, name)) and traits.gathers == "units"]
     name = st.sidebar.selectbox(
         "Compare with",
         [None, *gathering, *(name for name in names if name not in gathering)],

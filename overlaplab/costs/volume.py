@@ -1,0 +1,77 @@
+"""What each rank sends per step (DESIGN.md, "The engine's strategies")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlaplab.costs.link import ROUNDS
+from overlaplab.costs.memory import gradient_bytes, parameter_bytes
+from overlaplab.manifest import Manifest, Traits, Unit
+from overlaplab.vocabulary import layer_of
+
+__all__ = ["Theory", "theory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theory:
+    """What a strategy sends per rank and step, Ψ being the bytes of all parameters."""
+
+    sent_bytes: int
+    """By the ring's factor (n-1)/n."""
+    formula: str
+    """Before that factor, such as `2Ψ`."""
+    upper_sent_bytes: int
+    """What the strategy is usually said to send; more only where some units are gathered once instead of twice."""
+    upper_formula: str
+
+
+def theory(manifest: Manifest, traits: Traits) -> Theory | None:
+    """What a strategy with these traits should send; None where the manifest does not name the parameters.
+
+    None, too, where it depends on how many microbatches there are, and nothing tells: in a loop that is not the
+    engine's.
+    """
+    units, every = traits.gathers == "units", traits.sends_every_microbatch
+    if not manifest.parameters or (manifest.accumulate is None and (units or every)):
+        return None
+    microbatches = manifest.accumulate or 1
+    gradients = ROUNDS[traits.gradients]
+    parameters = {None: 0, "updated_parameters": 1, "units": 2}[traits.gathers]  # in as many all-gathers
+    once = _gathered_once(manifest) if units else []
+    upper = gradients * gradient_bytes(manifest) * (microbatches if every else 1)
+    upper += parameters * parameter_bytes(manifest) * (microbatches if units else 1)
+    full = upper - microbatches * sum(unit.bytes for unit in once)
+    repeated = gradients * every + parameters * units
+    single = gradients + parameters - repeated
+    note = ", gradients in fp32" if manifest.main_grad else ""
+    n = manifest.world_size
+    return Theory(
+        sent_bytes=round(full * (n - 1) / n),
+        formula=_formula(repeated, single, microbatches, [unit.name for unit in once]) + note,
+        upper_sent_bytes=round(upper * (n - 1) / n),
+        upper_formula=_formula(repeated, single, microbatches, []) + note,
+    )
+
+
+def _gathered_once(manifest: Manifest) -> list[Unit]:
+    """Units of which a microbatch gathers the parameters once, and not for either pass.
+
+    Layers are gathered twice, but the last if it is kept. The embedding's backward reads no parameters, and the head,
+    or whatever unit holds both, is kept into it.
+    """
+    layers = {unit.name: layer for unit in manifest.units if (layer := layer_of(unit.name)) is not None}
+    last = max(layers, key=lambda name: layers[name], default=None) if manifest.keep_last else None
+    return [unit for unit in manifest.units if unit.name not in layers or unit.name == last]
+
+
+def _formula(repeated: int, single: int, microbatches: int, once: Sequence[str]) -> str:
+    """So many Ψ with each of A microbatches, without what is gathered once, and so many per step."""
+    if microbatches == 1:
+        return " − ".join([f"{repeated + single}Ψ", *once])
+    if once:
+        return f"A({' − '.join([f'{repeated}Ψ', *once])})" + (f" + {single}Ψ" if single else "")
+    if not repeated:
+        return f"{single}Ψ"
+    times = "A" if repeated == 1 else f"{repeated}A"
+    return f"({times}+{single})Ψ" if single else f"{times}Ψ"
