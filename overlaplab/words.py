@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 __all__ = [
-    "MS",
     "count",
+    "duration",
     "gradient_word",
     "last_gradient",
     "ms",
@@ -17,11 +18,23 @@ __all__ = [
     "rank_word",
     "sentence",
     "shorten",
+    "size",
+    "size_exact",
+    "to_ms",
+    "unit_of",
     "visible",
 ]
 
-MS = 1e6
-"""Nanoseconds per millisecond."""
+
+@overload
+def to_ms(ns: float) -> float: ...
+@overload
+def to_ms(ns: pd.Series[Any]) -> pd.Series[Any]: ...
+@overload
+def to_ms(ns: npt.NDArray[Any]) -> npt.NDArray[np.float64]: ...
+def to_ms(ns: Any) -> Any:
+    """Nanoseconds as milliseconds, which is what people are shown."""
+    return ns / 1e6
 
 
 def visible(text: str) -> str:
@@ -78,9 +91,13 @@ def percent(part: float, whole: float) -> str:
 
 def ms(ns: float) -> str:
     """A duration in ns as ms, with as many digits as it takes to see it: `1,264 ms`, `57.6 ms`, `0.004 ms`."""
-    value = ns / MS
-    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3
-    return f"{value:,.{digits}f} ms" if value else "0 ms"
+    return duration(to_ms(ns))
+
+
+def duration(milliseconds: float) -> str:
+    """As `ms`, of a duration in ms."""
+    digits = 0 if abs(milliseconds) >= 1000 else 1 if abs(milliseconds) >= 1 else 2 if abs(milliseconds) >= 0.1 else 3
+    return f"{milliseconds:,.{digits}f} ms" if milliseconds else "0 ms"
 
 
 def count(number: int, noun: str) -> str:

@@ -15,6 +15,7 @@ from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run, once_per_run
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.words import to_ms
 
 __all__ = ["MEASURES", "compare", "no_fastest"]
 
@@ -120,7 +121,7 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "model": model_told(manifest),
     }
     for figure, column in MEASURES.items():
-        values = (table[column] / 1e6).astype("Float64")
+        values = to_ms(table[column]).astype("Float64")
         quartiles = (values[:0] if values.isna().any() else values).quantile([0.25, 0.5, 0.75])
         row[f"{figure}_median"] = quartiles[0.5]
         row[f"{figure}_iqr"] = quartiles[0.75] - quartiles[0.25]

@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from overlaplab.words import to_ms
+
 __all__ = ["FEWEST", "Steps", "fastest", "spread", "step_times"]
 
 FEWEST = 3
@@ -34,7 +36,7 @@ Steps = npt.NDArray[np.float64]
 
 def step_times(table: pd.DataFrame) -> Steps:
     """The spans of `summary`'s rows in ms, of shape (ranks, steps), NaN where a rank lacks a step."""
-    of_rank = [spans.to_numpy() / 1e6 for _, spans in table.groupby("rank", dropna=False)["span_ns"]]
+    of_rank = [to_ms(spans.to_numpy()) for _, spans in table.groupby("rank", dropna=False)["span_ns"]]
     times = np.full((len(of_rank), max(map(len, of_rank), default=0)), np.nan)
     for row, spans in zip(times, of_rank, strict=True):
         row[: len(spans)] = spans

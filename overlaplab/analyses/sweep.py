@@ -17,6 +17,7 @@ from overlaplab.events import Run, Trace, Window, activity
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import Intervals, clip, intersect, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.words import to_ms
 
 __all__ = ["LINK_PARTS", "STEP_PARTS", "sweep", "sweep_links"]
 
@@ -137,7 +138,7 @@ def _row(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """A cap's figures, of the summaries of its recordings."""
     pooled = pd.concat(tables)
     times = [step_times(table) for table in tables]
-    median, span, comm = pooled["span_ns"].median() / 1e6, int(pooled["span_ns"].sum()), int(pooled["comm_ns"].sum())
+    median, span, comm = to_ms(pooled["span_ns"].median()), int(pooled["span_ns"].sum()), int(pooled["comm_ns"].sum())
     wide, middles = spread(times), [float(np.nanmedian(one)) for one in times]
     shares = {
         part: median * sum(int(pooled[column].sum()) for column in columns) / span if span else None

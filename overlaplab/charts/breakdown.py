@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.theme import Palette, colours, finish, palette
-from overlaplab.words import MS, count, ms, percent, rank_word
+from overlaplab.words import count, ms, percent, rank_word, to_ms
 
 __all__ = ["summary"]
 
@@ -103,7 +103,7 @@ def _parts(table: pd.DataFrame) -> pd.DataFrame:
                 {
                     "rank": rank_word(rank),
                     "part": part,
-                    "ms": took / MS,
+                    "ms": to_ms(took),
                     "share": 100 * took / whole,
                     "begin": 100 * done / whole,
                     "end": 100 * (done + took) / whole,

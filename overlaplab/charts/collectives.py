@@ -11,7 +11,7 @@ import pandas as pd
 from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
 from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.manifest import Link
-from overlaplab.words import MS, count, ms, percent, rank_word, shorten
+from overlaplab.words import count, ms, percent, rank_word, shorten, to_ms
 
 __all__ = ["bus_bandwidth", "kind_word", "late_ranks", "waits"]
 
@@ -76,8 +76,8 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     tones = palette(dark)
     known = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
     shown = known.assign(
-        wait_ms=(known["wait_ns"].astype("float64") / MS).clip(lower=LEAST_MS),
-        transfer_ms=(known["transfer_ns"].astype("float64") / MS).clip(lower=LEAST_MS),
+        wait_ms=to_ms(known["wait_ns"].astype("float64")).clip(lower=LEAST_MS),
+        transfer_ms=to_ms(known["transfer_ns"].astype("float64")).clip(lower=LEAST_MS),
     )
     rows = _points(shown, "transfer_ms", "wait_ms")
     x_domain, y_domain = log_domain(rows["x"]), log_domain(rows["y"])
@@ -113,14 +113,14 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         rank, alone, cost = rank_word(row["rank"]), int(row["alone_ns"]), int(row["cost_ns"])
         spans = ((ALONE, 0, alone), (SHARED, alone, cost))
         rows += [
-            {"rank": rank, "part": part, "begin": begin / MS, "end": end / MS, "ms": (end - begin) / MS}
+            {"rank": rank, "part": part, "begin": to_ms(begin), "end": to_ms(end), "ms": to_ms(end - begin)}
             for part, begin, end in spans
         ]
     bars = pd.DataFrame(rows, columns=["rank", "part", "begin", "end", "ms"])
     words = pd.DataFrame(
         {
             "rank": [rank_word(rank) for rank in drawn["rank"]],
-            "end": drawn["cost_ns"].astype("float64") / MS,
+            "end": to_ms(drawn["cost_ns"].astype("float64")),
             "text": [_late_word(row) for row in drawn.to_dict("records")],
         }
     )

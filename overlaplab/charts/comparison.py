@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses import no_fastest
 from overlaplab.charts.theme import colours, finish, palette
-from overlaplab.words import MS, count, ms, shorten
+from overlaplab.words import count, duration, shorten
 
 __all__ = ["compare", "run_labels"]
 
@@ -111,7 +111,7 @@ def _rows(table: pd.DataFrame, labels: list[str]) -> tuple[pd.DataFrame, pd.Data
                 rows.append((label, part, took, done, done + took))
                 done += took
         fastest = bool(run["fastest"])
-        word = f"{ms(step * MS)}, IQR {ms(_number(run['step_ms_iqr']) * MS)}" + (", fastest" if fastest else "")
+        word = f"{duration(step)}, IQR {duration(_number(run['step_ms_iqr']))}" + (", fastest" if fastest else "")
         ends.append((label, done, word, fastest))
     return (
         pd.DataFrame(rows, columns=["run", "part", "ms", "begin", "end"]),
@@ -130,7 +130,7 @@ def _finding(table: pd.DataFrame, labels: list[str]) -> str:
     if len(fastest) == 1:
         cap = "bucket_cap_mb " if run_labels(table)[0] == "bucket_cap_mb" else ""
         median = table.loc[table["fastest"].astype(bool), "step_ms_median"].iloc[0]
-        return f"Fastest: {cap}{fastest[0]}, {ms(median * MS)} per step"
+        return f"Fastest: {cap}{fastest[0]}, {duration(median)} per step"
     return f"Fastest: {', '.join(fastest)}, recordings of one setting"
 
 

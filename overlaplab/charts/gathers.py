@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.charts.held import LABELS_WIDTH, time_axis
 from overlaplab.charts.theme import LINE, colours, finish, palette
 from overlaplab.charts.units import shown_rows, unit_name, unit_rows
-from overlaplab.words import MS, count, ms, size_exact
+from overlaplab.words import count, ms, size_exact, to_ms
 
 __all__ = ["schedule", "schedule_window"]
 
@@ -194,7 +194,7 @@ def _frees(
             "unit": [unit_name(unit) for unit in seen["unit"]],
             "phase": [_word(phase) for phase in seen["free_phase"]],
             "microbatch": [_word(microbatch) for microbatch in seen["microbatch"]],
-            "begin": (seen["free_ns"] / MS).astype("float64"),
+            "begin": to_ms(seen["free_ns"]).astype("float64"),
         }
     )
     tooltip = [
@@ -219,7 +219,7 @@ def _turns(table: pd.DataFrame, tone: str, named: bool) -> list[alt.Chart]:
     ends = forward.groupby("microbatch", dropna=False)["last_use_ns"].max().dropna().sort_values()
     if ends.empty or len(ends) > _MOST_TURNS or not _has_backward(table):
         return []
-    turns = pd.DataFrame({"begin": (ends / MS).astype("float64")})
+    turns = pd.DataFrame({"begin": to_ms(ends).astype("float64")})
     kept = forward[(forward["free_phase"] == "backward").fillna(False) | forward["backward_first_use_ns"].notna()]
     units = [
         f"layer {layer}" if not pd.isna(layer) else unit_name(unit, 20)
@@ -298,7 +298,7 @@ def _listed(words: list[str]) -> str:
 
 
 def _ms(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) else float(value) / MS
+    return None if value is None or pd.isna(value) else to_ms(float(value))
 
 
 def _word(value: Any, as_text: Any = str) -> str:

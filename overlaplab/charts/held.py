@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.theme import LINE, finish, palette
-from overlaplab.words import MS, count, size_exact, unit_of
+from overlaplab.words import count, size_exact, to_ms, unit_of
 
 __all__ = ["LABELS_WIDTH", "gathered", "time_axis"]
 
@@ -38,8 +38,8 @@ def gathered(
     in_bytes = bool(curve["bytes"].notna().all())
     held = curve["bytes" if in_bytes else "layers"].astype("int64")
     unit, scale = unit_of(max(int(held.max()), top_bytes)) if in_bytes else ("layers", 1.0)
-    rows = pd.DataFrame({"begin": curve["time_ns"].astype("float64") / MS, "held": held / scale})
-    rows = pd.concat([rows, rows.tail(1).assign(begin=window[1] / MS)]).sort_values("begin", kind="stable")
+    rows = pd.DataFrame({"begin": to_ms(curve["time_ns"].astype("float64")), "held": held / scale})
+    rows = pd.concat([rows, rows.tail(1).assign(begin=to_ms(window[1]))]).sort_values("begin", kind="stable")
     top = max(int(held.max()), top_bytes if in_bytes else 0, 1) / scale * _HEADROOM
     x = time_axis(window, line, title="time in step (ms)" if window_ns is None else None)
     y = alt.Y(
@@ -82,7 +82,7 @@ def _peak(
     tones = palette(dark)
     place = int(held.argmax())
     at = int(curve["time_ns"].iloc[place])
-    row = pd.DataFrame({"begin": [max(at, window[0]) / MS], "held": [held.iloc[place]], "word": [name]})
+    row = pd.DataFrame({"begin": [to_ms(max(at, window[0]))], "held": [held.iloc[place]], "word": [name]})
     left = at > window[0] + 0.6 * (window[1] - window[0])  # where there is no room to the right
     at_peak = alt.Chart(row).encode(x=alt.X("begin:Q"), y=alt.Y("held:Q"))
     dot: alt.Chart = at_peak.mark_point(size=70, filled=True, opacity=1, color=tones.exposed)
@@ -99,6 +99,6 @@ def _peak(
 
 def time_axis(window_ns: tuple[int, int], line: int, title: str | None = "time in step (ms)") -> alt.X:
     """The time axis in ms of a chart whose rows start at `begin`."""
-    scale = alt.Scale(zero=False, nice=False, domain=[window_ns[0] / MS, window_ns[1] / MS])
+    scale = alt.Scale(zero=False, nice=False, domain=[to_ms(window_ns[0]), to_ms(window_ns[1])])
     axis = alt.Axis(tickCount=16 * line // LINE, labelOverlap="greedy", labelFlush=False)
     return alt.X("begin:Q", title=title, scale=scale, axis=axis)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.charts.theme import DARK, Palette, colours, finish, palette
 from overlaplab.timeline.timeline import Mark, View
-from overlaplab.words import MS, count, ms, percent, rank_word, shorten
+from overlaplab.words import count, ms, percent, rank_word, shorten, to_ms
 
 __all__ = ["POINTED", "WINDOW", "mark_colours", "timeline", "timeline_rows"]
 
@@ -49,7 +49,7 @@ def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.
     tones = palette(dark)
     labels = list(view.lanes["label"])
     y = _lanes_axis(view, tones)
-    shown = alt.Scale(domain=[view.start_ns / MS, view.end_ns / MS], nice=False, zero=False)
+    shown = alt.Scale(domain=[to_ms(view.start_ns), to_ms(view.end_ns)], nice=False, zero=False)
     ticks = alt.Axis(labelOverlap="greedy", labelSeparation=8, tickCount=14)
     x = alt.X(
         "begin:Q",
@@ -166,7 +166,7 @@ def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
         inside = ((steps["start_ns"] >= view.start_ns) & group.isin(firsts.index)).to_numpy()
         edges = pd.DataFrame(
             {
-                "begin": steps["start_ns"].astype("float64")[inside] / MS,
+                "begin": to_ms(steps["start_ns"].astype("float64")[inside]),
                 "lane": [firsts[rank] for rank in group[inside]],
                 "until": [lasts[rank] for rank in group[inside]],
             }
@@ -194,10 +194,10 @@ def timeline_rows(view: View) -> pd.DataFrame:
         {
             "lane": marks["label"],
             "part": marks["part"],
-            "begin": marks["start_ns"] / MS,
-            "end": marks["end_ns"] / MS,
+            "begin": to_ms(marks["start_ns"]),
+            "end": to_ms(marks["end_ns"]),
             "events": marks["events"],
-            "busy": marks["busy_ns"] / MS,
+            "busy": to_ms(marks["busy_ns"]),
             "collective": marks.get("collective", -1),
             "what": [shorten(name, 90) for name in marks["name"]],
         }

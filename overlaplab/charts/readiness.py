@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.charts.theme import colours, finish, palette
-from overlaplab.words import MS, count, gradient_word, last_gradient, ms, percent, shorten, size
+from overlaplab.words import count, duration, gradient_word, last_gradient, percent, shorten, size, to_ms
 
 __all__ = ["buckets"]
 
@@ -89,7 +89,7 @@ def _bars(
 
 def _link_free(ordered: pd.DataFrame) -> list[float]:
     """Of each bucket: when the link is done with all before it, in ms; the beginning of time for the first."""
-    ends = ordered["end_ns"].astype("float64") / MS
+    ends = to_ms(ordered["end_ns"].astype("float64"))
     return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
 
 
@@ -210,7 +210,7 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
     title = "The buckets' communication was not found in the trace"
     if comm > 0:
         title = (
-            f"Exposed communication {ms(exposed * MS)} of {ms(comm * MS)} of the buckets' communication"
+            f"Exposed communication {duration(exposed)} of {duration(comm)} of the buckets' communication"
             f" ({percent(exposed, comm)})"
         )
     lines = [
@@ -226,4 +226,4 @@ def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
 
 
 def _ms(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) else float(value) / MS
+    return None if value is None or pd.isna(value) else to_ms(float(value))

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.charts.theme import colours, finish, palette
-from overlaplab.words import MS, count, ms, percent, size
+from overlaplab.words import count, duration, percent, size, to_ms
 
 __all__ = ["caps", "links"]
 
@@ -134,7 +134,7 @@ def _steps(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
                 rows.append((cap, part, took, percent(took, float(row["step_ms"])), done, done + took))
                 done += took
         buckets = "" if pd.isna(row["buckets"]) else f", {count(row['buckets'], 'bucket')}"
-        ends.append((cap, done, f"{ms(row['step_ms'] * MS)}{buckets}", bool(row["fastest"])))
+        ends.append((cap, done, f"{duration(row['step_ms'])}{buckets}", bool(row["fastest"])))
     return (
         pd.DataFrame(rows, columns=["cap", "part", "ms", "share", "begin", "end"]),
         pd.DataFrame(ends, columns=["cap", "end", "word", "fastest"]).astype({"fastest": "bool"}),
@@ -156,7 +156,7 @@ def _words(
 def _title(table: pd.DataFrame) -> str:
     won = table[table["fastest"].astype(bool)]
     if len(won) == 1:
-        return f"Fastest: bucket_cap_mb {won['bucket_cap_mb'].iloc[0]:g}, {ms(won['step_ms'].iloc[0] * MS)} per step"
+        return f"Fastest: bucket_cap_mb {won['bucket_cap_mb'].iloc[0]:g}, {duration(won['step_ms'].iloc[0])} per step"
     if table["spread_ms"].isna().any():
         return "Step time: too few steps to tell a difference"
     return "Step time: no difference beyond the spread"
@@ -170,7 +170,7 @@ def _extent(table: pd.DataFrame) -> tuple[float, float]:
     """The axis, in ms."""
     if table.empty:
         return 0.0, 1.0
-    low, high = float(table["start_ns"].min()) / MS, float(table["end_ns"].max()) / MS
+    low, high = to_ms(float(table["start_ns"].min())), to_ms(float(table["end_ns"].max()))
     return low, max(high, low + 0.001)
 
 
@@ -186,11 +186,11 @@ def _stretches(bucket: pd.DataFrame, slot: float) -> list[tuple[object, ...]]:
     """What is drawn of a bucket, in ms: in slots of about this width, each in the colour of most of it; then a narrow
     gap.
     """
-    begin, end = float(bucket["start_ns"].min()) / MS, float(bucket["end_ns"].max()) / MS
+    begin, end = to_ms(float(bucket["start_ns"].min())), to_ms(float(bucket["end_ns"].max()))
     edges = np.linspace(begin, end, max(int((end - begin) / slot), 1) + 1)
     own = bucket.sort_values("start_ns", kind="stable")
-    took = np.where(own["part"] == "hidden", own["end_ns"] - own["start_ns"], 0) / MS
-    times = np.c_[own["start_ns"], own["end_ns"]].ravel() / MS
+    took = to_ms(np.where(own["part"] == "hidden", own["end_ns"] - own["start_ns"], 0))
+    times = to_ms(np.c_[own["start_ns"], own["end_ns"]].ravel())
     done = np.c_[np.cumsum(took) - took, np.cumsum(took)].ravel()
     mostly = np.diff(np.interp(edges, times, done)) * 2 >= np.diff(edges)
     borders = np.flatnonzero(np.r_[True, mostly[1:] != mostly[:-1], True])

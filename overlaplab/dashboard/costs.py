@@ -5,11 +5,15 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from overlaplab.columns import columns
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.widgets import show_table
 from overlaplab.words import count, shorten, size_exact
 
 __all__ = ["costs_beside_theory"]
+
+_SENT = columns("volume", "kind", "count", "bytes", "sent_bytes")
+_HELD = columns("memory", "rank", "part", "bytes", "formula_bytes", "formula")
 
 
 def costs_beside_theory(opened: Opened, windows: pd.DataFrame) -> None:
@@ -24,7 +28,7 @@ def costs_beside_theory(opened: Opened, windows: pd.DataFrame) -> None:
         with left:
             st.subheader("Sent per rank and step", anchor=False)
             st.text(f"{_sent_words(opened, sent)}\n{_ring(opened)}")
-            show_table(sent, "volume_table")
+            show_table(sent, _SENT, "volume_table")
     elif unsized:
         with left:
             st.subheader("Sent per rank and step", anchor=False)
@@ -33,7 +37,7 @@ def costs_beside_theory(opened: Opened, windows: pd.DataFrame) -> None:
         with right:
             st.subheader("Memory per rank", anchor=False)
             st.text(f"{_held_words(held)}\n{_storages(opened)}{_peak_words(peaks)}")
-            show_table(_memory(held, peaks), "memory_table")
+            show_table(_with_peaks(held, peaks), _HELD, "memory_table")
 
 
 def _sent(opened: Opened, windows: pd.DataFrame) -> pd.DataFrame:
@@ -43,9 +47,8 @@ def _sent(opened: Opened, windows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     number = len(windows)
     sums = volume.groupby("kind", sort=False)[["count", "bytes", "sent_bytes"]].sum().astype("float64") / number
-    rows = [(_word(kind), row["count"], row["bytes"] / 1e6, row["sent_bytes"] / 1e6) for kind, row in sums.iterrows()]
-    rows.append(("in all", sums["count"].sum(), sums["bytes"].sum() / 1e6, sums["sent_bytes"].sum() / 1e6))
-    return pd.DataFrame(rows, columns=["what", "collectives", "full tensors MB", "sent MB"])
+    rows = pd.concat([sums, sums.sum().to_frame("in all").T])
+    return rows.assign(kind=[_word(kind) for kind in rows.index])
 
 
 def _unsized(opened: Opened, windows: pd.DataFrame) -> str:
@@ -60,7 +63,7 @@ def _unsized(opened: Opened, windows: pd.DataFrame) -> str:
 
 def _sent_words(opened: Opened, sent: pd.DataFrame) -> str:
     """Measured and theory in one sentence."""
-    measured = size_exact(round(sent["sent MB"].iloc[-1] * 1e6))
+    measured = size_exact(round(sent["sent_bytes"].iloc[-1]))
     theory = opened.theory
     if theory is None:
         return f"{measured} in all; there is no theory for this run."
@@ -111,22 +114,12 @@ def _peak_words(peaks: pd.DataFrame) -> str:
     return f"{said} What is lent to phantoms is in no other figure." if peaks["scratch_bytes"].notna().any() else said
 
 
-def _memory(held: pd.DataFrame, peaks: pd.DataFrame) -> pd.DataFrame:
+def _with_peaks(held: pd.DataFrame, peaks: pd.DataFrame) -> pd.DataFrame:
     """A row per rank and part; where they are known, its peak and what was lent to phantoms follow."""
-    parts = held.rename(columns={"part": "what"})
     for name, column in (("peak", "peak_bytes"), ("lent to phantoms", "scratch_bytes")):
         known = peaks[peaks[column].notna()]
-        parts = pd.concat([parts, pd.DataFrame({"rank": known["rank"], "what": name, "bytes": known[column]})])
-    parts = parts.sort_values("rank", kind="stable", ignore_index=True)
-    return pd.DataFrame(
-        {
-            "rank": parts["rank"],
-            "what": parts["what"],
-            "measured MB": parts["bytes"].astype("Float64") / 1e6,
-            "theory MB": parts["formula_bytes"].astype("Float64") / 1e6,
-            "theory": parts["formula"],
-        }
-    )
+        held = pd.concat([held, pd.DataFrame({"rank": known["rank"], "part": name, "bytes": known[column]})])
+    return held.sort_values("rank", kind="stable", ignore_index=True)
 
 
 def _word(kind: object) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from overlaplab.formats import text
 from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
-from overlaplab.words import MS, rank_word, shorten, size_exact
+from overlaplab.words import rank_word, shorten, size_exact
 
 __all__ = ["event_rows", "peer_rows"]
 
@@ -34,17 +35,13 @@ def event_rows(details: EventDetails) -> pd.DataFrame:
 
 
 def peer_rows(collective: CollectiveDetails) -> pd.DataFrame:
-    """Each rank's part in the collective, times in ms from the run's zero."""
-    peers = pd.DataFrame(collective["peers"])
-    shown = pd.DataFrame({"rank": peers["rank"].astype("Int64")})
-    for column in ("launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"):
-        shown[f"{column.removesuffix('_ns')} ms"] = peers[column].astype("Float64") / MS
-    return shown
+    """Each rank's part in the collective, as `overlaplab.collectives` has it."""
+    return pd.DataFrame(collective["peers"]).astype("Int64")
 
 
 def _exact(ns: int | None) -> str | None:
     """A time to the ns."""
-    return None if ns is None else f"{ns / MS:,.6f} ms"
+    return None if ns is None else f"{text(ns, 'ns', 6, grouped=True)} ms"
 
 
 def _where(details: EventDetails) -> str | None:

@@ -14,6 +14,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab.analyses import unrecorded
+from overlaplab.columns import Column
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.downloads import download_buttons
@@ -21,6 +22,7 @@ from overlaplab.dashboard.folder import find_runs
 from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.formats import as_shown
 from overlaplab.words import sentence, shorten
 
 __all__ = [
@@ -28,7 +30,6 @@ __all__ = [
     "dark",
     "error_line",
     "lead",
-    "milliseconds",
     "nothing_counts",
     "nothing_to_show",
     "one_window",
@@ -44,6 +45,7 @@ __all__ = [
     "window_words",
 ]
 
+_FORMATS = {"ns": "%.3f", "ms": "%.3f", "bytes": "%.2f", "kB": "%.1f", "GB/s": "%.3g", "ratio": "%.1f"}
 _SAMPLES = Path(__file__).parents[2] / "traces"
 
 
@@ -108,7 +110,8 @@ def what_to_do(sentences: Iterable[str]) -> None:
 
 
 def show_chart(chart: alt.LayerChart, key: str, table: pd.DataFrame | None = None) -> None:
-    """Draw a chart as it is, in its own theme, over the page's width; under it downloads: PNG, and `table` as CSV.
+    """Draw a chart as it is, in its own theme, over the page's width; under it downloads: PNG, and `table` as CSV,
+    with the headers that it has (see `overlaplab.formats`).
 
     The chart's own description is what screen readers say. `key` names the files, too.
     """
@@ -116,42 +119,41 @@ def show_chart(chart: alt.LayerChart, key: str, table: pd.DataFrame | None = Non
     download_buttons(chart, key, table, dark=dark())
 
 
-def milliseconds(table: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
-    """The chosen columns under their headers; those that end in `_ns` become ms."""
-    shown = {}
-    for column, header in columns.items():
-        values = table[column]
-        shown[header] = values.astype("Float64") / 1e6 if column.endswith("_ns") else values
-    return pd.DataFrame(shown)
-
-
-def show_table(table: pd.DataFrame, key: str, *, select: bool = False) -> int | None:
-    """A table with ms to the µs, MB, GB/s and percent; numbers stand on the right by themselves.
+def show_table(table: pd.DataFrame, columns: Iterable[Column], key: str, *, select: bool = False) -> int | None:
+    """These columns of a table, without those of which nothing is known; numbers stand on the right by themselves.
 
     With `select` the reader can choose a row: its place in the table is returned, once.
     """
-    formats = {"ms": "%.3f", "MB": "%.2f", "kB": "%.1f", "GB/s": "%.3g", "%": "%.1f"}
-    config: dict[str, Any] = {}
-    table = table.dropna(axis="columns", how="all")
-    for header in table.columns:
-        unit = next((unit for unit in formats if str(header).rstrip(")").endswith((f" {unit}", f"({unit}"))), None)
-        if unit is not None or "% of" in str(header):
-            config[header] = st.column_config.NumberColumn(format=formats[unit or "%"])
-        elif pd.api.types.is_string_dtype(table[header]) or table[header].dtype == object:
-            config[header] = st.column_config.TextColumn(width=_text_width(str(header), table[header]))
+    shown, config = _for_streamlit(table, columns)
     name = key.replace("_", " ")  # for those who do not see it
     look: dict[str, Any] = {"hide_index": True, "column_config": config, "placeholder": "–", "alt": name}
     if not select:
-        st.dataframe(table, key=key, **look)
+        st.dataframe(shown, key=key, **look)
         return None
     # A new key after each choice: else the reader who comes back would be sent away again.
     turn = st.session_state.setdefault(f"{key}_turn", 0)
-    state: Any = st.dataframe(table, key=f"{key}_{turn}", on_select="rerun", selection_mode="single-row", **look)
+    state: Any = st.dataframe(shown, key=f"{key}_{turn}", on_select="rerun", selection_mode="single-row", **look)
     rows = state["selection"]["rows"]
-    if not rows or not 0 <= rows[0] < len(table):
+    if not rows or not 0 <= rows[0] < len(shown):
         return None
     st.session_state[f"{key}_turn"] = turn + 1
     return int(rows[0])
+
+
+def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table as it is shown, and how: ms to the µs, MB, GB/s and percent, each header with its explanation."""
+    known = [column for column in columns if table[column.name].notna().any()]
+    shown = as_shown(table, known)
+    config: dict[str, Any] = {}
+    for column in known:
+        title, values = column.title, shown[column.title]
+        if pd.api.types.is_string_dtype(values) or values.dtype == object:
+            width = _text_width(title, values)
+            config[title] = st.column_config.TextColumn(width=width, help=column.explanation)
+        else:
+            form = _FORMATS.get(column.shown) or _FORMATS.get(column.unit)
+            config[title] = st.column_config.NumberColumn(format=form, help=column.explanation)
+    return shown, config
 
 
 def _text_width(header: str, texts: pd.Series) -> int:

@@ -10,6 +10,7 @@ from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.alignment import FEWEST
 from overlaplab.evidence.matching import matched
 from overlaplab.evidence.recorded import recorded
+from overlaplab.words import to_ms
 
 __all__ = ["LEAST_OFFSET_NS", "clock_warnings", "clocks", "corrections", "zero_of"]
 
@@ -49,8 +50,8 @@ def clock_warnings(run: Run) -> tuple[str, ...]:
     told = table[table["applied"]]
     rows = zip(*(told[name].tolist() for name in ("rank", "offset_ns", "iqr_ns", "collectives")), strict=True)
     return tuple(
-        f"rank {rank}'s clock was {abs(offset) / 1e6:.2f} ms {'ahead of' if offset > 0 else 'behind'} "
-        f"rank {run.traces[0].rank}'s; corrected (by {count} collectives, ± {spread / 1e6:.3f} ms)"
+        f"rank {rank}'s clock was {to_ms(abs(offset)):.2f} ms {'ahead of' if offset > 0 else 'behind'} "
+        f"rank {run.traces[0].rank}'s; corrected (by {count} collectives, ± {to_ms(spread):.3f} ms)"
         for rank, offset, spread, count in rows
     )
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.alignment import LIMIT_NS, align
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.words import to_ms
 
 __all__ = ["ROOTED", "matched"]
 
@@ -188,7 +189,7 @@ def _by_alignment(rest: pd.DataFrame) -> pd.DataFrame:
     rows = np.flatnonzero(paired)
     far = spread > LIMIT_NS
     pairs.iloc[rows[~far], 0] = first[~far]
-    told = [f"the ends of those in its place lie {apart / 1e6:.1f} ms apart" for apart in spread[far]]
+    told = [f"the ends of those in its place lie {to_ms(apart):.1f} ms apart" for apart in spread[far]]
     pairs.iloc[rows[far], 1] = np.array(told, dtype=object)
     return pairs
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from overlaplab.words import count, shorten, size_exact
+from overlaplab.columns import Column
+from overlaplab.formats import texts
+from overlaplab.words import count
 
-__all__ = ["Cells", "Column", "cells", "sentences"]
+__all__ = ["Cells", "cells", "sentences"]
 
-As: TypeAlias = Literal["text", "count", "ms", "bytes", "GB/s", "%"]
-"""What a column holds: ns are shown in `ms`, `bytes` each in the unit that suits it, ratios in `%`."""
-_SCALE = {"ms": 1e6, "%": 0.01, "GB/s": 1.0}
 MOST_ROWS = 60
 """A longer table is cut: whoever wants all of it has the command line's `--json`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its header without the unit, and what it holds."""
-
-    header: str
-    shown: As = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +23,8 @@ class Cells:
 
     caption: str
     headers: tuple[str, ...]
+    explanations: tuple[str, ...]
+    """What each column means."""
     right: tuple[bool, ...]
     """Which columns stand on the right."""
     rows: tuple[tuple[str, ...], ...]
@@ -42,18 +34,18 @@ class Cells:
 
 
 def cells(
-    table: pd.DataFrame, columns: Mapping[str, Column], caption: str, *, note: str = "", most: int = MOST_ROWS
+    table: pd.DataFrame, columns: Iterable[Column], caption: str, *, note: str = "", most: int = MOST_ROWS
 ) -> Cells:
     """The first `most` rows of a table; columns in which nothing is known are left out."""
-    known = {name: column for name, column in columns.items() if table[name].notna().any()}
+    known = [column for column in columns if table[column.name].notna().any()]
     shown = table.head(most)
-    texts = [_column(shown[name], column.shown) for name, column in known.items()]
     more = len(table) - len(shown)
     return Cells(
         caption=caption,
-        headers=tuple(_header(column) for column in known.values()),
-        right=tuple(column.shown != "text" for column in known.values()),
-        rows=tuple(zip(*texts, strict=True)),
+        headers=tuple(column.header if column.unit == "bytes" else column.title for column in known),
+        explanations=tuple(column.explanation for column in known),
+        right=tuple(column.unit != "text" for column in known),
+        rows=tuple(zip(*(texts(shown[column.name], column) for column in known), strict=True)),
         left_out=f"{count(more, 'more row')}, which the command line tells with --json." if more else "",
         note=note,
     )
@@ -62,23 +54,3 @@ def cells(
 def sentences(notes: Iterable[str]) -> str:
     """Notes, which begin small and end without a full stop, as text."""
     return " ".join(f"{note[:1].upper()}{note[1:]}." for note in notes)
-
-
-def _header(column: Column) -> str:
-    return f"{column.header} ({column.shown})" if column.shown in ("ms", "GB/s") else column.header
-
-
-def _column(values: pd.Series[Any], shown: As) -> list[str]:
-    """The column's texts; an en dash for what is unknown."""
-    if shown == "text":
-        return ["–" if pd.isna(value) else shorten(str(value), 80) for value in values]
-    if shown == "count":
-        return [
-            "–" if pd.isna(value) else f"{value:,g}" if isinstance(value, float) else f"{value:,}" for value in values
-        ]
-    if shown == "bytes":
-        return ["–" if pd.isna(value) else size_exact(round(value)) for value in values]
-    numbers = values.astype("Float64") / _SCALE[shown]
-    largest = numbers.abs().max()
-    digits = 1 if shown == "%" or pd.isna(largest) or largest >= 1000 else 2 if largest >= 10 else 3
-    return ["–" if pd.isna(number) else f"{number:,.{digits}f}" if number else "0" for number in numbers]

@@ -8,14 +8,28 @@ import pandas as pd
 
 from overlaplab import analyses, charts, findings
 from overlaplab.charts.comparison import run_labels
+from overlaplab.columns import columns
 from overlaplab.findings.advice import compare_advice
 from overlaplab.report.blocks import Block, Section, drawn
 from overlaplab.report.cells import cells, sentences
-from overlaplab.report.columns import CAPS, COMPARED, COSTS
 from overlaplab.report.sections import Reported
-from overlaplab.words import MS as NS_PER_MS
 
 __all__ = ["compared"]
+
+_CAPS = columns(
+    "sweep",
+    *("bucket_cap_mb", "runs", "steps", "buckets", "step_ms", "spread_ms", "lowest_ms", "highest_ms"),
+    *("compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms", "overlap_ratio"),
+)
+_COMPARED = columns(
+    "compare",
+    *("run", "strategy", "bucket_cap_mb", "ranks", "steps", "step_ms_median", "step_ms_iqr"),
+    *("compute_ms_median", "comm_ms_median", "exposed_ms_median", "overlap_ratio"),
+)
+_COSTS = columns(
+    "compare",
+    *("run", "sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes"),
+)
 
 
 def compared(reported: Sequence[Reported]) -> tuple[Section, ...]:
@@ -35,7 +49,6 @@ def _by_cap(good: Sequence[Reported], first: Reported) -> Section:
     runs, note = [one.run for one in good], _links(good)
     table = analyses.sweep(runs, first.selection)
     links = analyses.sweep_links(runs, first.selection)
-    in_ns = {str(name): table[name] * NS_PER_MS for name in table if str(name).endswith("_ms")}
     return Section(
         title="Step time by bucket_cap_mb",
         shows=f"Runs that differ in bucket_cap_mb alone. {findings.sweep_finding(table)}.",
@@ -43,8 +56,8 @@ def _by_cap(good: Sequence[Reported], first: Reported) -> Section:
             drawn(charts.caps(table, note=note), note),
             drawn(charts.links(links, note=note), note),
             cells(
-                table.assign(**in_ns),
-                CAPS,
+                table,
+                _CAPS,
                 "By bucket_cap_mb, each cap's recordings together",
                 note=sentences(findings.sweep_notes(table)),
             ),
@@ -59,7 +72,7 @@ def _step_times(good: Sequence[Reported], table: pd.DataFrame) -> Section:
         shows="Each run's median step, and what it is made of.",
         blocks=[
             drawn(charts.compare(table, note=_links(good)), _links(good)),
-            cells(_labelled(table), COMPARED, "Medians over all ranks' steps"),
+            cells(_labelled(table), _COMPARED, "Medians over all ranks' steps"),
         ],
         advice=compare_advice(table),
     )
@@ -75,16 +88,15 @@ def _costs(good: Sequence[Reported], table: pd.DataFrame) -> Section | None:
     return Section(
         title="What each strategy costs",
         shows="Bytes that each rank sends per step, and memory that it holds, beside what theory says.",
-        blocks=[*blocks, cells(_labelled(table), COSTS, "Per run")],
+        blocks=[*blocks, cells(_labelled(table), _COSTS, "Per run")],
         advice="Choose the run that fits into memory and whose communication hides; where a figure is far from theory,"
         " look into that run's collectives.",
     )
 
 
 def _labelled(table: pd.DataFrame) -> pd.DataFrame:
-    """With the runs' words as charts have them; ms become ns, which `cells` takes."""
-    in_ns = {str(name): table[name] * NS_PER_MS for name in table if "_ms_" in str(name)}
-    return table.assign(run=run_labels(table)[1], **in_ns)
+    """With the runs' words as charts have them."""
+    return table.assign(run=run_labels(table)[1])
 
 
 def _links(good: Sequence[Reported]) -> str | None:

@@ -10,13 +10,15 @@ from rich.table import Table
 from overlaplab.analyses import exposed, idle, rows_of, summary, warnings_of, worst_step
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.settings import is_emulated
+from overlaplab.columns import columns
 from overlaplab.events import Run
 from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
 from overlaplab.findings.verdict import verdict
-from overlaplab.report.console import add_row, blank_table
+from overlaplab.formats import text
+from overlaplab.report.console import add_names, add_numbers, add_row, blank_table
 from overlaplab.report.records import plain_value, records
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.words import MS, ms, rank_word
+from overlaplab.words import ms, rank_word
 
 __all__ = ["causes_table", "exposed_document", "spots_table"]
 
@@ -27,15 +29,14 @@ _IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "other_ns")
 def causes_table(table: pd.DataFrame, causes: pd.DataFrame) -> Table:
     """`exposed`'s rows by cause, in ms per rank and step of `summary`'s rows, the dearest first."""
     shown = blank_table("Exposed communication by cause, the mean over all ranks and steps")
-    shown.add_column("cause", no_wrap=True)
-    for header in ("ms", "% of exposed", "% of step"):
-        shown.add_column(header, justify="right", no_wrap=True)
-    shown.add_column("which is", overflow="fold")
+    add_names(shown, *columns("exposed", "cause"), no_wrap=True)
+    add_numbers(shown, *columns("exposed", "exposed_ns", "of_exposed", "of_step"))
+    add_names(shown, *columns("exposed", "meaning"), overflow="fold")
     sums = causes.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
     whole, span = int(sums.sum()), int(table["span_ns"].sum())
     for cause, took in sums.items():
-        shares = (f"{100 * took / whole:.1f}", f"{100 * took / span:.1f}")
-        add_row(shown, (str(cause), f"{took / MS / len(table):.3f}", *shares, MEANINGS[Cause(str(cause))]))
+        numbers = (text(took / len(table), "ns", 3), text(took / whole, "ratio", 1), text(took / span, "ratio", 1))
+        add_row(shown, (str(cause), *numbers, MEANINGS[Cause(str(cause))]))
     return shown
 
 
@@ -46,18 +47,16 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     shown = blank_table(
         f"Where the {ms(whole)} of rank {rank_word(window['rank'])}{step} went: {exposed_finding(rows)}"
     )
-    for header in ("ms", "%"):
-        shown.add_column(header, justify="right", no_wrap=True)
-    shown.add_column("cause", no_wrap=True)
-    shown.add_column("collective", overflow="fold")
-    shown.add_column("from ms", justify="right", no_wrap=True)
-    shown.caption = "%: of the exposed; from: from the run's start"
+    add_numbers(shown, *columns("exposed", "exposed_ns", "of_exposed"))
+    add_names(shown, *columns("exposed", "cause"), no_wrap=True)
+    add_names(shown, *columns("exposed", "moved"), overflow="fold")
+    add_numbers(shown, *columns("exposed", "start_ns"))
+    shown.caption = "from: from the run's start"
     if len(rows) > _MOST:
         shown.caption += f"; the first {_MOST} of {len(rows)} (--json tells all)"
     for row in rows.head(_MOST).to_dict("records"):
-        share = f"{100 * row['exposed_ns'] / whole:.0f}"
-        begins = f"{row['start_ns'] / MS:.3f}"
-        add_row(shown, (f"{row['exposed_ns'] / MS:.3f}", share, cause_word(row), moved_word(row), begins))
+        numbers = (text(row["exposed_ns"], "ns", 3), text(row["exposed_ns"] / whole, "ratio"))
+        add_row(shown, (*numbers, cause_word(row), moved_word(row), text(row["start_ns"], "ns", 3)))
     return shown
 
 

@@ -11,18 +11,41 @@ import pandas as pd
 
 from overlaplab import analyses, charts, findings
 from overlaplab.analyses.exposed import Cause
+from overlaplab.columns import columns
 from overlaplab.events import Run
 from overlaplab.findings import advice
 from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
 from overlaplab.findings.collectives import collectives_seen
 from overlaplab.report.blocks import Block, Lines, Section, drawn
 from overlaplab.report.cells import MOST_ROWS, Cells, cells, sentences
-from overlaplab.report.columns import BUCKETS, BY_KIND, CAUSES, COLLECTIVES, GATHERS, PARTS, SPOTS, STRAGGLERS, WINDOW
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.timeline import timeline_events, timeline_view
 from overlaplab.words import last_gradient, ms, percent, rank_word
 
 __all__ = ["Reported", "sections"]
+
+_PARTS = (
+    *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
+    *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
+)
+_BUCKETS = columns(
+    "buckets",
+    *("index", "bytes", "last_parameter", "ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns", "held_ns"),
+)
+_GATHERS = columns(
+    "schedule",
+    *("unit", "phase", "microbatch", "gather_launch_ns", "gather_start_ns", "gather_end_ns"),
+    *("first_use_ns", "wait_ns", "free_ns", "bytes"),
+)
+_COLLECTIVES = columns(
+    "each_collective",
+    *("index", "step", "group", "kind", "bytes", "wait_ns", "transfer_ns", "exposed_ns", "last_rank", "bus_gb_per_s"),
+)
+_STRAGGLERS = columns(
+    "stragglers", "rank", "last", "collectives", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns"
+)
+_BY_KIND = columns("communication_by", "rank", "group", "kind", "count", "bytes", "busy_ns", "exposed_ns")
+_WINDOW = columns("window", "rank", "span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns")
 
 _MOST_RANKS = 8
 """More ranks' lanes are no picture that anybody reads."""
@@ -80,11 +103,11 @@ def _summary(reported: Reported) -> Section | None:
         return None
     blocks: list[Block] = [drawn(charts.summary(table, note=reported.link), reported.link)]
     if len(table) <= MOST_ROWS:
-        blocks.append(cells(table, PARTS, "Per rank and step"))
+        blocks.append(cells(table, columns("summary", *_PARTS), "Per rank and step"))
     else:
         per_rank = analyses.totals(reported.run, reported.selection)
-        columns = {name: column for name, column in PARTS.items() if name != "step"}
-        blocks.append(cells(per_rank, columns, "Per rank, all steps together"))
+        parts = columns("totals", *(name for name in _PARTS if name != "step"))
+        blocks.append(cells(per_rank, parts, "Per rank, all steps together"))
     return Section(
         title="Where the step time went",
         shows="Each rank's step time, split into compute, communication hidden and exposed, memory and idle:"
@@ -124,7 +147,8 @@ def _spots(rows: pd.DataFrame, caption: str) -> Cells:
         moved=[moved_word(row) for row in records],
         of_exposed=rows["exposed_ns"] / max(int(rows["exposed_ns"].sum()), 1),
     )
-    return cells(shown, SPOTS, caption, most=15, note="From, to: since the run's zero, as on the timeline.")
+    spots = columns("exposed", "cause", "moved", "exposed_ns", "of_exposed", "start_ns", "end_ns")
+    return cells(shown, spots, caption, most=15, note="From, to: since the run's zero, as on the timeline.")
 
 
 def _by_cause(table: pd.DataFrame, causes: pd.DataFrame) -> Cells:
@@ -139,7 +163,8 @@ def _by_cause(table: pd.DataFrame, causes: pd.DataFrame) -> Cells:
             "meaning": [MEANINGS[Cause(str(cause))] for cause in sums.index],
         }
     )
-    return cells(shown, CAUSES, "By cause, the mean over all ranks and steps")
+    by_cause = columns("exposed", "cause", "exposed_ns", "of_exposed", "of_step", "meaning")
+    return cells(shown, by_cause, "By cause, the mean over all ranks and steps")
 
 
 def _timeline(reported: Reported) -> Section | None:
@@ -168,7 +193,7 @@ def _timeline(reported: Reported) -> Section | None:
         + ("." if marks == events else f", drawn as {marks:,} marks: neighbours too close to tell apart share one."),
         blocks=[
             drawn(charts.timeline(view, note=reported.link), reported.link),
-            cells(view.totals, WINDOW, "The same window in figures, from the raw events"),
+            cells(view.totals, _WINDOW, "The same window in figures, from the raw events"),
         ],
         advice="Nothing to do: no communication is exposed here."
         if worst == 0
@@ -189,10 +214,10 @@ def _buckets(reported: Reported) -> Section | None:
         blocks.append(Lines(heading="Which parameter held each late bucket", lines=lines))
     blocks.append(drawn(charts.buckets(table, note=reported.link), reported.link))
     shown = table.merge(late[["index", "held_ns"]], on="index", how="left")
-    shown["last"] = [last_gradient(row) for row in shown.to_dict("records")]
+    shown["last_parameter"] = [last_gradient(row) for row in shown.to_dict("records")]
     shown["held_ns"] = shown["held_ns"].fillna(0)
     notes = sentences(analyses.bucket_notes(table))
-    blocks.append(cells(shown, BUCKETS, "Per bucket, times from the step's start", note=notes))
+    blocks.append(cells(shown, _BUCKETS, "Per bucket, times from the step's start", note=notes))
     return Section(
         title="Buckets",
         shows=f"When each bucket's gradients arrived, when it was sent, and what of that showed: {where}.",
@@ -220,7 +245,7 @@ def _gathers(reported: Reported) -> Section | None:
         blocks=[
             drawn(curve, reported.link),
             drawn(rows, reported.link),
-            cells(table, GATHERS, "Per gather, times from the step's start", most=2 * MOST_ROWS, note=notes),
+            cells(table, _GATHERS, "Per gather, times from the step's start", most=2 * MOST_ROWS, note=notes),
         ],
         advice=advice.gathers_advice(table, manifest, int(step["span_ns"].iloc[0]) if len(step) else None),
     )
@@ -240,8 +265,8 @@ def _collectives(reported: Reported) -> Section | None:
         blocks.append(drawn(charts.waits(rows, note=reported.link), reported.link))
     if late["last"].any():
         blocks.append(drawn(charts.late_ranks(late, note=reported.link), reported.link))
-        blocks.append(cells(late, STRAGGLERS, "Who came last", note="Late: after the median arrival of the others."))
-    blocks += [_per_collective(rows), cells(by_kind, BY_KIND, "By group and kind")]
+        blocks.append(cells(late, _STRAGGLERS, "Who came last", note="Late: after the median arrival of the others."))
+    blocks += [_per_collective(rows), cells(by_kind, _BY_KIND, "By group and kind")]
     return Section(
         title="Collectives",
         shows=collectives_seen(table, late),
@@ -254,12 +279,12 @@ def _per_collective(rows: pd.DataFrame) -> Cells:
     """One row per collective, the most exposed first."""
     ordered = _named(rows).sort_values("exposed_ns", ascending=False, kind="stable", na_position="last")
     bound = "Bus bandwidth is a lower bound where the transfer is unknown." if rows["bus_is_lower_bound"].any() else ""
-    return cells(ordered, COLLECTIVES, "Per collective, the most exposed first", note=bound)
+    return cells(ordered, _COLLECTIVES, "Per collective, the most exposed first", note=bound)
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
-    """With the groups' descriptions, or where there are none their names, under `name`."""
-    return table.assign(name=table["group_description"].replace("", None).fillna(table["group"]))
+    """With the groups' descriptions, or where there are none their names, as `group`."""
+    return table.assign(group=table["group_description"].replace("", None).fillna(table["group"]))
 
 
 def _one_window(table: pd.DataFrame, reported: Reported) -> tuple[pd.DataFrame, str]:

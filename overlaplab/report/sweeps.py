@@ -9,27 +9,23 @@ import pandas as pd
 from rich.table import Table
 
 from overlaplab.analyses import sweep, sweep_links
+from overlaplab.columns import columns
 from overlaplab.events import Run
 from overlaplab.findings import sweep_finding, sweep_notes
+from overlaplab.formats import UNKNOWN, text
 from overlaplab.report.console import add_row, blank_table
 from overlaplab.report.records import plain_value, records
 from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = ["sweep_document", "sweep_table"]
 
-_COLUMNS = {
-    "step_ms": "step ms",
-    "spread_ms": "±",
-    "compute_only_ms": "compute",
-    "hidden_ms": "hidden",
-    "exposed_ms": "exposed",
-    "rest_ms": "rest",
-}
+_COUNTS = ("bucket_cap_mb", "runs", "buckets")
+_TIMES = ("step_ms", "spread_ms", "compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms")
 
 
 def sweep_table(table: pd.DataFrame, links: pd.DataFrame, title: str) -> Table:
     """`sweep`'s rows in ms, the fastest bold; beside them from when to when `sweep_links` saw the link in use."""
-    shown = blank_table(title, "cap", "runs", "buckets", *_COLUMNS.values(), "on link")
+    shown = blank_table(title, *columns("sweep", *_COUNTS, *_TIMES, "on_link"))
     shown.caption = (
         "ms; step: median over every rank's steps, ± their spread; compute + hidden + exposed + rest (memory, idle)"
         " = step; hidden: communication while the rank computes; on link: first start to last end in the first rank's"
@@ -37,17 +33,15 @@ def sweep_table(table: pd.DataFrame, links: pd.DataFrame, title: str) -> Table:
     )
     for row in table.to_dict("records"):
         own = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
-        span = f"{own['start_ns'].min() / 1e6:.0f}–{own['end_ns'].max() / 1e6:.0f}" if len(own) else "–"
-        figures = (_number(row[column]) for column in _COLUMNS)
-        buckets = "–" if pd.isna(row["buckets"]) else str(row["buckets"])
-        cells = [f"{row['bucket_cap_mb']:g}", str(row["runs"]), buckets, *figures, span]
-        add_row(shown, cells, style="bold" if row["fastest"] else None)
+        span = f"{text(own['start_ns'].min(), 'ns')}–{text(own['end_ns'].max(), 'ns')}" if len(own) else UNKNOWN
+        counts = (text(row[name], "count") for name in _COUNTS)
+        add_row(shown, [*counts, *(_ms(row[name]) for name in _TIMES), span], style="bold" if row["fastest"] else None)
     return shown
 
 
-def _number(value: Any) -> str:
-    """ms; of seconds the tenths tell nothing, and ten columns have no room for them."""
-    return "–" if pd.isna(value) else f"{value:.{1 if value < 1000 else 0}f}"
+def _ms(value: Any) -> str:
+    """Of seconds the tenths tell nothing, and ten columns have no room for them."""
+    return text(value, "ms", 1 if pd.isna(value) or value < 1000 else 0)
 
 
 def sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> dict[str, Any]:

@@ -70,19 +70,19 @@ def test_every_page_of_every_sample(opened: Open, runs: Path, sample: str) -> No
 def test_peak_and_what_is_lent_stand_beside_theory(opened: Open, runs: Path) -> None:
     """16 Ψ of mixed precision, an eighth of all; the peak has no formula."""
     app = opened(runs, "summary", "zero3")
-    table = next(frame.value for frame in app.dataframe if "measured MB" in frame.value)
-    assert table[["what", "measured MB"]].to_numpy().tolist() == [
+    table = next(frame.value for frame in app.dataframe if "measured (MB)" in frame.value)
+    assert table[["part", "measured (MB)"]].to_numpy().tolist() == [
         ["parameters", 2],
         ["gradients", 2],
         ["optimizer", 12],
         ["peak", 25],
         ["lent to phantoms", 3],
     ]
-    assert table["theory MB"].tolist()[:3] == [2, 2, 12]
-    assert table["theory MB"].isna().tolist()[3:] == [True, True]
+    assert table["theory (MB)"].tolist()[:3] == [2, 2, 12]
+    assert table["theory (MB)"].isna().tolist()[3:] == [True, True]
     app.switch_page("views/compare.py").run()
-    costs = next(frame.value for frame in app.dataframe if "peak memory MB" in frame.value)
-    assert costs["peak memory MB"].tolist() == [25, 25, 25]
+    costs = next(frame.value for frame in app.dataframe if "peak memory (MB)" in frame.value)
+    assert costs["peak memory (MB)"].tolist() == [25, 25, 25]
 
 
 def test_the_report(runs: Path, tmp_path: Path) -> None:

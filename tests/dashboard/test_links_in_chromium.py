@@ -72,7 +72,7 @@ def test_charts_are_taken_away_as_png_and_csv(page: Page, address: str) -> None:
             assert struct.unpack(">I", content[16:20])[0] >= 2200
         else:
             rows = list(csv.DictReader(io.StringIO(content.decode())))
-            assert [(row["index"], row["kind"], row["bytes"]) for row in rows][:2] == [
+            assert [(row["number"], row["kind"], row["size (bytes)"]) for row in rows][:2] == [
                 ("0", "all_reduce", "4000000"),
                 ("1", "all_reduce", "4000000"),
             ]

@@ -55,7 +55,7 @@ def test_buckets_name_the_parameter_that_came_last(opened, runs: Path) -> None:
         "Bucket 1 waited 0.096 ms for the busy link; its last gradient was body.weight, the only one in it."
         " Exposed: 0.35 ms."
     )
-    assert app.dataframe[0].value["exposed ms"].tolist() == [0.0, 0.35]
+    assert app.dataframe[0].value["exposed (ms)"].tolist() == [0.0, 0.35]
 
 
 def test_buckets_of_anybodys_ddp_have_gradients_without_names(opened, tmp_path: Path) -> None:
@@ -106,13 +106,13 @@ def test_a_run_that_disappears_shows_one_line(opened, runs: Path) -> None:
 
 def test_a_changed_trace_is_read_anew(opened, runs: Path) -> None:
     app = opened(runs, run="foreign")
-    before = app.dataframe[-1].value["step ms"].tolist()
+    before = app.dataframe[-1].value["step time (ms)"].tolist()
     trace = runs / "foreign" / "trace.json.gz"
     write(trace, [event("aten::mm", 0, 500), event("gloo:all_reduce", 100, 300, cat="user_annotation", tid=5)])
     os.utime(trace, ns=(1, 1))
     app.run()
     assert before == [0.1]
-    assert app.dataframe[-1].value["step ms"].tolist() == [0.5]
+    assert app.dataframe[-1].value["step time (ms)"].tolist() == [0.5]
 
 
 def test_an_empty_folder_says_how_to_fill_it(opened, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_link_opens_its_run_rank_and_step(followed, runs: Path) -> None:
 
 def test_several_ranks_of_a_link(followed, runs: Path) -> None:
     app = followed(runs, run="bucketed", ranks="1", step="1")
-    table = next(frame.value for frame in app.dataframe if {"rank", "step", "idle ms"} <= set(frame.value))
+    table = next(frame.value for frame in app.dataframe if {"rank", "step", "idle (ms)"} <= set(frame.value))
     assert table[["rank", "step"]].to_numpy().tolist() == [[1, 1]]
     app.multiselect[0].set_value([0, 1]).run()
     assert app.query_params["ranks"] == "0,1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -28,11 +29,14 @@ def test_it_begins_with_the_verdict_and_ends_with_what_to_do(opened, runs: Path)
     assert "emulated link 1Gbps,200us" in words(app)
     assert app.text[-1].value.startswith("Go after ")
     spots, causes, steps, _ = tables(app)
-    assert steps["exposed ms"].tolist() == [0.35] * 4
-    assert steps["hidden, % of comm."].tolist() == [30.0] * 4
-    assert spots["exposed ms"].sum() == pytest.approx(0.35)
+    config = json.loads(app.dataframe[2].proto.columns)
+    assert config["overlap ratio (% of comm.)"]["help"] == "Hidden communication ÷ communication."
+    assert config["exposed (ms)"]["type_config"] == {"type": "number", "format": "%.3f"}
+    assert steps["exposed (ms)"].tolist() == [0.35] * 4
+    assert steps["overlap ratio (% of comm.)"].tolist() == [30.0] * 4
+    assert spots["exposed (ms)"].sum() == pytest.approx(0.35)
     assert spots["% of exposed"].sum() == pytest.approx(100)
-    assert causes["exposed ms"].sum() == pytest.approx(0.35)
+    assert causes["exposed (ms)"].sum() == pytest.approx(0.35)
 
 
 def test_one_step_and_rank(opened, runs: Path) -> None:
@@ -57,10 +61,10 @@ def test_where_it_went_names_cause_collective_and_time(opened, tmp_path: Path) -
     assert spots.to_dict("records")[0] == {
         "cause": "straggler wait for rank 1",
         "collective": "all-reduce 0",
-        "exposed ms": 0.02,
+        "exposed (ms)": 0.02,
         "% of exposed": pytest.approx(400 / 7),
-        "from ms": 0.01,
-        "to ms": 0.03,
+        "from (ms)": 0.01,
+        "to (ms)": 0.03,
     }
     assert app.text[-1].value.startswith("Go after blocking first: it is 50\u00a0% of all exposed communication")
 

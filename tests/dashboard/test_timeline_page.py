@@ -38,8 +38,8 @@ def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, ru
     assert "emulated link 1Gbps,200us" in words(app)
     assert headlines(app)[0] == "Visible: 0.000 to 2.000 ms"
     ranks = app.dataframe[0].value
-    assert ranks["exposed ms"].tolist() == [0.7, 0.7]
-    assert ranks["overlapped, % of comm."].tolist() == [30.0, 30.0]
+    assert ranks["exposed (ms)"].tolist() == [0.7, 0.7]
+    assert ranks["overlap ratio (% of comm.)"].tolist() == [30.0, 30.0]
     assert headlines(app)[-1] == "What to do about it"
     assert "would gain at most 0.70 ms per rank" in words(app)
 
@@ -153,7 +153,7 @@ def test_an_event_in_words(runs: Path) -> None:
     assert told["counts as"] == "communication (kernel)"
     assert told["collective"] == "0: all-reduce"
     assert details["collective"] is not None
-    assert peer_rows(details["collective"])["end ms"].tolist() == [0.11]
+    assert peer_rows(details["collective"])["end_ns"].tolist() == [110_000]
 
 
 def window(comm: int, overlapped: int, busy: int) -> WindowStatistics:

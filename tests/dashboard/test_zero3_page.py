@@ -53,13 +53,13 @@ def test_the_page_counts_what_was_seen(opened: Open, gathering: Path) -> None:
     assert scales(app, 0)["x"] == scales(app, 1)["x"]
     table = app.dataframe[0].value
     assert list(table) == [
-        *("unit", "phase", "microbatch", "launch ms", "start ms", "end ms", "first use ms", "wait ms", "free ms"),
-        "size MB",
+        *("unit", "phase", "microbatch", "launch (ms)", "start (ms)", "end (ms)", "first use (ms)", "wait (ms)"),
+        *("free (ms)", "size (MB)"),
     ]
     assert table["unit"].tolist() == [
         *("embedding", "layers.0", "layers.1", "layers.2", "layers.3", "head", "layers.2", "layers.1", "layers.0")
     ]
-    assert table["size MB"].tolist() == [0.1, 0.4, 0.4, 0.4, 0.4, 0.05, 0.4, 0.4, 0.4]
+    assert table["size (MB)"].tolist() == [0.1, 0.4, 0.4, 0.4, 0.4, 0.05, 0.4, 0.4, 0.4]
 
 
 def test_rank_and_step_can_be_chosen(opened: Open, gathering: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_run_without_gathers_says_what_the_page_needs(opened: Open, gathering:
 def test_summary_shows_what_was_sent_and_held_beside_theory(opened: Open, gathering: Path) -> None:
     app = opened(gathering, run="ahead")
     # Ψ = 1.75 MB; the embedding, the last layer and the head are gathered once: 3Ψ − 0.55 MB, halved by the ring.
-    sent, held = framed(app, "sent MB"), framed(app, "theory MB")
+    sent, held = framed(app, "sent (MB)"), framed(app, "theory (MB)")
     assert sent.to_numpy().tolist() == [
         ["all-gather", 9, 2.95, 1.475],
         ["reduce-scatter", 6, 1.75, 0.875],
@@ -149,7 +149,7 @@ def test_summary_says_why_what_was_sent_is_unknown(
 def test_summary_of_one_rank_shows_its_memory_alone(opened: Open, gathering: Path) -> None:
     app = opened(gathering, run="ahead")
     app.multiselect[0].set_value([1]).run()
-    assert framed(app, "theory MB")["rank"].tolist() == [1, 1, 1]
+    assert framed(app, "theory (MB)")["rank"].tolist() == [1, 1, 1]
 
 
 def test_compare_shows_costs_against_theory(opened: Open, gathering: Path) -> None:
@@ -161,9 +161,9 @@ def test_compare_shows_costs_against_theory(opened: Open, gathering: Path) -> No
     ]
     costs = app.dataframe[1].value
     assert costs["run"].tolist() == ["ahead", "bucketed", "serial"]
-    assert costs["sent per rank and step MB"].tolist() == [2.35, 8.0, 2.35]
-    assert costs["theory sent MB"].dropna().tolist() == [2.35, 2.35]
-    assert costs["largest rank's memory MB"].dropna().tolist() == [3.500012, 3.500012]
+    assert costs["sent per rank and step (MB)"].tolist() == [2.35, 8.0, 2.35]
+    assert costs["theory: sent (MB)"].dropna().tolist() == [2.35, 2.35]
+    assert costs["largest rank's memory (MB)"].dropna().tolist() == [3.500012, 3.500012]
     assert titles(app)[1:] == [
         "Sent per rank: what theory says, within 2 %",
         "Held per rank: what theory says, within 2 %",
@@ -175,5 +175,5 @@ def test_a_recorded_run_is_drawn(opened: Open) -> None:
     assert "15 gathers and 15 frees of 8 layers, and 2 gathers of other units." in words(app)[0]
     assert "Gather and free schedule: 15 gathers for 8 layers (8 forward + 7 backward)" in titles(app)
     summary = opened(SAMPLES, "summary", "zero3")
-    assert [len(framed(summary, column)) for column in ("sent MB", "theory MB")] == [4, 6]
+    assert [len(framed(summary, column)) for column in ("sent (MB)", "theory (MB)")] == [4, 6]
     assert any("theory says" in line for line in words(summary))

@@ -281,11 +281,11 @@ def test_summary_tells_the_wait_where_it_is_known(command: Any, tmp_path: Path) 
     run_of(tmp_path / "both", rank(0), rank(40_000))
     alone = write(tmp_path / "alone.json", rank(0), distributedInfo={"rank": 0, "world_size": 2, "backend": "gloo"})
     rows = [line.split() for line in command("summary", tmp_path / "both")[1].splitlines()]
-    assert ["rank", "step", "step", "ms", "compute", "overlap", "exposed", "wait", "memory", "idle", "hidden"] in rows
+    assert ["rank", "step", "step", "ms", "compute", "hidden", "exposed", "wait", "memory", "idle", "overlap"] in rows
     assert ["0", "1", "600.0", "10.0", "0.0", "300.0", "120.0", "0.0", "290.0", "0", "%"] in rows
     assert ["1", "1", "600.0", "10.0", "0.0", "180.0", "0.0", "0.0", "410.0", "0", "%"] in rows
     rows = [line.split() for line in command("summary", alone)[1].splitlines()]
-    assert ["rank", "step", "step", "ms", "compute", "overlap", "exposed", "memory", "idle", "hidden"] in rows
+    assert ["rank", "step", "step", "ms", "compute", "hidden", "exposed", "memory", "idle", "overlap"] in rows
 
 
 def test_markup_and_escapes_in_a_trace_stay_text(command: Any, tmp_path: Path) -> None:

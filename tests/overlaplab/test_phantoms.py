@@ -100,4 +100,4 @@ def test_measured_peak_stands_beside_theory(tmp_path: Path) -> None:
     assert peaks(phantom_run(tmp_path / "none", engine_events(), memory=[held])).empty
     sizes = console.sizes_table(compare([cpu]))
     assert sizes is not None
-    assert [str(column.header) for column in sizes.columns][-1] == "theory"
+    assert [str(column.header) for column in sizes.columns][-1] == "theory held"

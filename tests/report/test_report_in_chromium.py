@@ -161,7 +161,7 @@ def test_charts_and_tables_can_be_saved(light: Page, tmp_path: Path) -> None:
     saved.value.save_as(tmp_path / "table.csv")
     rows = list(csv.DictReader((tmp_path / "table.csv").read_text(encoding="utf-8-sig").splitlines()))
     assert saved.value.suggested_filename == "run-1-1-2.csv"
-    assert [(row["rank"], row["step"], row["exposed comm. (ms)"]) for row in rows] == [
+    assert [(row["rank"], row["step"], row["exposed (ms)"]) for row in rows] == [
         ("0", "0", "0.350"),
         ("0", "1", "0.350"),
         ("1", "0", "0.350"),

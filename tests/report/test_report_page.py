@@ -24,9 +24,10 @@ from overlaplab.analyses import each_collective, gathered_bytes, scatters
 from overlaplab.charts.lanes import WINDOW
 from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
+from overlaplab.columns import columns
 from overlaplab.report.blocks import drawn
 from overlaplab.report.bundle import columnar, data_island, policy, style, themed
-from overlaplab.report.cells import Column, cells
+from overlaplab.report.cells import cells
 from overlaplab.report.page import report_page
 from overlaplab.report.whole_file import refuse_target, whole_file
 from overlaplab.timeline.timeline import timeline_events, timeline_view
@@ -237,28 +238,21 @@ def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
         {
             "name": ["a\u202eb", "c" * 200],
             "rank": pd.array([1, None], dtype="Int64"),
-            "long_ns": [1_234_567_890, 0],
-            "short_ns": [4_000, None],
+            "span_ns": [1_234_567_890, 0],
+            "wait_ns": [4_000, None],
             "bytes": [5_234_756, 12_000_000],
-            "ratio": [0.2512, None],
-            "nothing": [None, None],
+            "overlap_ratio": [0.2512, None],
+            "idle_ns": [None, None],
         }
     )
-    columns = {
-        "name": Column("name"),
-        "rank": Column("rank", "count"),
-        "long_ns": Column("step", "ms"),
-        "short_ns": Column("wait", "ms"),
-        "bytes": Column("size", "bytes"),
-        "ratio": Column("hidden, % of comm.", "%"),
-        "nothing": Column("nothing", "ms"),
-    }
-    found = cells(table, columns, "Caption", most=1)
-    assert found.headers == ("name", "rank", "step (ms)", "wait (ms)", "size", "hidden, % of comm.")
+    shown = columns("summary", *table)
+    found = cells(table, shown, "Caption", most=1)
+    assert found.headers == ("name", "rank", "step time (ms)", "wait (ms)", "size", "overlap ratio (% of comm.)")
+    assert found.explanations[-1] == "Hidden communication ÷ communication."
     assert found.right == (False, True, True, True, True, True)
     assert found.rows == (("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.23 MB", "25.1"),)
     assert found.left_out == "1 more row, which the command line tells with --json."
-    (_, second) = cells(table, columns, "Caption").rows
+    (_, second) = cells(table, shown, "Caption").rows
     assert second[0].startswith("ccc")
     assert len(second[0]) == 80
     assert second[1:] == ("–", "0", "–", "12.0 MB", "–")

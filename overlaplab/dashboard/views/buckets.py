@@ -7,11 +7,11 @@ import streamlit as st
 
 from overlaplab import charts, findings
 from overlaplab.analyses import bucket_notes, last_gap_ns, late_buckets, launched_after_backward
+from overlaplab.columns import columns
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
-    milliseconds,
     nothing_to_show,
     one_window,
     page_head,
@@ -23,20 +23,14 @@ from overlaplab.dashboard.widgets import (
     window_words,
 )
 from overlaplab.findings.advice import buckets_advice
+from overlaplab.formats import as_held
 from overlaplab.words import count, last_gradient
 
-_COLUMNS = {
-    "index": "bucket",
-    "bytes": "size MB",
-    "last_parameter": "last gradient",
-    "gap_ns": "gap ms",
-    "ready_ns": "ready ms",
-    "launch_ns": "launch ms",
-    "start_ns": "start ms",
-    "end_ns": "end ms",
-    "exposed_ns": "exposed ms",
-    "held_ns": "held ms",
-}
+_COLUMNS = columns(
+    "buckets",
+    *("index", "bytes", "last_parameter", "gap_ns", "ready_ns", "launch_ns", "start_ns", "end_ns"),
+    *("exposed_ns", "held_ns"),
+)
 
 
 def page() -> None:
@@ -66,11 +60,12 @@ def page() -> None:
         with st.container(key="late", gap=None):
             for line in findings.late_sentences(late):
                 st.text(line)
-    show_chart(charts.buckets(table, dark=dark(), note=findings.note(manifest)), "buckets_chart", table)
+    chart = charts.buckets(table, dark=dark(), note=findings.note(manifest))
+    show_chart(chart, "buckets_chart", as_held(table, "buckets"))
     st.subheader("Per bucket, times from the step's start", anchor=False)
     st.text("Gap: from the gradient before to the last one. Held: how long a ready bucket waited for this one.")
     st.text("Choose a row to see it on the timeline.")
-    chosen = show_table(_shown(table, late), "buckets_table", select=True)
+    chosen = show_table(_shown(table, late), _COLUMNS, "buckets_table", select=True)
     if chosen is not None:
         row = table.iloc[[chosen]].to_dict("records")[0]
         first = row["launch_ns"] if pd.isna(row["ready_ns"]) else row["ready_ns"]
@@ -83,9 +78,7 @@ def _shown(table: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
     shown["held_ns"] = shown["held_ns"].fillna(0)
     shown["last_parameter"] = [last_gradient(row) for row in shown.to_dict("records")]
     shown["gap_ns"] = [last_gap_ns(times) for times in shown["gradient_ready_ns"]]
-    rows = milliseconds(shown, _COLUMNS)
-    rows["size MB"] = shown["bytes"] / 1e6
-    return rows
+    return shown
 
 
 def _advice(table: pd.DataFrame, late: pd.DataFrame) -> str:

@@ -9,13 +9,13 @@ import streamlit as st
 
 from overlaplab import charts, findings
 from overlaplab.analyses import each_collective, stragglers_of
+from overlaplab.columns import columns
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.spots import show_collective
 from overlaplab.dashboard.widgets import (
     chosen_rows,
     dark,
     lead,
-    milliseconds,
     nothing_to_show,
     page_head,
     pick_step,
@@ -27,30 +27,17 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.findings.advice import collectives_advice
 from overlaplab.findings.collectives import collectives_seen
+from overlaplab.formats import as_held
 from overlaplab.words import rank_word, shorten
 
 _MOST = 5000  # rows of the table: more do not come to the browser at ease
-_LATE = {
-    "rank": "rank",
-    "collectives": "collectives",
-    "last": "came last in",
-    "late_median_ns": "late, median ms",
-    "late_max_ns": "late, at most ms",
-    "cost_ns": "others waited for it ms",
-    "alone_ns": "of that, gone if it came with the last but one ms",
-}
-_TIMES = {
-    "start_ns": "start ms",
-    "longest_ns": "longest ms",
-    "wait_ns": "longest wait ms",
-    "transfer_ns": "transfer ms",
-    "exposed_ns": "most exposed ms",
-    "skew_ns": "skew ms",
-}
-_ORDER = (
-    *("number", "step", "kind", "size kB", "start ms", "longest ms", "longest wait ms", "transfer ms", "bus GB/s"),
-    *("bandwidth is", "skew ms", "came last", "most exposed ms", "ranks here", "group", "dtype", "not matched"),
+_LATE = columns("stragglers", "rank", "collectives", "last", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns")
+_EACH = columns(
+    "each_collective",
+    *("index", "step", "kind", "bytes", "start_ns", "longest_ns", "wait_ns", "transfer_ns", "bus_gb_per_s"),
+    *("bus_is_lower_bound", "skew_ns", "last_rank", "exposed_ns", "ranks", "group", "dtype", "unmatched"),
 )
+"""What is asked for most stands on the left."""
 
 
 def page() -> None:
@@ -73,12 +60,14 @@ def page() -> None:
     lead(collectives_seen(table, late), note)
     show_warnings(opened)
     link = manifest.link if manifest else None
-    show_chart(charts.bus_bandwidth(rows, link=link, dark=dark(), note=note), "bus_bandwidth", rows)
+    show_chart(
+        charts.bus_bandwidth(rows, link=link, dark=dark(), note=note), "bus_bandwidth", as_held(rows, "each_collective")
+    )
     if rows["wait_ns"].notna().any():
-        show_chart(charts.waits(rows, dark=dark(), note=note), "waits", rows)
+        show_chart(charts.waits(rows, dark=dark(), note=note), "waits", as_held(rows, "each_collective"))
     if late["last"].any():
-        show_chart(charts.late_ranks(late, dark=dark(), note=note), "late_ranks", late)
-        show_table(milliseconds(late, _LATE), "late_table")
+        show_chart(charts.late_ranks(late, dark=dark(), note=note), "late_ranks", as_held(late, "stragglers"))
+        show_table(late, _LATE, "late_table")
     _each(opened, rows)
     what_to_do([collectives_advice(late, table)])
 
@@ -90,26 +79,23 @@ def _each(opened: Opened, rows: pd.DataFrame) -> None:
         st.text(f"The {_MOST:,} in which a rank spent most, of {len(rows):,}. The charts' CSV has all.")
         rows = rows.loc[rows["longest_ns"].fillna(0).nlargest(_MOST).index.sort_values()]
     st.text("Choose a row to see it on the timeline.")
-    chosen = show_table(_shown(rows), "collectives_table", select=True)
+    chosen = show_table(_shown(rows), _EACH, "collectives_table", select=True)
     if chosen is not None:
         show_collective(opened, rows.iloc[[chosen]].to_dict("records")[0])
 
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
-    """The table's columns, what is asked for most on the left."""
-    found = milliseconds(rows, _TIMES)
-    found["number"], found["step"], found["ranks here"] = rows["index"], rows["step"], rows["ranks"]
-    found["kind"] = [charts.kind_word(kind) for kind in rows["kind"]]
-    found["size kB"] = rows["bytes"].astype("Float64") / 1e3
-    found["bus GB/s"] = rows["bus_gb_per_s"]
-    told = zip(rows["bus_gb_per_s"].notna(), rows["bus_is_lower_bound"], strict=True)
-    found["bandwidth is"] = [_bound(known, bound) for known, bound in told]
-    found["came last"] = [_last(row) for row in rows.to_dict("records")]
+    """With words for what is no number."""
+    bounds = zip(rows["bus_gb_per_s"].notna(), rows["bus_is_lower_bound"], strict=True)
     groups = zip(rows["group_description"], rows["group"], strict=True)
+    found = rows.copy()
+    found["kind"] = [charts.kind_word(kind) for kind in rows["kind"]]
+    found["bus_is_lower_bound"] = [_bound(known, bound) for known, bound in bounds]
+    found["last_rank"] = [_last(row) for row in rows.to_dict("records")]
     found["group"] = [_text(description) or _text(group) for description, group in groups]
     found["dtype"] = [_text(dtype) for dtype in rows["dtype"]]
-    found["not matched"] = [_text(reason) for reason in rows["unmatched"]]
-    return found[list(_ORDER)]
+    found["unmatched"] = [_text(reason) for reason in rows["unmatched"]]
+    return found
 
 
 def _text(value: object) -> str | None:

@@ -11,6 +11,7 @@ import streamlit as st
 import overlaplab
 from overlaplab import charts
 from overlaplab.analyses import group_words, is_sweep, setting_words, sweep_links
+from overlaplab.columns import columns
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, stamp
 from overlaplab.dashboard.links import go_to_timeline
@@ -18,7 +19,6 @@ from overlaplab.dashboard.widgets import (
     dark,
     error_line,
     lead,
-    milliseconds,
     page_head,
     show_chart,
     show_table,
@@ -28,46 +28,26 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings import sweep_advice, sweep_finding, sweep_notes
 from overlaplab.findings.advice import compare_advice
+from overlaplab.formats import as_held
 from overlaplab.load import by_value
 from overlaplab.words import count, shorten
 
 _MOST = 12  # runs compared unless the user chooses more
 _MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): seven caps, three times each
 _RECORDING = re.compile(r"cap-[0-9.]+(?:-([0-9]{1,9}))?$")
-_COLUMNS = {
-    "path": "run",
-    "strategy": "strategy",
-    "ranks": "ranks",
-    "steps": "steps",
-    "step_ms_median": "step ms",
-    "step_ms_iqr": "IQR ms",
-    "compute_ms_median": "compute ms",
-    "comm_ms_median": "comm. ms",
-    "exposed_ms_median": "exposed ms",
-}
-_COSTS = {
-    "sent_bytes": "sent per rank and step MB",
-    "theory_sent_bytes": "theory sent MB",
-    "memory_bytes": "largest rank's memory MB",
-    "theory_memory_bytes": "theory memory MB",
-    "peak_memory_bytes": "peak memory MB",
-}
-
-
-_CAPS = {
-    "bucket_cap_mb": "bucket_cap_mb",
-    "runs": "recordings",
-    "buckets": "buckets",
-    "step_ms": "step ms",
-    "spread_ms": "spread ms",
-    "compute_only_ms": "compute only ms",
-    "hidden_ms": "hidden ms",
-    "exposed_ms": "exposed ms",
-    "rest_ms": "neither ms",
-    "lowest_ms": "quickest ms",
-    "highest_ms": "slowest ms",
-    "steps": "steps",
-}
+_COLUMNS = columns(
+    "compare",
+    *("run", "strategy", "setting", "ranks", "steps", "step_ms_median", "step_ms_iqr"),
+    *("compute_ms_median", "comm_ms_median", "exposed_ms_median", "overlap_ratio"),
+)
+_COSTS = columns(
+    "compare", "sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes"
+)
+_CAPS = columns(
+    "sweep",
+    *("bucket_cap_mb", "runs", "buckets", "step_ms", "spread_ms", "compute_only_ms", "hidden_ms", "exposed_ms"),
+    *("rest_ms", "lowest_ms", "highest_ms", "steps", "overlap_ratio"),
+)
 
 
 def page() -> None:
@@ -136,15 +116,13 @@ def _sweep(good: list[Opened]) -> None:
     lead(f"{sweep_finding(table)}.", _what(good, note))
     left, right = st.columns(2)
     with left:
-        show_chart(charts.caps(table, dark=dark(), note=note), "caps_chart", table)
+        show_chart(charts.caps(table, dark=dark(), note=note), "caps_chart", as_held(table, "sweep"))
     with right:
-        show_chart(charts.links(links, dark=dark(), note=note), "links_chart", links)
+        show_chart(charts.links(links, dark=dark(), note=note), "links_chart", as_held(links, "sweep_links"))
     st.subheader("By bucket_cap_mb, each cap's recordings together", anchor=False)
     st.text("Choose a row to see its step, the one that the chart on the right shows, on the timeline.")
     alone = {"lowest_ms", "highest_ms"} if (table["runs"] == 1).all() else set()  # of one recording they are its step
-    rows = table[[name for name in _CAPS if name not in alone]].rename(columns=_CAPS)
-    rows["hidden, % of comm."] = 100 * table["overlap_ratio"]
-    chosen = show_table(rows, "caps_table", select=True)
+    chosen = show_table(table, [one for one in _CAPS if one.name not in alone], "caps_table", select=True)
     if chosen is not None:
         _go_to(good, links[links["bucket_cap_mb"].eq(table["bucket_cap_mb"].iloc[chosen])])
     for line in sweep_notes(table):
@@ -174,14 +152,15 @@ def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
 def _runs(good: list[Opened]) -> None:
     """Runs that differ in anything: step times, and costs against theory."""
     table = overlaplab.compare([opened.run for opened in good])
-    show_chart(charts.compare(table, dark=dark(), note=_note(good)), "compare_chart", table)
-    rows = milliseconds(table, _COLUMNS)
-    rows["run"] = [shorten(PurePath(str(path)).name, 80) for path in table["path"]]
-    rows.insert(2, "setting", [setting_words(opened.run.manifest) for opened in good])
-    rows["hidden, % of comm."] = 100 * table["overlap_ratio"]
+    chart = charts.compare(table, dark=dark(), note=_note(good))
+    show_chart(chart, "compare_chart", as_held(table, "compare"))
     st.subheader("Medians over all ranks' steps", anchor=False)
-    show_table(rows, "compare_table")
-    _costs(table, _note(good))
+    rows = table.assign(
+        run=[shorten(PurePath(str(path)).name, 80) for path in table["path"]],
+        setting=[setting_words(opened.run.manifest) for opened in good],
+    )
+    show_table(rows, _COLUMNS, "compare_table")
+    _costs(rows, _note(good))
     what_to_do([compare_advice(table) if len(table) > 1 else "Choose another run to compare this one with."])
 
 
@@ -195,7 +174,7 @@ def _what(good: list[Opened], note: str | None) -> str:
 
 def _costs(table: pd.DataFrame, note: str | None) -> None:
     """Bytes sent and memory held against theory, where the runs tell them."""
-    told = [column for column in _COSTS if table[column].notna().any()]
+    told = [column.name for column in _COSTS if table[column.name].notna().any()]
     if not told:
         return
     st.subheader("Against theory", anchor=False)
@@ -203,9 +182,8 @@ def _costs(table: pd.DataFrame, note: str | None) -> None:
         show_chart(charts.sent_compared(table, dark=dark(), note=note), "sent_chart")
     if "memory_bytes" in told:
         show_chart(charts.memory_compared(table, dark=dark(), note=note), "memory_chart")
-    rows = pd.DataFrame({_COSTS[column]: table[column].astype("Float64") / 1e6 for column in told})
-    rows.insert(0, "run", [shorten(PurePath(str(path)).name, 80) for path in table["path"]])
-    show_table(rows[table[told].notna().any(axis="columns")], "costs_table")
+    rows = table[table[told].notna().any(axis="columns")]
+    show_table(rows, [*columns("compare", "run"), *_COSTS], "costs_table")
 
 
 def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:

@@ -10,6 +10,7 @@ import streamlit as st
 from overlaplab import charts, findings
 from overlaplab.analyses import rows_of, worst_step
 from overlaplab.analyses.exposed import Cause
+from overlaplab.columns import columns
 from overlaplab.dashboard.costs import costs_beside_theory
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.links import go_to_timeline
@@ -17,7 +18,6 @@ from overlaplab.dashboard.widgets import (
     chosen_rows,
     dark,
     lead,
-    milliseconds,
     nothing_counts,
     page_head,
     pick_ranks,
@@ -29,20 +29,16 @@ from overlaplab.dashboard.widgets import (
     what_to_do,
 )
 from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
-from overlaplab.words import MS, count, ms, rank_word
+from overlaplab.formats import as_shown
+from overlaplab.words import count, ms, rank_word
 
-_COLUMNS = {
-    "rank": "rank",
-    "step": "step",
-    "span_ns": "step ms",
-    "compute_only_ns": "compute ms",
-    "overlapped_ns": "hidden ms",
-    "exposed_comm_ns": "exposed ms",
-    "exposed_wait_ns": "of it wait ms",
-    "exposed_transfer_ns": "transfer ms",
-    "memory_only_ns": "memory ms",
-    "idle_ns": "idle ms",
-}
+_COLUMNS = columns(
+    "summary",
+    *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
+    *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
+)
+_SPOTS = columns("exposed", "cause", "moved", "exposed_ns", "of_exposed", "start_ns", "end_ns")
+_CAUSES = columns("exposed", "cause", "exposed_ns", "of_exposed", "of_step", "meaning")
 _ROOM = 0.2  # of a spot's length, shown on both sides of it
 _LEAST_ROOM_NS = 50_000
 
@@ -60,14 +56,13 @@ def page() -> None:
         return
     lead(findings.verdict(table, manifest, causes, idled), findings.note(manifest))
     show_warnings(opened)
-    shown = milliseconds(table, _COLUMNS)
-    shown["hidden, % of comm."] = 100 * table["overlap_ratio"]
-    show_chart(charts.summary(table, dark=dark(), note=findings.note(manifest)), "summary_chart", shown)
+    chart = charts.summary(table, dark=dark(), note=findings.note(manifest))
+    show_chart(chart, "summary_chart", as_shown(table, _COLUMNS))
     if len(causes):
         _where_it_went(opened, table, causes)
         _by_cause(table, causes)
     st.subheader("Per rank and step", anchor=False)
-    show_table(shown, "summary_table")
+    show_table(table, _COLUMNS, "summary_table")
     costs_beside_theory(opened, table)
     what_to_do([exposed_advice(table, causes, idled)])
 
@@ -85,17 +80,12 @@ def _where_it_went(opened: Opened, table: pd.DataFrame, causes: pd.DataFrame) ->
         where += f", step {window['step']}" + (" (its median one)" if table["step"].nunique() > 1 else "")
     st.text(f"{where}: {exposed_finding(rows)}. Choose a row to see it on the timeline.")
     records = rows.to_dict("records")
-    shown = pd.DataFrame(
-        {
-            "cause": [cause_word(row) for row in records],
-            "collective": [moved_word(row) for row in records],
-            "exposed ms": rows["exposed_ns"].to_numpy() / MS,
-            "% of exposed": 100 * rows["exposed_ns"].to_numpy() / rows["exposed_ns"].sum(),
-            "from ms": rows["start_ns"].to_numpy() / MS,
-            "to ms": rows["end_ns"].to_numpy() / MS,
-        }
+    shown = rows.assign(
+        cause=[cause_word(row) for row in records],
+        moved=[moved_word(row) for row in records],
+        of_exposed=rows["exposed_ns"] / rows["exposed_ns"].sum(),
     )
-    chosen = show_table(shown, "exposed_table", select=True)
+    chosen = show_table(shown, _SPOTS, "exposed_table", select=True)
     if chosen is not None:
         _go_to(opened, records[chosen])
 
@@ -114,13 +104,13 @@ def _by_cause(table: pd.DataFrame, causes: pd.DataFrame) -> None:
     shown = pd.DataFrame(
         {
             "cause": sums.index,
-            "exposed ms": sums.to_numpy() / MS / len(table),
-            "% of exposed": 100 * sums.to_numpy() / sums.sum(),
-            "% of step time": 100 * sums.to_numpy() / table["span_ns"].sum(),
-            "which is": [MEANINGS[Cause(str(cause))] for cause in sums.index],
+            "exposed_ns": sums.to_numpy() / len(table),
+            "of_exposed": sums.to_numpy() / sums.sum(),
+            "of_step": sums.to_numpy() / table["span_ns"].sum(),
+            "meaning": [MEANINGS[Cause(str(cause))] for cause in sums.index],
         }
     )
-    show_table(shown, "causes_table")
+    show_table(shown, _CAUSES, "causes_table")
 
 
 page()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import overlaplab
 from overlaplab import findings
+from overlaplab.columns import Column, columns
 from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
@@ -19,7 +21,6 @@ from overlaplab.dashboard.event_words import event_rows, peer_rows
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
-    milliseconds,
     nothing_counts,
     page_head,
     pick_ranks,
@@ -30,10 +31,11 @@ from overlaplab.dashboard.widgets import (
     what_to_do,
 )
 from overlaplab.findings.windows import window_advice, window_verdict
+from overlaplab.formats import as_shown, text
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.timeline import Timeline
 from overlaplab.timeline.window_statistics import WindowStatistics, timeline_window
-from overlaplab.words import MS, ms, shorten
+from overlaplab.words import ms, shorten
 
 Spot = tuple[tuple[int, int], int | None]  # a window in ns from the run's zero; a mark's place in `Timeline.events`
 Linked = tuple[tuple[int, int] | None, tuple[int, int] | None]  # what a query string says of window and event
@@ -41,15 +43,13 @@ Linked = tuple[tuple[int, int] | None, tuple[int, int] | None]  # what a query s
 _KEY = "timeline_canvas"
 _ASKED = "timeline_asked"
 _WRITTEN = "timeline_written"
-_COLUMNS = {
-    "rank": "rank",
-    "busy_ns": "busy ms",
-    "compute_ns": "compute ms",
-    "comm_ns": "comm. ms",
-    "overlapped_ns": "overlapped ms",
-    "exposed_comm_ns": "exposed ms",
-    "idle_ns": "idle ms",
-}
+_WINDOW = columns(
+    "window",
+    *("rank", "busy_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns"),
+    *("exposed_share", "overlap_ratio"),
+)
+_KERNELS = columns("kernels", "name", "part", "events", "busy_ns")
+_PEERS = columns("collectives", "rank", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
 
 
 def page() -> None:
@@ -212,20 +212,15 @@ def _statistics(found: WindowStatistics, word: str, what: str) -> None:
     """A window in numbers, from raw events."""
     start, end = found.start_ns, found.end_ns
     told = f"{ms(end - start)}, {found.events:,} events on streams. {what}"
-    shown = milliseconds(found.ranks, _COLUMNS)
-    shown["exposed, % of window"] = 100 * found.ranks["exposed_comm_ns"] / found.ranks["span_ns"]
     comm = found.ranks["comm_ns"].astype("Float64").replace(0, None)  # a share of nothing is null
-    shown["overlapped, % of comm."] = 100 * found.ranks["overlapped_ns"] / comm
-    _table(f"{word}: {start / MS:,.3f} to {end / MS:,.3f} ms", told, shown, "timeline_ranks")
-    kernels = pd.DataFrame(
-        {
-            "name": [shorten(name, 200) for name in found.kernels["name"]],
-            "counts as": found.kernels["part"],
-            "events": found.kernels["events"],
-            "busy, sum over ranks (ms)": found.kernels["busy_ns"] / MS,
-        }
+    ranks = found.ranks.assign(
+        exposed_share=found.ranks["exposed_comm_ns"] / found.ranks["span_ns"],
+        overlap_ratio=found.ranks["overlapped_ns"] / comm,
     )
-    _table("What took most time there", None, kernels, "timeline_kernels")
+    begins, ends = (text(time, "ns", 3, grouped=True) for time in (start, end))
+    _table(f"{word}: {begins} to {ends} ms", told, ranks, _WINDOW, "timeline_ranks")
+    kernels = found.kernels.assign(name=[shorten(name, 200) for name in found.kernels["name"]])
+    _table("What took most time there", None, kernels, _KERNELS, "timeline_kernels")
 
 
 def _event(opened: Opened, mark: int) -> None:
@@ -239,7 +234,7 @@ def _event(opened: Opened, mark: int) -> None:
     with left:
         _facts(event_rows(details))
     with right:
-        _table("Its collective by rank", None, peer_rows(details["collective"]), "timeline_peers")
+        _table("Its collective by rank", None, peer_rows(details["collective"]), _PEERS, "timeline_peers")
 
 
 def _facts(rows: pd.DataFrame) -> None:
@@ -257,12 +252,12 @@ def _facts(rows: pd.DataFrame) -> None:
     )
 
 
-def _table(title: str, told: str | None, table: pd.DataFrame, key: str) -> None:
+def _table(title: str, told: str | None, table: pd.DataFrame, columns: Sequence[Column], key: str) -> None:
     """A headline, a table, and the same as CSV."""
-    _headline(title, table, key)
+    _headline(title, as_shown(table, columns), key)
     if told is not None:
         st.text(told)
-    show_table(table, key)
+    show_table(table, columns, key)
 
 
 def _headline(title: str, table: pd.DataFrame, key: str) -> None:

@@ -12,6 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 from overlaplab import charts, findings
 from overlaplab.analyses import gathered_bytes, schedule_steps
 from overlaplab.charts.theme import LINE
+from overlaplab.columns import columns
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, traits_told
 from overlaplab.dashboard.spots import show_in_step
@@ -19,7 +20,6 @@ from overlaplab.dashboard.widgets import (
     dark,
     error_line,
     lead,
-    milliseconds,
     nothing_to_show,
     one_window,
     page_head,
@@ -32,21 +32,15 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings.advice import gathers_advice
+from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest
 from overlaplab.words import shorten
 
-_COLUMNS = {
-    "unit": "unit",
-    "phase": "phase",
-    "microbatch": "microbatch",
-    "gather_launch_ns": "launch ms",
-    "gather_start_ns": "start ms",
-    "gather_end_ns": "end ms",
-    "first_use_ns": "first use ms",
-    "wait_ns": "wait ms",
-    "free_ns": "free ms",
-    "bytes": "size MB",
-}
+_COLUMNS = columns(
+    "schedule",
+    *("unit", "phase", "microbatch", "gather_launch_ns", "gather_start_ns", "gather_end_ns"),
+    *("first_use_ns", "wait_ns", "free_ns", "bytes"),
+)
 _HALF = 70  # characters of a subtitle's line in one of two columns
 
 
@@ -75,11 +69,9 @@ def page() -> None:
     else:
         _two((opened, table), (other, _same_window(other.schedule, table)))
     st.subheader("Per gather, times from the step's start", anchor=False)
-    rows = milliseconds(table, _COLUMNS)
-    rows["unit"] = [shorten(str(unit), 80) for unit in table["unit"]]
-    rows["size MB"] = table["bytes"].astype("Float64") / 1e6
+    rows = table.assign(unit=[shorten(str(unit), 80) for unit in table["unit"]])
     st.text("Choose a row to see it on the timeline.")
-    chosen = show_table(rows, "gathers_table", select=True)
+    chosen = show_table(rows, _COLUMNS, "gathers_table", select=True)
     if chosen is not None:
         row = table.iloc[[chosen]].to_dict("records")[0]
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
@@ -169,7 +161,7 @@ def _curve(opened: Opened, table: pd.DataFrame, window: tuple[int, int], top: in
         note=_note(opened, line),
         line=line,
     )
-    show_chart(chart, key, held)
+    show_chart(chart, key, as_held(held, "gathered_bytes"))
 
 
 def _schedule(opened: Opened, table: pd.DataFrame, window: tuple[int, int], line: int, key: str) -> None:
@@ -183,7 +175,7 @@ def _schedule(opened: Opened, table: pd.DataFrame, window: tuple[int, int], line
         note=_note(opened, line),
         line=line,
     )
-    show_chart(chart, key, table)
+    show_chart(chart, key, as_held(table, "schedule"))
 
 
 def _note(opened: Opened, line: int) -> str | None:

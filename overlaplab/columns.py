@@ -1,0 +1,383 @@
+"""The registry of columns: what every column of the analyses' tables is called, measured in, and means.
+
+Terminal, HTML report, dashboard, CSV files and docs/columns.md take headers and explanations from here, so that a
+column is called the same everywhere. A page only says which columns it shows, and in which order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["REGISTRY", "Column", "Unit", "column", "columns"]
+
+Unit: TypeAlias = Literal["text", "flag", "count", "ns", "ms", "bytes", "GB/s", "ratio"]
+"""What a table holds. People are shown ns as ms, bytes as kB or MB, and ratios, from 0 to 1, as percentages."""
+
+_SHOWN: dict[Unit, str] = {"ns": "ms", "ms": "ms", "bytes": "MB", "GB/s": "GB/s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    """As the analysis has it, which is also its key in JSON."""
+    unit: Unit
+    header: str
+    """What people read above it, without the unit."""
+    explanation: str
+    short: str = ""
+    """The header in a terminal of 80 columns, where the other one has no room; it may hold the unit."""
+    shown: str = ""
+    """The unit in which it is shown, where that is not the usual one: `kB`, or what a percentage is of."""
+
+    @property
+    def title(self) -> str:
+        """The header with the unit in which the column is shown, such as `step time (ms)`."""
+        return _with_unit(self.header, self.shown or _SHOWN.get(self.unit, ""))
+
+    @property
+    def title_as_held(self) -> str:
+        """The header with the unit in which the table holds the column, such as `step time (ns)`."""
+        return _with_unit(self.header, self.unit if self.unit in _SHOWN else "")
+
+    @property
+    def terse(self) -> str:
+        """The header in a terminal."""
+        return self.short or self.header
+
+
+def _with_unit(header: str, unit: str) -> str:
+    return f"{header} ({unit})" if unit else header
+
+
+_ANYWHERE = (
+    Column("rank", "count", "rank", "The process's number in the job, from 0."),
+    Column("step", "count", "step", "The number of the profiler's step."),
+    Column("start_ns", "ns", "start", "When it began, from the run's start, by the first rank's clock."),
+    Column("end_ns", "ns", "end", "When it ended, from the run's start, by the first rank's clock."),
+    Column("bytes", "bytes", "size", "The size of what was communicated, as a full tensor.", short="MB"),
+    Column("kind", "text", "kind", "The kind of collective, such as all-reduce."),
+    Column("ranks", "count", "ranks", "How many ranks the row is made of."),
+    Column("steps", "count", "steps", "How many steps were measured."),
+    # Where a step's time went
+    Column("span_ns", "ns", "step time", "How long the step took.", short="step ms"),
+    Column("compute_ns", "ns", "compute", "Time in which the rank computed, whether or not it communicated."),
+    Column("comm_ns", "ns", "communication", "Time in which the rank communicated, hidden or exposed.", "comm"),
+    Column(
+        "compute_only_ns", "ns", "compute only", "Time in which the rank computed and did not communicate.", "compute"
+    ),
+    Column("overlapped_ns", "ns", "hidden", "Communication during which the same rank computed."),
+    Column("exposed_comm_ns", "ns", "exposed", "Communication during which the same rank computed nothing."),
+    Column("exposed_wait_ns", "ns", "exposed wait", "Exposed time before the collective's last rank arrived.", "wait"),
+    Column(
+        "exposed_transfer_ns",
+        "ns",
+        "exposed transfer",
+        "Exposed time after the collective's last rank arrived.",
+        "transfer",
+    ),
+    Column(
+        "memory_only_ns", "ns", "memory only", "Time in which memory was copied or set and nothing else ran.", "memory"
+    ),
+    Column("idle_ns", "ns", "idle", "Time in which nothing ran."),
+    Column("overlap_ratio", "ratio", "overlap ratio", "Hidden communication ÷ communication.", "overlap", "% of comm."),
+    Column("outside_ns", "ns", "outside steps", "Recorded time that lies in no step. It is in no total."),
+    Column("host_wait_ns", "ns", "host wait", "Idle time in which the host had not yet launched what ran next."),
+    Column("kernel_wait_ns", "ns", "kernel wait", "Idle time in gaps of less than 30 ns between two kernels."),
+    Column("other_ns", "ns", "other idle", "Idle time for other reasons: the work was launched, but waited."),
+    # One thing that happened
+    Column("launch_ns", "ns", "launch", "When the host launched it, from the run's start, by the first rank's clock."),
+    Column("wait_ns", "ns", "wait", "How long this rank was in the collective before its last rank arrived."),
+    Column("transfer_ns", "ns", "transfer", "From the arrival of the collective's last rank to that rank's end."),
+    Column("exposed_ns", "ns", "exposed", "The part of its time during which the rank computed nothing."),
+    Column("busy_ns", "ns", "busy", "Time in which at least one of them ran.", short="busy ms"),
+    # Why communication was exposed
+    Column("cause", "text", "cause", "Why communication was exposed."),
+    Column("meaning", "text", "which is", "What the cause means."),
+    Column("collective", "count", "collective's number", "The collective's place in the table of collectives."),
+    Column("what", "text", "moves", "The bucket, the unit or the parameter that the collective moves."),
+    Column("moved", "text", "collective", "The kind of collective, and what it moves."),
+    Column("late_rank", "count", "late rank", "The rank that a straggler wait waited for."),
+    Column("of_exposed", "ratio", "% of exposed", "Its exposed time ÷ the exposed time of all causes."),
+    Column(
+        "of_step",
+        "ratio",
+        "% of step time",
+        "Its exposed time ÷ step time, both over all ranks and steps.",
+        short="% of step",
+    ),
+    # Buckets of gradients
+    Column("index", "count", "bucket", "The bucket's number, in the order of launches."),
+    Column("bucket", "count", "bucket", "The bucket's number, in the order of launches."),
+    Column("backward_start_ns", "ns", "backward start", "When the backward pass began, from the step's start."),
+    Column("backward_end_ns", "ns", "backward end", "When the backward pass ended, from the step's start."),
+    Column("parameters", "text", "parameters", "The names of the parameters whose gradients the bucket holds."),
+    Column("gradient_ready_ns", "ns", "gradients ready", "When each gradient arrived, from the step's start."),
+    Column("last_parameter", "text", "last gradient", "The parameter whose gradient arrived last."),
+    Column("parameter", "text", "last gradient", "The parameter whose gradient arrived last."),
+    Column("ready_ns", "ns", "ready", "When the bucket's last gradient had arrived, from the step's start."),
+    Column("passes", "count", "backward passes", "How many backward passes of the step sent gradients."),
+    Column("arrivals", "count", "arrivals", "Each gradient's place in the order of arrival, from 1."),
+    Column("arrival", "count", "arrival", "The last gradient's place in the order of arrival, from 1."),
+    Column("shapes", "text", "shapes", "The shapes of the gradients."),
+    Column("shape", "text", "shape", "The shape of the last gradient."),
+    Column("gradients", "count", "gradients", "How many gradients arrived in the backward pass."),
+    Column(
+        "told_by",
+        "text",
+        "known by",
+        "What tells which gradients it holds: labels, their sizes, or the order of arrival.",
+    ),
+    Column("source", "text", "read from", "Whose ranges in the trace tell this: the engine's, DDP's or FSDP2's."),
+    Column("gap_ns", "ns", "gap", "The time between the arrivals of the bucket's last two gradients."),
+    Column("held_ns", "ns", "held others", "The longest time that a later bucket was ready and waited for this one."),
+    Column("held", "count", "buckets held", "The later buckets that were ready and waited for this one."),
+    Column(
+        "link_ns", "ns", "link busy", "The time after its launch in which the link was busy with the bucket before it."
+    ),
+    # Sharded parameters
+    Column("unit", "text", "unit", "The parameters that are gathered and freed together, usually one layer."),
+    Column("layer", "count", "layer", "The layer's number, where the unit is a layer."),
+    Column("microbatch", "count", "microbatch", "The microbatch within the step, from 0."),
+    Column("phase", "text", "phase", "The pass for which the unit was gathered: forward or backward."),
+    Column("gathered_for", "text", "for", "The pass for which the unit was gathered, and the microbatch."),
+    Column("gather_launch_ns", "ns", "launch", "When the host launched the gather, from the step's start."),
+    Column("gather_start_ns", "ns", "start", "When the gather began, from the step's start."),
+    Column("gather_end_ns", "ns", "end", "When the gather ended, from the step's start."),
+    Column("first_use_ns", "ns", "first use", "When the unit's computation began, from the step's start.", short="use"),
+    Column("last_use_ns", "ns", "last use", "When the unit's computation ended, from the step's start."),
+    Column(
+        "backward_first_use_ns",
+        "ns",
+        "first use in backward",
+        "When backward began to use a unit that was kept since its forward.",
+    ),
+    Column(
+        "backward_last_use_ns",
+        "ns",
+        "last use in backward",
+        "When backward ended its use of a unit that was kept since its forward.",
+    ),
+    Column("free_ns", "ns", "free", "When the full parameters were freed, from the step's start."),
+    Column("free_phase", "text", "freed in", "The pass in which the full parameters were freed."),
+    Column("microbatches", "count", "microbatches", "How many microbatches gathered parameters."),
+    Column("gathers", "count", "gathers", "How many gathers the step launched.", short="in all"),
+    Column("frees", "count", "frees", "How many units were seen to be freed."),
+    Column("layer_gathers", "count", "layers gathered", "How many gathers were of layers.", short="of layers"),
+    Column("layer_frees", "count", "layers freed", "How many frees were of layers.", short="freed"),
+    Column("forward_layer_gathers", "count", "layers gathered for forward", "Gathers of layers for a forward pass."),
+    Column("backward_layer_gathers", "count", "layers gathered for backward", "Gathers of layers for a backward pass."),
+    Column(
+        "peak_gathered_bytes", "bytes", "peak", "The most bytes of full parameters held at one time.", short="peak MB"
+    ),
+    Column("peak_ns", "ns", "peak at", "When the peak was first reached, from the step's start.", short="at ms"),
+    Column("peak_layers", "count", "layers at the peak", "How many layers were gathered at the peak.", short="layers"),
+    Column("time_ns", "ns", "time", "The moment from which on this was held, from the step's start."),
+    Column("layers", "count", "layers", "How many gathers of layers were held from then on."),
+    # Collectives across ranks
+    Column("group", "text", "group", "The process group: what it is for, or its name."),
+    Column("group_description", "text", "group is for", "What the process group is for, such as mesh_tp."),
+    Column("group_size", "count", "group size", "How many ranks the process group has."),
+    Column("dtype", "text", "dtype", "The type of the tensor's elements."),
+    Column("arrived_ns", "ns", "arrival", "When this rank was ready for the collective, from the run's start."),
+    Column("longest_ns", "ns", "longest", "The longest time that a rank spent in it."),
+    Column("waits_ns", "ns", "all waits", "All ranks' waits together."),
+    Column(
+        "bus_gb_per_s",
+        "GB/s",
+        "bus bandwidth",
+        "Bytes ÷ transfer × the ring's factor, such as 2(n−1)/n for an all-reduce.",
+        short="GB/s",
+    ),
+    Column(
+        "bus_is_lower_bound",
+        "flag",
+        "bandwidth is",
+        "Whether the bandwidth is measured, or a lower bound computed from the duration.",
+    ),
+    Column("skew_ns", "ns", "skew", "The spread of the ranks' arrivals."),
+    Column(
+        "within_clock_error", "flag", "within clock error", "Whether the skew is no larger than clocks may differ by."
+    ),
+    Column("last_rank", "count", "last rank", "The rank that arrived last.", short="last"),
+    Column("unmatched", "text", "not matched", "Why it has no counterpart on other ranks."),
+    Column("count", "count", "collectives", "How many collectives were launched.", short="count"),
+    Column("collectives", "count", "collectives", "How many collectives were counted.", short="of"),
+    # Ranks that came late, and clocks
+    Column("last", "count", "came last", "In how many collectives this rank arrived last.", short="last"),
+    Column(
+        "late_median_ns",
+        "ns",
+        "late, median",
+        "How much later than the others' median arrival it came, the median.",
+        "late ms",
+    ),
+    Column(
+        "late_max_ns",
+        "ns",
+        "late, at most",
+        "How much later than the others' median arrival it came, at most.",
+        "at most",
+    ),
+    Column("cost_ns", "ns", "others waited", "How long all other ranks together waited for it."),
+    Column(
+        "alone_ns",
+        "ns",
+        "for it alone",
+        "What the others would not have waited, had it come no later than the rank before it.",
+    ),
+    Column("offset_ns", "ns", "clock ahead", "How much its clock is ahead of the first rank's."),
+    Column("iqr_ns", "ns", "IQR", "The interquartile range of the offsets that were measured."),
+    Column("applied", "flag", "corrected", "Whether its times were corrected by the offset."),
+    Column("error_ns", "ns", "clock error", "Skews up to this size tell nothing."),
+    # Runs side by side
+    Column("path", "text", "path", "The run's folder or file."),
+    Column("run", "text", "run", "The run, by the name of its folder."),
+    Column("strategy", "text", "strategy", "The strategy that the run was recorded with."),
+    Column("setting", "text", "setting", "The options that the strategy was given."),
+    Column("bucket_cap_mb", "count", "bucket_cap_mb", "The size at which a bucket closes, in MiB.", short="cap"),
+    Column("step_ms_median", "ms", "step time", "The median step.", short="step ms"),
+    Column("step_ms_iqr", "ms", "step time IQR", "The interquartile range of the steps.", short="± IQR"),
+    Column("exposed_ms_median", "ms", "exposed", "Exposed communication of a step, the median."),
+    Column("exposed_ms_iqr", "ms", "exposed IQR", "Its interquartile range."),
+    Column("exposed_wait_ms_median", "ms", "exposed wait", "Exposed time of a step spent waiting, the median."),
+    Column("exposed_wait_ms_iqr", "ms", "exposed wait IQR", "Its interquartile range."),
+    Column("exposed_transfer_ms_median", "ms", "exposed transfer", "Exposed time of a step in transfer, the median."),
+    Column("exposed_transfer_ms_iqr", "ms", "exposed transfer IQR", "Its interquartile range."),
+    Column("comm_ms_median", "ms", "communication", "Communication of a step, the median.", short="comm"),
+    Column("comm_ms_iqr", "ms", "communication IQR", "Its interquartile range."),
+    Column("compute_ms_median", "ms", "compute", "Compute of a step, with or without communication, the median."),
+    Column("compute_ms_iqr", "ms", "compute IQR", "Its interquartile range."),
+    Column("fastest", "flag", "fastest", "Whether it is the fastest by more than the spread."),
+    Column("emulated", "flag", "emulated link", "Whether an emulated link carried its communication."),
+    Column("phantoms", "count", "phantom ranks", "Ranks of the emulated group for which there is no process."),
+    Column("model", "text", "model", "What run.json tells of the model and its input, as JSON."),
+    Column("spread_ms", "ms", "spread", "A difference in step time counts only if it is larger than this.", short="±"),
+    # A sweep over bucket_cap_mb
+    Column("runs", "count", "recordings", "How many recordings the row is made of.", short="runs"),
+    Column("buckets", "count", "buckets", "How many buckets a step has, at most."),
+    Column("step_ms", "ms", "step time", "The median step of all recordings.", short="step ms"),
+    Column("lowest_ms", "ms", "quickest recording", "The median step of the quickest recording."),
+    Column("highest_ms", "ms", "slowest recording", "The median step of the slowest recording."),
+    Column("compute_only_ms", "ms", "compute only", "The part of the median step that is compute alone.", "compute"),
+    Column("hidden_ms", "ms", "hidden", "The part of the median step that is hidden communication."),
+    Column("exposed_ms", "ms", "exposed", "The part of the median step that is exposed communication."),
+    Column("rest_ms", "ms", "memory and idle", "The part of the median step that is memory alone, or idle.", "rest"),
+    Column("on_link", "text", "on link", "From when to when communication was on the link, in ms."),
+    Column("part", "text", "part", "Which part of the whole the row is about."),
+    # What was sent and held
+    Column(
+        "sent_bytes",
+        "bytes",
+        "sent",
+        "What a rank sent: a ring sends 2(n−1)/n of an all-reduce's tensor, (n−1)/n of others.",
+    ),
+    Column("peak_bytes", "bytes", "peak", "The most that the CUDA allocator held, activations and buffers included."),
+    Column("scratch_bytes", "bytes", "lent to phantoms", "What phantoms were lent. It is in no other figure."),
+    Column("formula_bytes", "bytes", "theory", "What the strategy should hold."),
+    Column(
+        "formula", "text", "formula", "The theory as a formula: Ψ is the number of parameters, N the number of ranks."
+    ),
+    Column("theory_sent_bytes", "bytes", "theory: sent", "What the strategy should send.", short="theory sent"),
+    Column(
+        "memory_bytes",
+        "bytes",
+        "largest rank's memory",
+        "Parameters, gradients and optimizer states on the rank that holds most.",
+        "held MB",
+    ),
+    Column("theory_memory_bytes", "bytes", "theory: memory", "What that rank should hold.", short="theory held"),
+    Column("peak_memory_bytes", "bytes", "peak memory", "The allocator's highest mark on any rank.", short="peak MB"),
+    # What the link model says
+    Column("bound_ns", "ns", "bound", "The least time that the step could take over the link."),
+    Column("predicted_start_ns", "ns", "start by the model", "When the link model says that it began."),
+    Column("predicted_end_ns", "ns", "end by the model", "When the link model says that it ended."),
+    # A window of the timeline
+    Column("exposed_share", "ratio", "exposed, % of window", "Exposed communication ÷ the window's length."),
+    Column("name", "text", "name", "The event's name."),
+    Column("events", "count", "events", "How many events of that name touch the window."),
+)
+"""What a column means wherever nothing else is said of it."""
+
+_COLLECTIVE = Column("index", "count", "number", "The collective's number, in order of first starts.", short="#")
+
+_IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
+    ("buckets", "scatters"): (
+        Column("launch_ns", "ns", "launch", "When the host launched it, from the step's start."),
+    ),
+    ("buckets", "scatters", "sweep_links"): (
+        Column("start_ns", "ns", "start", "When the collective began, from the step's start."),
+        Column("end_ns", "ns", "end", "When the collective ended, from the step's start."),
+    ),
+    ("collectives",): (_COLLECTIVE,),
+    ("each_collective",): (
+        _COLLECTIVE,
+        Column("bytes", "bytes", "size", "The larger of the collective's input and output.", short="MB", shown="kB"),
+        Column("start_ns", "ns", "start", "When the first rank began, from the run's start."),
+        Column("end_ns", "ns", "end", "When the last rank ended, from the run's start."),
+        Column("wait_ns", "ns", "longest wait", "The longest time that a rank waited for the last one.", short="wait"),
+        Column("exposed_ns", "ns", "most exposed", "The exposed time of the rank with most.", short="exposed"),
+        Column("ranks", "count", "ranks here", "How many ranks' traces hold it."),
+    ),
+    ("communication_by",): (
+        Column("bytes", "bytes", "size", "The size of all of them together, as full tensors.", short="MB"),
+        Column("exposed_max_ns", "ns", "most exposed", "The exposed time of the rank with most.", short="at most"),
+    ),
+    ("exposed",): (
+        Column("exposed_ns", "ns", "exposed", "The exposed time that has this cause.", short="ms"),
+        Column("start_ns", "ns", "from", "The first exposed moment, from the run's start.", short="from ms"),
+        Column("end_ns", "ns", "to", "The last exposed moment, from the run's start."),
+    ),
+    ("late_buckets",): (
+        Column("cost_ns", "ns", "cost", "Its exposed time, and the longest time that it held another bucket."),
+    ),
+    ("schedule",): (
+        Column("bytes", "bytes", "size", "The size of the unit's full parameters.", short="kB"),
+        Column("wait_ns", "ns", "wait", "How long the rank was ready to use the unit before the gather ended."),
+        Column("held_ns", "ns", "held from", "From when on its bytes count as held, from the step's start."),
+    ),
+    ("schedule_steps",): (Column("wait_ns", "ns", "wait", "How long gathers kept the rank waiting."),),
+    ("gathered_bytes",): (Column("bytes", "bytes", "held", "The bytes of full parameters held from then on."),),
+    ("compare",): (
+        Column(
+            "sent_bytes", "bytes", "sent per rank and step", "The median, counted as a ring sends.", short="sent MB"
+        ),
+    ),
+    ("volume",): (Column("bytes", "bytes", "full tensors", "The size of the full tensors."),),
+    ("memory",): (Column("bytes", "bytes", "measured", "The size of the tensors' storages after the last step."),),
+    ("bound",): (Column("transfer_ns", "ns", "transfers", "What the link takes for all of the step's collectives."),),
+    ("replay",): (
+        Column("ready_ns", "ns", "ready", "When the bucket was ready on the last rank, from the run's start."),
+        Column("end_ns", "ns", "end", "When the collective ended on the last rank, from the run's start."),
+    ),
+    ("window",): (Column("span_ns", "ns", "window", "The window's length."),),
+    ("kernels",): (
+        Column("part", "text", "counts as", "What the events count as."),
+        Column("busy_ns", "ns", "busy, sum over ranks", "Time in which at least one of them ran, all ranks' together."),
+    ),
+}
+"""What a column means in these tables: an analysis' name, `window` or `kernels`."""
+
+
+def _registry() -> dict[str, dict[str, Column]]:
+    found = {"": {one.name: one for one in _ANYWHERE}}
+    for tables, own in _IN_TABLES.items():
+        for table in tables:
+            found.setdefault(table, {}).update({one.name: one for one in own})
+    return found
+
+
+REGISTRY = _registry()
+"""Columns by table and name; the table `""` has what holds wherever a table says nothing else."""
+
+
+def column(table: str, name: str) -> Column:
+    """A column of a table, which is named by its analysis. Raises KeyError for one that is not registered."""
+    return REGISTRY.get(table, {}).get(name) or REGISTRY[""][name]
+
+
+def columns(table: str, *names: str) -> tuple[Column, ...]:
+    """Columns of a table, in this order."""
+    return tuple(column(table, name) for name in names)

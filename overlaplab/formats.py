@@ -1,0 +1,83 @@
+"""Numbers of tables as people read them: one rule per unit, for terminal, HTML report, dashboard and CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.columns import Column, column
+from overlaplab.words import shorten, size_exact, to_ms
+
+__all__ = ["UNKNOWN", "as_held", "as_shown", "digits", "text", "texts"]
+
+UNKNOWN = "–"
+_BYTES = {"MB": 1e6, "kB": 1e3}
+
+
+def text(value: Any, unit: str, digits: int = 0, *, grouped: bool = False) -> str:
+    """One value as it is shown, with so many digits, and commas between thousands where it is `grouped`.
+
+    `unit` is that of a column (`ns` become ms, a `ratio` becomes percent), or `MB` or `kB` for bytes. What is unknown
+    is an en dash.
+    """
+    if pd.isna(value):
+        return UNKNOWN
+    commas = "," if grouped else ""
+    if unit == "count":
+        return f"{value:{commas}{'g' if isinstance(value, float) else ''}}"
+    return str(value) if unit == "text" else f"{_number(value, unit):{commas}.{digits}f}"
+
+
+def digits(values: pd.Series[Any] | pd.DataFrame, unit: str = "ns", *, one: float = 1000) -> int:
+    """How many digits such numbers need: one where the largest of them is shown as `one` or more, two from 10 on, else
+    three.
+    """
+    known = values.to_numpy(dtype="float64", na_value=np.nan)
+    largest = _number(np.abs(known[~np.isnan(known)]).max(initial=0), unit)
+    return 1 if largest >= one else 2 if largest >= 10 else 3
+
+
+def texts(values: pd.Series[Any], column: Column) -> list[str]:
+    """A column's values, with as many digits as it needs; bytes each in the unit that suits it."""
+    match column.unit:
+        case "text" | "flag":
+            return [UNKNOWN if pd.isna(value) else shorten(str(value), 80) for value in values]
+        case "count":
+            return [text(value, "count", grouped=True) for value in values]
+        case "bytes":
+            return [UNKNOWN if pd.isna(value) else size_exact(round(value)) for value in values]
+    known = values.astype("Float64")
+    places = 1 if column.unit == "ratio" else digits(known, column.unit)
+    found = [text(value, column.unit, places, grouped=True) for value in known]
+    return ["0" if zero else word for word, zero in zip(found, known.eq(0).fillna(False), strict=True)]
+
+
+def as_shown(table: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
+    """These columns under their titles, in the units in which they are shown."""
+    return pd.DataFrame({one.title: _shown(table[one.name], one) for one in columns})
+
+
+def as_held(table: pd.DataFrame, of: str) -> pd.DataFrame:
+    """A whole table of the analysis `of` with titles above its columns, its values as they are."""
+    return table.rename(columns={name: column(of, str(name)).title_as_held for name in table})
+
+
+def _shown(values: pd.Series[Any], column: Column) -> pd.Series[Any]:
+    if column.unit not in ("ns", "bytes", "ratio"):
+        return values
+    unit = column.shown or "MB" if column.unit == "bytes" else column.unit
+    numbers: pd.Series[Any] = _number(values.astype("Float64"), unit)
+    return numbers
+
+
+def _number(value: Any, unit: str) -> Any:
+    """Numbers in the unit in which they are shown."""
+    match unit:
+        case "ns":
+            return to_ms(value)
+        case "ratio":
+            return 100 * value
+    return value / _BYTES.get(unit, 1)

@@ -1,0 +1,210 @@
+"""Every column has one header, one unit and one explanation, and all that show it take them from the registry."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from loaded_script import script
+from made_runs import made_gathering, made_runs, made_sweep
+
+import overlaplab
+from overlaplab import analyses
+from overlaplab.columns import REGISTRY, column, columns
+from overlaplab.formats import as_held, as_shown, digits, text, texts
+from overlaplab.manifest import Link
+from overlaplab.report import console
+from overlaplab.report.exposed import causes_table, spots_table
+from overlaplab.report.sweeps import sweep_table
+from overlaplab.simulate import bound, replay
+from overlaplab.timeline.timeline import timeline_events, timeline_window
+
+SOURCES = sorted(Path(overlaplab.__file__).parent.rglob("*.py"))
+SHOWN_BY = [path for path in SOURCES if path.parts[-2] in ("report", "dashboard", "views")]
+PLACES = [(table, one) for table, own in REGISTRY.items() for one in own.values()]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    """What each analysis returns for a run: the columns do not depend on the run."""
+    folder = tmp_path_factory.mktemp("runs")
+    made_sweep(made_gathering(made_runs(folder)))
+    bucketed, ahead = (overlaplab.load_run(folder / name) for name in ("bucketed", "ahead"))
+    swept = [overlaplab.load_run(folder / name) for name in ("cap-25", "cap-5")]
+    link = Link(bandwidth_gbps=1.0, latency_us=200.0, world_size=2, emulated=True)
+    found = {
+        name: getattr(overlaplab, name)(bucketed) for name in ("summary", "totals", "exposed", "buckets", "clocks")
+    }
+    found |= {name: getattr(overlaplab, name)(bucketed) for name in ("collectives", "communication_by", "stragglers")}
+    found |= {name: getattr(analyses, name)(ahead) for name in ("idle", "schedule", "scatters", "volume", "memory")}
+    found["peaks"] = analyses.peaks(ahead)
+    found["compare"] = analyses.compare([bucketed, ahead])
+    found |= {name: getattr(analyses, name)(swept) for name in ("sweep", "sweep_links")}
+    found |= {name: getattr(analyses, name)(found["schedule"]) for name in ("schedule_steps", "gathered_bytes")}
+    found["late_buckets"] = analyses.late_buckets(found["buckets"].head(2))
+    found["each_collective"] = analyses.each_collective(found["collectives"])
+    found["stragglers_of"] = analyses.stragglers_of(found["collectives"])
+    found |= {"bound": bound(bucketed), "replay": replay(bucketed, link)}
+    window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
+    return found | {"window": window.ranks, "kernels": window.kernels}
+
+
+def test_every_analysis_is_looked_at(tables: dict[str, pd.DataFrame]) -> None:
+    functions = {name: getattr(analyses, name) for name in analyses.__all__}
+    told = {
+        name
+        for name, function in functions.items()
+        if inspect.isfunction(function) and inspect.signature(function).return_annotation == "pd.DataFrame"
+    }
+    assert told - {"rows_of"} <= set(tables)  # which returns rows of any table
+    assert all(len(table) for name, table in tables.items() if name not in ("peaks", "replay"))
+
+
+def test_every_column_of_an_analysis_is_registered_under_a_header_of_its_own(tables: dict[str, pd.DataFrame]) -> None:
+    for name, table in tables.items():
+        found = columns(name, *map(str, table))
+        once([one.header for one in found], name)
+
+
+def test_units_are_those_of_the_names() -> None:
+    for _, one in PLACES:
+        for ending, unit in (("_ns", "ns"), ("_ms", "ms"), ("_ms_median", "ms"), ("_ms_iqr", "ms"), ("bytes", "bytes")):
+            assert not one.name.endswith(ending) or one.unit == unit, one
+
+
+def test_every_registered_column_is_returned_or_shown(tables: dict[str, pd.DataFrame]) -> None:
+    returned = {str(name) for table in tables.values() for name in table}
+    shown = {name for path in SHOWN_BY for name in re.findall(r'"(\w+)"', path.read_text())}
+    for table, one in PLACES:
+        assert one.name in (set(tables[table]) if table else returned) | shown, f"{table}.{one.name} is nowhere used"
+
+
+def test_what_pages_ask_for_is_registered_and_has_different_headers() -> None:
+    found = list(asked())
+    assert len(found) > 40
+    for table, names in found:
+        chosen = columns(table, *names)
+        for headers in ([one.header for one in chosen], [one.title for one in chosen], [one.terse for one in chosen]):
+            once(headers, table)
+
+
+def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame]) -> None:
+    one_step = tables["exposed"].head(2)
+    drawn = [
+        console.summary_table(tables["summary"], ""),
+        console.buckets_table(tables["buckets"].head(2)),
+        console.compare_table(tables["compare"]),
+        console.sizes_table(tables["compare"].assign(peak_memory_bytes=1.0)),
+        console.schedule_table(tables["schedule_steps"], ""),
+        console.gathers_table(tables["schedule"].head(3)),
+        console.collectives_table(tables["collectives"], ""),
+        console.communication_table(tables["communication_by"]),
+        console.stragglers_table(tables["stragglers"].assign(last=1)),
+        causes_table(tables["summary"], tables["exposed"]),
+        spots_table(one_step, one_step.to_dict("records")[0]),
+        sweep_table(tables["sweep"], tables["sweep_links"], ""),
+    ]
+    headers = {one.terse for _, one in PLACES}
+    for table in drawn:
+        assert table is not None
+        found = [str(one.header) for one in table.columns]
+        once(found, str(table.title))
+        assert set(found) <= headers
+
+
+def test_pages_name_tables_that_there_are(tables: dict[str, pd.DataFrame]) -> None:
+    named = {table for path in SOURCES for table in re.findall(r'\bcolumns?\(\s*"(\w*)"', path.read_text())}
+    named |= {table for path in SOURCES for table in re.findall(r'\bas_held\(\w+, "(\w+)"', path.read_text())}
+    assert {"summary", "window"} <= named <= set(tables)
+
+
+def test_headers_and_explanations_are_plain() -> None:
+    for table, one in PLACES:
+        assert one.explanation.endswith("."), one
+        assert "|" not in one.header + one.explanation
+        assert one.unit != "ratio" or re.search(r"% of \w", one.title), f"{one}: a percentage names its denominator"
+        assert one != REGISTRY[""].get(one.name) or not table, f"{table}: {one.name} means the same anywhere"
+
+
+def test_the_page_of_columns_is_the_registrys() -> None:
+    found = script("scripts/columns.py")
+    assert found.PAGE.read_text() == found.page(), "run scripts/columns.py"
+
+
+def test_a_unit_is_converted_in_one_place() -> None:
+    """Times become ms by `to_ms`, and columns what people are shown by `overlaplab.formats`."""
+    allowed = {"words.py", "formats.py", "charts/scales.py", "cli/files.py"}
+    root = Path(overlaplab.__file__).parent
+    literal = re.compile(r"[*/] ?(1e6|1e-6|1_?000_?000(\.0)?|10 ?\*\* ?-?6)\b|NS_PER_MS")
+    found = {str(path.relative_to(root)) for path in SOURCES if literal.search(path.read_text())}
+    assert found - {"dashboard/uploads.py"} <= allowed  # whose MB is a limit
+    assert "words.py" in found
+
+
+def test_titles_tell_the_unit() -> None:
+    found = columns("each_collective", "index", "wait_ns", "bytes", "bus_gb_per_s") + columns(
+        "summary", "span_ns", "overlap_ratio"
+    )
+    assert [one.title for one in found] == [
+        *("number", "longest wait (ms)", "size (kB)", "bus bandwidth (GB/s)"),
+        *("step time (ms)", "overlap ratio (% of comm.)"),
+    ]
+    assert [one.title_as_held for one in found] == [
+        *("number", "longest wait (ns)", "size (bytes)", "bus bandwidth (GB/s)"),
+        *("step time (ns)", "overlap ratio"),
+    ]
+    assert [one.terse for one in found] == ["#", "wait", "MB", "GB/s", "step ms", "overlap"]
+    assert column("collectives", "wait_ns").title == "wait (ms)"
+    with pytest.raises(KeyError, match="nothing_ns"):
+        column("summary", "nothing_ns")
+
+
+def test_one_formatter_per_unit() -> None:
+    units = {"ns": 1_234_567, "ms": 1_234.567, "MB": 1_234_567, "kB": 1_234_567, "GB/s": 1_234.567, "ratio": 0.12345}
+    assert [text(value, unit, 2) for unit, value in units.items()] == [
+        *("1.23", "1234.57", "1.23", "1234.57", "1234.57", "12.35")
+    ]
+    assert text(1_234.567, "ms", 1, grouped=True) == "1,234.6"
+    assert [text(value, "count") for value in (1234, 2.5, 2.0)] == ["1234", "2.5", "2"]
+    assert text(1234, "count", grouped=True) == "1,234"
+    assert [text(None, unit) for unit in (*units, "count", "text")] == ["–"] * 8
+    assert [digits(pd.Series([ms * 1_000_000, None])) for ms in (0, 9, 10, 999, 1000)] == [3, 3, 2, 2, 1]
+    assert [digits(pd.Series([ms]), "ms", one=100) for ms in (9, 10, 100)] == [3, 2, 1]
+    assert digits(pd.Series([None, None], dtype="Int64")) == 3
+    busy = pd.Series([1_234_567_890, 0, None], dtype="Int64")
+    assert texts(busy, column("window", "busy_ns")) == ["1,234.6", "0", "–"]
+
+
+def test_a_table_is_shown_in_ms_and_kept_in_ns() -> None:
+    table = pd.DataFrame({"rank": [1], "start_ns": [1_500_000], "bytes": [2_500_000], "kind": ["all_reduce"]})
+    held = as_held(table, "each_collective")
+    assert held.to_dict("records") == [
+        {"rank": 1, "start (ns)": 1_500_000, "size (bytes)": 2_500_000, "kind": "all_reduce"}
+    ]
+    shown = as_shown(table, columns("each_collective", "kind", "start_ns", "bytes"))
+    assert shown.to_dict("records") == [{"kind": "all_reduce", "start (ms)": 1.5, "size (kB)": 2500.0}]
+
+
+def asked() -> Iterator[tuple[str, list[str]]]:
+    """Where a page names a table and its columns as literals: `columns("summary", "rank", *("step", "idle_ns"))`."""
+    for path in SHOWN_BY:
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "columns"):
+                continue
+            names: list[str] = []
+            for one in call.args:
+                try:
+                    literal = ast.literal_eval(one.value if isinstance(one, ast.Starred) else one)
+                except ValueError:  # a variable
+                    continue
+                names += [literal] if isinstance(literal, str) else literal
+            yield names[0], names[1:]
+
+
+def once(headers: list[str], where: str) -> None:
+    assert len(set(headers)) == len(headers), f"{where}: {sorted(headers)}"
