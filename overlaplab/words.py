@@ -21,6 +21,7 @@ __all__ = [
     "size",
     "size_exact",
     "to_ms",
+    "unit_name",
     "unit_of",
     "visible",
 ]
@@ -75,6 +76,11 @@ def last_gradient(bucket: dict[Any, Any]) -> str | None:
     told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
     arrived = [(arrival, shape) for arrival, shape in told if not pd.isna(arrival)]
     return gradient_word(None, *max(arrived, key=lambda found: found[0])) if arrived else None
+
+
+def unit_name(unit: object, limit: int = 80) -> str:
+    """The name of a unit of parameters; FSDP2 gives the root module none."""
+    return shorten(str(unit), limit) or "(root)"
 
 
 def percent(part: float, whole: float) -> str:

@@ -1,9 +1,9 @@
 """Analyses: pure functions from a run to tables."""
 
-from overlaplab.analyses.buckets import bucket_notes, buckets
+from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
-from overlaplab.analyses.compare import compare, no_fastest
+from overlaplab.analyses.compare import compare
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.idle import idle
@@ -11,12 +11,11 @@ from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_b
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.scatters import scatters
-from overlaplab.analyses.schedule import schedule, schedule_notes
-from overlaplab.analyses.settings import group_words, is_sweep, setting_words
+from overlaplab.analyses.schedule import schedule
+from overlaplab.analyses.settings import is_sweep
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
-from overlaplab.analyses.summary import PARTS, summary, totals, warnings_of
+from overlaplab.analyses.summary import PARTS, summary, totals
 from overlaplab.analyses.sweep import sweep, sweep_links
-from overlaplab.analyses.unrecorded import unrecorded
 from overlaplab.analyses.volume import Theory, volume, volume_theory
 from overlaplab.analyses.worst import rows_of, worst_step
 
@@ -26,7 +25,6 @@ __all__ = [
     "Cause",
     "Condition",
     "Theory",
-    "bucket_notes",
     "buckets",
     "collectives",
     "communication_by",
@@ -34,31 +32,25 @@ __all__ = [
     "each_collective",
     "exposed",
     "gathered_bytes",
-    "group_words",
     "idle",
     "is_sweep",
     "last_gap_ns",
     "late_buckets",
     "launched_after_backward",
     "memory",
-    "no_fastest",
     "parse_condition",
     "peaks",
     "rows_of",
     "scatters",
     "schedule",
-    "schedule_notes",
     "schedule_steps",
-    "setting_words",
     "stragglers",
     "stragglers_of",
     "summary",
     "sweep",
     "sweep_links",
     "totals",
-    "unrecorded",
     "volume",
     "volume_theory",
-    "warnings_of",
     "worst_step",
 ]

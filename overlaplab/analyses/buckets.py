@@ -16,7 +16,7 @@ from overlaplab.intervals import Intervals, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule, label_list
 
-__all__ = ["bucket_notes", "buckets"]
+__all__ = ["buckets"]
 
 _IDENTITY = ("rank", "step", "backward_start_ns", "backward_end_ns")
 _TIMES = ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")
@@ -54,24 +54,6 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=list(_COLUMNS), dtype="object")
     whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64")
     return table.astype(whole | {"index": "int64", "passes": "int64"})
-
-
-def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    """What a reader of `buckets`' table must know, a line each."""
-    if table.empty:
-        return ("no buckets are known: that takes the engine's labels or torch's DDP, and a GPU's recorded activity",)
-    notes = []
-    if (table["source"] == "ddp").any():
-        notes.append("read from torch's DDP: a bucket is an all-reduce launched as a gradient is accumulated, unnamed")
-    if taken := int((table["told_by"] == "order").sum()):
-        notes.append(
-            f"sizes do not tell which gradients {taken} of {len(table)} buckets hold: taken by order of arrival"
-        )
-    if unknown := int(table["told_by"].isna().sum()):
-        notes.append(f"which gradients {unknown} of {len(table)} buckets hold is unknown")
-    if (most := int(table["passes"].max())) > 1:
-        notes.append(f"up to {most} backward passes of a step sent gradients: the last one's buckets are shown")
-    return tuple(notes)
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:

@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.memory import memory, peaks
-from overlaplab.analyses.settings import is_emulated, is_sweep, model_told
-from overlaplab.analyses.spread import FEWEST, Steps, fastest, spread, step_times
+from overlaplab.analyses.settings import is_emulated, is_sweep, model_settings
+from overlaplab.analyses.spread import Steps, fastest, spread, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run, once_per_run
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
 
-__all__ = ["MEASURES", "compare", "no_fastest"]
+__all__ = ["MEASURES", "compare"]
 
 MEASURES = {
     "step_ms": "span_ns",
@@ -83,17 +83,6 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     ]
 
 
-def no_fastest(table: pd.DataFrame) -> str | None:
-    """Of `compare`'s rows why none is the fastest, in words; None where one is, or there is but one run."""
-    if len(table) < 2 or table["fastest"].any():
-        return None
-    if table["model"].nunique() > 1:
-        return "different models, not comparable"
-    if table["spread_ms"].isna().any():
-        return f"too few steps to tell a difference (fewer than {FEWEST} in a run)"
-    return "no difference beyond the spread"
-
-
 def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A run's `summary`, and its row without what depends on the others."""
     table = summary(run, selection)
@@ -118,7 +107,7 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "overlap_ratio": int(table["overlapped_ns"].sum()) / comm if comm else None,
         "emulated": is_emulated(run),
         "phantoms": len(manifest.phantom_ranks) if manifest else 0,
-        "model": model_told(manifest),
+        "model": model_settings(manifest),
     }
     for figure, column in MEASURES.items():
         values = to_ms(table[column]).astype("Float64")

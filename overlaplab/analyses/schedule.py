@@ -17,7 +17,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule, layer_of
 
-__all__ = ["schedule", "schedule_notes"]
+__all__ = ["schedule"]
 
 _TIMES = (
     *("gather_launch_ns", "gather_start_ns", "gather_end_ns", "first_use_ns", "last_use_ns"),
@@ -51,23 +51,6 @@ def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         chosen = selected_windows(trace, selection)
         rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen, run.manifest))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "Int64"))
-
-
-def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    """What a reader of `schedule`'s table must know, a line each."""
-    if table.empty:
-        return (
-            "no gathers are known: that takes the engine's labels or FSDP2's ranges, and a GPU's recorded activity",
-        )
-    notes = []
-    if (table["source"] == "fsdp2").any():
-        notes.append(
-            "read from FSDP2's ranges: freed after its forward is what is gathered again, else after its backward"
-        )
-    for column, what in (("free_ns", "when they were freed"), ("bytes", "their bytes"), ("gather_end_ns", "their end")):
-        if unknown := int(table[column].isna().sum()):
-            notes.append(f"{unknown} of {len(table)} gathers left no event that tells {what}: unknown")
-    return tuple(notes)
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[dict[str, Any]]:

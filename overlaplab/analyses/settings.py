@@ -1,4 +1,4 @@
-"""What runs were told: in words, and whether several were told the same but for their bucket_cap_mb."""
+"""What runs were recorded with, and whether several differ in bucket_cap_mb alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest
-from overlaplab.words import count
 
-__all__ = ["differing", "group_words", "is_emulated", "is_sweep", "link_words", "model_told", "setting_words"]
+__all__ = ["differing", "is_emulated", "is_sweep", "model_settings"]
 
 _SAME = (
     *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
@@ -43,52 +42,15 @@ def differing(runs: Sequence[Run]) -> str:
     return "their bucket_cap_mb is the same or unknown"
 
 
-def model_told(manifest: Manifest | None) -> str | None:
+def model_settings(manifest: Manifest | None) -> str | None:
     """What a manifest tells of the model and its input, as JSON; not the precision, which runs are compared by."""
     model = manifest.raw.get("model") if manifest is not None else None
     return _plain({key: value for key, value in model.items() if key != "dtype"}) if isinstance(model, dict) else None
 
 
-def group_words(manifest: Manifest, ranks: int | None = None) -> str:
-    """Who was there: `2 ranks` (so many as `ranks` says, else as the job had), or one rank whose peers are phantoms."""
-    if not manifest.phantom_ranks:
-        return count(manifest.world_size if ranks is None else ranks, "rank")
-    meant = "" if manifest.numerics_meant else "; numerics not meant"
-    return f"one rank of an emulated group of {manifest.world_size} (peers are phantoms{meant})"
-
-
 def is_emulated(run: Run) -> bool:
     """Whether an emulated link carried the run."""
     return run.manifest is not None and run.manifest.emulated_link is not None
-
-
-def link_words(manifest: Manifest) -> str:
-    """The emulated link, and whether it was attained; empty without one."""
-    link = manifest.emulated_link
-    missed = ", link not attained" if manifest.link_attained is False else ""
-    return f"emulated link {link}{missed}" if link else ""
-
-
-def setting_words(manifest: Manifest | None) -> str:
-    """What the strategy was told, where it is worth a word; empty where nothing tells."""
-    if manifest is None:
-        return ""
-    words = []
-    if manifest.bucket_cap_mb is not None:
-        words.append(f"cap {manifest.bucket_cap_mb:g} MiB")
-    if manifest.prefetch is not None:
-        words.append(f"prefetch {manifest.prefetch}")
-    if manifest.accumulate is not None and manifest.accumulate > 1:
-        words.append(f"{manifest.accumulate} microbatches")
-    if manifest.overlap_param_gather is not None:
-        words.append("gathers in forward" if manifest.overlap_param_gather else "gathers before forward")
-    if manifest.keep_last is not None:
-        words.append("last layer kept" if manifest.keep_last else "last layer freed")
-    if manifest.checkpointing:
-        words.append("checkpointing")
-    if manifest.main_grad:
-        words.append("fp32 gradients")
-    return ", ".join(words)
 
 
 def _fixed(manifest: Manifest) -> tuple[str, ...]:

@@ -6,26 +6,15 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from overlaplab.analyses.unrecorded import unrecorded
-from overlaplab.events import (
-    Activity,
-    Kind,
-    Run,
-    Trace,
-    activity,
-    of_kind,
-    rule_of,
-    step_windows,
-    window_warnings,
-)
-from overlaplab.evidence.clocks import clock_warnings, zero_of
+from overlaplab.events import Activity, Run, Trace, activity, rule_of, step_windows
+from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import Exposed, exposed_parts
 from overlaplab.intervals import clip, intersect, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["PARTS", "summary", "totals", "warnings_of"]
+__all__ = ["PARTS", "summary", "totals"]
 
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 """The parts that add up to `span_ns` exactly, each moment counted once."""
@@ -89,25 +78,6 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return _finished(pd.DataFrame(rows, columns=["rank", "outside_ns", *_SUMMED, *_MATCHED]))
 
 
-def warnings_of(run: Run) -> tuple[str, ...]:
-    """What a reader of any figure of this run must know, a line each."""
-    found = list(run.warnings)
-    if run.manifest and run.manifest.link_attained is False:
-        found.append("link not attained: more than 5 % of the collectives overran the emulated link")
-    found += clock_warnings(run)
-    missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
-    found += [missing] if missing else []
-    for trace in run.traces:
-        where = "" if trace.rank is None else f"rank {trace.rank}: "
-        if rule_of(trace) is Rule.UNRECORDED:
-            continue
-        found += [where + warning for warning in window_warnings(trace)]
-        ranks = max(len(run.traces), trace.world_size or 1)
-        if ranks > 1 and not len(activity(trace).communication):
-            found.append(f"{where}no communication recognised among {ranks} ranks; {_top(trace)}")
-    return tuple(found)
-
-
 def _parts(run: Run, trace: Trace) -> Exposed:
     return exposed_parts(run)[run.traces.index(trace)]
 
@@ -158,11 +128,3 @@ def _outside(trace: Trace) -> int:
     steps = step_windows(trace)
     inside = clip(union([step.start_ns for step in steps], [step.end_ns for step in steps]), start, end)
     return end - start - total(inside)
-
-
-def _top(trace: Trace) -> str:
-    """The names that took most time, for a reader to see what was missed."""
-    counted = trace.events[~of_kind(trace, Kind.NOTHING)]
-    longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(3)
-    names = [str(name) if len(str(name)) <= 60 else f"{str(name)[:59]}…" for name in longest.index]
-    return "most time is in " + ", ".join(names) if names else "nothing that counts was recorded"

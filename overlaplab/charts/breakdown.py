@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.theme import Palette, colours, finish, palette
-from overlaplab.words import count, ms, percent, rank_word, to_ms
+from overlaplab.findings import summary_scope, summary_title
+from overlaplab.words import count, rank_word, to_ms
 
 __all__ = ["summary"]
 
@@ -60,11 +61,12 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         ink=lambda rows: rows["part"].map(lambda part: inks.get(drawn[part], tones.on_light)),
     )
     layers: list[alt.Chart] = [bars, *(_labels(words, y, str(ink)) for ink, words in shown.groupby("ink"))]
-    title, lines = _finding(table)
+    title = summary_title(table)
+    scope = f"Summed over {summary_scope(table)}."
     return finish(
         layers,
         title=title,
-        subtitle=[*lines, note],
+        subtitle=[f"{scope} Each bar is 100 % of its rank's step time; numbers are percent of it.", note],
         description=f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(drawn)}. {title}.",
         dark=dark,
         height=alt.Step(30 if len(ranks) <= 16 else 20),
@@ -111,27 +113,3 @@ def _parts(table: pd.DataFrame) -> pd.DataFrame:
             )
             done += took
     return pd.DataFrame(rows, columns=["rank", "part", "ms", "share", "begin", "end"])
-
-
-def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
-    """The title, which says what was found, and how to read the bars."""
-    comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
-    ranks = table["rank"].nunique(dropna=False)
-    windows = len(table) if "step" in table else None
-    over = f"all {ranks} ranks" if ranks > 1 else "1 rank"
-    if windows is not None and windows > ranks:
-        over += f" and {windows // ranks} steps" if windows % ranks == 0 else f", {windows} steps"
-    if comm == 0:
-        title = "No communication in these steps"
-    else:
-        title = (
-            f"Exposed {ms(exposed)} of {ms(comm)} of communication ({percent(exposed, comm)}){_split(table, exposed)}"
-        )
-    return title, [f"Summed over {over}. Each bar is 100 % of its rank's step time; numbers are percent of it."]
-
-
-def _split(table: pd.DataFrame, exposed: int) -> str:
-    """How much of the exposed time was waiting; nothing where that is unknown."""
-    if exposed == 0 or table["exposed_wait_ns"].isna().any():
-        return ""
-    return f", {percent(int(table['exposed_wait_ns'].sum()), exposed)} of it waiting for a rank"

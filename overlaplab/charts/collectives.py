@@ -10,8 +10,9 @@ import pandas as pd
 
 from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
 from overlaplab.charts.theme import Palette, colours, finish, palette
+from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
 from overlaplab.manifest import Link
-from overlaplab.words import count, ms, percent, rank_word, shorten, to_ms
+from overlaplab.words import count, ms, rank_word, shorten, to_ms
 
 __all__ = ["bus_bandwidth", "kind_word", "late_ranks", "waits"]
 
@@ -57,11 +58,12 @@ def bus_bandwidth(
     layers = [_layer(rows, x, y, tones, tooltip, bounds=bool(rows["bound"].any()))]
     if line is not None:
         layers += _link_line(line, link, tones)
-    title, lines = _bandwidth_words(table, shown, line)
+    title = bandwidth_title(shown, line)
+    reading = "Bus bandwidth: bytes ÷ transfer × what a ring sends of them. Small collectives are bound by latency."
     return finish(
         layers,
         title=title,
-        subtitle=[*lines, note],
+        subtitle=[reading if len(shown) else None, *bandwidth_remarks(table, shown), note],
         description=f"{count(len(shown), 'collective')} as points, bus bandwidth against bytes. {title}.",
         dark=dark,
         height=_HEIGHT,
@@ -90,11 +92,12 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
         alt.Tooltip("who:N", title="collectives"),
     ]
     layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, tooltip, bounds=False)]
-    title, lines = _wait_words(known)
+    title = waits_title(known)
+    reading = f"A wait ends when the last rank arrives. What took less than {LEAST_MS:g} ms stands at {LEAST_MS:g} ms."
     return finish(
         layers,
         title=title,
-        subtitle=[*lines, note],
+        subtitle=[reading if len(known) else None, note],
         description=f"{count(len(known), 'collective')} as points, wait against transfer. {title}.",
         dark=dark,
         height=_HEIGHT,
@@ -142,11 +145,18 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         drawn_bars.encode(x=x, x2=alt.X2("end:Q"), y=y, color=colours(fills), tooltip=tooltip),
         labels.encode(x=alt.X("end:Q", scale=scale), y=y, text=alt.Text("text:N")),
     ]
-    title, lines = _late_words(table)
+    title = late_ranks_title(table)
+    reading = []
+    if table["last"].any():
+        reading.append(
+            "Counted where a rank came last by more than clocks may differ; late: after the others' median arrival."
+        )
+        if len(table) > MOST_RANKS:
+            reading.append(f"The {MOST_RANKS} ranks that cost most, of {len(table)}.")
     return finish(
         layers,
         title=title,
-        subtitle=[*lines, note],
+        subtitle=[*reading, note],
         description=f"A bar for each of {count(len(drawn), 'rank')}: how long others waited for it. {title}.",
         dark=dark,
         height=alt.Step(28 if len(drawn) <= 16 else 20),
@@ -242,52 +252,8 @@ def _diagonal(x: tuple[float, float], y: tuple[float, float], tones: Palette) ->
     return [line, word]
 
 
-def _bandwidth_words(table: pd.DataFrame, shown: pd.DataFrame, line: float | None) -> tuple[str, list[str]]:
-    if shown.empty:
-        return "No bus bandwidth: sizes or groups of the collectives are unknown", []
-    bounds = int(shown["bus_is_lower_bound"].sum())
-    large = shown[shown["bytes"] >= shown["bytes"].max() / 2]
-    most = float(large["bus_gb_per_s"].astype("float64").median())
-    title = f"The largest collectives move {'at least ' if bounds else ''}{most:,.3g} GB/s, in the median"
-    if line is not None:
-        title += f": {percent(most, line)} of the link's bandwidth"
-    lines = ["Bus bandwidth: bytes ÷ transfer × what a ring sends of them. Small collectives are bound by latency."]
-    if bounds:
-        lines.append(
-            f"{bounds} of {len(shown)} are lower bounds: how long the data took is not known without all ranks."
-        )
-    if len(table) > len(shown):
-        lines.append(f"{count(len(table) - len(shown), 'collective')} left out: size or group unknown.")
-    return title, lines
-
-
-def _wait_words(known: pd.DataFrame) -> tuple[str, list[str]]:
-    if known.empty:
-        return "Wait and transfer are unknown: not all members' traces are here", []
-    longer = int((known["wait_ns"] > known["transfer_ns"]).sum())
-    title = f"In {longer} of {count(len(known), 'collective')} a rank waited longer than the data took"
-    return title, [
-        f"A wait ends when the last rank arrives. What took less than {LEAST_MS:g} ms stands at {LEAST_MS:g} ms."
-    ]
-
-
 def _late_word(row: dict[Any, Any]) -> str:
     if not row["last"]:
         return f"never last in {row['collectives']}"
     late = f"{ms(row['late_median_ns'])} late in the median"
     return f"{ms(row['cost_ns'])}; last in {row['last']} of {row['collectives']}, {late}"
-
-
-def _late_words(table: pd.DataFrame) -> tuple[str, list[str]]:
-    if table.empty or not table["last"].any():
-        return "No rank came last by more than clocks may differ", []
-    worst = table.iloc[0]
-    cost = int(table["cost_ns"].sum())
-    title = (
-        f"The others waited {ms(worst['cost_ns'])} for rank {rank_word(worst['rank'])}"
-        f" ({percent(worst['cost_ns'], cost)} of all waiting for late ranks)"
-    )
-    lines = ["Counted where a rank came last by more than clocks may differ; late: after the others' median arrival."]
-    if len(table) > MOST_RANKS:
-        lines.append(f"The {MOST_RANKS} ranks that cost most, of {len(table)}.")
-    return title, lines

@@ -8,8 +8,8 @@ from typing import Literal
 import altair as alt
 import pandas as pd
 
-from overlaplab.analyses import no_fastest
 from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.findings import compare_title
 from overlaplab.words import count, duration, shorten
 
 __all__ = ["compare", "run_labels"]
@@ -62,15 +62,16 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
             .encode(x=alt.X("end:Q"), y=y, text=alt.Text("word:N"))
         )
         layers.append(words)
+    title = compare_title(table, labels, by_cap=axis == "bucket_cap_mb")
     return finish(
         layers,
-        title=_finding(table, labels),
+        title=title,
         subtitle=[
             "Medians over all ranks' steps, with the interquartile range (IQR) at the bar."
             " Hidden communication runs while the rank computes.",
             note or ("emulated link" if table["emulated"].any() else None),
         ],
-        description=f"Bars of {count(len(labels), 'run')} by median step time. {_finding(table, labels)}.",
+        description=f"Bars of {count(len(labels), 'run')} by median step time. {title}.",
         dark=dark,
         height=alt.Step(34 if len(labels) <= 16 else 22),
     )
@@ -117,21 +118,6 @@ def _rows(table: pd.DataFrame, labels: list[str]) -> tuple[pd.DataFrame, pd.Data
         pd.DataFrame(rows, columns=["run", "part", "ms", "begin", "end"]),
         pd.DataFrame(ends, columns=["run", "end", "word", "fastest"]),
     )
-
-
-def _finding(table: pd.DataFrame, labels: list[str]) -> str:
-    """The title: the fastest run, or that there is none to be told."""
-    fastest = [label for label, wins in zip(labels, table["fastest"], strict=True) if wins]
-    if len(labels) < 2:
-        return "Step time of one run: choose another to compare"
-    why = no_fastest(table)
-    if why is not None:
-        return f"Step time: {why}"
-    if len(fastest) == 1:
-        cap = "bucket_cap_mb " if run_labels(table)[0] == "bucket_cap_mb" else ""
-        median = table.loc[table["fastest"].astype(bool), "step_ms_median"].iloc[0]
-        return f"Fastest: {cap}{fastest[0]}, {duration(median)} per step"
-    return f"Fastest: {', '.join(fastest)}, recordings of one setting"
 
 
 def _number(value: object) -> float:

@@ -7,13 +7,13 @@ import pandas as pd
 
 from overlaplab.charts.comparison import run_labels
 from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.findings import costs_title
 from overlaplab.words import count, size_exact, unit_of
 
 __all__ = ["memory_compared", "sent_compared"]
 
 MEASURED = "measured"
 THEORY = "theory"
-_CLOSE = 0.02  # of the theory: less is padding
 
 
 def sent_compared(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -38,16 +38,16 @@ def _against(
 ) -> alt.LayerChart:
     tones = palette(dark)
     axis, labels = run_labels(table)
-    rows = table.assign(run=labels)[["run", measured, theory]].set_axis(["run", "found", "said"], axis="columns")
-    rows = rows[rows["found"].notna()]
-    unit, scale = unit_of(float(rows[["found", "said"]].max().max()) if len(rows) else 0.0)
+    rows = table.assign(run=labels)[["run", measured, theory]].set_axis(["run", "measured", "theory"], axis="columns")
+    rows = rows[rows["measured"].notna()]
+    unit, scale = unit_of(float(rows[["measured", "theory"]].max().max()) if len(rows) else 0.0)
     drawn = pd.DataFrame(
         {
             "run": rows["run"],
             "part": MEASURED,
-            "found": rows["found"].astype("float64") / scale,
-            "said": rows["said"].astype("Float64") / scale,
-            "word": [_word(found, said) for found, said in zip(rows["found"], rows["said"], strict=True)],
+            "found": rows["measured"].astype("float64") / scale,
+            "said": rows["theory"].astype("Float64") / scale,
+            "word": [_word(found, said) for found, said in zip(rows["measured"], rows["theory"], strict=True)],
         }
     )
     drawn["end"] = drawn[["found", "said"]].astype("float64").max(axis="columns")
@@ -77,7 +77,7 @@ def _against(
         .mark_text(align="left", dx=8, color=tones.ink, fontSize=12)
         .encode(x=alt.X("end:Q"), y=y, text=alt.Text("word:N"))
     )
-    title = _finding(rows, verb)
+    title = costs_title(rows, verb)
     return finish(
         [bars, ticks, words],
         title=title,
@@ -92,21 +92,3 @@ def _word(found: int, said: int | None) -> str:
     if said is None or pd.isna(said):
         return f"{size_exact(int(found))}, theory unknown"
     return f"{size_exact(int(found))}, theory {size_exact(int(said))}"
-
-
-def _finding(rows: pd.DataFrame, verb: str) -> str:
-    """The title: whether the runs cost what theory says, or which of them is furthest from it."""
-    told = rows[rows["said"].notna()]
-    if told.empty:
-        return f"{verb} per rank: there is no theory for these runs"
-    nothing = told[(told["said"] == 0) & (told["found"] != 0)]
-    if len(nothing):
-        size, name = max(zip(nothing["found"].astype("int64"), nothing["run"], strict=True))
-        return f"{verb} per rank: {name} is furthest from theory, {size_exact(int(size))} where theory says 0 B"
-    off = [
-        0.0 if said == 0 else float(found / said - 1) for found, said in zip(told["found"], told["said"], strict=True)
-    ]
-    most, run = max(zip(off, told["run"], strict=True), key=lambda pair: abs(pair[0]))
-    if abs(most) <= _CLOSE:
-        return f"{verb} per rank: what theory says, within {100 * _CLOSE:.0f} %"
-    return f"{verb} per rank: {run} is furthest from theory, {100 * abs(most):.0f} % {'more' if most > 0 else 'less'}"

@@ -9,8 +9,9 @@ import pandas as pd
 
 from overlaplab.charts.held import LABELS_WIDTH, time_axis
 from overlaplab.charts.theme import LINE, colours, finish, palette
-from overlaplab.charts.units import shown_rows, unit_name, unit_rows
-from overlaplab.words import count, ms, size_exact, to_ms
+from overlaplab.charts.units import shown_rows, unit_rows
+from overlaplab.findings import schedule_remarks, schedule_title, turn_label
+from overlaplab.words import size_exact, to_ms, unit_name
 
 __all__ = ["schedule", "schedule_window"]
 
@@ -73,7 +74,7 @@ def schedule(
         SCATTER: tones.reduce,
     }
     fills = [(part, tone) for part, tone in colour.items() if part in set(bars["part"])]
-    title, lines = _finding(table, prefetch)
+    title = schedule_title(table)
     layers = [
         _layer(bars[bars["part"] == LIVE], x, y, fills, 0.86, line),
         _layer(bars[bars["part"] != LIVE], x, y, fills, 0.6, line),
@@ -83,7 +84,7 @@ def schedule(
     return finish(
         layers,
         title=title,
-        subtitle=[*lines, note],
+        subtitle=[*schedule_remarks(table, prefetch, _undrawn(table)), note],
         description=f"{len(names)} units on a time axis: {', '.join(part for part, _ in fills)}, freed. {title}.",
         dark=dark,
         height=alt.Step(step),
@@ -147,6 +148,14 @@ def _around_layers(table: pd.DataFrame, begin: str, end: str) -> pd.Series:
         for layer, start, stop in zip(table["layer"], table[begin], table[end], strict=True)
     ]
     return pd.Series(found, index=table.index, dtype=bool)
+
+
+def _undrawn(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of which a use is not drawn."""
+    return table[
+        _around_layers(table, "first_use_ns", "last_use_ns")
+        | _around_layers(table, "backward_first_use_ns", "backward_last_use_ns")
+    ]
 
 
 def _drawn_uses(table: pd.DataFrame) -> pd.DataFrame:
@@ -220,81 +229,17 @@ def _turns(table: pd.DataFrame, tone: str, named: bool) -> list[alt.Chart]:
     if ends.empty or len(ends) > _MOST_TURNS or not _has_backward(table):
         return []
     turns = pd.DataFrame({"begin": to_ms(ends).astype("float64")})
-    kept = forward[(forward["free_phase"] == "backward").fillna(False) | forward["backward_first_use_ns"].notna()]
-    units = [
-        f"layer {layer}" if not pd.isna(layer) else unit_name(unit, 20)
-        for unit, layer in kept.drop_duplicates("unit")[["unit", "layer"]].itertuples(index=False)
-    ]
-    word = "turn"
-    if units and named:
-        stay = "stays" if len(units) == 1 else "stay"
-        word = f"turn: {_listed(units)} {stay} gathered"
     rule: alt.Chart = alt.Chart(turns).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.2).encode(x="begin:Q")
     text: alt.Chart = (
         alt.Chart(turns.head(1))
         .mark_text(color=tone, align="left", dx=-4, dy=-7, fontSize=12)
-        .encode(x="begin:Q", y=alt.value(0), text=alt.value(word))
+        .encode(x="begin:Q", y=alt.value(0), text=alt.value(turn_label(table) if named else "turn"))
     )
     return [rule, text]
 
 
 def _has_backward(table: pd.DataFrame) -> bool:
     return bool((table["phase"] == "backward").any() or table["backward_first_use_ns"].notna().any())
-
-
-def _finding(table: pd.DataFrame, prefetch: int | None) -> tuple[str, list[str]]:
-    """The title, which counts what was seen, and how to read the rows."""
-    layered = table[table["layer"].notna()]
-    counted, what = (layered, "layer") if len(layered) else (table, "unit")
-    forward = int((counted["phase"] == "forward").sum())
-    microbatches = table["microbatch"].nunique()
-    among = f" in {microbatches} microbatches" if microbatches > 1 else ""
-    title = (
-        f"Gather and free schedule: {count(len(counted), 'gather')} for {count(counted['unit'].nunique(), what)}{among}"
-        f" ({forward} forward + {len(counted) - forward} backward)"
-    )
-    told = [] if prefetch is None else [f"Prefetch depth {prefetch}."]
-    if table["wait_ns"].notna().any():
-        told.append(f"Compute waited {ms(table['wait_ns'].sum())} for gathers.")
-    if table["free_ns"].notna().any():
-        told.append(f"Tick: {what} freed.")
-    if len(layered) < len(table):
-        others = [unit_name(unit, 24) for unit in table.loc[table["layer"].isna(), "unit"].unique()]
-        if len(layered):
-            told.append(f"With {_listed(others)}: {len(table)} gathers.")
-    hidden = _around_layers(table, "first_use_ns", "last_use_ns") | _around_layers(
-        table, "backward_first_use_ns", "backward_last_use_ns"
-    )
-    if hidden.any():
-        names = [unit_name(unit, 24) for unit in table.loc[hidden, "unit"].unique()]
-        told.append(f"Compute of {_listed(names)} stands around the layers' and is not drawn.")
-    if (table["source"] == "fsdp2").any():
-        told.append("Read from FSDP2's ranges: what is gathered again was freed after its forward.")
-    return title, [" ".join(told), _unknown(table)]
-
-
-def _unknown(table: pd.DataFrame) -> str:
-    """What the trace does not tell, in one line; empty where it tells everything."""
-    lacks = {
-        "gather_end_ns": "when gathers ran",
-        "first_use_ns": "when units were used",
-        "wait_ns": "how long compute waited",
-        "free_ns": "when units were freed",
-        "bytes": "how large units are",
-    }
-    nothing = [word for column, word in lacks.items() if table[column].isna().all()]
-    some = [
-        f"{word} ({table[column].isna().sum()} of {len(table)} gathers)"
-        for column, word in lacks.items()
-        if table[column].isna().any() and not table[column].isna().all()
-    ]
-    return f"Unknown from this trace: {', '.join([*nothing, *some])}." if nothing or some else ""
-
-
-def _listed(words: list[str]) -> str:
-    if len(words) > 4:
-        return f"{len(words)} units"
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _ms(value: Any) -> float | None:

@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.theme import LINE, finish, palette
-from overlaplab.words import count, size_exact, to_ms, unit_of
+from overlaplab.findings import gathered_peak, gathered_title
+from overlaplab.words import to_ms, unit_of
 
 __all__ = ["LABELS_WIDTH", "gathered", "time_axis"]
 
@@ -53,10 +54,9 @@ def gathered(
     steps = alt.Chart(rows).encode(x=x, y=y)
     area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.compute, opacity=0.25, clip=True)
     edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.compute, strokeWidth=1.5, clip=True)
-    most, layers = _most(curve, held, in_bytes)
-    title = f"At most {most}{' of parameters' if in_bytes else ''} held in full"
+    title = gathered_title(curve)
     return finish(
-        [area, edge, *_peak(curve, held / scale, f"peak {most}{layers}", window, dark)],
+        [area, edge, *_peak(curve, held / scale, gathered_peak(curve), window, dark)],
         title=title,
         subtitle=["Held from the launch of a gather until the unit is freed.", note],
         description=f"A step curve of what is gathered over time. {title}.",
@@ -64,15 +64,6 @@ def gathered(
         height=118,
         line=line,
     )
-
-
-def _most(curve: pd.DataFrame, held: pd.Series[int], in_bytes: bool) -> tuple[str, str]:
-    """The highest value in words, and how many layers that was where it is bytes."""
-    place = int(held.argmax())
-    if not in_bytes:
-        return count(int(held.iloc[place]), "layer"), ""
-    layers = curve["layers"].iloc[place]
-    return size_exact(int(held.iloc[place])), "" if pd.isna(layers) else f" ({count(int(layers), 'layer')} gathered)"
 
 
 def _peak(

@@ -9,8 +9,9 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.theme import DARK, Palette, colours, finish, palette
+from overlaplab.findings import clocks_note, timeline_title
 from overlaplab.timeline.timeline import Mark, View
-from overlaplab.words import count, ms, percent, rank_word, shorten, to_ms
+from overlaplab.words import shorten, to_ms
 
 __all__ = ["POINTED", "WINDOW", "mark_colours", "timeline", "timeline_rows"]
 
@@ -20,7 +21,6 @@ WINDOW = "window"
 POINTED = "pointed"
 """The name of the selection parameter that holds the collective pointed at."""
 _ROOM = 0.0075  # share of the window that a name needs for each of its characters
-_OFFSETS = 4  # clocks that the subtitle names
 _PHASES = {
     Mark.FORWARD: ("#C3C9D6", "#565D6B"),
     Mark.BACKWARD: ("#98A2B3", "#7C8494"),
@@ -57,11 +57,11 @@ def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.
         scale=shown,
         axis=ticks,
     )
-    title = _finding(view)
+    title = timeline_title(view)
     chart = finish(
         [*_borders(view, y, x, tones), _bars(view, x, y, tones), _words(y, tones)],
         title=title,
-        subtitle=[note, _clocks(view)],
+        subtitle=[note, clocks_note(view.offsets)],
         description=f"Time runs to the right. Lanes: {', '.join(map(shorten, labels[:12]))}. {title}.",
         dark=dark,
         height=alt.Step(20 if len(labels) <= 24 else 15),
@@ -177,16 +177,6 @@ def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
     return found
 
 
-def _clocks(view: View) -> str | None:
-    """Which ranks' clocks were corrected, those that were furthest off first."""
-    if not view.offsets:
-        return None
-    worst = sorted(view.offsets, key=lambda pair: -abs(pair[1]))
-    told = [f"rank {rank_word(rank)} {'-' if ns > 0 else '+'}{ms(abs(ns))}" for rank, ns in worst[:_OFFSETS]]
-    more = f" and {count(len(worst) - _OFFSETS, 'more rank')}" if len(worst) > _OFFSETS else ""
-    return f"Clocks corrected to the first rank's: {', '.join(told)}{more}"
-
-
 def timeline_rows(view: View) -> pd.DataFrame:
     """The chart's table: a row per mark, times in ms, and the word on those marks that have room for one."""
     marks = view.marks
@@ -241,15 +231,3 @@ def _word(part: str, kind: str, name: str, events: int) -> str:
     if kind != "labels" or events > 1:
         return ""
     return shorten(_OF_LABEL.sub("", name.partition(",")[0]), 32)
-
-
-def _finding(view: View) -> str:
-    """The title: how much of the window's communication is exposed, over all its ranks."""
-    where = f"from {ms(view.start_ns)} to {ms(view.end_ns)}"
-    comm = int(view.totals["comm_ns"].sum())
-    if comm == 0:
-        return f"No communication {where}"
-    exposed = int(view.totals["exposed_comm_ns"].sum())
-    ranks = f" over {len(view.totals)} ranks" if len(view.totals) > 1 else ""
-    share = percent(exposed, comm)
-    return f"Exposed communication {ms(exposed)} of {ms(comm)} of communication ({share}){ranks}, {where}"

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.charts.theme import colours, finish, palette
-from overlaplab.words import count, duration, gradient_word, last_gradient, percent, shorten, size, to_ms
+from overlaplab.findings import buckets_remarks, buckets_title
+from overlaplab.words import count, gradient_word, last_gradient, shorten, size, to_ms
 
 __all__ = ["buckets"]
 
@@ -21,7 +22,6 @@ QUEUED = "launched, link busy"
 STARTING = "launched, not started"
 HIDDEN = "communication hidden by compute"
 EXPOSED = "communication exposed"
-SHORT = 0.05  # ms: a shorter wait for the launch is the hook's own time
 
 
 def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -43,11 +43,15 @@ def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=marks)
     layers += [_ticks(ticks, y, tones.soft, step), _triangles(ready, y, tones.ink, step)]
     layers += _backward_ends(table, tones.ink)
-    title, lines = _finding(table)
+    title = buckets_title(table)
+    reading = (
+        f"{count(len(table), 'bucket')} in launch order. Small ticks: gradients arriving. Triangle: bucket ready."
+        " Exposed time is drawn at a bucket's end."
+    )
     return finish(
         layers,
         title=title,
-        subtitle=[*lines, note],
+        subtitle=[reading, *buckets_remarks(table), note],
         description=f"{count(len(rows), 'bucket')} in launch order on a time axis: gradients arriving, ready, waiting,"
         f" launched, communication hidden and exposed. {title}.",
         dark=dark,
@@ -190,39 +194,6 @@ def _domain(table: pd.DataFrame) -> list[float]:
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = max(high - low, 0.001) * 0.015
     return [low - room, high + room]
-
-
-def _finding(table: pd.DataFrame) -> tuple[str, list[str]]:
-    """The title, which says what was found, and how to read the rows."""
-    exposed = sum(_ms(value) or 0.0 for value in table["exposed_ns"])
-    starts, ends = table["start_ns"], table["end_ns"]
-    comm = sum(
-        (_ms(end) or 0.0) - (_ms(start) or 0.0)
-        for start, end in zip(starts, ends, strict=True)
-        if _ms(start) is not None and _ms(end) is not None
-    )
-    labelled = table[table["source"] != "ddp"] if "source" in table else table  # DDP's are told by their launches
-    waited = sum(
-        (_ms(launch) or 0.0) - (_ms(ready) or 0.0) > SHORT
-        for ready, launch in zip(labelled["ready_ns"], labelled["launch_ns"], strict=True)
-        if _ms(launch) is not None and _ms(ready) is not None
-    )
-    title = "The buckets' communication was not found in the trace"
-    if comm > 0:
-        title = (
-            f"Exposed communication {duration(exposed)} of {duration(comm)} of the buckets' communication"
-            f" ({percent(exposed, comm)})"
-        )
-    lines = [
-        f"{count(len(table), 'bucket')} in launch order. Small ticks: gradients arriving. Triangle: bucket ready."
-        " Exposed time is drawn at a bucket's end."
-    ]
-    missing = int(table["end_ns"].isna().sum())
-    if missing:
-        lines.append(f"The communication of {count(missing, 'bucket')} was not found in the trace.")
-    if waited:
-        lines.append(f"{waited} were ready, but waited more than {SHORT:g} ms for their launch (launches keep order).")
-    return title, lines
 
 
 def _ms(value: Any) -> float | None:

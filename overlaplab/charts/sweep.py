@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.findings import sweep_title
 from overlaplab.words import count, duration, percent, size, to_ms
 
 __all__ = ["caps", "links"]
@@ -54,7 +55,7 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
         _words(ends[ends["fastest"]], "word", y, tones.ink, -7),
         _words(ends[ends["fastest"]].assign(fastest="fastest"), "fastest", y, tones.ink, 8, "bold"),
     ]
-    title = _title(table)
+    title = sweep_title(table)
     return finish(
         [bars, *words],
         title=title,
@@ -151,15 +152,6 @@ def _words(
         .encode(x=alt.X("end:Q"), y=y, text=alt.Text(f"{column}:N"))
     )
     return chart
-
-
-def _title(table: pd.DataFrame) -> str:
-    won = table[table["fastest"].astype(bool)]
-    if len(won) == 1:
-        return f"Fastest: bucket_cap_mb {won['bucket_cap_mb'].iloc[0]:g}, {duration(won['step_ms'].iloc[0])} per step"
-    if table["spread_ms"].isna().any():
-        return "Step time: too few steps to tell a difference"
-    return "Step time: no difference beyond the spread"
 
 
 def _link(table: pd.DataFrame) -> str | None:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.words import shorten
+from overlaplab.words import unit_name
 
-__all__ = ["shown_rows", "unit_name", "unit_rows"]
+__all__ = ["shown_rows", "unit_rows"]
 
 _LABEL_HEIGHT = 13  # pixels
-
-
-def unit_name(unit: object, limit: int = 80) -> str:
-    """A unit's name; FSDP2 gives the root module none."""
-    return shorten(str(unit), limit) or "(root)"
 
 
 def unit_rows(table: pd.DataFrame, scatters: pd.DataFrame) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import Annotated
 
 import typer
@@ -11,17 +10,14 @@ from rich.console import Console
 
 from overlaplab import analyses, findings
 from overlaplab.cli.options import EVERYTHING, OPENING, Json, Opening, RunPath, RunPaths, Selection, grouped
-from overlaplab.cli.shared import load, print_json, print_table, print_warnings, title
+from overlaplab.cli.shared import load, print_json, print_table, print_warnings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.findings.causes import exposed_advice
-from overlaplab.findings.verdict import verdict
 from overlaplab.load import run_folders
 from overlaplab.report import console as tables
 from overlaplab.report import documents
 from overlaplab.report.exposed import causes_table, exposed_document, spots_table
 from overlaplab.report.sweeps import sweep_table
-from overlaplab.words import sentence
 
 __all__ = ["app"]
 
@@ -41,7 +37,7 @@ def summary(
     if as_json:
         return print_json(documents.summary_document(loaded, selection))
     table = analyses.summary(loaded, selection)
-    print_table(tables.summary_table(table, title(loaded)), analyses.warnings_of(loaded))
+    print_table(tables.summary_table(table, findings.run_title(loaded)), findings.run_warnings(loaded))
     return None
 
 
@@ -60,16 +56,16 @@ def exposed(
     table, causes = analyses.summary(loaded, selection), analyses.exposed(loaded, selection)
     idled = analyses.idle(loaded, selection)
     console = Console()
-    missing = analyses.unrecorded(loaded) if table.empty else None
-    console.print(tables.plain(sentence(missing) if missing else verdict(table, loaded.manifest, causes, idled)))
-    console.print(tables.plain(title(loaded)))
+    missing = findings.not_recorded(loaded) if table.empty else None
+    console.print(tables.plain(missing or findings.verdict(table, loaded.manifest, causes, idled)))
+    console.print(tables.plain(findings.run_title(loaded)))
     if len(causes):
         window = analyses.worst_step(table)
         console.print(causes_table(table, causes))
         if len(rows := analyses.rows_of(causes, window)):  # a median step may have none
             console.print(spots_table(rows, window))
-    console.print(tables.plain(exposed_advice(table, causes, idled)))
-    print_warnings(analyses.warnings_of(loaded))
+    console.print(tables.plain(findings.exposed_advice(table, causes, idled)))
+    print_warnings(findings.run_warnings(loaded))
     return None
 
 
@@ -87,11 +83,11 @@ def buckets(
         return print_json(documents.buckets_document(loaded, selection))
     table = analyses.buckets(loaded, selection)
     console = Console()
-    console.print(tables.plain(title(loaded)))
+    console.print(tables.plain(findings.run_title(loaded)))
     console.print("ms from each step's start; exposed: the collective's time without compute")
     for _, of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
         console.print(tables.buckets_table(of_step))
-    print_warnings((*analyses.warnings_of(loaded), *analyses.bucket_notes(table)))
+    print_warnings((*findings.run_warnings(loaded), *findings.bucket_notes(table)))
     return None
 
 
@@ -111,14 +107,14 @@ def schedule(
     per_step = analyses.schedule_steps(table)
     console = Console()
     if len(per_step) == 1:
-        console.print(tables.plain(title(loaded)))
+        console.print(tables.plain(findings.run_title(loaded)))
         console.print(tables.plain(tables.schedule_line(per_step.iloc[0], table["layer"].nunique())))
         console.print(tables.gathers_table(table))
     elif len(per_step):
-        console.print(tables.schedule_table(per_step, title(loaded)))
+        console.print(tables.schedule_table(per_step, findings.run_title(loaded)))
     else:
-        console.print(tables.plain(title(loaded)))
-    print_warnings((*analyses.warnings_of(loaded), *analyses.schedule_notes(table)))
+        console.print(tables.plain(findings.run_title(loaded)))
+    print_warnings((*findings.run_warnings(loaded), *findings.schedule_notes(table)))
     return None
 
 
@@ -136,12 +132,12 @@ def collectives(
         return print_json(documents.collectives_document(loaded, selection))
     table = analyses.collectives(loaded, selection)
     late = tables.stragglers_table(analyses.stragglers(loaded, selection))
-    for shown in (tables.collectives_table(table, title(loaded)), late):
+    for shown in (tables.collectives_table(table, findings.run_title(loaded)), late):
         if shown is not None:
             Console().print(shown)
     print_table(
         tables.communication_table(analyses.communication_by(loaded, selection)),
-        (*analyses.warnings_of(loaded), *_unmatched(table["unmatched"].dropna().tolist())),
+        (*findings.run_warnings(loaded), *findings.unmatched_notes(table)),
     )
     return None
 
@@ -170,7 +166,7 @@ def compare(
     if as_json:
         print_json(documents.compare_document(loaded, selection))
     else:
-        warnings = [f"{one.path}: {warning}" for one in loaded for warning in analyses.warnings_of(one)]
+        warnings = [f"{one.path}: {warning}" for one in loaded for warning in findings.run_warnings(one)]
         table = analyses.compare(loaded, selection)
         sizes = None
         if analyses.is_sweep(loaded):
@@ -188,15 +184,10 @@ def compare(
 def _print_sweep(runs: list[Run], selection: Selection) -> tuple[str, ...]:
     """The table by cap and what it says; returns what its reader must know."""
     table = analyses.sweep(runs, selection)
-    what = title(runs[0]).removeprefix(f"{runs[0].path}: ")
+    what = findings.run_title(runs[0]).removeprefix(f"{runs[0].path}: ")
     Console().print(sweep_table(table, analyses.sweep_links(runs, selection), f"Step by bucket_cap_mb: {what}"))
     Console().print(tables.plain(f"{findings.sweep_finding(table)}."))
     return findings.sweep_notes(table)
-
-
-def _unmatched(reasons: list[str]) -> list[str]:
-    """How many have no counterpart, and why."""
-    return [f"{count} without a counterpart: {reason}" for reason, count in Counter(reasons).most_common(5)]
 
 
 def _check(condition: analyses.Condition, first: Run, last: Run, selection: Selection) -> None:

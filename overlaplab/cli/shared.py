@@ -11,16 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from overlaplab.analyses import group_words
 from overlaplab.cli.options import Opening
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.load import holds_trace, load_run
 from overlaplab.report import console as tables
 from overlaplab.report import documents
-from overlaplab.words import shorten
 
-__all__ = ["load", "print_json", "print_table", "print_warnings", "progress_bar", "title"]
+__all__ = ["load", "print_json", "print_table", "print_warnings", "progress_bar"]
 
 
 def load(paths: Sequence[str], opening: Opening) -> list[Run]:
@@ -62,19 +60,6 @@ def progress_bar() -> Iterator[Progress]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
-
-
-def title(run: Run) -> str:
-    """What run it is; an emulated link, and phantoms, are always said."""
-    if run.manifest is None:
-        return run.path
-    link = run.manifest.emulated_link
-    parts = (
-        shorten(run.manifest.strategy or ""),
-        group_words(run.manifest, len(run.traces)),
-        f"emulated link {link}" if link else "",
-    )
-    return f"{run.path}: {', '.join(part for part in parts if part)}"
 
 
 def print_table(table: Table, warnings: Iterable[str]) -> None:

@@ -14,7 +14,8 @@ import pandas as pd
 import streamlit as st
 
 import overlaplab
-from overlaplab.analyses import Theory, idle, memory, peaks, scatters, volume, volume_theory, warnings_of
+from overlaplab import findings
+from overlaplab.analyses import Theory, idle, memory, peaks, scatters, volume, volume_theory
 from overlaplab.dashboard.folder import confined, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
@@ -95,7 +96,7 @@ class Opened:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a reader of the run's figures must know."""
-        return warnings_of(self.run)
+        return findings.run_warnings(self.run)
 
     @cached_property
     def timeline(self) -> Timeline:

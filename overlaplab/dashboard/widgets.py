@@ -13,7 +13,7 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from overlaplab.analyses import unrecorded
+from overlaplab import findings
 from overlaplab.columns import Column
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
@@ -23,7 +23,7 @@ from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.formats import as_shown
-from overlaplab.words import sentence, shorten
+from overlaplab.words import shorten
 
 __all__ = [
     "chosen_rows",
@@ -42,7 +42,6 @@ __all__ = [
     "show_table",
     "show_warnings",
     "what_to_do",
-    "window_words",
 ]
 
 _FORMATS = {"ns": "%.3f", "ms": "%.3f", "bytes": "%.2f", "kB": "%.1f", "GB/s": "%.3g", "ratio": "%.1f"}
@@ -86,13 +85,6 @@ def show_warnings(opened: Opened) -> None:
     """What a reader of the run's figures must know, a line each."""
     for warning in opened.warnings:
         st.text(f"Note: {shorten(warning, 300)}")
-
-
-def window_words(table: pd.DataFrame) -> str:
-    """Which rank and step the rows of `one_window` are of: `rank 0, step 4`; empty where nothing tells."""
-    rank, step = table["rank"].iloc[0], table["step"].iloc[0]
-    places = ["" if pd.isna(rank) else f"rank {rank}", "" if pd.isna(step) else f"step {step}"]
-    return ", ".join(place for place in places if place)
 
 
 def page_head(title: str, shows: str) -> None:
@@ -180,11 +172,11 @@ def lead(sentence: str, note: str | None) -> None:
 
 def nothing_to_show(run: Run, otherwise: str) -> None:
     """Why there is nothing to draw: device activity that was not recorded, else as given, in Markdown."""
-    missing = unrecorded(run)
+    missing = findings.not_recorded(run)
     if missing is None:
         st.info(otherwise)
     else:
-        st.warning(sentence(missing))
+        st.warning(missing)
 
 
 def nothing_counts(run: Run) -> None:

@@ -10,9 +10,8 @@ from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.alignment import FEWEST
 from overlaplab.evidence.matching import matched
 from overlaplab.evidence.recorded import recorded
-from overlaplab.words import to_ms
 
-__all__ = ["LEAST_OFFSET_NS", "clock_warnings", "clocks", "corrections", "zero_of"]
+__all__ = ["LEAST_OFFSET_NS", "clocks", "corrections", "zero_of"]
 
 LEAST_OFFSET_NS = 200_000
 """Clocks that differ by no more are left as they are."""
@@ -42,18 +41,6 @@ def corrections(run: Run) -> NDArray[np.int64]:
 def zero_of(run: Run, trace: Trace) -> int:
     """The run's zero by the trace's own clock, in Unix ns: subtract it from its times to compare ranks."""
     return trace.origin_ns + int(corrections(run)[run.traces.index(trace)])
-
-
-def clock_warnings(run: Run) -> tuple[str, ...]:
-    """Which clocks were corrected, a line each."""
-    table = _clocks(run)
-    told = table[table["applied"]]
-    rows = zip(*(told[name].tolist() for name in ("rank", "offset_ns", "iqr_ns", "collectives")), strict=True)
-    return tuple(
-        f"rank {rank}'s clock was {to_ms(abs(offset)):.2f} ms {'ahead of' if offset > 0 else 'behind'} "
-        f"rank {run.traces[0].rank}'s; corrected (by {count} collectives, ± {to_ms(spread):.3f} ms)"
-        for rank, offset, spread, count in rows
-    )
 
 
 @once_per_run

@@ -1,4 +1,4 @@
-"""Causes of exposed communication in words, and what to do about each: plain text."""
+"""Why communication was exposed, and what to do about each cause."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
-from overlaplab.findings.verdict import elsewhere
+from overlaplab.findings.thresholds import MAJORITY, MOST_CAUSES, MUCH
+from overlaplab.findings.verdict import other_problem
 from overlaplab.words import ms, percent, rank_word, shorten
 
-__all__ = ["MEANINGS", "cause_word", "exposed_advice", "exposed_finding", "moved_word"]
+__all__ = [
+    "CAUSE_MEANINGS",
+    "cause_label",
+    "collective_label",
+    "exposed_advice",
+    "exposed_finding",
+    "exposed_heading",
+    "exposed_in_median_step",
+    "exposed_lead",
+    "rank_and_step",
+]
 
-MEANINGS = {
+CAUSE_MEANINGS = {
     Cause.STRAGGLER: "its last rank had not arrived",
     Cause.LATE: "ready, and the link free, but not launched yet",
     Cause.QUEUED: "launched, but the link was busy with another collective",
@@ -27,13 +38,13 @@ MEANINGS = {
 """What each cause means, in a few words."""
 
 
-def cause_word(row: Mapping[Any, Any]) -> str:
+def cause_label(row: Mapping[Any, Any]) -> str:
     """The cause of a row of `overlaplab.exposed`, with the rank that was waited for: `straggler wait for rank 2`."""
     cause = str(row["cause"])
     return cause if pd.isna(row["late_rank"]) else f"{cause} for rank {rank_word(row['late_rank'])}"
 
 
-def moved_word(row: Mapping[Any, Any], limit: int = 60) -> str:
+def collective_label(row: Mapping[Any, Any], limit: int = 60) -> str:
     """The collective of a row of `overlaplab.exposed`: `bucket 3, all-reduce 19`, as `collectives` numbers it."""
     if pd.isna(row["collective"]):
         return "of no collective"
@@ -46,7 +57,39 @@ def exposed_finding(rows: pd.DataFrame) -> str:
     """Rows of one rank and step, one or more, in a few words: the causes, the dearest first."""
     sums = rows.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
     parts = [f"{ms(int(took))} {cause}" for cause, took in sums.items()]
-    return ", ".join(parts[:3]) + (f", {ms(int(sums.iloc[3:].sum()))} the rest" if len(parts) > 3 else "")
+    rest = f", {ms(int(sums.iloc[MOST_CAUSES:].sum()))} the rest" if len(parts) > MOST_CAUSES else ""
+    return ", ".join(parts[:MOST_CAUSES]) + rest
+
+
+def rank_and_step(window: Mapping[str, Any]) -> str:
+    """Which rank and step a row of `overlaplab.summary` is about: `rank 0, step 4`."""
+    step = "" if pd.isna(window["step"]) else f", step {window['step']}"
+    return f"rank {rank_word(window['rank'])}{step}"
+
+
+def exposed_heading(rows: pd.DataFrame, window: Mapping[str, Any]) -> str:
+    """Over a table of `overlaplab.exposed`'s rows of one rank and step, a row of `overlaplab.summary`."""
+    whole = ms(int(rows["exposed_ns"].sum()))
+    return f"Where the {whole} of {rank_and_step(window)} went: {exposed_finding(rows)}"
+
+
+def exposed_lead(rows: pd.DataFrame, window: Mapping[str, Any]) -> str:
+    """The same as `exposed_heading` for the section of a report; the rows may be none."""
+    share = percent(window["exposed_comm_ns"], window["span_ns"])
+    finding = f" {exposed_finding(rows)}." if len(rows) else ""
+    return (
+        f"Why communication was exposed, in a median step of the rank most exposed ({rank_and_step(window)}):"
+        f" {ms(window['exposed_comm_ns'])}, {share} of it.{finding}"
+    )
+
+
+def exposed_in_median_step(rows: pd.DataFrame, window: Mapping[str, Any], table: pd.DataFrame) -> str:
+    """The same for a page that shows `table`, rows of `overlaplab.summary`, of which `window` is the worst."""
+    several = table["rank"].nunique(dropna=False) > 1
+    where = f"Rank {rank_word(window['rank'])}{' (the one most exposed)' if several else ''}"
+    if pd.notna(window["step"]):
+        where += f", step {window['step']}" + (" (its median one)" if table["step"].nunique() > 1 else "")
+    return f"{where}: {exposed_finding(rows)}."
 
 
 def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFrame | None = None) -> str:
@@ -57,16 +100,15 @@ def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFram
     span = int(table["span_ns"].sum())
     if span == 0:
         return "Nothing to do: nothing was measured."
-    if (other := elsewhere(table, causes, idled)) is not None:
-        return f"{_leave(table, other)} {_elsewhere_advice(table, idled)}"
+    if (other := other_problem(table, causes, idled)) is not None:
+        return f"{_leave(table, other)} {_other_problem_advice(table, idled)}"
     whole = int(causes["exposed_ns"].sum())
     if whole == 0:
         return "Nothing to do: no communication is exposed."
     sums = causes[causes["cause"] != Cause.GAP].groupby("cause")["exposed_ns"].sum()
     cause, took = Cause(str(sums.idxmax())), int(sums.max())
-    begin = (
-        f"Go after {cause.value} first: it is {percent(took, whole)} of all exposed communication ({MEANINGS[cause]})."
-    )
+    share = percent(took, whole)
+    begin = f"Go after {cause.value} first: it is {share} of all exposed communication ({CAUSE_MEANINGS[cause]})."
     if whole - int(sums.sum()) > took:  # the table above has it first
         begin += " Compute gaps, the largest part, are pauses of the host that communication does not cause."
     found = f"{begin} {_remedy(cause, causes[causes['cause'] == cause])}"
@@ -83,13 +125,14 @@ def _leave(table: pd.DataFrame, other: str) -> str:
     return f"Leave communication for later: hiding all that is exposed would gain at most {gain}."
 
 
-def _elsewhere_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str:
+def _other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str:
+    span = int(table["span_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
-    if memory > idle and 10 * memory > int(table["span_ns"].sum()):
+    if memory > idle and memory > MUCH * span:
         return "Copies are the larger part: pin memory, copy asynchronously, or keep data on the device."
-    if 10 * idle <= int(table["span_ns"].sum()):
+    if idle <= MUCH * span:
         return "What is left is computation: larger or fused kernels, lower precision, or more ranks."
-    if idled is not None and 2 * int(idled["host_wait_ns"].sum()) >= int(idled["idle_ns"].sum()):
+    if idled is not None and idled["host_wait_ns"].sum() >= MAJORITY * idled["idle_ns"].sum():
         return (
             "Make the host launch less: larger batches, torch.compile or CUDA graphs, no synchronisation within the"
             " step, a faster data loader."
@@ -99,7 +142,7 @@ def _elsewhere_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str:
 
 def _remedy(cause: Cause, rows: pd.DataFrame) -> str:
     gathers = rows.groupby(rows["kind"] == "all_gather")["exposed_ns"].sum()
-    gathered = int(gathers.get(True, 0)) * 2 > int(gathers.sum())
+    gathered = int(gathers.get(True, 0)) > MAJORITY * int(gathers.sum())
     if cause is Cause.STRAGGLER:
         late = rows.groupby("late_rank")["exposed_ns"].sum()
         who = "the late rank" if late.empty else f"rank {late.idxmax()}"
@@ -116,9 +159,9 @@ def _remedy(cause: Cause, rows: pd.DataFrame) -> str:
 
 
 def _moved_most(rows: pd.DataFrame) -> str:
-    """What the collectives move that were exposed longest: `bucket`, `unit` (or a parameter), `untold`."""
+    """What the collectives move that were exposed longest: `bucket`, `unit` (or a parameter), `unknown`."""
     what = rows["what"].astype("object")
-    moved = what.map(lambda name: "untold" if pd.isna(name) else "bucket" if _BUCKET.match(str(name)) else "unit")
+    moved = what.map(lambda name: "unknown" if pd.isna(name) else "bucket" if _BUCKET.match(str(name)) else "unit")
     return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
 
 
@@ -126,7 +169,7 @@ _BUCKET = re.compile(r"bucket \d+$")
 _TAILS = {
     "bucket": "Make the last bucket smaller: try a lower bucket_cap_mb, and compare the runs (overlaplab sweep).",
     "unit": "Make what is reduced last smaller, or leave something to compute until it is sent.",
-    "untold": "Make the last one smaller, launch it earlier, or leave something to compute until it is sent.",
+    "unknown": "Make the last one smaller, launch it earlier, or leave something to compute until it is sent.",
 }
 """Against a tail that is no gather, by what it moves."""
 _REMEDIES = {

@@ -1,15 +1,23 @@
-"""What the tables of collectives say, as sentences: plain text, not Markdown, not HTML."""
+"""How fast collectives moved their data, how long ranks waited in them and for whom, and what to do about it."""
 
 from __future__ import annotations
 
 import pandas as pd
 
+from overlaplab.findings.thresholds import LARGE_COLLECTIVE, LITTLE_WAIT, STANDS_OUT
 from overlaplab.words import count, ms, percent, rank_word
 
-__all__ = ["collectives_seen"]
+__all__ = [
+    "bandwidth_remarks",
+    "bandwidth_title",
+    "collectives_advice",
+    "collectives_lead",
+    "late_ranks_title",
+    "waits_title",
+]
 
 
-def collectives_seen(table: pd.DataFrame, late: pd.DataFrame) -> str:
+def collectives_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     """What ranks' time in collectives was, and for whom they waited.
 
     Takes rows of `overlaplab.collectives` and what `overlaplab.analyses.stragglers_of` makes of them.
@@ -34,4 +42,69 @@ def collectives_seen(table: pd.DataFrame, late: pd.DataFrame) -> str:
     return (
         f"{first} Rank {rank_word(worst['rank'])} cost most: it came last in {worst['last']} of {worst['collectives']},"
         f" and the others waited {ms(worst['cost_ns'])} for it, from their arrivals on."
+    )
+
+
+def bandwidth_title(known: pd.DataFrame, link_gb_per_s: float | None) -> str:
+    """How fast the largest of `overlaplab.analyses.each_collective`'s rows moved their data; `known` are those whose
+    bus bandwidth and bytes are known.
+    """
+    if known.empty:
+        return "No bus bandwidth: sizes or groups of the collectives are unknown"
+    large = known[known["bytes"] >= LARGE_COLLECTIVE * known["bytes"].max()]
+    most = float(large["bus_gb_per_s"].astype("float64").median())
+    bound = "at least " if known["bus_is_lower_bound"].any() else ""
+    share = "" if link_gb_per_s is None else f": {percent(most, link_gb_per_s)} of the link's bandwidth"
+    return f"The largest collectives move {bound}{most:,.3g} GB/s, in the median{share}"
+
+
+def bandwidth_remarks(table: pd.DataFrame, known: pd.DataFrame) -> list[str]:
+    """How many of the known are lower bounds, and how many of all rows are not shown."""
+    remarks = []
+    if bounds := int(known["bus_is_lower_bound"].sum()):
+        remarks.append(
+            f"{bounds} of {len(known)} are lower bounds: how long the data took is not known without all ranks."
+        )
+    if len(table) > len(known) > 0:
+        remarks.append(f"{count(len(table) - len(known), 'collective')} left out: size or group unknown.")
+    return remarks
+
+
+def waits_title(known: pd.DataFrame) -> str:
+    """In how many of the rows whose wait and transfer are known the wait was longer."""
+    if known.empty:
+        return "Wait and transfer are unknown: not all members' traces are here"
+    longer = int((known["wait_ns"] > known["transfer_ns"]).sum())
+    return f"In {longer} of {count(len(known), 'collective')} a rank waited longer than the data took"
+
+
+def late_ranks_title(late: pd.DataFrame) -> str:
+    """Of `overlaplab.stragglers`' rows: for whom the others waited longest."""
+    if late.empty or not late["last"].any():
+        return "No rank came last by more than clocks may differ"
+    worst = late.iloc[0]
+    return (
+        f"The others waited {ms(worst['cost_ns'])} for rank {rank_word(worst['rank'])}"
+        f" ({percent(worst['cost_ns'], int(late['cost_ns'].sum()))} of all waiting for late ranks)"
+    )
+
+
+def collectives_advice(late: pd.DataFrame, table: pd.DataFrame) -> str:
+    """Of `overlaplab.stragglers`' rows and `overlaplab.collectives`' rows."""
+    known = table[table["transfer_ns"].notna()]
+    if known.empty:
+        return "Open all ranks' traces together to tell waiting from transfer."
+    per_collective = known.drop_duplicates("index")
+    transfer, wait = int(per_collective["transfer_ns"].sum()), int(known["wait_ns"].sum())
+    little = LITTLE_WAIT * transfer * max(known["rank"].nunique(), 1)
+    if late.empty or not late["last"].any() or wait < little:
+        return (
+            "No rank makes the others wait much: what is left is the transfer, which fewer bytes or a faster link cut."
+        )
+    worst = late.iloc[0]
+    if worst["cost_ns"] < STANDS_OUT * late["cost_ns"].mean():
+        return "The ranks take turns coming last: none is slow by itself, so steady what each does in a step."
+    return (
+        f"Look first at rank {worst['rank']}: it came last {worst['last']} of {worst['collectives']} times, and the"
+        f" others together waited {ms(int(worst['cost_ns']))} for it. Compare its compute with theirs on the timeline."
     )

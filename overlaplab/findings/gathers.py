@@ -1,4 +1,4 @@
-"""What the tables of gathers say, as sentences: plain text, not Markdown, not HTML."""
+"""When parameters were gathered, what that cost and held, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from dataclasses import dataclass
 import pandas as pd
 
 from overlaplab.analyses import gathered_bytes, schedule_steps
-from overlaplab.words import count, ms, size_exact
+from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_UNITS_LISTED
+from overlaplab.manifest import Manifest
+from overlaplab.words import count, ms, percent, size_exact, unit_name
 
-__all__ = ["GatherCost", "gathers_seen", "prefetch_gain"]
+__all__ = [
+    "GatherCost",
+    "gathered_peak",
+    "gathered_title",
+    "gathers_advice",
+    "gathers_lead",
+    "prefetch_gain",
+    "schedule_notes",
+    "schedule_remarks",
+    "schedule_title",
+    "turn_label",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +41,7 @@ class GatherCost:
     """What else must be equal before a difference is put down to prefetching; None where nothing tells."""
 
 
-def gathers_seen(table: pd.DataFrame, where: str) -> str:
+def gathers_lead(table: pd.DataFrame, where: str) -> str:
     """What was counted in `overlaplab.schedule`'s rows of one rank and step (`where`, in words), in a few sentences."""
     found = schedule_steps(table).iloc[0]
     counts = f"{count(found['gathers'], 'gather')} and {count(found['frees'], 'free')}"
@@ -56,30 +69,156 @@ def gathers_seen(table: pd.DataFrame, where: str) -> str:
     return f"{begin}{counts}. {peak} {wait}"
 
 
-def prefetch_gain(one: GatherCost, other: GatherCost) -> str:
+def prefetch_gain(first: GatherCost, second: GatherCost) -> str:
     """Both runs' waits and step times, and what the deeper prefetch hides if the runs differ in nothing else."""
     same = (
-        one.strategy is not None
-        and one.strategy == other.strategy
-        and one.setting is not None
-        and one.setting == other.setting
+        first.strategy is not None
+        and first.strategy == second.strategy
+        and first.setting is not None
+        and first.setting == second.setting
     )
-    if same and one.prefetch is not None and other.prefetch is not None and one.prefetch != other.prefetch:
-        deep, shallow = (one, other) if one.prefetch > other.prefetch else (other, one)
+    if same and first.prefetch is not None and second.prefetch is not None and first.prefetch != second.prefetch:
+        deep, shallow = (first, second) if first.prefetch > second.prefetch else (second, first)
         names = (f"prefetch {deep.prefetch}", f"prefetch {shallow.prefetch}")
         gain = "Prefetching hides {} of gathering per step."
     else:
-        deep, shallow, names = one, other, (one.name, other.name)
-        gain = f"{one.name} waits {{}} less per step."
-    told = f"Medians over all ranks' steps: {_told(names[0], deep)}, {_told(names[1], shallow)}."
+        deep, shallow, names = first, second, (first.name, second.name)
+        gain = f"{first.name} waits {{}} less per step."
+    medians = f"Medians over all ranks' steps: {_waits(names[0], deep)}, {_waits(names[1], shallow)}."
     if deep.wait_ns is None or shallow.wait_ns is None:
-        return told
+        return medians
     less = shallow.wait_ns - deep.wait_ns
     if less == 0:
-        return f"{told} Both wait the same."
-    return f"{told} {gain.format(ms(less)) if less > 0 else f'{names[1]} waits {ms(-less)} less per step.'}"
+        return f"{medians} Both wait the same."
+    return f"{medians} {gain.format(ms(less)) if less > 0 else f'{names[1]} waits {ms(-less)} less per step.'}"
 
 
-def _told(name: str, cost: GatherCost) -> str:
+def _waits(name: str, cost: GatherCost) -> str:
     wait = "an unknown time" if cost.wait_ns is None else ms(cost.wait_ns)
     return f"{name} waits {wait} for gathers in a step of {ms(cost.step_ns)}"
+
+
+def gathers_advice(table: pd.DataFrame, manifest: Manifest | None, step_ns: int | None) -> str:
+    """Of `overlaplab.schedule`'s rows of one rank and step, whose step took `step_ns`."""
+    wait = schedule_steps(table)["wait_ns"].iloc[0]
+    if pd.isna(wait):
+        return "Record with labels or device activity to see how long compute waited for gathers."
+    if step_ns is not None and wait <= LITTLE_GAIN * step_ns:
+        return f"Nothing to do: compute waited {ms(int(wait))} for gathers, {percent(int(wait), step_ns)} of the step."
+    if manifest is not None and manifest.prefetch is not None:
+        return (
+            f"Compute waited {ms(int(wait))} for gathers with prefetch {manifest.prefetch}: try prefetch"
+            f" {manifest.prefetch + 1}, which holds one more layer at a time, and compare."
+        )
+    return f"Compute waited {ms(int(wait))} for gathers: gather units earlier (prefetch), or make them larger."
+
+
+def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
+    """What a reader of `overlaplab.schedule`'s table must know, a line each."""
+    if table.empty:
+        return (
+            "no gathers are known: that takes the engine's labels or FSDP2's ranges, and a GPU's recorded activity",
+        )
+    notes = []
+    if (table["source"] == "fsdp2").any():
+        notes.append(
+            "read from FSDP2's ranges: freed after its forward is what is gathered again, else after its backward"
+        )
+    for column, what in (("free_ns", "when they were freed"), ("bytes", "their bytes"), ("gather_end_ns", "their end")):
+        if unknown := int(table[column].isna().sum()):
+            notes.append(f"{unknown} of {len(table)} gathers left no event that tells {what}: unknown")
+    return tuple(notes)
+
+
+def schedule_title(table: pd.DataFrame) -> str:
+    """How often layers (where there are none: units) were gathered, for which pass."""
+    counted, what = _counted(table)
+    forward = int((counted["phase"] == "forward").sum())
+    microbatches = table["microbatch"].nunique()
+    among = f" in {microbatches} microbatches" if microbatches > 1 else ""
+    return (
+        f"Gather and free schedule: {count(len(counted), 'gather')} for {count(counted['unit'].nunique(), what)}{among}"
+        f" ({forward} forward + {len(counted) - forward} backward)"
+    )
+
+
+def schedule_remarks(table: pd.DataFrame, prefetch: int | None, undrawn: pd.DataFrame) -> list[str]:
+    """What the chart's rows leave open, and what the trace does not tell; `undrawn` are the rows whose uses the chart
+    does not draw.
+    """
+    counted, what = _counted(table)
+    remarks = [] if prefetch is None else [f"Prefetch depth {prefetch}."]
+    if table["wait_ns"].notna().any():
+        remarks.append(f"Compute waited {ms(table['wait_ns'].sum())} for gathers.")
+    if table["free_ns"].notna().any():
+        remarks.append(f"Tick: {what} freed.")
+    if what == "layer" and len(counted) < len(table):
+        remarks.append(f"With {_listed(table[table['layer'].isna()])}: {len(table)} gathers.")
+    if len(undrawn):
+        remarks.append(f"Compute of {_listed(undrawn)} stands around the layers' and is not drawn.")
+    if (table["source"] == "fsdp2").any():
+        remarks.append("Read from FSDP2's ranges: what is gathered again was freed after its forward.")
+    return [" ".join(remarks), _unknown(table)]
+
+
+def turn_label(table: pd.DataFrame) -> str:
+    """What stays gathered from its forward into its backward, for the line where the forward pass ends."""
+    forward = table[table["phase"] == "forward"]
+    kept = forward[(forward["free_phase"] == "backward").fillna(False) | forward["backward_first_use_ns"].notna()]
+    units = [
+        f"layer {layer}" if not pd.isna(layer) else unit_name(unit, 20)
+        for unit, layer in kept.drop_duplicates("unit")[["unit", "layer"]].itertuples(index=False)
+    ]
+    return f"turn: {_joined(units)} {'stays' if len(units) == 1 else 'stay'} gathered" if units else "turn"
+
+
+def gathered_title(curve: pd.DataFrame) -> str:
+    """The most that was held at a time in the rows of `overlaplab.analyses.gathered_bytes`."""
+    of_what = " of parameters" if curve["bytes"].notna().all() else ""
+    return f"At most {_most(curve)[0]}{of_what} held in full"
+
+
+def gathered_peak(curve: pd.DataFrame) -> str:
+    """The same for the point at which it was held, with the number of layers."""
+    most, layers = _most(curve)
+    return f"peak {most}{layers}"
+
+
+def _most(curve: pd.DataFrame) -> tuple[str, str]:
+    """The most that was held: bytes, and how many layers that was; or layers alone where bytes are unknown."""
+    if curve["bytes"].isna().any():
+        return count(int(curve["layers"].max()), "layer"), ""
+    peak = curve.iloc[int(curve["bytes"].argmax())]
+    layers = "" if pd.isna(peak["layers"]) else f" ({count(int(peak['layers']), 'layer')} gathered)"
+    return size_exact(int(peak["bytes"])), layers
+
+
+def _counted(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows that are counted, and what they are: layers, or units where there are no layers."""
+    layers = table[table["layer"].notna()]
+    return (layers, "layer") if len(layers) else (table, "unit")
+
+
+def _unknown(table: pd.DataFrame) -> str:
+    """What the trace does not tell, in one line; empty where it tells everything."""
+    lacks = {
+        "gather_end_ns": "when gathers ran",
+        "first_use_ns": "when units were used",
+        "wait_ns": "how long compute waited",
+        "free_ns": "when units were freed",
+        "bytes": "how large units are",
+    }
+    missing = {word: int(table[column].isna().sum()) for column, word in lacks.items()}
+    everywhere = [word for word, number in missing.items() if number == len(table)]
+    some = [f"{word} ({number} of {len(table)} gathers)" for word, number in missing.items() if 0 < number < len(table)]
+    return f"Unknown from this trace: {', '.join([*everywhere, *some])}." if everywhere or some else ""
+
+
+def _listed(table: pd.DataFrame) -> str:
+    return _joined([unit_name(unit, 24) for unit in table["unit"].unique()])
+
+
+def _joined(units: list[str]) -> str:
+    if len(units) > MOST_UNITS_LISTED:
+        return f"{len(units)} units"
+    return units[0] if len(units) == 1 else f"{', '.join(units[:-1])} and {units[-1]}"

@@ -1,17 +1,27 @@
-"""What the tables say, as sentences: plain text for screens and reports, not Markdown, not HTML."""
+"""What a run is, in one line: strategy, ranks, settings and link."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-import pandas as pd
-
-from overlaplab.analyses.settings import group_words, link_words
-from overlaplab.findings.verdict import verdict
+from overlaplab.events import Run
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, gradient_word, ms, shorten
+from overlaplab.words import count, shorten
 
-__all__ = ["late_sentences", "link_note", "note", "verdict"]
+__all__ = ["describe_link", "describe_ranks", "describe_settings", "link_note", "links_note", "note", "run_title"]
+
+
+def run_title(run: Run) -> str:
+    """The run's path, and what its manifest tells; an emulated link and phantom ranks are always named."""
+    if run.manifest is None:
+        return run.path
+    link = run.manifest.emulated_link
+    parts = (
+        shorten(run.manifest.strategy or ""),
+        describe_ranks(run.manifest, len(run.traces)),
+        f"emulated link {link}" if link else "",
+    )
+    return f"{run.path}: {', '.join(part for part in parts if part)}"
 
 
 def note(manifest: Manifest | None) -> str | None:
@@ -20,53 +30,67 @@ def note(manifest: Manifest | None) -> str | None:
     """
     if manifest is None:
         return None
-    parts = [shorten(manifest.strategy or ""), group_words(manifest), shorten(manifest.device or "")]
+    parts = [shorten(manifest.strategy or ""), describe_ranks(manifest), shorten(manifest.device or "")]
     if manifest.prefetch is not None:
         parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
-    return ", ".join(part for part in (*parts, link_words(manifest)) if part)
+    return ", ".join(part for part in (*parts, describe_link(manifest)) if part)
 
 
 def link_note(manifest: Manifest | None) -> str | None:
     """The emulated link and group alone, where there is no room for the whole `note`; None without one."""
-    if manifest is None or not (link := link_words(manifest)):
+    if manifest is None or not (link := describe_link(manifest)):
         return None
     return f"{link}, one rank of a group of {manifest.world_size}" if manifest.phantom_ranks else link
 
 
-def late_sentences(late: pd.DataFrame, limit: int = 8) -> list[str]:
-    """`overlaplab.analyses.late_buckets` in words, a line per bucket."""
-    lines = [_late_sentence(row) for row in late.head(limit).to_dict("records")]
-    if len(late) > limit:
-        lines.append(f"{count(len(late) - limit, 'more late bucket')} in the table below.")
-    return lines
+def links_note(manifests: Sequence[Manifest | None]) -> str | None:
+    """The emulated links of several runs, and their phantom ranks; None without an emulated link."""
+    emulated = [manifest for manifest in manifests if manifest is not None and manifest.emulated_link is not None]
+    if not emulated:
+        return None
+    links = sorted({str(manifest.emulated_link) for manifest in emulated})
+    parts = [f"emulated link {' or '.join(links)}"]
+    if any(manifest.link_attained is False for manifest in emulated):
+        parts.append("link not attained in some runs")
+    groups = [describe_ranks(manifest) for manifest in manifests if manifest is not None and manifest.phantom_ranks]
+    where = "" if len(groups) == len(manifests) else "in some runs "
+    return ", ".join((*parts, *(f"{where}{group}" for group in sorted({*groups}))))
 
 
-def _late_sentence(row: dict[Any, Any]) -> str:
-    """Which gradient came last and when; whether the bucket was held by it or by the link; what it cost."""
-    name = gradient_word(row["parameter"], row["arrival"], row["shape"])
-    gap = "the only one in it"
-    if not _missing(row["gap_ns"]):
-        gap = f"{ms(row['gap_ns'])} after the one before it"
-    if row["link_ns"] > max(0 if _missing(row["gap_ns"]) else row["gap_ns"], row["held_ns"]):
-        line = f"waited {ms(row['link_ns'])} for the busy link; its last gradient was {name}, {gap}"
-    else:
-        came = "which came last" if _missing(row["parameter"]) else "whose gradient came last"
-        line = f"was held by {name}, {came}, {gap}"
-    if row["held"]:
-        upto = "up to " if len(row["held"]) > 1 else ""
-        line += f"; {_these(row['held'])} stood ready and waited {upto}{ms(row['held_ns'])} for it"
-    return f"Bucket {row['index']} {line}. Exposed: {ms(row['exposed_ns'])}."
+def describe_ranks(manifest: Manifest, ranks: int | None = None) -> str:
+    """`2 ranks` (as many as `ranks` says, else as the job had), or one rank whose peers are phantoms."""
+    if not manifest.phantom_ranks:
+        return count(manifest.world_size if ranks is None else ranks, "rank")
+    meant = "" if manifest.numerics_meant else "; numerics not meant"
+    return f"one rank of an emulated group of {manifest.world_size} (peers are phantoms{meant})"
 
 
-def _missing(value: Any) -> bool:
-    return bool(pd.isna(value))
+def describe_link(manifest: Manifest) -> str:
+    """The emulated link, and whether it was attained; empty without one."""
+    link = manifest.emulated_link
+    missed = ", link not attained" if manifest.link_attained is False else ""
+    return f"emulated link {link}{missed}" if link else ""
 
 
-def _these(indices: tuple[int, ...]) -> str:
-    if len(indices) == 1:
-        return f"bucket {indices[0]}"
-    if len(indices) > 6:
-        return f"{len(indices)} buckets"
-    return f"buckets {', '.join(str(index) for index in indices[:-1])} and {indices[-1]}"
+def describe_settings(manifest: Manifest | None) -> str:
+    """The settings of the strategy that differ from run to run; empty where the manifest tells none."""
+    if manifest is None:
+        return ""
+    parts = []
+    if manifest.bucket_cap_mb is not None:
+        parts.append(f"cap {manifest.bucket_cap_mb:g} MiB")
+    if manifest.prefetch is not None:
+        parts.append(f"prefetch {manifest.prefetch}")
+    if manifest.accumulate is not None and manifest.accumulate > 1:
+        parts.append(f"{manifest.accumulate} microbatches")
+    if manifest.overlap_param_gather is not None:
+        parts.append("gathers in forward" if manifest.overlap_param_gather else "gathers before forward")
+    if manifest.keep_last is not None:
+        parts.append("last layer kept" if manifest.keep_last else "last layer freed")
+    if manifest.checkpointing:
+        parts.append("checkpointing")
+    if manifest.main_grad:
+        parts.append("fp32 gradients")
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""What a sweep's table says, in sentences of plain text."""
+"""Which bucket_cap_mb of a sweep is fastest, or why none is, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.spread import FEWEST
+from overlaplab.findings.thresholds import ENOUGH_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
+from overlaplab.words import count, duration, shorten
 
-__all__ = ["sweep_advice", "sweep_finding", "sweep_notes"]
+__all__ = ["sweep_advice", "sweep_finding", "sweep_notes", "sweep_subject", "sweep_title"]
 
-_LITTLE = 0.02  # of the step time: less than this is not worth an effort
-_ENOUGH = 3  # recordings of each cap from which on their order says something, see `spread`
+
+def sweep_subject(strategy: str | None, ranks: int, recordings: int, note: str | None) -> str:
+    """What was swept, in a line; `note` is that of `links_note`."""
+    parts = (strategy, count(ranks, "rank"), count(recordings, "recording"), note)
+    return shorten(", ".join(part for part in parts if part), 200)
+
+
+def sweep_title(table: pd.DataFrame) -> str:
+    """`sweep_finding` as short as a chart needs it."""
+    won = table[table["fastest"].astype(bool)]
+    if len(won) == 1:
+        return f"Fastest: bucket_cap_mb {won['bucket_cap_mb'].iloc[0]:g}, {duration(won['step_ms'].iloc[0])} per step"
+    if table["spread_ms"].isna().any():
+        return "Step time: too few steps to tell a difference"
+    return "Step time: no difference beyond the spread"
 
 
 def sweep_finding(table: pd.DataFrame) -> str:
@@ -36,12 +50,14 @@ def sweep_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of `sweep`'s figures must know, a line each."""
     notes = []
     if table["spread_ms"].isna().any():
-        notes.append(f"fewer than {FEWEST} steps of a cap tell no spread, so that none can be the fastest")
+        notes.append(f"fewer than {FEWEST_STEPS} steps of a cap tell no spread, so that none can be the fastest")
     fewest = int(table["runs"].min())
     if fewest == 1:
         notes.append("one recording of a cap: what differs between recordings of the same cap is not known")
-    elif fewest < _ENOUGH:
-        notes.append(f"{fewest} recordings of a cap tell little of what differs between them; {_ENOUGH} tell enough")
+    elif fewest < ENOUGH_RECORDINGS:
+        notes.append(
+            f"{fewest} recordings of a cap tell little of what differs between them; {ENOUGH_RECORDINGS} tell enough"
+        )
     if table["runs"].nunique() > 1:
         counts = ", ".join(f"{_cap(row)}: {row['runs']}" for row in table.to_dict("records"))
         notes.append(f"not every cap was recorded as often (recordings by cap: {counts})")
@@ -58,16 +74,19 @@ def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
     first, second = _two_shortest(table)
     if not table["fastest"].any():
         return (_tell_apart(table, first, second),)
-    few = int(table["runs"].min()) < _ENOUGH
-    advice = [f"Repeat it first: overlaplab sweep with --repeats {_ENOUGH} and the same --out goes on."] if few else []
+    few = int(table["runs"].min()) < ENOUGH_RECORDINGS
+    repeat = f"Repeat it first: overlaplab sweep with --repeats {ENOUGH_RECORDINGS} and the same --out goes on."
+    advice = [repeat] if few else []
     advice += [f"Train with bucket_cap_mb {_cap(first)} on this model, link and number of ranks."]
     smallest, largest = first["bucket_cap_mb"] == table["bucket_cap_mb"].min(), _is_largest(table, first)
     if smallest or largest:
         where = "smallest" if smallest else "largest"
         advice.append(f"It is the {where} cap of the sweep: add {'smaller' if smallest else 'larger'} ones.")
     exposed = first["exposed_ms"]
-    if exposed <= _LITTLE * first["step_ms"]:
-        advice.append("Little is left to hide: its exposed communication is 2 % of the step at most.")
+    if exposed <= LITTLE_GAIN * first["step_ms"]:
+        advice.append(
+            f"Little is left to hide: its exposed communication is {100 * LITTLE_GAIN:.0f} % of the step at most."
+        )
     else:
         advice.append(
             f"{exposed:.1f} ms of its step ({_percent(exposed, first['step_ms'])}) is still exposed communication:"
@@ -79,13 +98,16 @@ def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
 def _tell_apart(table: pd.DataFrame, first: Mapping[Any, Any], second: Mapping[Any, Any]) -> str:
     """What tells the two apart that are not, or why that is not worth it."""
     lead = second["step_ms"] - first["step_ms"]
-    if lead <= _LITTLE * second["step_ms"]:
+    if lead <= LITTLE_GAIN * second["step_ms"]:
         return (
             f"Leave bucket_cap_mb as it is among {_cap(first)} and {_cap(second)}: they differ by"
             f" {_percent(lead, second['step_ms'])} of the step time."
         )
-    if int(table["runs"].min()) < _ENOUGH:
-        return f"Record more before choosing: overlaplab sweep with --repeats {_ENOUGH} and the same --out goes on."
+    if int(table["runs"].min()) < ENOUGH_RECORDINGS:
+        return (
+            f"Record more before choosing: overlaplab sweep with --repeats {ENOUGH_RECORDINGS} and the same --out goes"
+            " on."
+        )
     return "Record more steps (--steps) in a new sweep, on a machine with nothing else to do."
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a run in words, each percentage with its denominator: plain text, for terminals, pages and reports."""
+"""The verdict on a run in a few sentences, each percentage with its denominator."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import rows_of, worst_step
+from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MAJORITY, MOST_RANKS, MUCH
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, shorten
 
-__all__ = ["LITTLE", "elsewhere", "verdict"]
-
-LITTLE = 0.03
-"""Of the step time: exposed communication below that is not what makes a run slow."""
-_MUCH = 0.1  # of the step time: what is worth to be named beside it
-_MOST_NAMED = 3
+__all__ = ["other_problem", "verdict"]
 
 
 def verdict(
@@ -41,32 +37,32 @@ def verdict(
         hidden, comm = int(table["overlapped_ns"].sum()), int(table["comm_ns"].sum())
         over = "" if len(table) == 1 else ", over all ranks and steps," if ranks > 1 else ", over all steps,"
         found.append(f"{percent(hidden, comm)} of communication time{over} is hidden.")
-    if (other := elsewhere(table, causes, idled)) is not None:
+    if (other := other_problem(table, causes, idled)) is not None:
         found.append(other)
     return " ".join(found)
 
 
-def elsewhere(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None) -> str | None:
+def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None) -> str | None:
     """That communication is not the problem, and what is; None where it is, or there is none. Arguments as above.
 
-    It is not where what is exposed of it, less the gaps of compute that did not wait for it, is under 3 % of the step
-    time, or less than half of the idle time.
+    Communication is not the problem where its exposed time, without the gaps of compute that did not wait for it, is at
+    most `LITTLE_EXPOSED` of the step time, or where the idle time is much and `IDLE_OVER_EXPOSED` times as long.
     """
     span = int(table["span_ns"].sum())
     exposed = int(table["exposed_comm_ns"].sum())
     gaps = 0 if causes is None else int(causes.loc[causes["cause"] == Cause.GAP, "exposed_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
     cost = exposed - gaps
-    if span == 0 or (cost > LITTLE * span and not (idle > 2 * cost and idle > _MUCH * span)):
+    if span == 0 or (cost > LITTLE_EXPOSED * span and not (idle > IDLE_OVER_EXPOSED * cost and idle > MUCH * span)):
         return None
     begin = "Communication is not the problem: "
     if not table["comm_ns"].any():
         begin = ""
-    elif cost > LITTLE * span:
+    elif cost > LITTLE_EXPOSED * span:
         begin = f"Communication is not the first problem ({percent(cost, span)} of the step time is exposed): "
-    if idle > _MUCH * span:
+    if idle > MUCH * span:
         return f"{begin}{percent(idle, span)} of the step time is idle{_why_idle(idled)}."
-    if memory > _MUCH * span:
+    if memory > MUCH * span:
         return f"{begin}for {percent(memory, span)} of the step time nothing but copies run."
     return (
         f"{begin}for {percent(int(table['compute_ns'].sum()), span)} of the step time the ranks compute."
@@ -80,9 +76,9 @@ def _why_idle(idled: pd.DataFrame | None) -> str:
         return ""
     whole = int(idled["idle_ns"].sum())
     host, kernel = int(idled["host_wait_ns"].sum()), int(idled["kernel_wait_ns"].sum())
-    if 2 * host >= whole:
+    if host >= MAJORITY * whole:
         return ", since the host launches too slowly"
-    if 2 * kernel >= whole:
+    if kernel >= MAJORITY * whole:
         return ", between kernels that are too short"
     return "; what ran next had been launched, and waited for something else"
 
@@ -96,15 +92,15 @@ def _worst(table: pd.DataFrame, causes: pd.DataFrame | None) -> str:
         where += f" (step {row['step']})"
     share = percent(row["exposed_comm_ns"], row["span_ns"])
     of = "step" if pd.notna(row["step"]) else "trace"
-    said = f"{where}: {ms(row['exposed_comm_ns'])} exposed ({share} of its {of})"
+    exposed = f"{where}: {ms(row['exposed_comm_ns'])} exposed ({share} of its {of})"
     if row["exposed_comm_ns"] == 0:
-        return f"{said}."
+        return f"{exposed}."
     if pd.isna(row["exposed_wait_ns"]):
-        return f"{said}; how much of that is waiting for other ranks is unknown."
+        return f"{exposed}; how much of that is waiting for other ranks is unknown."
     wait, transfer = int(row["exposed_wait_ns"]), int(row["exposed_transfer_ns"])
     if wait == 0 or transfer == 0:
-        return f"{said}, all of it {'transfer' if transfer else f'waiting{_for_whom(row, causes)}'}."
-    return f"{said}: {_number(wait)} waiting{_for_whom(row, causes)}, {_number(transfer)} transfer."
+        return f"{exposed}, all of it {'transfer' if transfer else f'waiting{_for_whom(row, causes)}'}."
+    return f"{exposed}: {_number(wait)} waiting{_for_whom(row, causes)}, {_number(transfer)} transfer."
 
 
 def _number(ns: int) -> str:
@@ -123,5 +119,5 @@ def _for_whom(window: Mapping[str, Any], causes: pd.DataFrame | None) -> str:
         return " for other ranks"
     if len(late) == 1:
         return f" for rank {late.index[0]}"
-    named: list[Any] = [f"{_number(int(took))} for rank {rank}" for rank, took in late.head(_MOST_NAMED).items()]
-    return f" ({', '.join(named)}{', …' if len(late) > _MOST_NAMED else ''})"
+    named: list[Any] = [f"{_number(int(took))} for rank {rank}" for rank, took in late.head(MOST_RANKS).items()]
+    return f" ({', '.join(named)}{', …' if len(late) > MOST_RANKS else ''})"

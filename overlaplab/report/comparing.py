@@ -9,7 +9,6 @@ import pandas as pd
 from overlaplab import analyses, charts, findings
 from overlaplab.charts.comparison import run_labels
 from overlaplab.columns import columns
-from overlaplab.findings.advice import compare_advice
 from overlaplab.report.blocks import Block, Section, drawn
 from overlaplab.report.cells import cells, sentences
 from overlaplab.report.sections import Reported
@@ -74,7 +73,7 @@ def _step_times(good: Sequence[Reported], table: pd.DataFrame) -> Section:
             drawn(charts.compare(table, note=_links(good)), _links(good)),
             cells(_labelled(table), _COMPARED, "Medians over all ranks' steps"),
         ],
-        advice=compare_advice(table),
+        advice=findings.compare_advice(table),
     )
 
 
@@ -89,8 +88,7 @@ def _costs(good: Sequence[Reported], table: pd.DataFrame) -> Section | None:
         title="What each strategy costs",
         shows="Bytes that each rank sends per step, and memory that it holds, beside what theory says.",
         blocks=[*blocks, cells(_labelled(table), _COSTS, "Per run")],
-        advice="Choose the run that fits into memory and whose communication hides; where a figure is far from theory,"
-        " look into that run's collectives.",
+        advice=findings.COSTS_ADVICE,
     )
 
 
@@ -100,6 +98,5 @@ def _labelled(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _links(good: Sequence[Reported]) -> str | None:
-    """The emulated links among the runs, in words."""
-    told = {word for one in good if (word := findings.link_note(one.run.manifest)) is not None}
-    return "; ".join(sorted(told)) or None
+    """The emulated links among the runs."""
+    return findings.links_note([one.run.manifest for one in good])

@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from overlaplab.analyses import no_fastest
 from overlaplab.columns import Column, columns
+from overlaplab.findings import no_fastest
 from overlaplab.formats import UNKNOWN, digits, text
 from overlaplab.words import last_gradient, to_ms, visible
 

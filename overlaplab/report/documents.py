@@ -9,30 +9,27 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from overlaplab.analyses import (
-    bucket_notes,
     buckets,
     collectives,
     communication_by,
     compare,
     is_sweep,
     memory,
-    no_fastest,
     peaks,
     scatters,
     schedule,
-    schedule_notes,
     schedule_steps,
     stragglers_of,
     summary,
     totals,
     volume,
     volume_theory,
-    warnings_of,
 )
 from overlaplab.analyses.compare import MEASURES
 from overlaplab.analyses.settings import is_emulated
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
+from overlaplab.findings import bucket_notes, no_fastest, run_warnings, schedule_notes
 from overlaplab.report.records import records
 from overlaplab.report.sweeps import sweep_document
 from overlaplab.selection import EVERYTHING, Selection
@@ -64,7 +61,7 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         )
     return {
         "run": run.manifest.raw if run.manifest else None,
-        "warnings": list(warnings_of(run)),
+        "warnings": list(run_warnings(run)),
         "ranks": ranks_out,
     }
 
@@ -83,7 +80,7 @@ def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     return {
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
         "emulated": is_emulated(run),
-        "warnings": [*warnings_of(run), *bucket_notes(table)],
+        "warnings": [*run_warnings(run), *bucket_notes(table)],
     }
 
 
@@ -111,7 +108,7 @@ def schedule_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "memory": records(memory(run)),
         "memory_peaks": records(peaks(run)),
         "emulated": is_emulated(run),
-        "warnings": [*warnings_of(run), *schedule_notes(table)],
+        "warnings": [*run_warnings(run), *schedule_notes(table)],
     }
 
 
@@ -146,7 +143,7 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
         "by_group_and_kind": records(communication_by(run, selection)),
         "clocks": records(clocks(run)),
         "emulated": is_emulated(run),
-        "warnings": list(warnings_of(run)),
+        "warnings": list(run_warnings(run)),
     }
 
 
@@ -163,7 +160,7 @@ def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> 
         del row["fastest"]
         for figure in MEASURES:
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
-    warnings = [f"{run.path}: {warning}" for run in runs for warning in warnings_of(run)]
+    warnings = [f"{run.path}: {warning}" for run in runs for warning in run_warnings(run)]
     found = sweep_document(runs, selection) if is_sweep(runs) else None
     return {"runs": rows, "fastest": fastest, "no_fastest": no_fastest(table), "sweep": found, "warnings": warnings}
 

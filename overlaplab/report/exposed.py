@@ -7,18 +7,24 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from overlaplab.analyses import exposed, idle, rows_of, summary, warnings_of, worst_step
+from overlaplab.analyses import exposed, idle, rows_of, summary, worst_step
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.settings import is_emulated
 from overlaplab.columns import columns
 from overlaplab.events import Run
-from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
-from overlaplab.findings.verdict import verdict
+from overlaplab.findings import (
+    CAUSE_MEANINGS,
+    cause_label,
+    collective_label,
+    exposed_advice,
+    exposed_heading,
+    run_warnings,
+    verdict,
+)
 from overlaplab.formats import text
 from overlaplab.report.console import add_names, add_numbers, add_row, blank_table
 from overlaplab.report.records import plain_value, records
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.words import ms, rank_word
 
 __all__ = ["causes_table", "exposed_document", "spots_table"]
 
@@ -36,17 +42,14 @@ def causes_table(table: pd.DataFrame, causes: pd.DataFrame) -> Table:
     whole, span = int(sums.sum()), int(table["span_ns"].sum())
     for cause, took in sums.items():
         numbers = (text(took / len(table), "ns", 3), text(took / whole, "ratio", 1), text(took / span, "ratio", 1))
-        add_row(shown, (str(cause), *numbers, MEANINGS[Cause(str(cause))]))
+        add_row(shown, (str(cause), *numbers, CAUSE_MEANINGS[Cause(str(cause))]))
     return shown
 
 
 def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
     """`exposed`'s rows of one rank and step, a row of `summary`: the dearest, and when."""
-    step = "" if pd.isna(window["step"]) else f", step {window['step']}"
     whole = int(rows["exposed_ns"].sum())
-    shown = blank_table(
-        f"Where the {ms(whole)} of rank {rank_word(window['rank'])}{step} went: {exposed_finding(rows)}"
-    )
+    shown = blank_table(exposed_heading(rows, window))
     add_numbers(shown, *columns("exposed", "exposed_ns", "of_exposed"))
     add_names(shown, *columns("exposed", "cause"), no_wrap=True)
     add_names(shown, *columns("exposed", "moved"), overflow="fold")
@@ -56,7 +59,7 @@ def spots_table(rows: pd.DataFrame, window: dict[str, Any]) -> Table:
         shown.caption += f"; the first {_MOST} of {len(rows)} (--json tells all)"
     for row in rows.head(_MOST).to_dict("records"):
         numbers = (text(row["exposed_ns"], "ns", 3), text(row["exposed_ns"] / whole, "ratio"))
-        add_row(shown, (*numbers, cause_word(row), moved_word(row), text(row["start_ns"], "ns", 3)))
+        add_row(shown, (*numbers, cause_label(row), collective_label(row), text(row["start_ns"], "ns", 3)))
     return shown
 
 
@@ -74,8 +77,8 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> dict[str, A
         "verdict": verdict(table, run.manifest, causes, idled),
         "advice": exposed_advice(table, causes, idled),
         "worst": None if worst is None else {name: plain_value(worst[name]) for name in ("rank", "step")},
-        "causes": {cause.value: meaning for cause, meaning in MEANINGS.items()},
+        "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in found.items()],
         "emulated": is_emulated(run),
-        "warnings": list(warnings_of(run)),
+        "warnings": list(run_warnings(run)),
     }

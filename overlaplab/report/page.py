@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from overlaplab import analyses, findings
+from overlaplab import findings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.report.blocks import Drawn, Section
@@ -24,7 +24,7 @@ from overlaplab.report.bundle import asset, columnar, data_island, libraries, po
 from overlaplab.report.comparing import compared
 from overlaplab.report.sections import Reported, sections
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.words import sentence, shorten, visible
+from overlaplab.words import shorten, visible
 
 __all__ = ["report_page"]
 
@@ -67,16 +67,14 @@ def report_page(
 def _chapter(reported: Reported, anchor: str, name: str) -> Chapter:
     run = reported.run
     table = reported.summary
-    missing = analyses.unrecorded(run) if table.empty else None
+    missing = findings.not_recorded(run) if table.empty else None
     return Chapter(
         anchor=anchor,
         title=name,
         path=shorten(run.path, 300),
-        verdict=sentence(missing)
-        if missing
-        else findings.verdict(table, run.manifest, reported.exposed, reported.idle),
+        verdict=missing or findings.verdict(table, run.manifest, reported.exposed, reported.idle),
         note=reported.note,
-        warnings=tuple(shorten(warning, 400) for warning in analyses.warnings_of(run)),
+        warnings=tuple(shorten(warning, 400) for warning in findings.run_warnings(run)),
         sections=tuple(sections(reported)),
     )
 

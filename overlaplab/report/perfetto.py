@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 import pandas as pd
 
 from overlaplab.analyses import PARTS, collectives, summary
-from overlaplab.analyses.settings import group_words, link_words
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.clocks import zero_of
+from overlaplab.findings import describe_link, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.nesting import nesting_tracks
 from overlaplab.report.threads import numbered, threads_of
@@ -246,9 +246,9 @@ def _known(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _emulated(run: Run) -> str:
     """What follows a rank's name where not everything in its tracks is real; else nothing."""
-    if run.manifest is None or not (link := link_words(run.manifest)):
+    if run.manifest is None or not (link := describe_link(run.manifest)):
         return ""
-    group = f", {group_words(run.manifest)}" if run.manifest.phantom_ranks else ""
+    group = f", {describe_ranks(run.manifest)}" if run.manifest.phantom_ranks else ""
     return f"{group}, {link}"
 
 

@@ -13,14 +13,11 @@ from overlaplab import analyses, charts, findings
 from overlaplab.analyses.exposed import Cause
 from overlaplab.columns import columns
 from overlaplab.events import Run
-from overlaplab.findings import advice
-from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
-from overlaplab.findings.collectives import collectives_seen
 from overlaplab.report.blocks import Block, Lines, Section, drawn
 from overlaplab.report.cells import MOST_ROWS, Cells, cells, sentences
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.timeline import timeline_events, timeline_view
-from overlaplab.words import last_gradient, ms, percent, rank_word
+from overlaplab.words import last_gradient
 
 __all__ = ["Reported", "sections"]
 
@@ -113,7 +110,7 @@ def _summary(reported: Reported) -> Section | None:
         shows="Each rank's step time, split into compute, communication hidden and exposed, memory and idle:"
         " each moment is counted once.",
         blocks=blocks,
-        advice=advice.summary_advice(table),
+        advice=findings.summary_advice(table),
     )
 
 
@@ -123,19 +120,15 @@ def _exposed(reported: Reported) -> Section | None:
         return None
     window = reported.worst
     rows = analyses.rows_of(causes, window)
-    step = "" if pd.isna(window["step"]) else f", step {window['step']}"
-    worst = f"rank {rank_word(window['rank'])}{step}"
+    worst = findings.rank_and_step(window)
     blocks: list[Block] = [_by_cause(table, causes)]
     if len(rows):
         blocks.insert(0, _spots(rows, f"{worst[0].upper()}{worst[1:]}, each cause and collective, the dearest first"))
-    share = percent(window["exposed_comm_ns"], window["span_ns"])
-    finding = f" {exposed_finding(rows)}." if len(rows) else ""
     return Section(
         title="Where the exposed time went",
-        shows=f"Why communication was exposed, in a median step of the rank most exposed ({worst}):"
-        f" {ms(window['exposed_comm_ns'])}, {share} of it.{finding}",
+        shows=findings.exposed_lead(rows, window),
         blocks=blocks,
-        advice=exposed_advice(table, causes, reported.idle),
+        advice=findings.exposed_advice(table, causes, reported.idle),
     )
 
 
@@ -143,8 +136,8 @@ def _spots(rows: pd.DataFrame, caption: str) -> Cells:
     """Rows of `overlaplab.exposed` of one rank and step."""
     records = rows.to_dict("records")
     shown = rows.assign(
-        cause=[cause_word(row) for row in records],
-        moved=[moved_word(row) for row in records],
+        cause=[findings.cause_label(row) for row in records],
+        moved=[findings.collective_label(row) for row in records],
         of_exposed=rows["exposed_ns"] / max(int(rows["exposed_ns"].sum()), 1),
     )
     spots = columns("exposed", "cause", "moved", "exposed_ns", "of_exposed", "start_ns", "end_ns")
@@ -160,7 +153,7 @@ def _by_cause(table: pd.DataFrame, causes: pd.DataFrame) -> Cells:
             "exposed_ns": sums.to_numpy() / len(table),
             "of_exposed": sums.to_numpy() / sums.sum(),
             "of_step": sums.to_numpy() / table["span_ns"].sum(),
-            "meaning": [MEANINGS[Cause(str(cause))] for cause in sums.index],
+            "meaning": [findings.CAUSE_MEANINGS[Cause(str(cause))] for cause in sums.index],
         }
     )
     by_cause = columns("exposed", "cause", "exposed_ns", "of_exposed", "of_step", "meaning")
@@ -183,22 +176,14 @@ def _timeline(reported: Reported) -> Section | None:
         start, end, where = int(own["start_ns"].min()), int(own["end_ns"].max()), f"step {step}"
     shown = frozenset(ranks[:_MOST_RANKS]) if ranks else None
     view = timeline_view(timeline, start_ns=start, end_ns=end, ranks=shown)
-    left_out = f" The first {_MOST_RANKS} of {len(ranks)} ranks." if len(ranks) > _MOST_RANKS else ""
-    marks, events = len(view.marks), int(view.marks["events"].sum())
-    worst = view.totals["exposed_comm_ns"].max() if len(view.totals) else 0
     return Section(
         title="Timeline",
-        shows=f"What ran when in {where}, a lane per stream or thread, all ranks by one clock.{left_out}"
-        f" {events:,} events"
-        + ("." if marks == events else f", drawn as {marks:,} marks: neighbours too close to tell apart share one."),
+        shows=findings.timeline_lead(view, where, len(ranks)),
         blocks=[
             drawn(charts.timeline(view, note=reported.link), reported.link),
             cells(view.totals, _WINDOW, "The same window in figures, from the raw events"),
         ],
-        advice="Nothing to do: no communication is exposed here."
-        if worst == 0
-        else "Look at the exposed lanes: what did the rank do, or wait for, just before each red stretch began?"
-        " The dashboard (overlaplab app) zooms to single events.",
+        advice=findings.timeline_advice(view),
     )
 
 
@@ -216,13 +201,13 @@ def _buckets(reported: Reported) -> Section | None:
     shown = table.merge(late[["index", "held_ns"]], on="index", how="left")
     shown["last_parameter"] = [last_gradient(row) for row in shown.to_dict("records")]
     shown["held_ns"] = shown["held_ns"].fillna(0)
-    notes = sentences(analyses.bucket_notes(table))
+    notes = sentences(findings.bucket_notes(table))
     blocks.append(cells(shown, _BUCKETS, "Per bucket, times from the step's start", note=notes))
     return Section(
         title="Buckets",
         shows=f"When each bucket's gradients arrived, when it was sent, and what of that showed: {where}.",
         blocks=blocks,
-        advice=advice.buckets_advice(table, late),
+        advice=findings.buckets_advice(table, late),
     )
 
 
@@ -238,16 +223,16 @@ def _gathers(reported: Reported) -> Section | None:
     prefetch = manifest.prefetch if manifest else None
     rows = charts.schedule(table, scatters, prefetch=prefetch, window_ns=window, note=reported.link)
     step = _alike(reported.summary, table)
-    notes = sentences(analyses.schedule_notes(table))
+    notes = sentences(findings.schedule_notes(table))
     return Section(
         title="Gathered parameters (ZeRO-3, FSDP)",
-        shows=findings.gathers_seen(table, where),
+        shows=findings.gathers_lead(table, where),
         blocks=[
             drawn(curve, reported.link),
             drawn(rows, reported.link),
             cells(table, _GATHERS, "Per gather, times from the step's start", most=2 * MOST_ROWS, note=notes),
         ],
-        advice=advice.gathers_advice(table, manifest, int(step["span_ns"].iloc[0]) if len(step) else None),
+        advice=findings.gathers_advice(table, manifest, int(step["span_ns"].iloc[0]) if len(step) else None),
     )
 
 
@@ -269,9 +254,9 @@ def _collectives(reported: Reported) -> Section | None:
     blocks += [_per_collective(rows), cells(by_kind, _BY_KIND, "By group and kind")]
     return Section(
         title="Collectives",
-        shows=collectives_seen(table, late),
+        shows=findings.collectives_lead(table, late),
         blocks=blocks,
-        advice=advice.collectives_advice(late, table),
+        advice=findings.collectives_advice(late, table),
     )
 
 
@@ -288,16 +273,14 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_window(table: pd.DataFrame, reported: Reported) -> tuple[pd.DataFrame, str]:
-    """The rows of the worst rank and step, else of the lowest rank and the last step; and which these are, in words."""
+    """The rows of the worst rank and step, else of the lowest rank and the last step; and which these are."""
     worst = reported.worst if len(reported.summary) else {}
-    words = []
     for column, place in (("rank", 0), ("step", -1)):
         known = sorted(int(value) for value in table[column].dropna().unique())
         if known:
             chosen = worst.get(column) if worst.get(column) in known else known[place]
             table = table[(table[column] == chosen).fillna(False)]
-            words.append(f"{column} {chosen}")
-    return table, ", ".join(words) or "the whole recording"
+    return table, findings.window_name(table) or "the whole recording"
 
 
 def _alike(table: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import pytest
 from overlaplab import charts
 from overlaplab.analyses import each_collective, stragglers_of
 from overlaplab.charts.scales import log_domain, log_ticks
-from overlaplab.findings.collectives import collectives_seen
+from overlaplab.findings import collectives_lead
 from overlaplab.manifest import Link
 
 MS = 1_000_000
@@ -164,14 +164,14 @@ def test_many_collectives_share_points_and_none_vanishes() -> None:
 
 
 def test_the_words_name_the_denominator_and_the_rank() -> None:
-    assert collectives_seen(late(), stragglers_of(late())) == (
+    assert collectives_lead(late(), stragglers_of(late())) == (
         "2 collectives: of the 26.0 ms that 2 ranks spent in them, 6.0 ms (23\u00a0%) is waiting for the last rank to"
         " come. Rank 1 cost most: it came last in 1 of 2, and the others waited 6.0 ms for it, from their arrivals on."
     )
     together = table(row(0, 0), row(0, 1))
-    assert collectives_seen(together, stragglers_of(together)).endswith("by more than clocks may differ.")
+    assert collectives_lead(together, stragglers_of(together)).endswith("by more than clocks may differ.")
     alone = table(row(0, 0, wait_ns=None))
-    assert "is unknown: that takes the traces of all" in collectives_seen(alone, stragglers_of(alone))
+    assert "is unknown: that takes the traces of all" in collectives_lead(alone, stragglers_of(alone))
 
 
 @pytest.mark.parametrize(

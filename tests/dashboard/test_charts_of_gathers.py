@@ -203,7 +203,7 @@ def test_the_most_layers_and_the_most_bytes_may_be_at_different_moments() -> Non
         gather("layers.0", 0, "forward", 8, bytes=100_000),
         gather("layers.1", 1, "forward", 9, bytes=100_000),
     ]
-    assert "At most 472 kB held in full at a time, and at most 2 layers." in findings.gathers_seen(
+    assert "At most 472 kB held in full at a time, and at most 2 layers." in findings.gathers_lead(
         integers(pd.DataFrame(found)), ""
     )
 

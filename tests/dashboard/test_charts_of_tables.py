@@ -11,7 +11,7 @@ import pytest
 
 from overlaplab import charts
 from overlaplab.charts.theme import DARK, LIGHT
-from overlaplab.findings.advice import compare_advice
+from overlaplab.findings import compare_advice
 from overlaplab.timeline.timeline import View
 from overlaplab.words import ms, percent, shorten, size
 

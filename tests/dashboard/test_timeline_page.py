@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from made_traces import event, run_of
 from streamlit.testing.v1 import AppTest
 
 import overlaplab
 from overlaplab.dashboard.canvas import shown_lanes, state_of
-from overlaplab.dashboard.event_words import event_rows, peer_rows
-from overlaplab.findings.windows import window_advice, window_verdict
+from overlaplab.dashboard.event_tables import event_rows, peer_rows
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.timeline import timeline_events
-from overlaplab.timeline.window_statistics import WindowStatistics
 
 
 def words(app: AppTest) -> str:
@@ -138,7 +135,7 @@ def test_lanes_of_chosen_ranks(runs: Path) -> None:
     assert chosen == every[len(every) // 2 :]
 
 
-def test_an_event_in_words(runs: Path) -> None:
+def test_an_event_fact_by_fact(runs: Path) -> None:
     run = overlaplab.load_run(runs / "foreign")
     names = run.traces[0].events["name"].astype(str)
     kernel = event_rows(event_details(run, 0, int(np.flatnonzero(names == "ampere_sgemm")[0])))
@@ -154,23 +151,3 @@ def test_an_event_in_words(runs: Path) -> None:
     assert told["collective"] == "0: all-reduce"
     assert details["collective"] is not None
     assert peer_rows(details["collective"])["end_ns"].tolist() == [110_000]
-
-
-def window(comm: int, overlapped: int, busy: int) -> WindowStatistics:
-    """One rank's 1000 ns."""
-    row = {"rank": 0, "span_ns": 1000, "busy_ns": busy, "comm_ns": comm, "overlapped_ns": overlapped}
-    row |= {"exposed_comm_ns": comm - overlapped, "idle_ns": 1000 - busy}
-    return WindowStatistics(start_ns=0, end_ns=1000, ranks=pd.DataFrame([row]), kernels=pd.DataFrame(), events=1)
-
-
-@pytest.mark.parametrize(
-    ("found", "verdict", "advice"),
-    [
-        (window(0, 0, 500), "no communication; 50\u00a0% of the ranks' time is busy", "idle here"),
-        (window(400, 100, 900), "(75\u00a0% of communication, 30\u00a0% of the time)", "would gain at most"),
-        (window(400, 395, 995), "(1\u00a0% of communication, <1\u00a0% of the time)", "Nothing to hide here"),
-    ],
-)
-def test_verdict_and_advice(found: WindowStatistics, verdict: str, advice: str) -> None:
-    assert verdict in window_verdict(found)
-    assert advice in window_advice(found)[0]

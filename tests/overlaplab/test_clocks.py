@@ -14,7 +14,7 @@ from made_traces import op, run_of, step
 
 import overlaplab
 from overlaplab import Run
-from overlaplab.analyses import warnings_of
+from overlaplab.findings import run_warnings
 from overlaplab.timeline.timeline import timeline_events
 
 ENDS = [1000, 2100, 3050, 4700, 5500]
@@ -40,7 +40,7 @@ def test_the_offset_is_the_median_difference_of_ends(tmp_path: Path) -> None:
         "applied": [False, True, False],
         "error_ns": [0, 10_000, 25_000],
     }
-    assert warnings_of(run) == (
+    assert run_warnings(run) == (
         "rank 1's clock was 2.31 ms ahead of rank 0's; corrected (by 5 collectives, ± 0.010 ms)",
     )
 

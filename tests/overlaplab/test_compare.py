@@ -11,7 +11,8 @@ from made_traces import gloo, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError, Run
-from overlaplab.analyses import no_fastest, parse_condition
+from overlaplab.analyses import parse_condition
+from overlaplab.findings import no_fastest
 
 
 def run_with_steps(folder: Path, *lengths_ms: float, **manifest: Any) -> Run:

@@ -14,7 +14,8 @@ import pytest
 from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import bucket_notes, late_buckets
+from overlaplab.analyses import late_buckets
+from overlaplab.findings import bucket_notes
 from overlaplab.manifest import Link
 from overlaplab.simulate import replay
 

@@ -1,4 +1,4 @@
-"""`overlaplab exposed`: its document, its tables and its words."""
+"""`overlaplab exposed`: its document and its tables."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from made_exposed import backward, bucket
 from made_ranks import carried
-from made_traces import event, gloo, launched, op, run_of, step
+from made_traces import event, gloo, op, run_of, step
 
-import overlaplab
-from overlaplab.analyses import idle
 from overlaplab.analyses.exposed import Cause
 from overlaplab.cli import main
-from overlaplab.findings.causes import MEANINGS, exposed_advice, moved_word
-from overlaplab.findings.verdict import verdict
+from overlaplab.findings import collective_label
 from overlaplab.report.page import report_page
 
 LATE = "a" * 200
@@ -125,37 +121,4 @@ def test_names_of_strangers_stay_text(command: Any, tmp_path: Path, monkeypatch:
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 80
     row = {"collective": 3, "kind": None, "what": f"\x1b[31m{LATE}"}
-    assert moved_word(row, 40) == f"\N{REPLACEMENT CHARACTER}[31m{'a' * 7}…{'a' * 13}, collective 3"
-
-
-def test_the_advice_follows_the_dearest_cause(tmp_path: Path) -> None:
-    events = [backward(0, 600), op("mm", 0, 600), *bucket(0, 100, 610, 620, 790), op("mm", 800, 900)]
-    run = run_of(tmp_path, events, events)
-    table, causes = overlaplab.summary(run), overlaplab.exposed(run)
-    assert exposed_advice(table, causes).startswith("Go after blocking first: it is 100\u00a0% of all exposed")
-    for cause in Cause:
-        said = exposed_advice(table, causes.assign(cause=cause.value), idle(run))
-        assert said.startswith("Leave" if cause is Cause.GAP else f"Go after {cause.value} first")
-        assert (MEANINGS[cause] in said) is (cause is not Cause.GAP)
-    tail = causes.assign(cause="tail")
-    assert "bucket_cap_mb" in exposed_advice(table, tail)
-    for what, remedy in (("layers.0", "Make what is reduced last smaller"), (None, "Make the last one smaller")):
-        assert remedy in exposed_advice(table, tail.assign(what=what)), "no cap helps what is no bucket"
-    gaps = pd.concat([tail.assign(exposed_ns=9), tail.assign(cause="compute gap", exposed_ns=10)])
-    assert "Compute gaps, the largest part," in exposed_advice(table.assign(idle_ns=0), gaps)
-
-
-def test_advice_where_communication_is_not_the_problem(tmp_path: Path) -> None:
-    copies = launched("Memcpy HtoD", 0, 0, 60, cat="gpu_memcpy", correlation=1) + launched(
-        "gemm", 1, 60, 100, correlation=2
-    )
-    run = run_of(tmp_path / "copies", copies)
-    table, causes = overlaplab.summary(run), overlaplab.exposed(run)
-    assert "Copies are the larger part" in exposed_advice(table, causes, idle(run))
-    assert verdict(table, None, causes, idle(run)).endswith("for 60\u00a0% of the step time nothing but copies run.")
-    waits = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 5, 90, 100, correlation=2)
-    run = run_of(tmp_path / "waits", waits)
-    said = exposed_advice(overlaplab.summary(run), overlaplab.exposed(run), idle(run))
-    assert said.endswith("Look at the timeline for what the idle device waits for: another stream, or an event.")
-    none = pd.DataFrame({"span_ns": pd.Series([], dtype="int64")})
-    assert exposed_advice(none, causes) == "Nothing to do: nothing was measured."
+    assert collective_label(row, 40) == f"\N{REPLACEMENT CHARACTER}[31m{'a' * 7}…{'a' * 13}, collective 3"

@@ -13,7 +13,7 @@ from made_traces import event, gloo, launched, op, step, write
 
 import overlaplab
 from overlaplab import Run, load_run
-from overlaplab.analyses import bucket_notes, schedule_notes, warnings_of
+from overlaplab.findings import bucket_notes, run_warnings, schedule_notes
 from overlaplab.report import documents
 from overlaplab.timeline.timeline import timeline_events
 
@@ -109,7 +109,7 @@ def nothing_is_guessed(run: Run) -> None:
     assert bucket_notes(buckets) == (
         "no buckets are known: that takes the engine's labels or torch's DDP, and a GPU's recorded activity",
     )
-    assert warnings_of(run) == ("1 of 2 ranks have no trace here",)
+    assert run_warnings(run) == ("1 of 2 ranks have no trace here",)
     assert len(timeline_events(run).events)
     for document in (documents.summary_document, documents.schedule_document, documents.buckets_document):
         json.dumps(document(run), allow_nan=False)
@@ -138,6 +138,6 @@ def test_among_several_ranks_communication_that_nobody_recognises_is_said(tmp_pa
         *launched("gemm", 1, 20, 50, correlation=1),
         *launched("my_own_ring_exchange", 2, 50, 90, correlation=2),
     ]
-    warnings = warnings_of(run_with(tmp_path, events, backend="nccl"))
+    warnings = run_warnings(run_with(tmp_path, events, backend="nccl"))
     assert "rank 0: no communication recognised among 2 ranks; most time is in my_own_ring_exchange, gemm" in warnings
     assert overlaplab.summary(load_run(tmp_path))["overlap_ratio"].isna().all()

@@ -10,7 +10,8 @@ import pytest
 from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import scatters, schedule_notes, volume
+from overlaplab.analyses import scatters, volume
+from overlaplab.findings import schedule_notes
 from overlaplab.vocabulary import fsdp2_range, layer_of
 
 Event = dict[str, Any]

@@ -15,8 +15,9 @@ from rich.text import Text
 
 import overlaplab
 from overlaplab import Run
-from overlaplab.analyses import scatters, schedule_steps, volume, warnings_of
+from overlaplab.analyses import scatters, schedule_steps, volume
 from overlaplab.evidence.recorded import recorded
+from overlaplab.findings import run_warnings
 from overlaplab.report import console
 from overlaplab.selection import Selection
 from overlaplab.simulate.bound import bound
@@ -56,7 +57,7 @@ def test_buckets(tmp_path: Path, events: list[dict[str, Any]], manifest: dict[st
     beside nothing; then the optimizer's 50.
     """
     run = gpu_run(tmp_path, events, **manifest)
-    assert warnings_of(run) == ()
+    assert run_warnings(run) == ()
     assert us(overlaplab.summary(run), "step", *SPANS) == [
         [3, 1560, 1250, 600, 299, 301, 0, 9],
         [4, 1559, 1250, 600, 299, 301, 0, 8],  # there is no next kernel
@@ -105,7 +106,7 @@ def carried_by_the_host(gpu: Gpu, kind: str, num_bytes: int, us: int, *, after: 
 def test_a_link_that_waits_for_the_host_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gpu, "carry", carried_by_the_host)
     run = gpu_run(tmp_path, bucketed(), link_wait="host")
-    assert warnings_of(run) == ()
+    assert run_warnings(run) == ()
     assert us(overlaplab.summary(run), "step", *SPANS) == [
         [3, 1560, 1250, 600, 299, 301, 0, 9],
         [4, 1559, 1250, 600, 299, 301, 0, 8],

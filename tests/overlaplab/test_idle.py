@@ -14,7 +14,6 @@ from made_traces import event, launched, op, run_of
 
 import overlaplab
 from overlaplab.analyses import idle
-from overlaplab.findings.verdict import elsewhere, verdict
 from overlaplab.hta import trace_analysis
 from overlaplab.selection import Selection
 
@@ -91,20 +90,3 @@ def test_one_stream_is_as_hta_has_it(kernels: list[tuple[float, int, int]]) -> N
     assert host == pytest.approx(took.get("host_wait", 0), abs=1)
     # HTA takes its 30 ns for the µs that its own tables are in: every gap below 30 µs is kernel wait there.
     assert kernel + other == pytest.approx(took.get("kernel_wait", 0) + took.get("other", 0), abs=1)
-
-
-def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_path: Path) -> None:
-    events = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 88, 90, 100, correlation=2)
-    run = run_of(tmp_path / "idle", events)
-    said = verdict(overlaplab.summary(run), None, overlaplab.exposed(run), idle(run))
-    assert said == (
-        "Foreign traces, 1 rank, median step 0.10 ms. No communication is in it."
-        " 80\u00a0% of the step time is idle, since the host launches too slowly."
-    )
-    events = [op("mm", 0, 97), event("gloo:all_reduce", 96, 98, cat="user_annotation", tid=7), op("mm", 98, 100)]
-    busy = run_of(tmp_path / "busy", events)
-    assert elsewhere(overlaplab.summary(busy), None, None) == (
-        "Communication is not the problem: for 99\u00a0% of the step time the ranks compute."
-    )
-    events = [op("mm", 0, 50), event("gloo:all_reduce", 40, 100, cat="user_annotation", tid=7)]
-    assert elsewhere(overlaplab.summary(run_of(tmp_path / "exposed", events)), None, None) is None

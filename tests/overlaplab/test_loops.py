@@ -13,7 +13,6 @@ from made_traces import event, op, step, write
 import overlaplab
 from overlaplab import Run, findings, load_run
 from overlaplab.analyses import worst_step
-from overlaplab.cli.shared import title
 from overlaplab.evidence.purposes import purposes
 
 Event = dict[str, Any]
@@ -98,6 +97,6 @@ def test_a_loop_without_a_strategy(tmp_path: Path, manifest: dict[str, Any], not
     assert findings.verdict(table, run.manifest).startswith(told)
     assert worst_step(table)["step"] == 3
     strategy = manifest.get("strategy")
-    assert title(run) == f"{tmp_path}: {', '.join([*([strategy] if strategy else []), '1 rank'])}"
+    assert findings.run_title(run) == f"{tmp_path}: {', '.join([*([strategy] if strategy else []), '1 rank'])}"
     (row,) = overlaplab.compare([run]).to_dict("records")
     assert row["strategy"] == strategy

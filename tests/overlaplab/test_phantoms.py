@@ -10,8 +10,7 @@ from made_runs import engine_events
 from made_traces import run_of
 
 from overlaplab import collectives, compare, exposed, findings, summary
-from overlaplab.analyses import group_words, is_sweep, memory, peaks, warnings_of
-from overlaplab.cli.shared import title
+from overlaplab.analyses import is_sweep, memory, peaks
 from overlaplab.report import console
 
 TOLD = "one rank of an emulated group of 8 (peers are phantoms; numerics not meant)"
@@ -20,7 +19,7 @@ TOLD = "one rank of an emulated group of 8 (peers are phantoms; numerics not mea
 def test_nothing_is_missing_and_nobody_waits(tmp_path: Path) -> None:
     """On the link from 600 to 950, launched at 505; the first one from 450 to 600, launched at 305 when it was free."""
     run = phantom_run(tmp_path, engine_events())
-    assert warnings_of(run) == ()
+    assert findings.run_warnings(run) == ()
     steps = summary(run)
     assert steps["exposed_comm_ns"].tolist() == steps["exposed_transfer_ns"].tolist() == [350_000, 350_000]
     assert steps["exposed_wait_ns"].tolist() == [0, 0]
@@ -37,28 +36,28 @@ def test_nothing_is_missing_and_nobody_waits(tmp_path: Path) -> None:
 
 def test_without_phantoms_the_same_trace_lacks_seven_ranks(tmp_path: Path) -> None:
     run = phantom_run(tmp_path, engine_events(), phantom_ranks=[], numerics_meant=True)
-    assert warnings_of(run) == ("7 of 8 ranks have no trace here",)
+    assert findings.run_warnings(run) == ("7 of 8 ranks have no trace here",)
     assert summary(run)["exposed_wait_ns"].isna().all()
     assert collectives(run)["transfer_ns"].isna().all()
 
 
 def test_a_rank_that_is_no_phantom_is_missing_still(tmp_path: Path) -> None:
     run = phantom_run(tmp_path, engine_events(), phantom_ranks=[2, 3, 4, 5, 6, 7])
-    assert warnings_of(run) == ("1 of 8 ranks have no trace here",)
+    assert findings.run_warnings(run) == ("1 of 8 ranks have no trace here",)
     assert collectives(run)["wait_ns"].isna().all()
 
 
 def test_screens_say_so(tmp_path: Path) -> None:
     run = phantom_run(tmp_path, engine_events(), strategy="zero3", bucket_cap_mb=None, prefetch=1)
     link = "emulated link 400Gbps,10us"
-    assert title(run) == f"{tmp_path}: zero3, {TOLD}, {link}"
+    assert findings.run_title(run) == f"{tmp_path}: zero3, {TOLD}, {link}"
     assert findings.note(run.manifest) == f"zero3, {TOLD}, cpu, prefetch 1, {link}"
     assert findings.link_note(run.manifest) == f"{link}, one rank of a group of 8"
     assert run.manifest is not None
-    assert group_words(run.manifest) == TOLD
+    assert findings.describe_ranks(run.manifest) == TOLD
     meant = phantom_run(tmp_path / "meant", engine_events(), numerics_meant=True)
     assert meant.manifest is not None
-    assert group_words(meant.manifest) == "one rank of an emulated group of 8 (peers are phantoms)"
+    assert findings.describe_ranks(meant.manifest) == "one rank of an emulated group of 8 (peers are phantoms)"
     table = compare([run])
     assert table[["ranks", "phantoms"]].to_numpy().tolist() == [[1, 7]]
     caption = str(console.compare_table(table).caption)
@@ -67,7 +66,7 @@ def test_screens_say_so(tmp_path: Path) -> None:
 
 def test_ordinary_runs_say_how_many_ranks(tmp_path: Path) -> None:
     run = run_of(tmp_path, engine_events(), engine_events(), manifest={})
-    assert title(run) == f"{tmp_path}: bucketed, 2 ranks"
+    assert findings.run_title(run) == f"{tmp_path}: bucketed, 2 ranks"
     assert findings.note(run.manifest) == "bucketed, 2 ranks, cpu, bucket_cap_mb 25"
     assert compare([run])["phantoms"].tolist() == [0]
 

@@ -11,7 +11,8 @@ from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError
-from overlaplab.analyses import scatters, schedule_notes, schedule_steps
+from overlaplab.analyses import scatters, schedule_steps
+from overlaplab.findings import schedule_notes
 from overlaplab.selection import Selection
 
 Event = dict[str, Any]

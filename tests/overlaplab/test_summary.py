@@ -13,7 +13,8 @@ from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError
-from overlaplab.analyses import PARTS, warnings_of
+from overlaplab.analyses import PARTS
+from overlaplab.findings import run_warnings
 from overlaplab.selection import Selection
 
 
@@ -88,12 +89,12 @@ def test_ranks_and_steps_are_selected(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     host_only = run_of(tmp_path / "a", [event("cudaLaunchKernel", 0, 1, cat="cuda_runtime")])
-    assert "device activity was not recorded" in warnings_of(host_only)[0]
+    assert "device activity was not recorded" in run_warnings(host_only)[0]
     assert len(overlaplab.summary(host_only)) == len(overlaplab.totals(host_only)) == 0
     silent = run_of(tmp_path / "b", [op("mm", 0, 9)], [gloo(0, 3)])
-    assert warnings_of(silent) == ("rank 0: no communication recognised among 2 ranks; most time is in aten::mm",)
+    assert run_warnings(silent) == ("rank 0: no communication recognised among 2 ranks; most time is in aten::mm",)
     missed = run_of(tmp_path / "c", [gloo(0, 3)], manifest={"link_attained": False})
-    assert warnings_of(missed)[0].startswith("link not attained")
+    assert run_warnings(missed)[0].startswith("link not attained")
 
 
 spans = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30)), max_size=8)

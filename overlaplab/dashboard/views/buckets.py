@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import charts, findings
-from overlaplab.analyses import bucket_notes, last_gap_ns, late_buckets, launched_after_backward
+from overlaplab.analyses import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.columns import columns
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
@@ -20,11 +20,9 @@ from overlaplab.dashboard.widgets import (
     show_table,
     show_warnings,
     what_to_do,
-    window_words,
 )
-from overlaplab.findings.advice import buckets_advice
 from overlaplab.formats import as_held
-from overlaplab.words import count, last_gradient
+from overlaplab.words import last_gradient
 
 _COLUMNS = columns(
     "buckets",
@@ -52,8 +50,8 @@ def page() -> None:
         return
     table = one_window(table)
     late = late_buckets(table)
-    lead(_opening(table, late), findings.note(manifest))
-    for note in bucket_notes(table):
+    lead(findings.buckets_lead(table, late), findings.note(manifest))
+    for note in findings.bucket_notes(table):
         st.text(f"Note: {note}.")
     if len(late) and not launched_after_backward(table):
         st.subheader("Which parameter held each late bucket", anchor=False)
@@ -70,7 +68,7 @@ def page() -> None:
         row = table.iloc[[chosen]].to_dict("records")[0]
         first = row["launch_ns"] if pd.isna(row["ready_ns"]) else row["ready_ns"]
         show_in_step(opened, row, first, row["end_ns"])
-    what_to_do([_advice(table, late)])
+    what_to_do([findings.buckets_advice(table, late)])
 
 
 def _shown(table: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
@@ -79,26 +77,6 @@ def _shown(table: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
     shown["last_parameter"] = [last_gradient(row) for row in shown.to_dict("records")]
     shown["gap_ns"] = [last_gap_ns(times) for times in shown["gradient_ready_ns"]]
     return shown
-
-
-def _advice(table: pd.DataFrame, late: pd.DataFrame) -> str:
-    if table["end_ns"].isna().all():
-        return "Record with the engine, or with the communication threads' ranges, to see when buckets were sent."
-    return buckets_advice(table, late)
-
-
-def _opening(table: pd.DataFrame, late: pd.DataFrame) -> str:
-    """One sentence about the window."""
-    where = window_words(table)
-    number = count(len(table), "bucket") + (f" of {where}" if where else "")
-    if table["end_ns"].isna().all():
-        return f"{number}: their communication was not found in the trace, only when they were ready."
-    if late.empty:
-        return f"{number}: none was late, all of their communication is hidden behind compute."
-    if launched_after_backward(table):
-        return f"{number}: nothing was launched before backward ended, so that no parameter held a bucket."
-    exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
-    return f"{number}: {exposed} with exposed communication, {held} that made a ready bucket wait."
 
 
 page()

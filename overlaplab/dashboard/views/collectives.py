@@ -25,8 +25,6 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     what_to_do,
 )
-from overlaplab.findings.advice import collectives_advice
-from overlaplab.findings.collectives import collectives_seen
 from overlaplab.formats import as_held
 from overlaplab.words import rank_word, shorten
 
@@ -57,7 +55,7 @@ def page() -> None:
     rows, late = each_collective(table), stragglers_of(table)
     manifest = opened.run.manifest
     note = findings.note(manifest)
-    lead(collectives_seen(table, late), note)
+    lead(findings.collectives_lead(table, late), note)
     show_warnings(opened)
     link = manifest.link if manifest else None
     show_chart(
@@ -69,7 +67,7 @@ def page() -> None:
         show_chart(charts.late_ranks(late, dark=dark(), note=note), "late_ranks", as_held(late, "stragglers"))
         show_table(late, _LATE, "late_table")
     _each(opened, rows)
-    what_to_do([collectives_advice(late, table)])
+    what_to_do([findings.collectives_advice(late, table)])
 
 
 def _each(opened: Opened, rows: pd.DataFrame) -> None:

@@ -9,8 +9,8 @@ import pandas as pd
 import streamlit as st
 
 import overlaplab
-from overlaplab import charts
-from overlaplab.analyses import group_words, is_sweep, setting_words, sweep_links
+from overlaplab import charts, findings
+from overlaplab.analyses import is_sweep, sweep_links
 from overlaplab.columns import columns
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, stamp
@@ -26,11 +26,9 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.findings import sweep_advice, sweep_finding, sweep_notes
-from overlaplab.findings.advice import compare_advice
 from overlaplab.formats import as_held
 from overlaplab.load import by_value
-from overlaplab.words import count, shorten
+from overlaplab.words import shorten
 
 _MOST = 12  # runs compared unless the user chooses more
 _MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): seven caps, three times each
@@ -113,7 +111,7 @@ def _sweep(good: list[Opened]) -> None:
     runs = [opened.run for opened in good]
     table, links = _tables(tuple((run.path, stamp(Path(run.path))) for run in runs), runs)
     note = _note(good)
-    lead(f"{sweep_finding(table)}.", _what(good, note))
+    lead(f"{findings.sweep_finding(table)}.", _subject(good, note))
     left, right = st.columns(2)
     with left:
         show_chart(charts.caps(table, dark=dark(), note=note), "caps_chart", as_held(table, "sweep"))
@@ -125,9 +123,9 @@ def _sweep(good: list[Opened]) -> None:
     chosen = show_table(table, [one for one in _CAPS if one.name not in alone], "caps_table", select=True)
     if chosen is not None:
         _go_to(good, links[links["bucket_cap_mb"].eq(table["bucket_cap_mb"].iloc[chosen])])
-    for line in sweep_notes(table):
+    for line in findings.sweep_notes(table):
         st.text(f"Note: {line}.")
-    what_to_do(sweep_advice(table))
+    what_to_do(findings.sweep_advice(table))
 
 
 def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
@@ -157,19 +155,18 @@ def _runs(good: list[Opened]) -> None:
     st.subheader("Medians over all ranks' steps", anchor=False)
     rows = table.assign(
         run=[shorten(PurePath(str(path)).name, 80) for path in table["path"]],
-        setting=[setting_words(opened.run.manifest) for opened in good],
+        setting=[findings.describe_settings(opened.run.manifest) for opened in good],
     )
     show_table(rows, _COLUMNS, "compare_table")
     _costs(rows, _note(good))
-    what_to_do([compare_advice(table) if len(table) > 1 else "Choose another run to compare this one with."])
+    what_to_do([findings.compare_advice(table)])
 
 
-def _what(good: list[Opened], note: str | None) -> str:
-    """What was swept, in words."""
+def _subject(good: list[Opened], note: str | None) -> str:
+    """What was swept."""
     first = good[0].run
-    words = [(first.manifest and first.manifest.strategy) or "", count(len(first.traces), "rank")]
-    words += [count(len(good), "recording"), *([note] if note else [])]
-    return shorten(", ".join(word for word in words if word), 200)
+    strategy = first.manifest.strategy if first.manifest else None
+    return findings.sweep_subject(strategy, len(first.traces), len(good), note)
 
 
 def _costs(table: pd.DataFrame, note: str | None) -> None:
@@ -202,16 +199,8 @@ def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, Overlapla
 
 
 def _note(runs: list[Opened]) -> str | None:
-    """The emulated links among the runs, and phantoms, in words."""
-    manifests = [opened.run.manifest for opened in runs]
-    links = {str(one.emulated_link) for one in manifests if one is not None and one.emulated_link}
-    if not links:
-        return None
-    missed = any(one is not None and one.link_attained is False for one in manifests)
-    alone = [group_words(one) for one in manifests if one is not None and one.phantom_ranks]
-    some = "" if len(alone) == len(runs) else "in some runs "
-    parts = [f"emulated link {' or '.join(sorted(links))}", *(["link not attained in some runs"] if missed else [])]
-    return ", ".join((*parts, *(f"{some}{told}" for told in sorted({*alone}))))
+    """The emulated links among the runs."""
+    return findings.links_note([opened.run.manifest for opened in runs])
 
 
 page()

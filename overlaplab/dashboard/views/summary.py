@@ -28,9 +28,8 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     what_to_do,
 )
-from overlaplab.findings.causes import MEANINGS, cause_word, exposed_advice, exposed_finding, moved_word
 from overlaplab.formats import as_shown
-from overlaplab.words import count, ms, rank_word
+from overlaplab.words import count, ms
 
 _COLUMNS = columns(
     "summary",
@@ -64,7 +63,7 @@ def page() -> None:
     st.subheader("Per rank and step", anchor=False)
     show_table(table, _COLUMNS, "summary_table")
     costs_beside_theory(opened, table)
-    what_to_do([exposed_advice(table, causes, idled)])
+    what_to_do([findings.exposed_advice(table, causes, idled)])
 
 
 def _where_it_went(opened: Opened, table: pd.DataFrame, causes: pd.DataFrame) -> None:
@@ -74,15 +73,11 @@ def _where_it_went(opened: Opened, table: pd.DataFrame, causes: pd.DataFrame) ->
     if rows.empty:
         return
     st.subheader(f"Where the {ms(int(rows['exposed_ns'].sum()))} went", anchor=False)
-    several = table["rank"].nunique(dropna=False) > 1
-    where = f"Rank {rank_word(window['rank'])}{' (the one most exposed)' if several else ''}"
-    if pd.notna(window["step"]):
-        where += f", step {window['step']}" + (" (its median one)" if table["step"].nunique() > 1 else "")
-    st.text(f"{where}: {exposed_finding(rows)}. Choose a row to see it on the timeline.")
+    st.text(f"{findings.exposed_in_median_step(rows, window, table)} Choose a row to see it on the timeline.")
     records = rows.to_dict("records")
     shown = rows.assign(
-        cause=[cause_word(row) for row in records],
-        moved=[moved_word(row) for row in records],
+        cause=[findings.cause_label(row) for row in records],
+        moved=[findings.collective_label(row) for row in records],
         of_exposed=rows["exposed_ns"] / rows["exposed_ns"].sum(),
     )
     chosen = show_table(shown, _SPOTS, "exposed_table", select=True)
@@ -107,7 +102,7 @@ def _by_cause(table: pd.DataFrame, causes: pd.DataFrame) -> None:
             "exposed_ns": sums.to_numpy() / len(table),
             "of_exposed": sums.to_numpy() / sums.sum(),
             "of_step": sums.to_numpy() / table["span_ns"].sum(),
-            "meaning": [MEANINGS[Cause(str(cause))] for cause in sums.index],
+            "meaning": [findings.CAUSE_MEANINGS[Cause(str(cause))] for cause in sums.index],
         }
     )
     show_table(shown, _CAUSES, "causes_table")

@@ -17,7 +17,7 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_of
-from overlaplab.dashboard.event_words import event_rows, peer_rows
+from overlaplab.dashboard.event_tables import event_rows, peer_rows
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
@@ -30,12 +30,11 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     what_to_do,
 )
-from overlaplab.findings.windows import window_advice, window_verdict
 from overlaplab.formats import as_shown, text
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.timeline import Timeline
 from overlaplab.timeline.window_statistics import WindowStatistics, timeline_window
-from overlaplab.words import ms, shorten
+from overlaplab.words import shorten
 
 Spot = tuple[tuple[int, int], int | None]  # a window in ns from the run's zero; a mark's place in `Timeline.events`
 Linked = tuple[tuple[int, int] | None, tuple[int, int] | None]  # what a query string says of window and event
@@ -168,13 +167,13 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
     _keep(opened, state)
     visible = timeline_window(opened.timeline, *state.window, ranks)
     with above:
-        lead(window_verdict(visible), findings.note(opened.run.manifest))
+        lead(findings.window_lead(visible), findings.note(opened.run.manifest))
     selected, what = _selected(opened.timeline, state)
     chosen = visible if selected is None else timeline_window(opened.timeline, *selected, ranks)
     if state.mark is not None and _is_event(opened.timeline, state.mark):
         _event(opened, state.mark)
     _statistics(chosen, "Visible" if selected is None else "Selected", what)
-    what_to_do(window_advice(chosen))
+    what_to_do(findings.window_advice(chosen))
 
 
 def _selected(timeline: Timeline, state: CanvasState) -> tuple[tuple[int, int] | None, str]:
@@ -211,14 +210,13 @@ def _keep(opened: Opened, state: CanvasState) -> None:
 def _statistics(found: WindowStatistics, word: str, what: str) -> None:
     """A window in numbers, from raw events."""
     start, end = found.start_ns, found.end_ns
-    told = f"{ms(end - start)}, {found.events:,} events on streams. {what}"
     comm = found.ranks["comm_ns"].astype("Float64").replace(0, None)  # a share of nothing is null
     ranks = found.ranks.assign(
         exposed_share=found.ranks["exposed_comm_ns"] / found.ranks["span_ns"],
         overlap_ratio=found.ranks["overlapped_ns"] / comm,
     )
     begins, ends = (text(time, "ns", 3, grouped=True) for time in (start, end))
-    _table(f"{word}: {begins} to {ends} ms", told, ranks, _WINDOW, "timeline_ranks")
+    _table(f"{word}: {begins} to {ends} ms", f"{findings.window_size(found)} {what}", ranks, _WINDOW, "timeline_ranks")
     kernels = found.kernels.assign(name=[shorten(name, 200) for name in found.kernels["name"]])
     _table("What took most time there", None, kernels, _KERNELS, "timeline_kernels")
 

@@ -28,10 +28,8 @@ from overlaplab.dashboard.widgets import (
     show_table,
     show_warnings,
     what_to_do,
-    window_words,
 )
 from overlaplab.errors import OverlaplabError
-from overlaplab.findings.advice import gathers_advice
 from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest
 from overlaplab.words import shorten
@@ -61,8 +59,7 @@ def page() -> None:
         return
     table = one_window(opened.schedule)
     other = _pick_other(opened)
-    where = window_words(table)
-    lead(findings.gathers_seen(table, where), findings.note(opened.run.manifest))
+    lead(findings.gathers_lead(table, findings.window_name(table)), findings.note(opened.run.manifest))
     show_warnings(opened)
     if other is None:
         _one(opened, table)
@@ -75,7 +72,7 @@ def page() -> None:
     if chosen is not None:
         row = table.iloc[[chosen]].to_dict("records")[0]
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
-    what_to_do([gathers_advice(table, opened.run.manifest, _step_ns(opened, table))])
+    what_to_do([findings.gathers_advice(table, opened.run.manifest, _step_ns(opened, table))])
 
 
 def _step_ns(opened: Opened, table: pd.DataFrame) -> int | None:
@@ -136,7 +133,7 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
     for column, (opened, table), key in _columns(pair):
         with column.container(gap=None):
             with st.container(key=f"{key}_run"):
-                st.text(f"{_named(opened)}, {window_words(table)}".rstrip(", "))
+                st.text(f"{_named(opened)}, {findings.window_name(table)}".rstrip(", "))
             st.text(findings.note(opened.run.manifest) or "")
     for column, (opened, table), key in _columns(pair):
         with column:

@@ -1,4 +1,4 @@
-"""The sentences about tables written out by hand."""
+"""What is said of buckets, of tables written out by hand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pandas as pd
 import pytest
 
 from overlaplab.analyses import late_buckets
-from overlaplab.findings import GatherCost, late_sentences, link_note, note, prefetch_gain, verdict
-from overlaplab.findings.advice import buckets_advice
-from overlaplab.manifest import Link, Manifest
+from overlaplab.findings import buckets_advice, buckets_lead, late_sentences
 from overlaplab.words import gradient_word
 
 MS = 1_000_000
@@ -110,115 +108,19 @@ def test_advice_blames_a_gradient_only_where_a_bucket_stood_ready() -> None:
     assert buckets_advice(alone, late_buckets(alone)).startswith("Little is left to compute while bucket 0 is sent")
 
 
-def test_only_the_dearest_are_told() -> None:
+def test_only_the_dearest_get_a_sentence() -> None:
     table = pd.DataFrame([bucket(number, [number], number, number, number + 1, 1) for number in range(9)])
     assert late_sentences(late_buckets(table), limit=4)[-1] == "5 more late buckets in the table below."
 
 
-def test_the_note_names_the_emulated_link_and_what_it_missed() -> None:
-    fields: dict[str, Any] = {
-        "format_version": 1,
-        "strategy": "bucketed",
-        "device": "cpu",
-        "backend": "gloo",
-        "world_size": 2,
-        "bucket_cap_mb": 25.0,
-    }
-    link = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)
-    said = "bucketed, 2 ranks, cpu, bucket_cap_mb 25"
-    assert note(None) is None
-    assert note(Manifest(**fields)) == said
-    assert note(Manifest(**fields, link=link)) == f"{said}, emulated link 1Gbps,200us"
-    missed = note(Manifest(**fields, link=link, link_attained=False))
-    assert missed == f"{said}, emulated link 1Gbps,200us, link not attained"
-    assert link_note(Manifest(**fields)) is None
-    assert link_note(Manifest(**fields, link=link, link_attained=False)) == (
-        "emulated link 1Gbps,200us, link not attained"
+def test_buckets_whose_communication_was_not_found_are_not_called_early() -> None:
+    table = pd.DataFrame([bucket(0, [1], 1, 1, 2, 0) | {"rank": 0, "step": 3, "end_ns": None, "exposed_ns": None}])
+    late = late_buckets(table)
+    assert late.empty
+    assert buckets_advice(table, late).startswith("Record with the engine")
+    assert buckets_lead(table, late) == (
+        "1 bucket of rank 0, step 3: their communication was not found in the trace, only when they were ready."
     )
-
-
-def test_the_note_tells_the_prefetch_depth_of_a_run_that_gathers() -> None:
-    fields: dict[str, Any] = {"format_version": 1, "device": "cpu", "backend": "gloo", "world_size": 4}
-    assert note(Manifest(**fields, strategy="zero3", prefetch=0)) == "zero3, 4 ranks, cpu, prefetch 0"
-    assert note(Manifest(**fields, strategy="zero2", bucket_cap_mb=1.5)) == "zero2, 4 ranks, cpu, bucket_cap_mb 1.5"
-
-
-def cost(
-    name: str, prefetch: int | None, wait: float | None, step: float, strategy: str = "zero3", layers: int | None = 8
-) -> GatherCost:
-    waited = None if wait is None else wait * MS
-    setting = None if layers is None else (layers,)
-    return GatherCost(
-        name=name, strategy=strategy, prefetch=prefetch, wait_ns=waited, step_ns=step * MS, setting=setting
-    )
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        (
-            cost("a", 0, 60, 200),
-            cost("b", 1, 14, 160),
-            "prefetch 1 waits 14.0 ms for gathers in a step of 160.0 ms, prefetch 0 waits 60.0 ms for gathers in a step"
-            " of 200.0 ms. Prefetching hides 46.0 ms of gathering per step.",
-        ),
-        (
-            cost("a", 1, 14, 160),
-            cost("b", 0, 9, 150),
-            "prefetch 1 waits 14.0 ms for gathers in a step of 160.0 ms, prefetch 0 waits 9.0 ms for gathers in a step"
-            " of 150.0 ms. prefetch 0 waits 5.0 ms less per step.",
-        ),
-        (
-            cost("a", 1, 14, 160),
-            cost("b", 0, 60, 200, strategy="torch-fsdp2"),
-            "a waits 14.0 ms for gathers in a step of 160.0 ms, b waits 60.0 ms for gathers in a step of 200.0 ms."
-            " a waits 46.0 ms less per step.",
-        ),
-        (
-            cost("a", None, None, 160),
-            cost("b", None, 0, 200),
-            "a waits an unknown time for gathers in a step of 160.0 ms, b waits 0 ms for gathers in a step of 200.0"
-            " ms.",
-        ),
-    ],
-)
-def test_what_prefetching_hides(one: GatherCost, other: GatherCost, said: str) -> None:
-    assert prefetch_gain(one, other) == f"Medians over all ranks' steps: {said}"
-
-
-@pytest.mark.parametrize("layers", [(32, 1), (None, None)])
-def test_prefetching_is_named_only_where_nothing_else_differs(layers: tuple[int | None, int | None]) -> None:
-    said = prefetch_gain(cost("a", 0, 450, 900, layers=layers[0]), cost("b", 1, 15, 40, layers=layers[1]))
-    assert "hides" not in said
-    assert "a waits 450.0 ms for gathers in a step of 900.0 ms, b waits 15.0 ms" in said
-
-
-@pytest.mark.parametrize("comm", [0, 30])
-def test_the_verdict_names_its_denominators(comm: int) -> None:
-    table = pd.DataFrame(
-        {
-            "rank": pd.array([0, 0, 5], dtype="Int64"),
-            "step": pd.array([1, 2, 1], dtype="Int64"),
-            "span_ns": [100 * MS, 120 * MS, 100 * MS],
-            "comm_ns": [comm * MS] * 3,
-            "overlapped_ns": [20 * MS if comm else 0, 20 * MS if comm else 0, 5 * MS if comm else 0],
-            "exposed_comm_ns": [10 * MS if comm else 0, 10 * MS if comm else 0, 25 * MS if comm else 0],
-            "exposed_wait_ns": pd.array([0, 0, 20 * MS], dtype="Int64"),
-            "exposed_transfer_ns": pd.array([10 * MS, 10 * MS, 5 * MS], dtype="Int64"),
-            "compute_ns": [90 * MS] * 3,
-            "idle_ns": [0] * 3,
-            "memory_only_ns": [0] * 3,
-        }
-    )
-    start = "Foreign traces, 2 ranks, median step 100.0 ms"
-    expected = f"{start}. No communication is in it."
-    if comm:
-        expected = (
-            f"{start}, worst rank 5 (step 1): 25.0 ms exposed (25\u00a0% of its step): 20.0 waiting for other ranks,"
-            " 5.0 transfer. 50\u00a0% of communication time, over all ranks and steps, is hidden."
-        )
-    assert verdict(table, None) == expected
-    assert "nothing to show" in verdict(table.iloc[:0], None)
 
 
 def test_a_gradient_without_a_name_is_told_by_its_arrival_and_shape() -> None:

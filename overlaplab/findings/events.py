@@ -1,21 +1,19 @@
-"""One event of a trace as rows of words, for the Timeline page."""
+"""What is known of one event of a trace, fact by fact."""
 
 from __future__ import annotations
-
-import pandas as pd
 
 from overlaplab.formats import text
 from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
 from overlaplab.words import rank_word, shorten, size_exact
 
-__all__ = ["event_rows", "peer_rows"]
+__all__ = ["event_facts"]
 
 _NAME = 400  # characters of a name; the search finds the whole of it
 
 
-def event_rows(details: EventDetails) -> pd.DataFrame:
-    """What is known of the event, a row each: `what`, `value`."""
-    rows: list[tuple[str, object]] = [
+def event_facts(details: EventDetails) -> list[tuple[str, str]]:
+    """Pairs of what is known of the event and its value, in the order in which one asks."""
+    facts: list[tuple[str, object]] = [
         ("name", shorten(details["name"], _NAME)),
         ("counts as", f"{details['counts_as']} ({shorten(details['category'], 40)})"),
         ("rank", rank_word(details["rank"])),
@@ -27,16 +25,10 @@ def event_rows(details: EventDetails) -> pd.DataFrame:
         ("process, thread", f"{shorten(details['process'], 60)}, {shorten(details['thread'], 60)}"),
         ("correlation", details["correlation"]),
     ]
-    rows += _launch(details["launch"])
+    facts += _launch(details["launch"])
     if details["collective"] is not None:
-        rows += _collective(details["collective"])
-    told = [(what, str(value)) for what, value in rows if value is not None]
-    return pd.DataFrame(told, columns=["what", "value"])
-
-
-def peer_rows(collective: CollectiveDetails) -> pd.DataFrame:
-    """Each rank's part in the collective, as `overlaplab.collectives` has it."""
-    return pd.DataFrame(collective["peers"]).astype("Int64")
+        facts += _collective(details["collective"])
+    return [(what, str(value)) for what, value in facts if value is not None]
 
 
 def _exact(ns: int | None) -> str | None:
@@ -45,8 +37,8 @@ def _exact(ns: int | None) -> str | None:
 
 
 def _where(details: EventDetails) -> str | None:
-    told = [str(number) for number in (details["device"], details["stream"]) if number is not None]
-    return ", ".join(told) or None
+    known = [str(number) for number in (details["device"], details["stream"]) if number is not None]
+    return ", ".join(known) or None
 
 
 def _launch(launch: LaunchDetails | None) -> list[tuple[str, object]]:

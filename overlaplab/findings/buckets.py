@@ -1,0 +1,132 @@
+"""When buckets were ready and sent, which of them were late and why, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.analyses import launched_after_backward
+from overlaplab.findings.thresholds import MOST_BUCKETS_LISTED, MOST_LATE_BUCKETS, PROMPT_LAUNCH_NS
+from overlaplab.findings.windows import window_name
+from overlaplab.words import count, gradient_word, ms, percent, to_ms
+
+__all__ = ["bucket_notes", "buckets_advice", "buckets_lead", "buckets_remarks", "buckets_title", "late_sentences"]
+
+
+def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
+    """What a reader of `overlaplab.buckets`' table must know, a line each."""
+    if table.empty:
+        return ("no buckets are known: that takes the engine's labels or torch's DDP, and a GPU's recorded activity",)
+    notes = []
+    if (table["source"] == "ddp").any():
+        notes.append("read from torch's DDP: a bucket is an all-reduce launched as a gradient is accumulated, unnamed")
+    if by_order := int((table["told_by"] == "order").sum()):
+        notes.append(
+            f"sizes do not tell which gradients {by_order} of {len(table)} buckets hold: taken by order of arrival"
+        )
+    if unknown := int(table["told_by"].isna().sum()):
+        notes.append(f"which gradients {unknown} of {len(table)} buckets hold is unknown")
+    if (most := int(table["passes"].max())) > 1:
+        notes.append(f"up to {most} backward passes of a step sent gradients: the last one's buckets are shown")
+    return tuple(notes)
+
+
+def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
+    """Of `overlaplab.buckets`' rows of one rank and step, and what `late_buckets` makes of them: how many were late."""
+    where = window_name(table)
+    number = count(len(table), "bucket") + (f" of {where}" if where else "")
+    if table["end_ns"].isna().all():
+        return f"{number}: their communication was not found in the trace, only when they were ready."
+    if late.empty:
+        return f"{number}: none was late, all of their communication is hidden behind compute."
+    if launched_after_backward(table):
+        return f"{number}: nothing was launched before backward ended, so that no parameter held a bucket."
+    exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
+    return f"{number}: {exposed} with exposed communication, {held} that made a ready bucket wait."
+
+
+def buckets_title(table: pd.DataFrame) -> str:
+    """How much of the communication of `overlaplab.buckets`' rows is exposed."""
+    comm = int((table["end_ns"] - table["start_ns"]).sum())
+    if comm <= 0:
+        return "The buckets' communication was not found in the trace"
+    exposed = int(table["exposed_ns"].sum())
+    return f"Exposed communication {ms(exposed)} of {ms(comm)} of the buckets' communication ({percent(exposed, comm)})"
+
+
+def buckets_remarks(table: pd.DataFrame) -> list[str]:
+    """Which buckets' communication is missing, and how many waited to be launched."""
+    remarks = []
+    if missing := int(table["end_ns"].isna().sum()):
+        remarks.append(f"The communication of {count(missing, 'bucket')} was not found in the trace.")
+    labelled = table[table["source"] != "ddp"] if "source" in table else table  # DDP's are known by their launches
+    if waited := int((labelled["launch_ns"] - labelled["ready_ns"] > PROMPT_LAUNCH_NS).sum()):
+        least = f"{to_ms(PROMPT_LAUNCH_NS):g} ms"
+        remarks.append(f"{waited} were ready, but waited more than {least} for their launch (launches keep order).")
+    return remarks
+
+
+def late_sentences(late: pd.DataFrame, limit: int = MOST_LATE_BUCKETS) -> list[str]:
+    """What `overlaplab.analyses.late_buckets` found, a line per bucket."""
+    lines = [_late_sentence(row) for row in late.head(limit).to_dict("records")]
+    if len(late) > limit:
+        lines.append(f"{count(len(late) - limit, 'more late bucket')} in the table below.")
+    return lines
+
+
+def buckets_advice(table: pd.DataFrame, late: pd.DataFrame) -> str:
+    """Takes what `buckets_lead` takes."""
+    if table["end_ns"].isna().all():
+        return "Record with the engine, or with the communication threads' ranges, to see when buckets were sent."
+    if late.empty:
+        return "Nothing to do: no bucket was late."
+    if launched_after_backward(table):
+        return (
+            "Launch each bucket when its gradients are there instead of after the backward pass:"
+            " strategy bucketed does, and so does torch's DistributedDataParallel."
+        )
+    worst = late.iloc[0]
+    if worst["index"] == table["index"].max() and worst["held_ns"] == 0:
+        return (
+            f"Bucket {worst['index']} is the last: nothing is left to compute while it is sent. Make it smaller: try a"
+            " lower bucket_cap_mb, and compare the runs."
+        )
+    if worst["link_ns"] > worst["held_ns"]:
+        return (
+            f"Bucket {worst['index']} waited for the link, which had work already: send less (gradients of lower"
+            " precision, fewer synchronisations by accumulating), or use a faster link."
+        )
+    if worst["held_ns"] == 0:
+        return (
+            f"Little is left to compute while bucket {worst['index']} is sent: a lower bucket_cap_mb sends it earlier"
+            " and in smaller parts. Record a sweep of caps and compare."
+        )
+    return (
+        f"Bucket {worst['index']} waited for one gradient while others stood ready: a lower bucket_cap_mb parts them."
+        " Record a sweep of caps and compare."
+    )
+
+
+def _late_sentence(row: dict[Any, Any]) -> str:
+    """Which gradient came last and when; whether the bucket was held by it or by the link; what it cost."""
+    name = gradient_word(row["parameter"], row["arrival"], row["shape"])
+    alone = pd.isna(row["gap_ns"])
+    gap = "the only one in it" if alone else f"{ms(row['gap_ns'])} after the one before it"
+    if row["link_ns"] > max(0 if alone else row["gap_ns"], row["held_ns"]):
+        line = f"waited {ms(row['link_ns'])} for the busy link; its last gradient was {name}, {gap}"
+    else:
+        came = "which came last" if pd.isna(row["parameter"]) else "whose gradient came last"
+        line = f"was held by {name}, {came}, {gap}"
+    if row["held"]:
+        upto = "up to " if len(row["held"]) > 1 else ""
+        line += f"; {_listed(row['held'])} stood ready and waited {upto}{ms(row['held_ns'])} for it"
+    return f"Bucket {row['index']} {line}. Exposed: {ms(row['exposed_ns'])}."
+
+
+def _listed(indices: tuple[int, ...]) -> str:
+    if len(indices) == 1:
+        return f"bucket {indices[0]}"
+    if len(indices) > MOST_BUCKETS_LISTED:
+        return f"{len(indices)} buckets"
+    return f"buckets {', '.join(str(index) for index in indices[:-1])} and {indices[-1]}"

@@ -1,0 +1,97 @@
+"""What a strategy costs, in bytes sent and memory held, beside what theory says."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlaplab.analyses import Theory
+from overlaplab.findings.thresholds import CLOSE_TO_THEORY
+from overlaplab.manifest import Manifest
+from overlaplab.words import count, shorten, size_exact
+
+__all__ = ["COSTS_ADVICE", "costs_title", "held_lead", "held_notes", "sent_lead", "sent_notes", "unknown_sizes"]
+
+COSTS_ADVICE = (
+    "Choose the run that fits into memory and whose communication hides; where a figure is far from theory, look into"
+    " that run's collectives."
+)
+"""What to do about a comparison of costs."""
+
+
+def costs_title(rows: pd.DataFrame, verb: str) -> str:
+    """Whether runs cost what theory says, or which of them is furthest from it.
+
+    Columns: `run`, `measured` and `theory` in bytes, null where there is no theory. `verb`: `Sent` or `Held`.
+    """
+    known = rows[rows["theory"].notna()]
+    if known.empty:
+        return f"{verb} per rank: there is no theory for these runs"
+    nothing = known[(known["theory"] == 0) & (known["measured"] != 0)]
+    if len(nothing):
+        size, name = max(zip(nothing["measured"].astype("int64"), nothing["run"], strict=True))
+        return f"{verb} per rank: {name} is furthest from theory, {size_exact(int(size))} where theory says 0 B"
+    off = [
+        0.0 if theory == 0 else float(measured / theory - 1)
+        for measured, theory in zip(known["measured"], known["theory"], strict=True)
+    ]
+    most, run = max(zip(off, known["run"], strict=True), key=lambda pair: abs(pair[0]))
+    if abs(most) <= CLOSE_TO_THEORY:
+        return f"{verb} per rank: what theory says, within {100 * CLOSE_TO_THEORY:.0f} %"
+    return f"{verb} per rank: {run} is furthest from theory, {100 * abs(most):.0f} % {'more' if most > 0 else 'less'}"
+
+
+def sent_lead(sent_bytes: float, theory: Theory | None) -> str:
+    """What a rank sent per step, measured and in theory."""
+    measured = size_exact(round(sent_bytes))
+    if theory is None:
+        return f"{measured} in all; there is no theory for this run."
+    found = f"{measured} in all; theory says {size_exact(theory.sent_bytes)}: {shorten(theory.formula, 120)}"
+    if theory.upper_formula != theory.formula:
+        found += f" (at most {theory.upper_formula}, {size_exact(theory.upper_sent_bytes)})"
+    return f"{found}."
+
+
+def sent_notes(manifest: Manifest | None) -> str:
+    """How full bytes become sent bytes, and what Ψ stands for."""
+    ring = "As a ring sends: all-reduce 2(n−1)/n of the full tensor, all-gather and reduce-scatter (n−1)/n."
+    if manifest is None or not manifest.parameters:
+        return ring
+    whole = size_exact(sum(parameter.bytes for parameter in manifest.parameters))
+    again = f"; A = {manifest.accumulate} microbatches" if (manifest.accumulate or 1) > 1 else ""
+    return f"{ring} n = {count(manifest.world_size, 'rank')}; Ψ = {whole}, the bytes of all parameters{again}."
+
+
+def unknown_sizes(volume: pd.DataFrame) -> str:
+    """Which collectives of `overlaplab.volume`'s rows leave what was sent unknown; empty where all sizes are known."""
+    counts = volume[volume["sent_bytes"].isna()].groupby("kind", sort=False)["count"].sum()
+    kinds = [
+        f"{count(int(number), 'collective')} of kind {shorten(str(kind).replace('_', '-'), 40)}"
+        for kind, number in counts.items()
+    ]
+    return f"Unknown, since the trace does not tell all sizes of {', '.join(kinds)}." if kinds else ""
+
+
+def held_lead(held: pd.DataFrame) -> str:
+    """Of `overlaplab.memory`'s rows: what the rank that holds most holds, measured and in theory."""
+    sums = held.groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
+    most = sums.loc[[sums["bytes"].astype("int64").idxmax()]].iloc[0]
+    measured = f"{size_exact(int(most['bytes']))} on the rank that holds most"
+    if pd.isna(most["formula_bytes"]):
+        return f"{measured}; there is no theory for this run."
+    return f"{measured}; theory says {size_exact(int(most['formula_bytes']))}."
+
+
+def held_notes(manifest: Manifest | None, peaks: pd.DataFrame) -> str:
+    """What was measured, what the formulas' letters stand for, and what `analyses.peaks`' rows add."""
+    number = manifest.model.parameters if manifest and manifest.model else None
+    ranks = count(manifest.world_size, "rank") if manifest else "all ranks"
+    many = "" if number is None else f"{number:,} = "
+    notes = [
+        "Tensors' storages after the last step's update, gradients still there."
+        f" Ψ = {many}the number of parameters, in bytes per parameter; N = {ranks}."
+    ]
+    if peaks["peak_bytes"].notna().any():
+        notes.append("The peak is the most that was allocated at any time, activations and buffers included.")
+    if peaks["scratch_bytes"].notna().any():
+        notes.append("What is lent to phantoms is in no other figure.")
+    return " ".join(notes)

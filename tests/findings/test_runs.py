@@ -1,0 +1,75 @@
+"""What a run is called in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from made_traces import op, run_of
+
+from overlaplab.findings import describe_settings, link_note, links_note, note
+from overlaplab.manifest import Link, Manifest
+
+
+def test_the_note_names_the_emulated_link_and_what_it_missed() -> None:
+    fields: dict[str, Any] = {
+        "format_version": 1,
+        "strategy": "bucketed",
+        "device": "cpu",
+        "backend": "gloo",
+        "world_size": 2,
+        "bucket_cap_mb": 25.0,
+    }
+    link = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)
+    said = "bucketed, 2 ranks, cpu, bucket_cap_mb 25"
+    assert note(None) is None
+    assert note(Manifest(**fields)) == said
+    assert note(Manifest(**fields, link=link)) == f"{said}, emulated link 1Gbps,200us"
+    missed = note(Manifest(**fields, link=link, link_attained=False))
+    assert missed == f"{said}, emulated link 1Gbps,200us, link not attained"
+    assert link_note(Manifest(**fields)) is None
+    assert link_note(Manifest(**fields, link=link, link_attained=False)) == (
+        "emulated link 1Gbps,200us, link not attained"
+    )
+
+
+def test_the_note_tells_the_prefetch_depth_of_a_run_that_gathers() -> None:
+    fields: dict[str, Any] = {"format_version": 1, "device": "cpu", "backend": "gloo", "world_size": 4}
+    assert note(Manifest(**fields, strategy="zero3", prefetch=0)) == "zero3, 4 ranks, cpu, prefetch 0"
+    assert note(Manifest(**fields, strategy="zero2", bucket_cap_mb=1.5)) == "zero2, 4 ranks, cpu, bucket_cap_mb 1.5"
+
+
+def test_the_links_of_several_runs() -> None:
+    fields: dict[str, Any] = {"format_version": 1, "strategy": "zero3", "world_size": 8}
+    slow, fast = (Link(emulated=True, bandwidth_gbps=rate, latency_us=9.0, world_size=8) for rate in (1.0, 10.0))
+    plain, at_slow = Manifest(**fields), Manifest(**fields, link=slow)
+    assert links_note([None, plain]) is None
+    assert links_note([at_slow, at_slow]) == "emulated link 1Gbps,9us"
+    missed = Manifest(**fields, link=fast, link_attained=False)
+    assert links_note([missed, at_slow, plain]) == (
+        "emulated link 10Gbps,9us or 1Gbps,9us, link not attained in some runs"
+    )
+    alone = Manifest(**fields, link=slow, phantom_ranks=(1, 2, 3, 4, 5, 6, 7))
+    group = "one rank of an emulated group of 8 (peers are phantoms)"
+    assert links_note([alone]) == f"emulated link 1Gbps,9us, {group}"
+    assert links_note([alone, at_slow]) == f"emulated link 1Gbps,9us, in some runs {group}"
+
+
+def test_settings(tmp_path: Path) -> None:
+    manifest = {
+        "bucket_cap_mb": 5,
+        "prefetch": 2,
+        "accumulate": 4,
+        "overlap_param_gather": False,
+        "keep_last": True,
+        "checkpointing": True,
+        "main_grad": True,
+    }
+    run = run_of(tmp_path / "a", [op("mm", 0, 100)], manifest=manifest)
+    assert describe_settings(run.manifest) == (
+        "cap 5 MiB, prefetch 2, 4 microbatches, gathers before forward, last layer kept, checkpointing, fp32 gradients"
+    )
+    plain = {"bucket_cap_mb": None, "accumulate": 1, "overlap_param_gather": True, "keep_last": False}
+    run = run_of(tmp_path / "b", [op("mm", 0, 100)], manifest=plain | {"checkpointing": False})
+    assert describe_settings(run.manifest) == "gathers in forward, last layer freed"
+    assert describe_settings(None) == ""

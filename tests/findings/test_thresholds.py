@@ -1,0 +1,38 @@
+"""Numbers that decide what is said stand in one file."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import overlaplab.findings
+from overlaplab.findings import thresholds
+
+MODULES = sorted(Path(overlaplab.findings.__file__).parent.glob("*.py"))
+PLAIN = {0, 1, 2}
+"""Whether there is anything, one alone, or several: no threshold."""
+
+
+def numbers_compared(code: str) -> list[float]:
+    """The numbers that stand in comparisons, as they are or as a factor."""
+    compared = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Compare)]
+    constants = [part.value for node in compared for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return [value for value in constants if isinstance(value, int | float) and value not in PLAIN]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_no_sentence_has_a_threshold_of_its_own(path: Path) -> None:
+    assert numbers_compared(path.read_text()) == []
+
+
+def test_such_numbers_are_found() -> None:
+    assert numbers_compared("if 10 * memory > span and wait <= 0.02 * step and len(rows) > 1: pass") == [10, 0.02]
+
+
+def test_every_threshold_is_exported_and_used() -> None:
+    names = {name for name in vars(thresholds) if name.isupper()}
+    assert names == set(thresholds.__all__)
+    code = "\n".join(path.read_text() for path in MODULES if path.stem != "thresholds")
+    assert [name for name in names if name not in code] == []
