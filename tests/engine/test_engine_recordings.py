@@ -206,6 +206,7 @@ def test_the_manifest_says_what_was_recorded(recording: Recording) -> None:
     }
     if m["link"] is not None:
         assert m["link"] == {"emulated": True, "bandwidth_gbps": 0.1, "latency_us": 500.0, "world_size": 2}
+    assert m["communicators"] == 1
     assert m["command"].startswith("overlaplab record ")
     assert [u["name"] for u in m["units"]] == ["embedding", "layers.0", "layers.1", "head"]
     assert sum(u["bytes"] for u in m["units"]) == sum(p["bytes"] for p in m["parameters"])

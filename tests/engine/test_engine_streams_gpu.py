@@ -29,7 +29,7 @@ RECORDING_S = 80.0
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], Communicator]]:
+def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Communicator]]:
     """A group of this process alone."""
     for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
@@ -37,10 +37,10 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], Com
     monkeypatch.setenv("WORLD_SIZE", "1")
     joined: list[Communicator] = []
 
-    def join(link: str | None = None) -> Communicator:
+    def join(link: str | None = None, communicators: int = 1) -> Communicator:
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
-        joined.append(connect(device, link and Link.parse(link)))
+        joined.append(connect(device, link and Link.parse(link), communicators=communicators))
         return joined[-1]
 
     yield join
@@ -80,6 +80,14 @@ def test_one_rank_over_nccl_is_one_process(
 ) -> None:
     slow_streams(monkeypatch)
     assert off_from_one_process(join(), name) <= 1e-10
+
+
+def test_gathers_may_have_a_communicator_of_their_own(
+    join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # as `connect` does, and for this test alone
+    slow_streams(monkeypatch)
+    assert off_from_one_process(join(communicators=2), StrategyName.ZERO3) <= 1e-10
 
 
 @pytest.mark.parametrize("name", [StrategyName.ZERO2, StrategyName.ZERO3])  # of one rank others move nothing

@@ -288,6 +288,13 @@ def test_a_cpu_build_beside_a_gpu_as_json(tmp_path: Path) -> None:
     assert document["facts"]["engine"]["nvidia"]["driver"] == "580.65.06"
 
 
+def test_what_other_programs_say_is_no_order_to_the_terminal(tmp_path: Path) -> None:
+    _, out, _ = doctor(tmp_path, torch="raise OSError('\x1b[31mred')", smi="\x1b]0;owned\x07GPU, 1024, 9.0, 580.1")
+    assert "\x1b" not in out
+    assert "\N{REPLACEMENT CHARACTER}[31mred" in out
+    assert "\N{REPLACEMENT CHARACTER}]0;owned\N{REPLACEMENT CHARACTER}GPU" in out
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [
