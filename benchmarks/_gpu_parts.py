@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from _common import Side, alternate
 from engine_cost import without_labels
-from overlaplab_engine.config import Config, Device, Dtype, StrategyName
+from overlaplab_engine.config import Config, Device, Dtype
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.recording.trace_file import write_json
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import model_of
 from torch.profiler import ProfilerActivity, profile
 

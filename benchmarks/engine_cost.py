@@ -17,9 +17,10 @@ import torch
 import typer
 from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, Side, alternate, parse_link, ranks, report, seconds
 from overlaplab_engine import labels
-from overlaplab_engine.config import Config, Device, StrategyName
+from overlaplab_engine.config import Config, Device
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.recording import trace_file as record
+from overlaplab_engine.strategy_names import StrategyName
 from torch.profiler import ProfilerActivity, profile
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)

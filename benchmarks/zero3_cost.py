@@ -21,9 +21,10 @@ from typing import Annotated
 import torch
 import typer
 from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, Side, alternate, parse_link, ranks, report, torchrun
-from overlaplab_engine.config import Config, Device, StrategyName
+from overlaplab_engine.config import Config, Device
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.recording.memory import held_bytes
+from overlaplab_engine.strategy_names import StrategyName
 
 app = typer.Typer(add_completion=False)
 

@@ -9,8 +9,9 @@ import sys
 import torch
 import torch.distributed as dist
 from model import Model, batches
-from overlaplab_engine import Recorder
 from torch.nn.parallel import DistributedDataParallel
+
+from overlaplab import Recorder
 
 
 def main(out: str) -> None:

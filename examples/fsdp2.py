@@ -9,9 +9,10 @@ import sys
 import torch
 import torch.distributed as dist
 from model import Model, batches
-from overlaplab_engine import Recorder
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+from overlaplab import Recorder
 
 
 def main(out: str) -> None:

@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 from accelerate.utils import DDPCommunicationHookType
 from model import Layer, Model, batches
-from overlaplab_engine import Recorder
+
+from overlaplab import Recorder
 
 
 def main(out: str, fsdp2: bool = False) -> None:

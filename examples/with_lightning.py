@@ -11,8 +11,9 @@ import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from model import Model, batches
-from overlaplab_engine import Recorder
 from torch.utils.data import DataLoader
+
+from overlaplab import Recorder
 
 
 class Record(lightning.Callback):

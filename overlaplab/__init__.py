@@ -1,28 +1,48 @@
 """Where did my communication time go, and what would hide it?
 
 Load a run with `load_run`; every analysis takes it and returns a pandas table; `overlaplab.charts` draws the tables.
+`Recorder` records a training loop; it comes from the package `overlaplab_engine` and needs torch.
+
+Each name is imported when it is first asked for (PEP 562): the command line's help and shell completion would
+otherwise wait for pandas, and everybody for torch.
 """
 
-from overlaplab.analyses import (
-    buckets,
-    collectives,
-    communication_by,
-    compare,
-    exposed,
-    memory,
-    schedule,
-    stragglers,
-    summary,
-    sweep,
-    totals,
-    volume,
-)
-from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
-from overlaplab.evidence.clocks import clocks
-from overlaplab.load import load_run, load_sweep
-from overlaplab.selection import Selection
+import importlib
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from overlaplab_engine import Recorder as Recorder
+
+    from overlaplab.analyses import (
+        buckets,
+        collectives,
+        communication_by,
+        compare,
+        exposed,
+        memory,
+        schedule,
+        stragglers,
+        summary,
+        sweep,
+        totals,
+        volume,
+    )
+    from overlaplab.errors import OverlaplabError
+    from overlaplab.events import Run
+    from overlaplab.evidence.clocks import clocks
+    from overlaplab.load import load_run, load_sweep
+    from overlaplab.selection import Selection
+else:
+
+    def __getattr__(name: str) -> object:
+        if name == "Recorder":
+            return _recorder()
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_HOMES.get(name, "overlaplab.analyses")), name)
+
+
+# Without Recorder: `from overlaplab import *` needs no torch.
 __all__ = [
     "OverlaplabError",
     "Run",
@@ -43,3 +63,32 @@ __all__ = [
     "totals",
     "volume",
 ]
+
+_HOMES = {
+    "OverlaplabError": "overlaplab.errors",
+    "Run": "overlaplab.events",
+    "Selection": "overlaplab.selection",
+    "clocks": "overlaplab.evidence.clocks",
+    "load_run": "overlaplab.load",
+    "load_sweep": "overlaplab.load",
+}
+"""The modules of names that are not from `overlaplab.analyses`."""
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "Recorder"})
+
+
+def _recorder() -> object:
+    """`overlaplab_engine.Recorder`; ImportError says which extra is missing.
+
+    The engine is imported by its name as a string: neither package may depend on the other, since the trace file is
+    the only bridge between them.
+    """
+    try:
+        engine = importlib.import_module("overlaplab_engine")
+    except ModuleNotFoundError as error:
+        if error.name != "overlaplab_engine":
+            raise
+        raise ImportError("Recorder needs the engine; install it with: pip install 'overlaplab[engine]'") from None
+    return engine.Recorder  # it says itself that torch is missing

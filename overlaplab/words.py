@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-import numpy.typing as npt
-import pandas as pd
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
 
 __all__ = [
     "count",
@@ -63,6 +65,8 @@ def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
     """A gradient's parameter by its name; else by its place in the order of arrival and its shape, if it has them:
     `gradient 17 (1024×4096)`.
     """
+    import pandas as pd  # slow, and the command line's help needs other words of this module
+
     if not pd.isna(name):
         return shorten(str(name), 80)
     word = "an unknown gradient" if pd.isna(arrival) else f"gradient {arrival}"
@@ -71,6 +75,8 @@ def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
 
 def last_gradient(bucket: dict[Any, Any]) -> str | None:
     """Which gradient of a row of `overlaplab.buckets` came last, as `gradient_word` has it; None where unknown."""
+    import pandas as pd
+
     if not pd.isna(bucket["last_parameter"]):
         return gradient_word(bucket["last_parameter"], None, None)
     told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
@@ -113,7 +119,7 @@ def count(number: int, noun: str) -> str:
 
 def rank_word(rank: object) -> str:
     """A rank as text; a trace may not tell which one it is."""
-    return str(rank) if isinstance(rank, int | np.integer) else "unknown"
+    return str(rank) if isinstance(rank, Integral) else "unknown"
 
 
 def sentence(text: str) -> str:

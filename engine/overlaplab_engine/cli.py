@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from overlaplab_engine.config import Config, Device, Dtype, StrategyName, defaults
+from overlaplab_engine.config import Config, Device, Dtype, defaults
 from overlaplab_engine.devices import gpus, on_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.link import Link, LinkWait
+from overlaplab_engine.strategy_names import StrategyName
 
 __all__ = ["main"]
 

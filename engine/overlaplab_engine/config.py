@@ -8,20 +8,7 @@ from typing import Any
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.link import Link, LinkWait
 
-__all__ = ["ON_GPUS", "Config", "Device", "Dtype", "StrategyName", "defaults"]
-
-
-class StrategyName(StrEnum):
-    """The strategies, as the command line knows them."""
-
-    NAIVE = "naive"
-    PER_PARAM = "per-param"
-    BUCKETED = "bucketed"
-    ZERO1 = "zero1"
-    ZERO2 = "zero2"
-    ZERO3 = "zero3"
-    TORCH_DDP = "torch-ddp"
-    TORCH_FSDP2 = "torch-fsdp2"
+__all__ = ["ON_GPUS", "Config", "Device", "Dtype", "defaults"]
 
 
 class Device(StrEnum):

@@ -21,8 +21,8 @@ from overlaplab_engine.recording.trace_file import sweep
 
 __all__ = ["launch"]
 
-ENTRY = ("-m", "overlaplab_engine")
-"""What a rank runs with this Python."""
+ENTRY = ("-P", "-m", "overlaplab_engine")
+"""What a rank runs with this Python. -P: no module is taken from the current folder, whatever its files are called."""
 
 
 def launch(nproc: int, argv: list[str], out: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from overlaplab.costs import TRAITS
-from overlaplab.load import is_trace_name, run_folders
+from overlaplab.folders import is_trace_name, run_folders
 
 __all__ = ["STRATEGIES", "runs_like", "strategies_like"]
 

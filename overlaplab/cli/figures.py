@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from overlaplab import analyses, findings
 from overlaplab.cli.options import EVERYTHING, OPENING, Json, Opening, RunPath, RunPaths, Selection, grouped
-from overlaplab.cli.shared import load, print_json, print_table, print_warnings
+from overlaplab.cli.shared import load, print_json, print_warnings, show
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
-from overlaplab.load import run_folders
-from overlaplab.report import console as tables
-from overlaplab.report import documents
-from overlaplab.report.exposed import causes_table, exposed_document, spots_table
-from overlaplab.report.sweeps import sweep_table
+from overlaplab.folders import run_folders
+
+if TYPE_CHECKING:
+    from overlaplab.analyses import Condition
+    from overlaplab.events import Run
 
 __all__ = ["app"]
 
@@ -33,11 +30,15 @@ def summary(
     opening: Opening = OPENING,
 ) -> None:
     """Where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
+    from overlaplab import analyses, findings
+    from overlaplab.report import console, documents
+
     loaded = load([run], opening)[0]
     if as_json:
         return print_json(documents.summary_document(loaded, selection))
     table = analyses.summary(loaded, selection)
-    print_table(tables.summary_table(table, findings.run_title(loaded)), findings.run_warnings(loaded))
+    show(console.summary_table(table, findings.run_title(loaded)))
+    print_warnings(findings.run_warnings(loaded))
     return None
 
 
@@ -50,21 +51,22 @@ def exposed(
     opening: Opening = OPENING,
 ) -> None:
     """Why communication was exposed: the verdict, then each cause and collective, and what to do about it."""
+    from overlaplab import analyses, findings
+    from overlaplab.report.exposed import causes_table, exposed_document, spots_table
+
     loaded = load([run], opening)[0]
     if as_json:
         return print_json(exposed_document(loaded, selection))
     table, causes = analyses.summary(loaded, selection), analyses.exposed(loaded, selection)
     idled = analyses.idle(loaded, selection)
-    console = Console()
     missing = findings.not_recorded(loaded) if table.empty else None
-    console.print(tables.plain(missing or findings.verdict(table, loaded.manifest, causes, idled)))
-    console.print(tables.plain(findings.run_title(loaded)))
+    show(missing or findings.verdict(table, loaded.manifest, causes, idled), findings.run_title(loaded))
     if len(causes):
         window = analyses.worst_step(table)
-        console.print(causes_table(table, causes))
+        show(causes_table(table, causes))
         if len(rows := analyses.rows_of(causes, window)):  # a median step may have none
-            console.print(spots_table(rows, window))
-    console.print(tables.plain(findings.exposed_advice(table, causes, idled)))
+            show(spots_table(rows, window))
+    show(findings.exposed_advice(table, causes, idled))
     print_warnings(findings.run_warnings(loaded))
     return None
 
@@ -78,15 +80,16 @@ def buckets(
     opening: Opening = OPENING,
 ) -> None:
     """When each bucket's gradients arrived, when its all-reduce ran, and what of it was exposed."""
+    from overlaplab import analyses, findings
+    from overlaplab.report import console, documents
+
     loaded = load([run], opening)[0]
     if as_json:
         return print_json(documents.buckets_document(loaded, selection))
     table = analyses.buckets(loaded, selection)
-    console = Console()
-    console.print(tables.plain(findings.run_title(loaded)))
-    console.print("ms from each step's start; exposed: the collective's time without compute")
+    show(findings.run_title(loaded), "ms from each step's start; exposed: the collective's time without compute")
     for _, of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
-        console.print(tables.buckets_table(of_step))
+        show(console.buckets_table(of_step))
     print_warnings((*findings.run_warnings(loaded), *findings.bucket_notes(table)))
     return None
 
@@ -100,20 +103,21 @@ def schedule(
     opening: Opening = OPENING,
 ) -> None:
     """When each layer's parameters were gathered, used and freed; of one rank and step, every gather."""
+    from overlaplab import analyses, findings
+    from overlaplab.report import console, documents
+
     loaded = load([run], opening)[0]
     if as_json:
         return print_json(documents.schedule_document(loaded, selection))
     table = analyses.schedule(loaded, selection)
     per_step = analyses.schedule_steps(table)
-    console = Console()
     if len(per_step) == 1:
-        console.print(tables.plain(findings.run_title(loaded)))
-        console.print(tables.plain(tables.schedule_line(per_step.iloc[0], table["layer"].nunique())))
-        console.print(tables.gathers_table(table))
+        line = console.schedule_line(per_step.iloc[0], table["layer"].nunique())
+        show(findings.run_title(loaded), line, console.gathers_table(table))
     elif len(per_step):
-        console.print(tables.schedule_table(per_step, findings.run_title(loaded)))
+        show(console.schedule_table(per_step, findings.run_title(loaded)))
     else:
-        console.print(tables.plain(findings.run_title(loaded)))
+        show(findings.run_title(loaded))
     print_warnings((*findings.run_warnings(loaded), *findings.schedule_notes(table)))
     return None
 
@@ -127,18 +131,19 @@ def collectives(
     opening: Opening = OPENING,
 ) -> None:
     """Every collective across ranks: who came last, who waited, how fast the data moved; by group and kind."""
+    from overlaplab import analyses, findings
+    from overlaplab.report import console, documents
+
     loaded = load([run], opening)[0]
     if as_json:
         return print_json(documents.collectives_document(loaded, selection))
     table = analyses.collectives(loaded, selection)
-    late = tables.stragglers_table(analyses.stragglers(loaded, selection))
-    for shown in (tables.collectives_table(table, findings.run_title(loaded)), late):
-        if shown is not None:
-            Console().print(shown)
-    print_table(
-        tables.communication_table(analyses.communication_by(loaded, selection)),
-        (*findings.run_warnings(loaded), *findings.unmatched_notes(table)),
+    show(
+        console.collectives_table(table, findings.run_title(loaded)),
+        console.stragglers_table(analyses.stragglers(loaded, selection)),
+        console.communication_table(analyses.communication_by(loaded, selection)),
     )
+    print_warnings((*findings.run_warnings(loaded), *findings.unmatched_notes(table)))
     return None
 
 
@@ -158,6 +163,9 @@ def compare(
 
     A folder of runs stands for all of them. Runs that differ in bucket_cap_mb alone are shown by cap.
     """
+    from overlaplab import analyses, findings
+    from overlaplab.report import console, documents
+
     runs = [folder for path in runs for folder in run_folders(path)]
     if len(runs) < 2:
         raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare.")
@@ -168,14 +176,10 @@ def compare(
     else:
         warnings = [f"{one.path}: {warning}" for one in loaded for warning in findings.run_warnings(one)]
         table = analyses.compare(loaded, selection)
-        sizes = None
         if analyses.is_sweep(loaded):
             warnings += _print_sweep(loaded, selection)
         else:
-            Console().print(tables.compare_table(table))
-            sizes = tables.sizes_table(table)
-        if sizes is not None:
-            Console().print(sizes)
+            show(console.compare_table(table), console.sizes_table(table))
         print_warnings(warnings)
     if condition is not None:
         _check(condition, loaded[0], loaded[-1], selection)
@@ -183,14 +187,19 @@ def compare(
 
 def _print_sweep(runs: list[Run], selection: Selection) -> tuple[str, ...]:
     """The table by cap and what it says; returns what its reader must know."""
+    from overlaplab import analyses, findings
+    from overlaplab.report.sweeps import sweep_table
+
     table = analyses.sweep(runs, selection)
     what = findings.run_title(runs[0]).removeprefix(f"{runs[0].path}: ")
-    Console().print(sweep_table(table, analyses.sweep_links(runs, selection), f"Step by bucket_cap_mb: {what}"))
-    Console().print(tables.plain(f"{findings.sweep_finding(table)}."))
+    show(sweep_table(table, analyses.sweep_links(runs, selection), f"Step by bucket_cap_mb: {what}"))
+    show(f"{findings.sweep_finding(table)}.")
     return findings.sweep_notes(table)
 
 
-def _check(condition: analyses.Condition, first: Run, last: Run, selection: Selection) -> None:
+def _check(condition: Condition, first: Run, last: Run, selection: Selection) -> None:
+    from overlaplab import analyses
+
     change = condition.change(analyses.summary(first, selection), analyses.summary(last, selection))
     if change is None:
         raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs", path=last.path)

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from overlaplab.cli.options import EVERYTHING, OPENING, Opening, RunPath, RunPaths, Selection, grouped
-from overlaplab.cli.shared import load, progress_bar
-from overlaplab.load import run_folders
-from overlaplab.report import console as tables
-from overlaplab.report.perfetto import write_perfetto
-from overlaplab.report.whole_file import refuse_target, whole_file
+from overlaplab.cli.shared import load, progress_bar, show
+from overlaplab.folders import run_folders
 
 __all__ = ["app"]
 
@@ -32,13 +28,15 @@ def report(
 
     A folder of runs stands for all of them.
     """
+    from overlaplab.report.whole_file import refuse_target, whole_file
+
     refuse_target(out, [])
     runs = [folder for path in runs for folder in run_folders(path)]
     loaded = load(runs, opening)
     refuse_target(out, loaded)
     with progress_bar() as bar:
         task = bar.add_task("drawing", total=None)
-        from overlaplab.report.page import report_page  # it imports altair, for which other commands need not wait
+        from overlaplab.report.page import report_page  # it imports altair, for which bad input need not wait
 
         text = report_page(
             loaded,
@@ -48,7 +46,7 @@ def report(
     page = text.encode("utf-8", errors="replace")
     with whole_file(out) as file:
         file.write(page)
-    Console().print(tables.plain(f"{out}: {len(page) / 1e6:.1f} MB"))
+    show(f"{out}: {len(page) / 1e6:.1f} MB")
 
 
 @app.command(epilog="Example: overlaplab export runs/bucketed --perfetto bucketed.json.gz")
@@ -65,6 +63,9 @@ def export(
     Each rank is a process, with its threads and streams; above these are steps, phases, buckets, gathers and exposed
     communication as tracks. Arrows lead from launches to kernels, and from rank to rank of each collective.
     """
+    from overlaplab.report.perfetto import write_perfetto
+    from overlaplab.report.whole_file import refuse_target, whole_file
+
     refuse_target(perfetto, [])
     loaded = load([run], opening)[0]
     refuse_target(perfetto, [loaded])
@@ -76,4 +77,4 @@ def export(
             packed=perfetto.suffix == ".gz",
             progress=lambda done, ranks: bar.update(task, completed=done, total=ranks),
         )
-    Console().print(tables.plain(f"{perfetto}: {size / 1e6:.1f} MB"))
+    show(f"{perfetto}: {size / 1e6:.1f} MB")

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from overlaplab.cli import sweep
 from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, grouped
-from overlaplab.cli.shared import load, progress_bar
+from overlaplab.cli.shared import load, progress_bar, show
 from overlaplab.dashboard.server import PORT
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
-from overlaplab.load import slice_run
-from overlaplab.report import console as tables
 
 __all__ = ["app"]
 
@@ -34,7 +31,7 @@ app = typer.Typer()
 def record(context: typer.Context, strategy: Strategy = None) -> None:
     """Become the engine, which records; its options, progress and exit code are this command's."""
     _need_engine()
-    os.execv(sys.executable, [sys.executable, "-m", "overlaplab_engine", *_engine_options(context, strategy)])
+    os.execv(sys.executable, [*sweep.ENGINE, *_engine_options(context, strategy)])
 
 
 @app.command(
@@ -88,6 +85,8 @@ def slice_command(
     Figures of these steps are the same there. Steps are ProfilerStep numbers, as summary shows them, and half-open as
     in Python: 3:5 is 3 and 4, 3: is 3 and all after it. run.json is copied, with a note under "sliced".
     """
+    from overlaplab.load import slice_run
+
     first, last = _half_open(steps)
     if out.exists():
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
@@ -99,7 +98,7 @@ def slice_command(
         )
     listed = f"steps {chosen[0]} to {chosen[-1]}" if len(chosen) > 1 else f"step {chosen[0]}"
     ranks = "1 rank" if len(loaded.traces) == 1 else f"{len(loaded.traces)} ranks"
-    Console().print(tables.plain(f"{out}: {listed} of {ranks}"))
+    show(f"{out}: {listed} of {ranks}")
 
 
 @app.command("app", epilog="Example: overlaplab app runs")

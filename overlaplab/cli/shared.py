@@ -1,4 +1,8 @@
-"""What the commands share: loading with a progress bar, and printing tables, warnings and documents."""
+"""What the commands share: loading with a progress bar, and printing tables, warnings and documents.
+
+The commands' modules import slow packages (pandas, pyarrow, rich, …) only inside functions, so that `--help` and
+shell completion, which import these modules, answer at once.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,25 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from overlaplab.cli.options import Opening
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
-from overlaplab.load import holds_trace, load_run
-from overlaplab.report import console as tables
-from overlaplab.report import documents
 
-__all__ = ["load", "print_json", "print_table", "print_warnings", "progress_bar"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from overlaplab.events import Run
+    from overlaplab.report.documents import Document
+
+__all__ = ["load", "print_json", "print_warnings", "progress_bar", "show"]
 
 
 def load(paths: Sequence[str], opening: Opening) -> list[Run]:
     """The runs at these paths, each with the ranks that `--assign-rank` gives to its files."""
+    from overlaplab.load import load_run
+
     ranks = [_assignment(text) for text in opening.assign_rank]
     with progress_bar() as bar:
         task = bar.add_task("reading traces", total=None)
@@ -38,6 +44,8 @@ def load(paths: Sequence[str], opening: Opening) -> list[Run]:
 
 def _by_run(paths: Sequence[str], ranks: Sequence[tuple[str, int]]) -> list[dict[str, int]]:
     """The ranks that are assigned to each run's files: by path, or whatever it holds by that name."""
+    from overlaplab.load import holds_trace
+
     own: list[dict[str, int]] = [{} for _ in paths]
     for file, rank in ranks:
         holders = [place for place, path in enumerate(paths) if len(paths) == 1 or holds_trace(path, file)]
@@ -56,24 +64,31 @@ def _assignment(text: str) -> tuple[str, int]:
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A bar on stderr, gone when done; none where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
 
 
-def print_table(table: Table, warnings: Iterable[str]) -> None:
-    """A table, then the warnings."""
-    Console().print(table)
-    print_warnings(warnings)
+def show(*shown: Table | str | None, style: str = "") -> None:
+    """Print tables, and texts as they are; None is left out."""
+    from rich.console import Console
+
+    from overlaplab.report.console import plain
+
+    for one in shown:
+        if one is not None:
+            Console().print(plain(one, style) if isinstance(one, str) else one)
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
     """A line each."""
-    for warning in warnings:
-        Console().print(tables.plain(f"warning: {warning}", style="yellow"))
+    show(*(f"warning: {warning}" for warning in warnings), style="yellow")
 
 
-def print_json(document: documents.Document) -> None:
+def print_json(document: Document) -> None:
     """One JSON document on stdout; the command prints nothing else there."""
     print(json.dumps(document, allow_nan=False))

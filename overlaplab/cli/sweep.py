@@ -19,15 +19,16 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from rich.markup import escape
-
 from overlaplab.cli.shared import progress_bar
 from overlaplab.costs import TRAITS
 from overlaplab.errors import OverlaplabError
-from overlaplab.load import MANIFEST_NAME
+from overlaplab.folders import MANIFEST_NAME
 from overlaplab.words import shorten
 
-__all__ = ["CAPPED", "Recording", "parse_caps", "plan", "record_all", "with_defaults"]
+__all__ = ["CAPPED", "ENGINE", "Recording", "parse_caps", "plan", "record_all", "with_defaults"]
+
+ENGINE = (sys.executable, "-P", "-m", "overlaplab_engine")
+"""The command that records. -P: no module is taken from the current folder, whatever its files are called."""
 
 CAPPED = tuple(name for name, traits in TRAITS.items() if traits.buckets)
 """The strategies whose buckets have a cap."""
@@ -109,6 +110,8 @@ def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) ->
     A cap that failed is not tried again in later rounds, and the others go on; if the first two fail alike, so would
     the rest, and the sweep ends. Raises `OverlaplabError` where a folder holds a run that was recorded otherwise.
     """
+    from rich.markup import escape
+
     every = [recording for one in rounds for recording in one]
     todo = [recording for recording in every if not _is_there(recording, options)]
     if len(todo) < len(every):
@@ -143,7 +146,7 @@ def _record(recording: Recording, options: Sequence[str]) -> str | None:
     with tempfile.TemporaryFile() as said:
         # A session of its own: Ctrl-C reaches the engine once, through here, and its ranks end in order.
         process = subprocess.Popen(
-            [sys.executable, "-m", "overlaplab_engine", *_arguments(recording, options)],
+            [*ENGINE, *_arguments(recording, options)],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,

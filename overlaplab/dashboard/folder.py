@@ -11,7 +11,7 @@ import msgspec
 
 from overlaplab.costs import traits_of
 from overlaplab.errors import OverlaplabError
-from overlaplab.load import MANIFEST_NAME, is_trace_name
+from overlaplab.folders import MANIFEST_NAME, is_trace_name
 from overlaplab.manifest import Manifest, Traits
 
 __all__ = ["HERE", "Entry", "confined", "find_runs", "stamp", "traits_told"]

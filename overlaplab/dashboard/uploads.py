@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.load import MANIFEST_NAME, is_trace_name
+from overlaplab.folders import MANIFEST_NAME, is_trace_name
 from overlaplab.load.file.inflate import Source
 from overlaplab.words import shorten
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import NEXT_STEP, Kind, Run, Trace, Window, classify, launchers, matching, step_windows
+from overlaplab.folders import MANIFEST_NAME
 from overlaplab.load.file.decode import Event
 from overlaplab.load.file.times import counts_ns, nanoseconds
-from overlaplab.load.places import MANIFEST_NAME, local_copy, manifest_text
+from overlaplab.load.places import local_copy, manifest_text
 from overlaplab.load.raw_events import RawEvents
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from overlaplab.errors import OverlaplabError
+from overlaplab.folders import MANIFEST_NAME, is_trace_name
 
-__all__ = ["MANIFEST_NAME", "Located", "is_trace_name", "local_copy", "manifest_text", "sources", "stream"]
-
-MANIFEST_NAME = "run.json"
+__all__ = ["Located", "local_copy", "manifest_text", "sources", "stream"]
 
 _VERSION_KEYS = ("etag", "mtime", "lastmodified", "last_modified", "updated", "modified", "created")
 """What file systems call that which changes when a file does."""
@@ -33,11 +32,6 @@ class Located:
     remote: bool = False
     shared: bool = True
     """Whether other processes see it, too."""
-
-
-def is_trace_name(name: str) -> bool:
-    """Whether a file of this name is taken for a trace."""
-    return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != MANIFEST_NAME
 
 
 def sources(path: str) -> list[Located]:

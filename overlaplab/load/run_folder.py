@@ -12,14 +12,15 @@ import msgspec
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace
+from overlaplab.folders import MANIFEST_NAME, run_folders
 from overlaplab.load import cache as kept
 from overlaplab.load.file import TraceFile
-from overlaplab.load.places import MANIFEST_NAME, Located, manifest_text, sources
+from overlaplab.load.places import Located, manifest_text, sources
 from overlaplab.load.ranks import assigned, named, one_recording, traces_of
 from overlaplab.load.reading import read_all
 from overlaplab.manifest import Manifest
 
-__all__ = ["holds_trace", "load_run"]
+__all__ = ["holds_trace", "load_run", "load_sweep"]
 
 FORMAT_VERSION = 1
 
@@ -66,6 +67,13 @@ def load_run(
         traces=tuple(replace(trace, origin_ns=origin_ns, device=device) for trace in traces),
         warnings=(*warnings, *notes, *_missing_ranks(traces, len({t.rank for t in found}), manifest)),
     )
+
+
+def load_sweep(
+    path: str | os.PathLike[str], *, cache: bool = True, progress: Callable[[int, int], None] | None = None
+) -> list[Run]:
+    """The runs of a sweep's folder, as `load_run` loads each; raises as it does."""
+    return [load_run(folder, cache=cache, progress=progress) for folder in run_folders(path)]
 
 
 def holds_trace(path: str | os.PathLike[str], file: str) -> bool:

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from engine_ranks import Scenarios
 from engine_trials import BATCHES, SHARDED, Branches, transformer
 from overlaplab_engine.checkpoint import full_state, load_full, load_full_state, load_sharded, save_full, save_sharded
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 

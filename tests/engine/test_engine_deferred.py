@@ -10,10 +10,11 @@ import pytest
 import torch
 from engine_ranks import Scenarios
 from live_bytes import LiveBytes
-from overlaplab_engine.config import Config, Dtype, StrategyName
+from overlaplab_engine.config import Config, Dtype
 from overlaplab_engine.models.deferred import defer, hollow, materialise
 from overlaplab_engine.models.transformer import Transformer, units
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import build, model_of
 from phantom_trials import group_of
 from torch import nn

@@ -35,11 +35,11 @@ from engine_trials import (
     transformer,
     transformer_trial,
 )
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategies.sharded import Sharded
+from overlaplab_engine.strategy_names import StrategyName
 from torch import nn
 
 scenario = Scenarios(__file__)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from overlaplab_engine.cli import main
-from overlaplab_engine.config import Config, Device, StrategyName
+from overlaplab_engine.config import Config, Device
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.device_clock import EDGES_NS, SLOTS, DeviceClock
@@ -25,6 +25,7 @@ from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.phantoms import BLOCK_ELEMENTS, SCALE, Phantoms
 from overlaplab_engine.network.process_group import Emulation
 from overlaplab_engine.network.stream_carrier import StreamCarrier
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import _connected, _device
 from phantom_trials import CPU, group_of
 from torch import nn

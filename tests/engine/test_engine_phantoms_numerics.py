@@ -2,8 +2,8 @@
 
 import pytest
 from engine_trials import STRATEGIES, transformer
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.network.phantoms import Phantoms
+from overlaplab_engine.strategy_names import StrategyName
 from phantom_trials import Stepped, train
 
 RANKS = 3  # the last one's parts end in padding

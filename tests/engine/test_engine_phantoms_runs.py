@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from overlaplab_engine.config import StrategyName
+from overlaplab_engine.strategy_names import StrategyName
 
 import overlaplab
 

@@ -19,6 +19,8 @@ from overlaplab_engine.strategies.ddp_buckets import BucketLabels
 from torch import nn
 from torch.profiler import profile
 
+import overlaplab
+
 NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
@@ -155,11 +157,20 @@ def test_a_step_before_the_start_is_refused(tmp_path: Path, model: nn.Module) ->
         Recorder(tmp_path, model).step()
 
 
-def test_without_torch_one_line_tells_how_to_get_it() -> None:
-    code = "import sys; sys.modules['torch'] = None; from overlaplab_engine import Recorder"
+@pytest.mark.parametrize("package", ["overlaplab", "overlaplab_engine"])
+def test_without_torch_one_line_tells_how_to_get_it(package: str) -> None:
+    code = f"import sys; sys.modules['torch'] = None; from {package} import Recorder"
     tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert tried.stderr.splitlines()[-1] == (
         "ImportError: Recorder needs torch; install it with: pip install 'overlaplab[engine]'"
+    )
+
+
+def test_without_the_engine_one_line_tells_how_to_get_it() -> None:
+    code = "import sys; sys.modules['overlaplab_engine'] = None; from overlaplab import Recorder"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert tried.stderr.splitlines()[-1] == (
+        "ImportError: Recorder needs the engine; install it with: pip install 'overlaplab[engine]'"
     )
 
 
@@ -234,6 +245,11 @@ def test_buckets_are_those_launched_last(model: nn.Module) -> None:
     assert [nbytes for nbytes, _ in found.buckets] == [4 * (32 + 8 + 16), 4 * 2]
 
 
-def test_torch_is_imported_with_the_recorder_alone() -> None:
-    code = "import sys, engine; assert 'torch' not in sys.modules; engine.Recorder; assert 'torch' in sys.modules"
+@pytest.mark.parametrize("package", ["overlaplab", "overlaplab_engine"])
+def test_torch_is_imported_with_the_recorder_alone(package: str) -> None:
+    code = f"import sys, {package} as it; assert 'torch' not in sys.modules; it.Recorder; assert 'torch' in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_both_packages_have_the_same_recorder() -> None:
+    assert overlaplab.Recorder is Recorder

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from engine_trials import OURS, SHARDED
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network import communicator as comm_module
 from overlaplab_engine.network.streams import Passage
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies import base as base_module
 from overlaplab_engine.strategies.zero3 import ShardedUnit
+from overlaplab_engine.strategy_names import StrategyName
 from streams import META, Device, HostReadError, RaceError, Stream, on_streams
 from torch import nn
 

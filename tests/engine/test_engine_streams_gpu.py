@@ -11,13 +11,13 @@ import pytest
 import torch
 from engine_trials import BATCHES, SMALL_CAP_MB, transformer
 from gpu_testing import GPU_TESTS, limit, run
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.models.batches import place
 from overlaplab_engine.network.communicator import Communicator, connect
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.network.streams import CommStreams, Passage
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, make
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
 
 pytestmark = GPU_TESTS

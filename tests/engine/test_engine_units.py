@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from overlaplab_engine import labels
 from overlaplab_engine.cli import AUTO_LINK, _link, main
-from overlaplab_engine.config import Config, Device, Dtype, StrategyName
+from overlaplab_engine.config import Config, Device, Dtype
 from overlaplab_engine.devices import on_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
@@ -30,6 +30,7 @@ from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.trace_file import clear, whole
 from overlaplab_engine.strategies.buckets import InOrder, assign
 from overlaplab_engine.strategies.shards import Layout
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import _device
 from torch import nn
 from torch.profiler import ProfilerActivity, profile

@@ -21,7 +21,6 @@ from engine_trials import (
     transformer,
     transformer_trial,
 )
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
@@ -30,6 +29,7 @@ from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategies.zero3 import ShardedUnit, Zero3
+from overlaplab_engine.strategy_names import StrategyName
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 

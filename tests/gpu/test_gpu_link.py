@@ -17,11 +17,11 @@ import pytest
 import torch
 from engine_trials import BATCHES, OURS, SMALL_CAP_MB, STRATEGIES, transformer
 from gpu_testing import GPU_TESTS, limit, run
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.labels import parse
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, make
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
 from phantom_trials import group_of, train
 from torch.profiler import ProfilerActivity, profile

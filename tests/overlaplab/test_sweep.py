@@ -13,7 +13,7 @@ import overlaplab
 from overlaplab import OverlaplabError, Run
 from overlaplab.analyses import is_sweep, sweep_links
 from overlaplab.analyses.spread import fastest, spread
-from overlaplab.load import run_folders
+from overlaplab.folders import run_folders
 
 LINK = {"emulated": True, "bandwidth_gbps": 1, "latency_us": 200, "world_size": 2}
 

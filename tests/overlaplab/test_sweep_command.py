@@ -46,9 +46,11 @@ if cap in os.environ.get("FAIL", "").split():
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Make `python -m overlaplab_engine` another one; returns what tells the order of its recordings."""
-    (tmp_path / "overlaplab_engine").mkdir()
-    (tmp_path / "overlaplab_engine" / "__init__.py").touch()
-    (tmp_path / "overlaplab_engine" / "__main__.py").write_text(ENGINE)
+    package = tmp_path / "elsewhere" / "overlaplab_engine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(ENGINE)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
 
     def order() -> list[str]:
@@ -83,7 +85,7 @@ def test_defaults_give_way() -> None:
 
 
 def test_the_capped_strategies_are_the_engines() -> None:
-    from overlaplab_engine.config import StrategyName
+    from overlaplab_engine.strategy_names import StrategyName
 
     assert set(CAPPED) <= {str(name) for name in StrategyName}
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 from made_runs import engine_events
 from made_traces import run_of
-from overlaplab_engine.config import StrategyName
+from overlaplab_engine.strategy_names import StrategyName
 from rich.cells import cell_len
 
 from overlaplab.cli import app, main

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
@@ -16,6 +15,7 @@ from overlaplab_engine.optimizer import AdamW, gradient
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies.sharded import Sharded
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
+from overlaplab_engine.strategy_names import StrategyName
 from torch import nn
 
 REPLICATED = (StrategyName.NAIVE, StrategyName.PER_PARAM, StrategyName.BUCKETED)

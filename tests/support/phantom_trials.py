@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine_trials import BATCHES, SMALL_CAP_MB, transformer
-from overlaplab_engine.config import StrategyName
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
@@ -23,6 +22,7 @@ from overlaplab_engine.optimizer import AdamW, gradient
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies.sharded import Sharded
 from overlaplab_engine.strategies.shards import Flat
+from overlaplab_engine.strategy_names import StrategyName
 
 CPU = torch.device("cpu")
 FAST = Link(bandwidth_gbps=100, latency_us=1)

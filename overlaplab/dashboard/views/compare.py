@@ -26,8 +26,8 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.folders import by_value
 from overlaplab.formats import as_held
-from overlaplab.load import by_value
 from overlaplab.words import shorten
 
 _MOST = 12  # runs compared unless the user chooses more

@@ -1,17 +1,19 @@
-"""A sweep's folder: several runs, each in a folder of its own."""
+"""Which files are traces and which folders hold runs, as their names tell; shells complete paths with it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
-from overlaplab.events import Run
-from overlaplab.load.places import MANIFEST_NAME, is_trace_name
-from overlaplab.load.run_folder import load_run
+__all__ = ["MANIFEST_NAME", "by_value", "is_trace_name", "run_folders"]
 
-__all__ = ["by_value", "load_sweep", "run_folders"]
+MANIFEST_NAME = "run.json"
+
+
+def is_trace_name(name: str) -> bool:
+    """Whether a file of this name is taken for a trace."""
+    return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != MANIFEST_NAME
 
 
 def run_folders(path: str | os.PathLike[str]) -> list[str]:
@@ -28,13 +30,6 @@ def run_folders(path: str | os.PathLike[str]) -> list[str]:
     except OSError:
         return [text]
     return [str(folder) for folder in sorted(inner, key=lambda folder: by_value(folder.name))] or [text]
-
-
-def load_sweep(
-    path: str | os.PathLike[str], *, cache: bool = True, progress: Callable[[int, int], None] | None = None
-) -> list[Run]:
-    """The runs of a sweep's folder, as `load_run` loads each; raises as it does."""
-    return [load_run(folder, cache=cache, progress=progress) for folder in run_folders(path)]
 
 
 def _holds_run(folder: Path) -> bool:

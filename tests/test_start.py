@@ -1,0 +1,81 @@
+"""What starting loads: the help and shell completion answer at once, and neither torch nor streamlit is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SLOW = {"pandas", "numpy", "altair", "pyarrow", "streamlit", "torch", "loky", "distributed", "fsspec", "msgspec", "hta"}
+COMMAND = "import sys; sys.argv[0] = 'overlaplab'; from overlaplab.cli import main; main()"
+"""What the installed script `overlaplab` does: completion depends on its name."""
+
+
+def loaded(*arguments: str, **environment: str) -> set[str]:
+    """The packages that Python imports with these arguments, which must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+
+
+def test_importing_the_package_loads_nothing_slow() -> None:
+    found = loaded("-c", "import overlaplab")
+    assert "overlaplab" in found
+    assert found & {*SLOW, "overlaplab_engine", "rich", "typer"} == set()
+
+
+@pytest.mark.parametrize("command", ["", "summary", "compare", "report", "slice", "sweep", "app"])
+def test_help_loads_nothing_slow(command: str) -> None:
+    found = loaded("-c", COMMAND, *command.split(), "--help")
+    assert "overlaplab" in found
+    assert found & {*SLOW, "overlaplab_engine"} == set()
+
+
+def test_the_engines_help_needs_no_torch() -> None:
+    found = loaded("-m", "overlaplab_engine", "--help")
+    assert "overlaplab_engine" in found
+    assert found & {*SLOW, "overlaplab"} == set()
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "overlaplab co",
+        "overlaplab report --skip",
+        "overlaplab record --strategy zero",
+        "overlaplab compare traces/naive traces/",
+    ],
+)
+def test_completion_loads_nothing_slow(typed: str) -> None:
+    """Nor rich; with other shells typer loads it for the help texts that these show."""
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_OVERLAPLAB_COMPLETE": "complete_bash"}
+    found = loaded("-c", COMMAND, **asked)
+    assert "typer" in found
+    assert found & {*SLOW, "overlaplab_engine", "rich"} == set()
+
+
+def test_figures_are_printed_without_drawing() -> None:
+    """Importing altair takes seconds, which every command would."""
+    found = loaded("-c", COMMAND, "summary", "traces/naive")
+    assert "pandas" in found
+    assert found & (SLOW - {"pandas", "numpy", "pyarrow", "msgspec"}) == set()
+
+
+def test_only_the_dashboard_needs_streamlit_and_nothing_torch() -> None:
+    files = [file.relative_to(ROOT) for file in (ROOT / "overlaplab").rglob("*.py")]
+    names = {".".join(file.with_suffix("").parts) for file in files if "dashboard" not in file.parts}
+    modules = sorted(name.removesuffix(".__init__") for name in names - {"overlaplab.__main__"})
+    found = loaded("-c", f"import {', '.join(modules)}")
+    assert "altair" in found
+    assert found & {"hta", "overlaplab_engine", "streamlit", "torch"} == set()

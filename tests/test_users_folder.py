@@ -1,0 +1,57 @@
+"""Recording in a folder whose files have names that this project, or Python's library, uses, too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NAMES = ("engine", "record", "comm", "labels")
+TINY = ["--layers", "1", "--width", "8", "--heads", "2", "--seq", "4", "--batch", "1", "--vocab", "20"]
+TINY += ["--steps", "1", "--warmup", "1", "--nproc", "1", "--device", "cpu"]
+SCRIPT = """
+import torch
+from overlaplab import Recorder
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Recorder("run", model, warmup=1, steps=1) as recorder:
+    while not recorder.done:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        recorder.step()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text('raise SystemExit("shadowed")')
+    return tmp_path
+
+
+def expect_run(folder: Path, *arguments: str, out: str = "run") -> None:
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "shadowed" not in done.stdout + done.stderr
+    assert sorted(file.name for file in (folder / out).iterdir()) == ["rank0.pt.trace.json.gz", "run.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        (["record", "--strategy", "bucketed", "--out", "run"], "run"),
+        (["sweep", "--bucket-cap-mb", "1", "--repeats", "1", "--out", "caps"], "caps/cap-1"),
+    ],
+)
+def test_commands_record_beside_any_files(command: list[str], out: str, folder: Path) -> None:
+    """torch itself imports `profile`, by way of cProfile: neither the engine nor its ranks may find the user's."""
+    (folder / "profile.py").write_text('raise SystemExit("shadowed")')
+    expect_run(folder, "-m", "overlaplab", *command, *TINY, out=out)
+
+
+def test_a_script_records_beside_any_files(folder: Path) -> None:
+    (folder / "train.py").write_text(SCRIPT)
+    expect_run(folder, "train.py")
