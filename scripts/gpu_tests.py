@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/test_engine_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
+FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/network/test_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
 OPTIONS = (
     *("-v", "-s", "--noconftest", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider"),
     *(

@@ -19,7 +19,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.device_clock import EDGES_NS
 
 ROOT = Path(__file__).parents[1]
-FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/test_engine_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
+FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/network/test_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
 TINY = [
     *(
         "--device",

@@ -12,7 +12,7 @@ from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import sentence
 
-__all__ = ["not_recorded", "run_warnings", "unmatched_notes"]
+__all__ = ["not_recorded", "run_warnings", "unmatched_notes", "unrecorded"]
 
 _NAME = 60  # characters of a kernel's name
 _REMEDY = (
@@ -28,7 +28,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     if run.manifest and run.manifest.link_attained is False:  # decided by the engine, which wrote it into run.json
         found.append("link not attained: more than 5 % of the collectives overran the emulated link")
     found += _clock_warnings(run)
-    missing = _unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
+    missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
     found += [missing] if missing else []
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
@@ -43,11 +43,11 @@ def run_warnings(run: Run) -> tuple[str, ...]:
 
 def not_recorded(run: Run) -> str | None:
     """Why there is nothing to show, and what to do, where device activity was not recorded; None where it was."""
-    missing = _unrecorded(run)
+    missing = unrecorded(run)
     return None if missing is None else sentence(missing)
 
 
-def _unrecorded(run: Run, why: str | None = None) -> str | None:
+def unrecorded(run: Run, why: str | None = None) -> str | None:
     """That device activity was not recorded, and what to do about it; None where that is so of no rank.
 
     `why` stands in place of the general remedy, where it is known why the profiler saw nothing.

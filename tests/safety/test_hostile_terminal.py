@@ -47,7 +47,7 @@ LINES = {
     "the app on nothing": ["app", "\x1b[41;5m no such folder"],
 }
 ELSEWHERE = {
-    "doctor": "reads no trace; tests/overlaplab/test_doctor.py has an nvidia-smi that writes orders to a terminal",
+    "doctor": "reads no trace; tests/cli/test_doctor.py has an nvidia-smi that writes orders to a terminal",
     "record": "reads no trace",
     "sweep": "reads no trace but its own",
 }

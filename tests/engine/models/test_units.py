@@ -80,7 +80,7 @@ def test_a_label_with_other_keys_is_refused(values: dict) -> None:
 
 
 def test_words_are_those_of_the_grammar() -> None:
-    table = (Path(__file__).parents[2] / "traces" / "README.md").read_text()
+    table = (Path(__file__).parents[3] / "traces" / "README.md").read_text()
     words = {line.split("`")[1].removeprefix("engine::") for line in table.splitlines() if line.startswith("| `engine")}
     assert words == set(Word)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SLOW = {"pandas", "numpy", "altair", "pyarrow", "streamlit", "torch", "loky", "distributed", "fsspec", "msgspec", "hta"}
 COMMAND = "import sys; sys.argv[0] = 'overlaplab'; from overlaplab.cli import main; main()"
 """What the installed script `overlaplab` does: completion depends on its name."""

@@ -34,7 +34,7 @@ COUNTS = {  # of a step: 29 parameters, which lie in 3 buckets, 4 units, 3 of FS
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every strategy's run, from one process."""
     out = tmp_path_factory.mktemp("phantoms")
-    script = Path(__file__).parents[1] / "support" / "phantom_runs.py"
+    script = Path(__file__).parents[2] / "support" / "phantom_runs.py"
     options = [*SMALL, "--layers", str(LAYERS), "--steps", str(STEPS)]
     done = subprocess.run(
         [sys.executable, str(script), str(out), *options, "--", *StrategyName], capture_output=True, text=True

@@ -1,6 +1,6 @@
 """Whatever comes in, the answer is a table or one error that names the file, in bounded time and memory.
 
-`FUZZ=100000 pytest tests/overlaplab/test_trace_fuzz.py` tries so many mutations instead of a few hundred; FUZZ_FROM
+`FUZZ=100000 pytest tests/load/test_trace_fuzz.py` tries so many mutations instead of a few hundred; FUZZ_FROM
 gives the number of the first.
 """
 

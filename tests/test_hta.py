@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(  # HTA calls what pandas will drop, and
     r"ignore::DeprecationWarning:hta\..*", r"ignore::RuntimeWarning:hta\..*"
 )
 
-SAMPLES = Path(__file__).parents[2] / "traces"
+SAMPLES = Path(__file__).parents[1] / "traces"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 ZERO = 1e6
 """µs before the first event. HTA compares starts from zero with ends that are not, which only shows near zero."""

@@ -13,9 +13,11 @@ from made_traces import gloo, op, run_of, step
 
 import overlaplab
 from overlaplab import Run
-from overlaplab.analyses import communication_by, exposed, idle, totals, unrecorded, volume, warnings_of
+from overlaplab.analyses import communication_by, exposed, idle, totals, volume
 from overlaplab.cli import main
 from overlaplab.events import Kind, classify
+from overlaplab.findings import run_warnings
+from overlaplab.findings.warnings import unrecorded
 
 HOST = [one for one in bucketed() if one["cat"] in ("cpu_op", "user_annotation")]
 """The host's ranges and operators: no kernels, no runtime calls."""
@@ -53,7 +55,7 @@ def test_what_is_said(run: Run, tmp_path: Path) -> None:
     assert said is not None
     assert said.startswith("device activity was not recorded, so there is no breakdown: record with activities=[")
     assert "overlaplab doctor" in said
-    assert warnings_of(run) == (said,)
+    assert run_warnings(run) == (said,)
     host, cpu = [op("mm", 0, 1)], [op("mm", 0, 1), gloo(2, 3)]
     assert unrecorded(run_of(tmp_path / "cpu", cpu, manifest={})) is None
     kernel = {**op("mm", 0, 1), "cat": "kernel"}
@@ -63,7 +65,9 @@ def test_what_is_said(run: Run, tmp_path: Path) -> None:
 
 def test_a_cause_that_the_recorder_found_is_said_in_place_of_the_general_remedy(tmp_path: Path) -> None:
     run = phantom_run(tmp_path, HOST, device="cuda", device_activity_missing="nsys holds CUPTI: end it")
-    assert warnings_of(run) == ("device activity was not recorded, so there is no breakdown: nsys holds CUPTI: end it",)
+    assert run_warnings(run) == (
+        "device activity was not recorded, so there is no breakdown: nsys holds CUPTI: end it",
+    )
 
 
 @pytest.mark.parametrize(
