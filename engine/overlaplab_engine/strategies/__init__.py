@@ -6,8 +6,7 @@ from torch import nn
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import REGISTERED, Options, Strategy, register
-from overlaplab_engine.strategies.traits import Traits
+from overlaplab_engine.strategies.base import REGISTERED, Options, Strategy, Traits, register
 from overlaplab_engine.strategy_names import StrategyName
 
 __all__ = ["Options", "Strategy", "Traits", "class_of", "make", "register"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import zip_longest
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -17,9 +17,8 @@ from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.transformer import Unit, units
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.buckets import Gradients
-from overlaplab_engine.strategies.traits import Traits
 
-__all__ = ["REGISTERED", "Options", "Strategy", "register"]
+__all__ = ["REGISTERED", "Options", "Strategy", "Traits", "register"]
 
 MIB = 1 << 20
 
@@ -46,6 +45,26 @@ class Options:
         """The caps in bytes: the first bucket's, then the others'."""
         first = self.bucket_cap_mb if self.first_bucket_mb is None else self.first_bucket_mb
         return [int(first * MIB), int(self.bucket_cap_mb * MIB)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a strategy does, as data: it goes into run.json, and analyses ask it instead of the strategy's name.
+
+    The defaults are plain data parallelism: all is replicated, and gradients are all-reduced once per step.
+    """
+
+    gradients: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
+    """The collective that averages the gradients."""
+    sends_every_microbatch: bool = False
+    """Whether each microbatch's gradients are sent, and only their sum kept, or all with the last (`no_sync`)."""
+    buckets: bool = False
+    """Whether gradients are sent in buckets that close at `bucket_cap_mb`."""
+    gathers: Literal["updated_parameters", "units"] | None = None
+    """What is all-gathered: after each update the parameters, which may reach into the next step; or in each microbatch
+    the parameters of every unit, before they are used; or nothing."""
+    sharded: tuple[Literal["parameters", "gradients", "optimizer"], ...] = ()
+    """The parts of which each rank holds 1/N; the rest is replicated."""
 
 
 class Strategy(ABC):

@@ -13,10 +13,9 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.strategies.base import Options, Strategy, register
+from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.buckets import Bucket, InOrder, assign
 from overlaplab_engine.strategies.hooks import after_accumulation
-from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["Bucketed"]
 

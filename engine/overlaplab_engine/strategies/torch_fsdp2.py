@@ -22,9 +22,8 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.deferred import hollow
 from overlaplab_engine.models.transformer import Unit, units
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import Options, Strategy, register
+from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.hooks import after_accumulation
-from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["TorchFSDP2"]
 

@@ -4,9 +4,8 @@ Rajbhandari et al. 2020 (arXiv 1910.02054, §5.1), P_os: optimizer states are pa
 and an all-gather of updated parameters send as much as an all-reduce (§7.1).
 """
 
-from overlaplab_engine.strategies.base import register
+from overlaplab_engine.strategies.base import Traits, register
 from overlaplab_engine.strategies.partitioned import Partitioned, ShardedBucket
-from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["Zero1"]
 

@@ -7,10 +7,9 @@ With several microbatches each is sent, and only the parts add up.
 from torch import nn
 
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import Options, register
+from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.buckets import InOrder
 from overlaplab_engine.strategies.partitioned import Partitioned, ShardedBucket
-from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["Zero2"]
 

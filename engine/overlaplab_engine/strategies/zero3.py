@@ -31,12 +31,11 @@ from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.models.deferred import hollow, materialise
 from overlaplab_engine.models.transformer import Unit, reads_parameters_in_backward
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.strategies.base import Options, register
+from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.buckets import Gradients
 from overlaplab_engine.strategies.hooks import after_accumulation
 from overlaplab_engine.strategies.sharded import Sharded
 from overlaplab_engine.strategies.shards import Flat, Layout
-from overlaplab_engine.strategies.traits import Traits
 
 __all__ = ["ShardedUnit", "Zero3"]
 
