@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad input.
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import typer
@@ -30,6 +31,9 @@ app.add_typer(doctor.app)
 
 def main() -> None:
     """Run the command line; whatever the user did wrong is one line on stderr and exit code 2."""
+    if "_OVERLAPLAB_COMPLETE" in os.environ:
+        # A shell waits. Where there is rich, typer loads it to strip markup, which our help texts do not have.
+        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

@@ -49,17 +49,20 @@ def test_the_engines_help_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "typed",
+    ("shell", "typed"),
     [
-        "overlaplab co",
-        "overlaplab report --skip",
-        "overlaplab record --strategy zero",
-        "overlaplab compare traces/naive traces/",
+        ("bash", "overlaplab co"),
+        ("bash", "overlaplab report --skip"),
+        ("bash", "overlaplab record --strategy zero"),
+        ("bash", "overlaplab compare traces/naive traces/"),
+        ("zsh", "overlaplab compare --"),
+        ("fish", "overlaplab compare --"),
     ],
 )
-def test_completion_loads_nothing_slow(typed: str) -> None:
-    """Nor rich; with other shells typer loads it for the help texts that these show."""
-    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_OVERLAPLAB_COMPLETE": "complete_bash"}
+def test_completion_loads_nothing_slow(shell: str, typed: str) -> None:
+    """Nor rich, although these shells but bash show help texts."""
+    asked = {"_OVERLAPLAB_COMPLETE": f"complete_{shell}", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    asked |= {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     found = loaded("-c", COMMAND, **asked)
     assert "typer" in found
     assert found & {*SLOW, "overlaplab_engine", "rich"} == set()
