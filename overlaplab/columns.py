@@ -33,9 +33,14 @@ class Column:
     """The unit in which it is shown, where that is not the usual one: `kB`, or what a percentage is of."""
 
     @property
+    def shown_unit(self) -> str:
+        """The unit in which the column is shown; empty where it has none."""
+        return self.shown or _SHOWN.get(self.unit, "")
+
+    @property
     def title(self) -> str:
         """The header with the unit in which the column is shown, such as `step time (ms)`."""
-        return _with_unit(self.header, self.shown or _SHOWN.get(self.unit, ""))
+        return _with_unit(self.header, self.shown_unit)
 
     @property
     def title_as_held(self) -> str:
@@ -70,14 +75,8 @@ _ANYWHERE = (
     ),
     Column("overlapped_ns", "ns", "hidden", "Communication during which the same rank computed."),
     Column("exposed_comm_ns", "ns", "exposed", "Communication during which the same rank computed nothing."),
-    Column("exposed_wait_ns", "ns", "exposed wait", "Exposed time before the collective's last rank arrived.", "wait"),
-    Column(
-        "exposed_transfer_ns",
-        "ns",
-        "exposed transfer",
-        "Exposed time after the collective's last rank arrived.",
-        "transfer",
-    ),
+    Column("exposed_wait_ns", "ns", "wait", "Exposed time before the collective's last rank arrived."),
+    Column("exposed_transfer_ns", "ns", "transfer", "Exposed time after the collective's last rank arrived."),
     Column(
         "memory_only_ns", "ns", "memory only", "Time in which memory was copied or set and nothing else ran.", "memory"
     ),
@@ -239,13 +238,13 @@ _ANYWHERE = (
     Column("setting", "text", "setting", "The options that the strategy was given."),
     Column("bucket_cap_mb", "count", "bucket_cap_mb", "The size at which a bucket closes, in MiB.", short="cap"),
     Column("step_ms_median", "ms", "step time", "The median step.", short="step ms"),
-    Column("step_ms_iqr", "ms", "step time IQR", "The interquartile range of the steps.", short="± IQR"),
+    Column("step_ms_iqr", "ms", "IQR", "The interquartile range of the steps.", short="± IQR"),
     Column("exposed_ms_median", "ms", "exposed", "Exposed communication of a step, the median."),
     Column("exposed_ms_iqr", "ms", "exposed IQR", "Its interquartile range."),
-    Column("exposed_wait_ms_median", "ms", "exposed wait", "Exposed time of a step spent waiting, the median."),
-    Column("exposed_wait_ms_iqr", "ms", "exposed wait IQR", "Its interquartile range."),
-    Column("exposed_transfer_ms_median", "ms", "exposed transfer", "Exposed time of a step in transfer, the median."),
-    Column("exposed_transfer_ms_iqr", "ms", "exposed transfer IQR", "Its interquartile range."),
+    Column("exposed_wait_ms_median", "ms", "wait", "Exposed time of a step spent waiting, the median."),
+    Column("exposed_wait_ms_iqr", "ms", "wait IQR", "Its interquartile range."),
+    Column("exposed_transfer_ms_median", "ms", "transfer", "Exposed time of a step in transfer, the median."),
+    Column("exposed_transfer_ms_iqr", "ms", "transfer IQR", "Its interquartile range."),
     Column("comm_ms_median", "ms", "communication", "Communication of a step, the median.", short="comm"),
     Column("comm_ms_iqr", "ms", "communication IQR", "Its interquartile range."),
     Column("compute_ms_median", "ms", "compute", "Compute of a step, with or without communication, the median."),

@@ -10,6 +10,7 @@ import pandas as pd
 
 from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
 from overlaplab.charts.theme import Palette, colours, finish, palette
+from overlaplab.columns import columns
 from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
 from overlaplab.manifest import Link
 from overlaplab.words import count, ms, rank_word, shorten, to_ms
@@ -19,6 +20,7 @@ __all__ = ["bus_bandwidth", "kind_word", "late_ranks", "waits"]
 MOST_POINTS = 1500
 """More collectives than these share points: a browser draws no more at ease, and no eye tells them apart."""
 MOST_RANKS = 32
+_KIND, _BUS, _WAIT, _TRANSFER = columns("each_collective", "kind", "bus_gb_per_s", "wait_ns", "transfer_ns")
 LEAST_MS = 0.001  # what took less stands here: a logarithm has no zero
 MEASURED, BOUND = "from the transfer", "lower bound, from the duration"
 ALONE, SHARED = "gone if it came with the last but one", "gone only if others came earlier, too"
@@ -47,11 +49,11 @@ def bus_bandwidth(
     x_domain = log_domain(rows["x"])
     y_domain = log_domain([*rows["y"], *([] if line is None else [line])])
     x = alt.X("x:Q", scale=log_scale(x_domain), axis=size_axis(x_domain, "bytes of the full tensor"))
-    y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "bus bandwidth (GB/s)"))
+    y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, _BUS.title))
     tooltip = [
-        alt.Tooltip("part:N", title="kind"),
+        alt.Tooltip("part:N", title=_KIND.header),
         alt.Tooltip("x:Q", title="bytes", format=","),
-        alt.Tooltip("y:Q", title="bus GB/s", format=",.3f"),
+        alt.Tooltip("y:Q", title=_BUS.title, format=",.3f"),
         alt.Tooltip("how:N", title="computed"),
         alt.Tooltip("who:N", title="collectives"),
     ]
@@ -86,9 +88,9 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     x = alt.X("x:Q", scale=log_scale(x_domain), axis=_axis(x_domain, "transfer, after the last rank arrived (ms)"))
     y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "longest wait of a rank (ms)"))
     tooltip = [
-        alt.Tooltip("part:N", title="kind"),
-        alt.Tooltip("y:Q", title="longest wait ms", format=",.3f"),
-        alt.Tooltip("x:Q", title="transfer ms", format=",.3f"),
+        alt.Tooltip("part:N", title=_KIND.header),
+        alt.Tooltip("y:Q", title=_WAIT.title, format=",.3f"),
+        alt.Tooltip("x:Q", title=_TRANSFER.title, format=",.3f"),
         alt.Tooltip("who:N", title="collectives"),
     ]
     layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, tooltip, bounds=False)]

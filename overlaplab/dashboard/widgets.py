@@ -139,13 +139,20 @@ def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.D
     config: dict[str, Any] = {}
     for column in known:
         title, values = column.title, shown[column.title]
+        look: dict[str, Any] = {"label": _label(column), "help": column.explanation}
         if pd.api.types.is_string_dtype(values) or values.dtype == object:
-            width = _text_width(title, values)
-            config[title] = st.column_config.TextColumn(width=width, help=column.explanation)
+            config[title] = st.column_config.TextColumn(width=_text_width(look["label"], values), **look)
         else:
             form = _FORMATS.get(column.shown) or _FORMATS.get(column.unit)
-            config[title] = st.column_config.NumberColumn(format=form, help=column.explanation)
+            if column.unit == "ratio" and "%" not in look["label"]:
+                form = f"{form} %%"
+            config[title] = st.column_config.NumberColumn(format=form, **look)
     return shown, config
+
+
+def _label(column: Column) -> str:
+    """The header with the unit, as narrow as can be: eleven columns are to fit into a page of 1280 pixels."""
+    return column.header if column.unit == "ratio" else f"{column.header} {column.shown_unit}".strip()
 
 
 def _text_width(header: str, texts: pd.Series) -> int:

@@ -30,8 +30,9 @@ def test_it_begins_with_the_verdict_and_ends_with_what_to_do(opened, runs: Path)
     assert app.text[-1].value.startswith("Go after ")
     spots, causes, steps, _ = tables(app)
     config = json.loads(app.dataframe[2].proto.columns)
-    assert config["overlap ratio (% of comm.)"]["help"] == "Hidden communication ÷ communication."
-    assert config["exposed (ms)"]["type_config"] == {"type": "number", "format": "%.3f"}
+    ratio, exposed = (config[title] for title in ("overlap ratio (% of comm.)", "exposed (ms)"))
+    assert (ratio["label"], ratio["help"]) == ("overlap ratio", "Hidden communication ÷ communication.")
+    assert (exposed["label"], exposed["type_config"]) == ("exposed ms", {"type": "number", "format": "%.3f"})
     assert steps["exposed (ms)"].tolist() == [0.35] * 4
     assert steps["overlap ratio (% of comm.)"].tolist() == [30.0] * 4
     assert spots["exposed (ms)"].sum() == pytest.approx(0.35)

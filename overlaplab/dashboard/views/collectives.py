@@ -30,12 +30,11 @@ from overlaplab.words import rank_word, shorten
 
 _MOST = 5000  # rows of the table: more do not come to the browser at ease
 _LATE = columns("stragglers", "rank", "collectives", "last", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns")
-_EACH = columns(
+_EACH = columns(  # what is asked for most stands on the left
     "each_collective",
     *("index", "step", "kind", "bytes", "start_ns", "longest_ns", "wait_ns", "transfer_ns", "bus_gb_per_s"),
     *("bus_is_lower_bound", "skew_ns", "last_rank", "exposed_ns", "ranks", "group", "dtype", "unmatched"),
 )
-"""What is asked for most stands on the left."""
 
 
 def page() -> None:
