@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
-__all__ = ["Bucket", "Held", "Link", "Manifest", "Model", "Parameter", "Traits", "Unit"]
+from overlaplab.traits import TRAITS, Traits
+
+__all__ = ["Bucket", "Held", "Link", "Manifest", "Model", "Parameter", "Unit", "traits_of"]
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
@@ -95,23 +97,6 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """What a strategy does, whatever its name is; the defaults are plain data parallelism, where all is replicated."""
-
-    gradients: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
-    """The collective that averages the gradients."""
-    sends_every_microbatch: bool = False
-    """Whether gradients are sent with each microbatch, or once per step."""
-    buckets: bool = False
-    """Whether gradients are sent in buckets that close at `bucket_cap_mb`."""
-    gathers: Literal["updated_parameters", "units"] | None = None
-    """What is all-gathered: after each update the parameters, which may reach into the next step; or in each microbatch
-    the parameters of every unit, before they are used; or nothing."""
-    sharded: tuple[Literal["parameters", "gradients", "optimizer"], ...] = ()
-    """The parts of which each rank holds 1/N; the rest is replicated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The part of run.json (format_version 1) that analyses read; `raw` is the whole of it."""
 
@@ -120,7 +105,7 @@ class Manifest:
     strategy: str | None = None
     """None in a recording of a loop that is not the engine's, and of a model that nothing parallelises."""
     traits: Traits | None = None
-    """None where `strategy` is, and in recordings from before there were traits; ask `overlaplab.costs.traits_of`."""
+    """None where `strategy` is, and in recordings from before there were traits; ask `traits_of`."""
     device: str | None = None
     backend: str | None = None
     device_activity_missing: str | None = None
@@ -158,3 +143,10 @@ class Manifest:
     def emulated_link(self) -> Link | None:
         """The link, if it is emulated."""
         return self.link if self.link and self.link.emulated else None
+
+
+def traits_of(manifest: Manifest | None) -> Traits | None:
+    """What run.json says that the strategy does, or else what is known of a strategy of this name; None for others."""
+    if manifest is None:
+        return None
+    return manifest.traits or TRAITS.get(manifest.strategy or "")

@@ -18,7 +18,7 @@ from overlaplab_engine.strategies.naive import Naive
 
 import overlaplab
 from overlaplab.analyses import memory, volume, volume_theory
-from overlaplab.costs import TRAITS
+from overlaplab.traits import TRAITS
 
 
 class Backwards(Naive):

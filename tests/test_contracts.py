@@ -20,8 +20,9 @@ from overlaplab_engine.strategies import class_of
 from overlaplab_engine.strategy_names import StrategyName
 
 import overlaplab
-from overlaplab.costs import TRAITS, ring_factor, transfer_ns
-from overlaplab.manifest import Link, Traits
+from overlaplab.costs import ring_factor, transfer_ns
+from overlaplab.manifest import Link
+from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import label_fields, label_list, layer_of
 
 ROOT = Path(__file__).parents[1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.costs import traits_of
 from overlaplab.costs.memory import formula
 from overlaplab.events import Run
+from overlaplab.manifest import traits_of
 
 __all__ = ["memory", "peaks"]
 

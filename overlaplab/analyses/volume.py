@@ -7,13 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.costs import Theory, ring_factor, traits_of
+from overlaplab.costs import Theory, ring_factor
 from overlaplab.costs.volume import theory
 from overlaplab.events import Run, Trace, Window, rule_of
 from overlaplab.evidence.fsdp2 import sized, unit_sizes
 from overlaplab.evidence.labels import fsdp2_ranges_of
 from overlaplab.evidence.launches import Launch, bytes_of, launches
 from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.manifest import traits_of
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlaplab.costs import TRAITS
 from overlaplab.folders import is_trace_name, run_folders
+from overlaplab.traits import TRAITS
 
 __all__ = ["STRATEGIES", "runs_like", "strategies_like"]
 

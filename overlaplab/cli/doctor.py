@@ -16,14 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from overlaplab.cli.checks import Check, Facts, Verdict, checks
-from overlaplab.cli.shared import print_json, progress_bar
+from overlaplab.cli.shared import print_json, progress_bar, show
 from overlaplab.dashboard.server import PORT
-from overlaplab.load import cache
-from overlaplab.report import console as tables
 from overlaplab.words import count, shorten
 
 __all__ = ["app", "facts"]
@@ -60,24 +56,30 @@ def doctor(
     else:
         _print(lines)
         said = f"{count(problems, 'problem')}, which" if problems else "Nothing here"
-        Console().print(tables.plain(f"{said} would keep a recording from working."))
+        show(f"{said} would keep a recording from working.")
     if problems:
         raise typer.Exit(1)
 
 
 def _print(lines: list[Check]) -> None:
+    from rich.table import Table
+
+    from overlaplab.report.console import plain
+
     table = Table.grid(padding=(0, 2))
     for line in lines:
         told = line.found if line.remedy is None else f"{line.found}\n→ {line.remedy}"
-        words = [tables.plain(part) for part in told.split("\n")]
-        table.add_row(tables.plain(line.verdict, style=STYLES[line.verdict]), tables.plain(line.name), words[0])
+        words = [plain(part) for part in told.split("\n")]
+        table.add_row(plain(line.verdict, style=STYLES[line.verdict]), plain(line.name), words[0])
         for more in words[1:]:
             table.add_row("", "", more)
-    Console().print(table)
+    show(table)
 
 
 def facts() -> Facts:
     """About this machine: what Python sees, and under `engine` what torch tells (overlaplab_engine.doctor)."""
+    from overlaplab.load import cache
+
     return {
         "python": platform.python_version(),
         "overlaplab": importlib.metadata.version("overlaplab"),

@@ -20,9 +20,9 @@ from types import FrameType
 from typing import IO
 
 from overlaplab.cli.shared import progress_bar
-from overlaplab.costs import TRAITS
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
+from overlaplab.traits import TRAITS
 from overlaplab.words import shorten
 
 __all__ = ["CAPPED", "ENGINE", "Recording", "parse_caps", "plan", "record_all", "with_defaults"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from overlaplab.manifest import Manifest, Traits
+from overlaplab.manifest import Manifest
+from overlaplab.traits import Traits
 
 __all__ = ["formula", "gradient_bytes", "parameter_bytes"]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from overlaplab.costs.link import ROUNDS
 from overlaplab.costs.memory import gradient_bytes, parameter_bytes
-from overlaplab.manifest import Manifest, Traits, Unit
+from overlaplab.manifest import Manifest, Unit
+from overlaplab.traits import Traits
 from overlaplab.vocabulary import layer_of
 
 __all__ = ["Theory", "theory"]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from overlaplab.costs import traits_of
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, is_trace_name
-from overlaplab.manifest import Manifest, Traits
+from overlaplab.manifest import Manifest, traits_of
+from overlaplab.traits import Traits
 
 __all__ = ["HERE", "Entry", "confined", "find_runs", "stamp", "traits_told"]
 

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.costs import traits_of, transfer_ns
+from overlaplab.costs import transfer_ns
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Kind, Run, Trace, Window, activity, launchers, main_stream, of_kind, rule_of
 from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
 from overlaplab.intervals import clip, total
-from overlaplab.manifest import Link
+from overlaplab.manifest import Link, traits_of
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 

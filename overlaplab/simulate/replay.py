@@ -6,9 +6,9 @@ import pandas as pd
 
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.summary import summary
-from overlaplab.costs import traits_of, transfer_ns
+from overlaplab.costs import transfer_ns
 from overlaplab.events import Run
-from overlaplab.manifest import Link
+from overlaplab.manifest import Link, traits_of
 
 __all__ = ["replay"]
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from overlaplab.costs import TRAITS
 from overlaplab.dashboard.data import open_run
 from overlaplab.dashboard.folder import confined, find_runs, stamp, traits_told
 from overlaplab.errors import OverlaplabError
-from overlaplab.manifest import Traits
+from overlaplab.traits import TRAITS, Traits
 
 
 @pytest.fixture

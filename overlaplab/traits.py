@@ -1,0 +1,56 @@
+"""What each strategy does, as data. Without slow imports: the command line's help and completion read the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["TRAITS", "Traits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a strategy does, whatever its name is; the defaults are plain data parallelism, where all is replicated."""
+
+    gradients: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
+    """The collective that averages the gradients."""
+    sends_every_microbatch: bool = False
+    """Whether gradients are sent with each microbatch, or once per step."""
+    buckets: bool = False
+    """Whether gradients are sent in buckets that close at `bucket_cap_mb`."""
+    gathers: Literal["updated_parameters", "units"] | None = None
+    """What is all-gathered: after each update the parameters, which may reach into the next step; or in each microbatch
+    the parameters of every unit, before they are used; or nothing."""
+    sharded: tuple[Literal["parameters", "gradients", "optimizer"], ...] = ()
+    """The parts of which each rank holds 1/N; the rest is replicated."""
+
+
+_UNITS = Traits(
+    gradients="reduce_scatter",
+    sends_every_microbatch=True,
+    gathers="units",
+    sharded=("parameters", "gradients", "optimizer"),
+)
+
+TRAITS = {
+    "naive": Traits(),
+    "per-param": Traits(),
+    "bucketed": Traits(buckets=True),
+    "zero1": Traits(
+        gradients="reduce_scatter",
+        buckets=True,
+        gathers="updated_parameters",
+        sharded=("optimizer",),
+    ),
+    "zero2": Traits(
+        gradients="reduce_scatter",
+        sends_every_microbatch=True,
+        buckets=True,
+        gathers="updated_parameters",
+        sharded=("gradients", "optimizer"),
+    ),
+    "zero3": _UNITS,
+    "torch-ddp": Traits(buckets=True),
+    "torch-fsdp2": _UNITS,
+}
+"""By the names that the engine's `--strategy` takes; a contract test keeps them equal to the engine's own."""
