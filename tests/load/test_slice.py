@@ -28,7 +28,7 @@ def assert_same_figures(part: Run, whole: Run, steps: list[int]) -> None:
     """Also where each step is: times within steps are from their start, and the run's zero may differ."""
     figures: tuple[Callable[..., pd.DataFrame], ...] = (summary, buckets, schedule, volume)
     for figure in figures:
-        mine, theirs = figure(part), figure(whole, steps=steps)
+        mine, theirs = figure(part), figure(whole, Selection(steps=steps))
         if figure is summary:
             mine, theirs = mine.drop(columns="start_ns"), theirs.drop(columns="start_ns")
         assert_frame_equal(mine, theirs.reset_index(drop=True))
