@@ -10,7 +10,7 @@ from overlaplab.events import Kind, Run, Trace, activity, of_kind, rule_of, wind
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS
 from overlaplab.vocabulary import Rule
-from overlaplab.words import sentence
+from overlaplab.words import sentence, to_ms
 
 __all__ = ["not_recorded", "run_warnings", "unmatched_notes", "unrecorded"]
 
@@ -74,8 +74,8 @@ def _clock_warnings(run: Run) -> tuple[str, ...]:
     applied = table[table["applied"]]
     rows = zip(*(applied[name].tolist() for name in ("rank", "offset_ns", "iqr_ns", "collectives")), strict=True)
     return tuple(
-        f"rank {rank}'s clock was {abs(offset) / 1e6:.2f} ms {'ahead of' if offset > 0 else 'behind'} "
-        f"rank {run.traces[0].rank}'s; corrected (by {number} collectives, ± {spread / 1e6:.3f} ms)"
+        f"rank {rank}'s clock was {to_ms(abs(offset)):.2f} ms {'ahead of' if offset > 0 else 'behind'} "
+        f"rank {run.traces[0].rank}'s; corrected (by {number} collectives, ± {to_ms(spread):.3f} ms)"
         for rank, offset, spread, number in rows
     )
 
