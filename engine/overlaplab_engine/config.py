@@ -1,14 +1,15 @@
-"""What a recording is told."""
+"""The options of a recording, from which the command line is derived."""
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.link import Link, LinkWait
+from overlaplab_engine.strategy_names import StrategyName
 
-__all__ = ["ON_GPUS", "Config", "Device", "Dtype", "defaults"]
+__all__ = ["AUTO_LINK", "ON_GPUS", "Config", "Device", "Dtype", "Option", "defaults"]
 
 
 class Device(StrEnum):
@@ -27,72 +28,99 @@ class Dtype(StrEnum):
     FLOAT64 = "float64"
 
 
+AUTO_LINK = Link(bandwidth_gbps=1, latency_us=500)
+"""What `--link auto` emulates on the CPU: a network that two cores attain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How the command line presents a field of `Config`."""
+
+    help: str
+    names: str | None = None
+    """For switches, `--on/--off` or `--on` alone; None: the field's name, and for a switch its `--no-` form too."""
+    default: str | None = None
+    """What stands for the field's default, where that is no text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One recording."""
+    """One recording. Each field is an option of the command line, with its help text."""
 
-    strategy: str
-    """How gradients are averaged: a `StrategyName`, or another that is registered."""
-    out: Path
-    """The run's directory; it is made, and an older run in it is replaced."""
-    device: Device = Device.AUTO
-    """auto: GPUs if two or more ranks have one each on this machine, else the CPU."""
-    layers: int = 8
-    """Layers of the transformer."""
-    width: int = 256
-    """Features."""
-    heads: int = 4
-    """Attention heads; they divide the width."""
-    seq: int = 64
-    """Tokens per sample."""
-    vocab: int = 1000
-    """Size of the vocabulary."""
-    tied: bool = False
-    """Whether the output projection is the embedding."""
-    batch: int = 4
-    """Samples per rank and microbatch."""
-    steps: int = 3
-    """Recorded steps."""
-    warmup: int = 2
-    """Steps before the recorded ones; at least 1, after which buckets are rebuilt; torch-ddp needs 2."""
-    accumulate: int = 1
-    """Microbatches per step; zero2, zero3 and torch-fsdp2 send gradients with each, others with the last."""
-    bucket_cap_mb: float = 25.0
-    """A bucket closes once it holds so many MiB."""
-    first_bucket_mb: float | None = None
-    """Another cap for the first bucket, in MiB; None: the same."""
-    dtype: Dtype = Dtype.FLOAT32
+    strategy: Annotated[str, Option(", ".join(StrategyName))]
+    """A `StrategyName`, or another strategy that is registered."""
+    out: Annotated[Path, Option("Directory of the run; an older run in it is replaced.")]
+    device: Annotated[Device, Option("auto, cpu or cuda; auto: GPUs if there are two or more, one per rank.")] = (
+        Device.AUTO
+    )
+    layers: Annotated[int, Option("Layers of the transformer.")] = 8
+    width: Annotated[int, Option("Features.")] = 256
+    heads: Annotated[int, Option("Attention heads.")] = 4
+    """They divide the width."""
+    seq: Annotated[int, Option("Tokens per sample.")] = 64
+    vocab: Annotated[int, Option("Size of the vocabulary.")] = 1000
+    tied: Annotated[bool, Option("Output projection = embedding.", "--tied/--untied")] = False
+    dtype: Annotated[Dtype, Option("float32, bfloat16 or float64.")] = Dtype.FLOAT32
     """Type of parameters and activations."""
-    main_grad: bool = False
-    """Accumulate and send gradients in fp32; with bfloat16."""
-    prefetch: int = 1
-    """zero3 and torch-fsdp2: units gathered ahead of the one in use; 0: none, gathers and computation take turns."""
-    overlap_param_gather: bool = True
-    """zero1 and zero2: gather updated parameters during the next forward pass, or else before it."""
-    keep_last: bool = False
-    """torch-fsdp2: keep the last layer gathered from its forward into its backward, as zero3 always does."""
-    checkpointing: bool = False
-    """Activation checkpointing: each layer's forward pass runs again in the backward pass."""
-    clip_norm: float | None = None
-    """Clip gradients to this global norm; None: not at all."""
-    lr: float = 1e-3
-    """AdamW's learning rate."""
-    link: Link | None = None
-    """The emulated link; None: the real one."""
-    link_wait: LinkWait = LinkWait.KERNEL
-    """What holds up a GPU's stream behind it."""
-    communicators: int = 1
-    """zero3 over NCCL: 2 gives all-gathers a communicator of their own, so that they may run beside reductions."""
-    seed: int = 0
-    """Seed of weights and batches."""
-    trace: bool = True
-    """Whether to record; without, only the steps run."""
-    trace_ranks: tuple[int, ...] | None = None
-    """The ranks that leave a trace; None: all."""
-    save: Path | None = None
-    """Where to leave a sharded checkpoint after the last step; a directory."""
-    resume: Path | None = None
-    """The checkpoint to go on from; training steps are counted on from it, too."""
+    main_grad: Annotated[bool, Option("fp32 gradients beside bfloat16 parameters.", "--main-grad")] = False
+    """Gradients are accumulated and sent in fp32."""
+    batch: Annotated[int, Option("Samples per rank and microbatch.")] = 4
+    steps: Annotated[int, Option("Recorded steps.")] = 3
+    warmup: Annotated[int, Option("Steps before them.")] = 2
+    """At least 1, after which buckets are rebuilt; torch-ddp needs 2."""
+    accumulate: Annotated[
+        int, Option("Microbatches per step; zero2, zero3, torch-fsdp2 send gradients with each, others with the last.")
+    ] = 1
+    bucket_cap_mb: Annotated[float, Option("A bucket closes once it holds so many MiB.")] = 25.0
+    first_bucket_mb: Annotated[float | None, Option("Another cap for the first bucket, in MiB.")] = None
+    """None: the same cap."""
+    prefetch: Annotated[int, Option("zero3, torch-fsdp2: units gathered ahead; 0: none.")] = 1
+    """With 0 gathers and computation take turns."""
+    overlap_param_gather: Annotated[
+        bool,
+        Option(
+            "zero1, zero2: gather updated parameters during the next forward.",
+            "--overlap-param-gather/--no-overlap-param-gather",
+        ),
+    ] = True
+    """Otherwise they are gathered before it."""
+    keep_last: Annotated[
+        bool, Option("torch-fsdp2: keep the last layer from forward into backward, as zero3 does.", "--keep-last")
+    ] = False
+    checkpointing: Annotated[bool, Option("Activation checkpointing of each layer.", "--checkpointing")] = False
+    """Each layer's forward pass runs again in the backward pass."""
+    clip_norm: Annotated[float | None, Option("Clip gradients to this global norm.")] = None
+    """None: gradients are not clipped."""
+    lr: Annotated[float, Option("AdamW's learning rate.")] = 1e-3
+    link: Annotated[
+        Link | None,
+        Option(
+            f"Emulated link: none, auto ({AUTO_LINK} on the CPU), or BANDWIDTH,LATENCY such as 1Gbps,200us; with "
+            "--nproc 1, on a CPU or a GPU, BANDWIDTH,LATENCY,WORLD records one rank of an emulated group of WORLD.",
+            default="none",
+        ),
+    ] = None
+    """None: the real link."""
+    link_wait: Annotated[
+        LinkWait,
+        Option(
+            "What holds up a GPU's stream behind an emulated link: a kernel, which occupies a place on the GPU, or the "
+            "host, where a process occupies a core."
+        ),
+    ] = LinkWait.KERNEL
+    communicators: Annotated[
+        int,
+        Option(
+            "zero3 over NCCL: 2 gives gathers a communicator of their own, so that they may run beside reductions. The "
+            "default is 1, as no GPU has shown yet that 2 are faster and safe."
+        ),
+    ] = 1
+    seed: Annotated[int, Option("Seed of weights and batches.")] = 0
+    trace: Annotated[bool, Option("Record, or only run the steps.", "--trace/--no-trace")] = True
+    trace_ranks: Annotated[tuple[int, ...] | None, Option("Ranks that leave a trace, such as 0,8; default all.")] = None
+    save: Annotated[Path | None, Option("Leave a checkpoint in this directory after the last step.")] = None
+    resume: Annotated[Path | None, Option("Go on from a checkpoint that --save left.")] = None
+    """Training steps are counted on from it, too."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run. EngineError names the option and what it must be."""
@@ -130,7 +158,7 @@ class Config:
     def model(self) -> dict[str, object]:
         """The fields that describe the model and its batches, for the manifest."""
         names = ("layers", "width", "heads", "seq", "vocab", "tied", "batch", "dtype")
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
+        return {name: getattr(self, name) for name in names}
 
 
 ON_GPUS: dict[str, Any] = {

@@ -8,7 +8,7 @@ import time
 import overlaplab_engine.cli
 import overlaplab_engine.launch
 import overlaplab_engine.recording.trace_file
-import overlaplab_engine.strategies.zero3
+import overlaplab_engine.strategies.agreement
 import overlaplab_engine.train
 from overlaplab_engine.network.communicator import Communicator
 
@@ -46,7 +46,7 @@ else:
             if kind == "other-order":
                 layers = strategy.model.layers
                 layers[0], layers[1] = layers[1], layers[0]
-                overlaplab_engine.strategies.zero3.AGREEMENT_S = 3
+                overlaplab_engine.strategies.agreement.TIMEOUT_S = 3
         if kind in ("lose-peer", "raise-in-backward") and at == int(step) and not mine:
             time.sleep(600)
         if kind == "raise-in-forward" and at == int(step) and not mine:  # its gathers meet nobody's

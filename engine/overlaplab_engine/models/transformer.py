@@ -1,14 +1,13 @@
 """A small decoder-only transformer (GPT-2's layout, pre-norm, biases, learned positions)."""
 
 import zlib
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Transformer", "Unit", "initial_values", "reads_parameters_in_backward", "units"]
+__all__ = ["Transformer", "initial_values"]
 
 
 class Attention(nn.Module):
@@ -136,59 +135,3 @@ def initial_values(name: str, shape: torch.Size, device: torch.device, *, seed: 
         return torch.ones(shape, device=device)
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     return torch.normal(0.0, 0.02, shape, generator=generator, device=device)
-
-
-@dataclass(slots=True)
-class Unit:
-    """Modules whose parameters are gathered and freed together."""
-
-    name: str
-    modules: list[nn.Module]
-    parameters: dict[str, nn.Parameter]
-    """By their names in the model."""
-    kept: bool = False
-    """Whether its parameters stay gathered from the forward pass into the backward pass."""
-
-
-def reads_parameters_in_backward(module: nn.Module) -> bool:
-    """Whether a module's backward pass reads its parameters; that of a table lookup does not."""
-    owners = [m for m in module.modules() if list(m.parameters(recurse=False))]
-    return not all(isinstance(m, nn.Embedding) for m in owners)
-
-
-def units(model: nn.Module) -> list[Unit]:
-    """The model's children, each member of a list of layers for itself, and what its own parameters are: `root`.
-
-    Children that share a parameter are one unit. The last member of the last list of layers is kept from the forward
-    into the backward pass, and so is what follows it: they are used again at once (without a list, the last unit).
-    """
-    found: list[tuple[str, nn.Module]] = []
-    last: int | None = None
-    for name, child in model.named_children():
-        holds_layers = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
-        if holds_layers and not list(child.parameters(recurse=False)):
-            found += ((f"{name}.{key}", member) for key, member in child.named_children())
-            last = len(found) - 1
-        else:
-            found.append((name, child))
-    if last is None:
-        last = len(found) - 1
-    names = {id(p): name for name, p in model.named_parameters()}
-    made = [
-        Unit(name, [module], {names[id(p)]: p for p in module.parameters()}, kept=i >= last)
-        for i, (name, module) in enumerate(found)
-    ]
-    if list(model.parameters(recurse=False)):
-        root = Unit("root", [model], {names[id(p)]: p for p in model.parameters(recurse=False)}, kept=True)
-        made.insert(0, root)
-    merged: list[Unit] = []
-    for unit in made:
-        homes = [m for m in merged if m.parameters.keys() & unit.parameters.keys()]
-        if not homes:
-            merged.append(unit)
-        for other in [*homes[1:], unit] if homes else []:
-            homes[0].modules += other.modules
-            homes[0].parameters |= other.parameters
-            homes[0].kept |= other.kept
-        merged = [m for m in merged if not any(m is h for h in homes[1:])]
-    return [unit for unit in merged if unit.parameters]

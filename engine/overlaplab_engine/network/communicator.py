@@ -34,7 +34,7 @@ class Work:
     """A collective under way; it keeps its tensors until it is waited for. See [Note: buffers kept alive]."""
 
     def __init__(self, work: Any, tensors: Sequence[Any], check: Callable[[], None]) -> None:
-        """`work` is torch.distributed's or a `Passage`; `check` raises what went wrong without its knowing."""
+        """`work` is torch.distributed's or a `StreamWork`; `check` raises what went wrong without its knowing."""
         self._work = work
         self._tensors = tensors
         self._check = check
@@ -79,7 +79,7 @@ class Communicator:
         self.prescale = 1.0 if averages else 1.0 / self.world_size
         """What a gradient must be multiplied by before `all_reduce_mean`."""
         self._launches: Counter[str] = Counter()  # in each group, by its name
-        self._topics = 0
+        self._store_keys = 0
         self.counts: Counter[Kind] = Counter()
         """How many collectives of each kind were launched here."""
 
@@ -164,13 +164,13 @@ class Communicator:
         self._check()
         return values
 
-    def topic(self) -> str:
-        """The beginning of keys for `say` that nobody else uses; the same on all ranks that ask alike."""
-        self._topics += 1
-        return f"overlaplab/{self.group.group_name}/{self._topics}"
+    def new_store_key(self) -> str:
+        """A prefix of keys for `exchange_through_store` that nobody else uses; all ranks must ask in the same order."""
+        self._store_keys += 1
+        return f"overlaplab/{self.group.group_name}/{self._store_keys}"
 
-    def say(self, key: str, value: str, timeout_s: float) -> list[str] | None:
-        """Every rank's value under a new key, in rank order; None if some rank has not said its own in time.
+    def exchange_through_store(self, key: str, value: str, timeout_s: float) -> list[str] | None:
+        """Every rank's value under a new key, in rank order; None if some rank has not given its own in time.
 
         Through the store of the rendezvous: no collective, so that one rank's silence blocks no other's.
         """

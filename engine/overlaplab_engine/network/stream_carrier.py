@@ -53,7 +53,7 @@ def link_clock(wait: LinkWait, device: torch.device) -> Clock:
     return HostClock(device) if wait is LinkWait.HOST else DeviceClock(device)
 
 
-class _Passage(torch._C._distributed_c10d.Work):
+class _LinkWork(torch._C._distributed_c10d.Work):
     """A collective on the link's stream, as torch's own code may wait for it."""
 
     def __init__(self, cuda: Any, stream: Any, event: Any | None, outputs: Any) -> None:
@@ -120,7 +120,7 @@ class StreamCarrier:
         """
         if any(not t.is_cuda for t in tensors):
             work()
-            return _Passage(self._cuda, self._stream, None, outputs)
+            return _LinkWork(self._cuda, self._stream, None, outputs)
         seq, nbytes = self.launched, sum(t.nbytes for t in tensors)
         modelled_ns = self.link.modelled_ns(kind, nbytes, self._world_size)
         with comm_span(self.link, self.group_name, seq, kind, tensors, modelled_ns):
@@ -130,7 +130,7 @@ class StreamCarrier:
                 work()
                 self._clock.wait_until(seq, modelled_ns, self._stream)
             self._submitted.append((kind, nbytes, modelled_ns))
-            return _Passage(self._cuda, self._stream, self._stream.record_event(), outputs)
+            return _LinkWork(self._cuda, self._stream, self._stream.record_event(), outputs)
 
     def check(self) -> None:
         """Raise what went wrong since the launch: only a clock can."""

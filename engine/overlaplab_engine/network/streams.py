@@ -26,10 +26,10 @@ import torch
 
 from overlaplab_engine.network.link import Kind
 
-__all__ = ["CommStreams", "Passage"]
+__all__ = ["CommStreams", "StreamWork"]
 
 
-class Passage:
+class StreamWork:
     """A collective on its stream; see [Note: events]."""
 
     def __init__(self, cuda: Any, event: Any) -> None:
@@ -55,10 +55,10 @@ class CommStreams:
         self._gathers = cuda.Stream(priority=-1)
         self._reductions = cuda.Stream(priority=-1)
 
-    def launch(self, kind: Kind, call: Callable[[], object]) -> Passage:
+    def launch(self, kind: Kind, call: Callable[[], object]) -> StreamWork:
         """Let `call`, a collective with `async_op=False`, run on the stream of its kind, after what is queued now."""
         stream = self._gathers if kind is Kind.ALL_GATHER else self._reductions
         stream.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(stream):
             call()
-        return Passage(self._cuda, stream.record_event())
+        return StreamWork(self._cuda, stream.record_event())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from overlaplab_engine.models.transformer import Unit
+from overlaplab_engine.models.units import Unit
 
 __all__ = ["FORMAT_VERSION", "hardware", "hardware_of_rank", "named_parameters", "named_units", "versions"]
 

@@ -14,7 +14,7 @@ from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.deferred import materialise
-from overlaplab_engine.models.transformer import Unit, units
+from overlaplab_engine.models.units import Unit, UnitPolicy, by_child
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.buckets import Gradients
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What strategies can be told; each uses what it knows."""
+    """The options of all strategies; each uses those that concern it."""
 
     bucket_cap_mb: float = 25.0
     """A bucket closes once it holds so many MiB."""
@@ -39,6 +39,8 @@ class Options:
     """Gather updated parameters during the next forward pass, or else before it."""
     keep_last: bool = False
     """torch-fsdp2: keep the last layer gathered from its forward into its backward."""
+    units: UnitPolicy = by_child
+    """Which modules form the units that are gathered together; all ranks must be given the same policy."""
 
     @property
     def caps(self) -> list[int]:
@@ -109,10 +111,10 @@ class Strategy(ABC):
             self._share(list(model.parameters()))
 
     @classmethod
-    def require(cls, told: Any) -> None:
-        """EngineError if `told`, a `Config` or `Options`, is nothing that this strategy can take."""
-        for field in fields(told):
-            if field.name in cls.refuses and getattr(told, field.name) != field.default:
+    def require(cls, config: Any) -> None:
+        """EngineError if `config`, a `Config` or `Options`, sets an option that this strategy cannot take."""
+        for field in fields(config):
+            if field.name in cls.refuses and getattr(config, field.name) != field.default:
                 raise EngineError(cls.refuses[field.name])
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -188,8 +190,8 @@ class Strategy(ABC):
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def units(self) -> list[Unit]:
-        """What the model consists of; for zero3 the units of gathering."""
-        return units(self.model)
+        """The model's units by `options.units`; zero3 gathers and frees them one by one."""
+        return self.options.units(self.model)
 
     @torch.no_grad()
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:

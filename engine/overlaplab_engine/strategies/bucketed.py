@@ -70,7 +70,7 @@ class Bucketed(Strategy):
         self._arrivals = None
         for i, parameter in enumerate(self.parameters):
             if self.gradients.get(parameter) is not None:
-                self.gradients.rest(parameter, self._home[i][1])
+                self.gradients.move(parameter, self._home[i][1])
 
     @property
     def order(self) -> list[str] | None:
@@ -88,7 +88,7 @@ class Bucketed(Strategy):
     def _arrived(self, i: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of parameter `i`."""
         _, view = self._home[i]
-        self.gradients.take(parameter, view, self.comm.prescale if self._sync else 1.0)
+        self.gradients.place(parameter, view, self.comm.prescale if self._sync else 1.0)
         if self._sync:
             if self._arrivals is not None:
                 self._arrivals.append(i)
@@ -132,7 +132,7 @@ class Bucketed(Strategy):
                     bucket.flags[k] = 0
                     absent.append(i)
                 else:  # from an earlier microbatch
-                    self.gradients.rest(parameter, view).mul_(self.comm.prescale)
+                    self.gradients.move(parameter, view).mul_(self.comm.prescale)
                 self._ready(i)
         return absent
 

@@ -39,21 +39,21 @@ class Gradients:
         """Make `value` the parameter's gradient."""
         setattr(parameter, self._name, value)
 
-    def take(self, parameter: torch.Tensor, view: torch.Tensor | None, scale: float) -> torch.Tensor:
-        """Right after autograd has accumulated: bring the gradient to rest in `view`, times `scale`, and return it.
+    def place(self, parameter: torch.Tensor, view: torch.Tensor | None, scale: float) -> torch.Tensor:
+        """Right after autograd has accumulated a gradient: put it into `view`, times `scale`, and return it.
 
-        Without a view it gets a tensor of its own: autograd may have given several parameters one storage, which must
-        not be scaled, sent or added to twice. A gradient that autograd put elsewhere (after
+        Without a view the gradient gets a tensor of its own: autograd may have given several parameters one storage,
+        which must not be scaled, sent or added to twice. A gradient that autograd put elsewhere (after
         `zero_grad(set_to_none=True)`) is copied and scaled in one pass.
         """
         if self.main:
-            fresh, parameter.grad = parameter.grad, None
-            assert fresh is not None
+            new, parameter.grad = parameter.grad, None
+            assert new is not None
             kept = self.get(parameter)
             if kept is None:
-                kept = fresh.to(torch.float32, copy=True) if view is None else view.copy_(fresh)
+                kept = new.to(torch.float32, copy=True) if view is None else view.copy_(new)
             else:
-                kept = self.rest(parameter, view).add_(fresh)
+                kept = self.move(parameter, view).add_(new)
             self.set(parameter, kept)
             return kept if scale == 1 else kept.mul_(scale)
         grad = parameter.grad
@@ -67,8 +67,8 @@ class Gradients:
         parameter.grad = view
         return view
 
-    def rest(self, parameter: torch.Tensor, view: torch.Tensor | None) -> torch.Tensor:
-        """Bring a gradient that is there to rest in `view`, and return it."""
+    def move(self, parameter: torch.Tensor, view: torch.Tensor | None) -> torch.Tensor:
+        """Move a gradient that is there to `view`, if one is given, and return it."""
         grad = self.get(parameter)
         assert grad is not None
         if view is None or grad is view:

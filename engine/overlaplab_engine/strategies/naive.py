@@ -42,7 +42,7 @@ class Naive(Strategy):
 
     def _arrived(self, i: int, parameter: torch.Tensor) -> None:
         if self.gradients.main:
-            self.gradients.take(parameter, None, 1.0)
+            self.gradients.place(parameter, None, 1.0)
         if self._sync:
             self._missing.discard(i)
             labels.instant(self._marks[i].ready)

@@ -105,7 +105,7 @@ class Partitioned(Sharded):
     def _arrived(self, i: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of parameter `i`."""
         if not self._sync:
-            self.gradients.take(parameter, None, 1.0)
+            self.gradients.place(parameter, None, 1.0)
             return
         self._place(i)
 
@@ -115,7 +115,7 @@ class Partitioned(Sharded):
         if len(bucket.missing) == len(bucket.members):
             self._open(bucket)
         if self._has_gradient(self.parameters[i]):
-            self._collect(self.parameters[i], bucket.views[k])
+            self._move_prescaled(self.parameters[i], bucket.views[k])
         else:
             bucket.views[k].zero_()
         bucket.missing.discard(i)
@@ -191,7 +191,7 @@ class Partitioned(Sharded):
     def _finish(self) -> None:
         unused = self._place_missing()
         self._send_rest()
-        self._settle_usage(unused)
+        self._finish_gradients(unused)
         self._restart()
 
     def _send_rest(self) -> None:
@@ -204,7 +204,7 @@ class Partitioned(Sharded):
                 for bucket in self._buckets:  # keep the ranks' collectives matched
                     self._poison(bucket)
                 self._send_rest()
-                self._settle_usage(())
+                self._finish_gradients(())
         self._drain()
         self._restart()
 

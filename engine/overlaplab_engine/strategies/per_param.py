@@ -53,7 +53,7 @@ class PerParam(Strategy):
 
     def _arrived(self, i: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of parameter `i`."""
-        self.gradients.take(parameter, None, self.comm.prescale if self._sync else 1.0)
+        self.gradients.place(parameter, None, self.comm.prescale if self._sync else 1.0)
         if self._sync:
             if self._arrivals is not None:
                 self._arrivals.append(i)

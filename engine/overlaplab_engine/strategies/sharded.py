@@ -35,8 +35,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A reduce-scatter under way."""
+class _ReduceScatter:
+    """One that is under way."""
 
     flat: Flat
     received: torch.Tensor
@@ -58,8 +58,8 @@ class Sharded(Strategy):
         self.flats: list[Flat] = []
         """This rank's parts, in the same order on every rank."""
         self._wait = labels.span(Word.WAIT)
-        self._flying: deque[_Flight] = deque()
-        self._fresh: list[Piece] = []
+        self._in_flight: deque[_ReduceScatter] = deque()
+        self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
     def optimized(self) -> list[torch.Tensor]:
         """This rank's pieces of the parameters, flat."""
@@ -86,14 +86,14 @@ class Sharded(Strategy):
 
     def parts(self) -> list[Part]:
         """What this rank owns of each parameter that lies in `flats`."""
-        found = []
+        parts = []
         for flat in self.flats:
             layout, pieces = flat.layout, {piece.name: piece for piece in flat.pieces}
             for number, values in layout.pieces(flat.shard):
                 name = flat.names[number]
                 begin = max(self.comm.rank * layout.chunk - sum(layout.sizes[:number]), 0)
-                found.append(Part(name, begin, values, pieces.get(name)))
-        return found
+                parts.append(Part(name, begin, values, pieces.get(name)))
+        return parts
 
     def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
         """Every rank's (chunk,) of something that lies as `flat` does, in the parameters' shapes, by name."""
@@ -107,7 +107,7 @@ class Sharded(Strategy):
         """Whether this rank has one, from this microbatch or from earlier ones."""
         return parameter.grad is not None or self.gradients.get(parameter) is not None
 
-    def _collect(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
+    def _move_prescaled(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
         """Move a parameter's gradient, with what earlier microbatches left, to a flat buffer, prescaled."""
         grad = self.gradients.get(parameter)
         if self.gradients.main and parameter.grad is not None:
@@ -120,39 +120,39 @@ class Sharded(Strategy):
         parameter.grad = None
         self.gradients.set(parameter, None)
 
-    def _scatter(self, flat: Flat, full: torch.Tensor, received: torch.Tensor, launch: Span, done: Span) -> None:
+    def _reduce_scatter(self, flat: Flat, full: torch.Tensor, received: torch.Tensor, launch: Span, done: Span) -> None:
         """Launch the reduce-scatter of prescaled gradients (padded,) to `received` (chunk,)."""
         with launch:
             work = self.comm.reduce_scatter_mean(received, full)
-        self._flying.append(_Flight(flat, received, work, done))
+        self._in_flight.append(_ReduceScatter(flat, received, work, done))
 
-    def _land(self, leave: int = 0) -> None:
-        """Take in what reduce-scatters brought, waiting until no more than `leave` are in flight."""
-        while self._flying and (len(self._flying) > leave or self._flying[0].work.is_completed()):
-            flight = self._flying.popleft()
+    def _wait_for_scatters(self, leave: int = 0) -> None:
+        """Accumulate the results of reduce-scatters, and wait until no more than `leave` are under way."""
+        while self._in_flight and (len(self._in_flight) > leave or self._in_flight[0].work.is_completed()):
+            scatter = self._in_flight.popleft()
             with self._wait:
-                flight.work.wait()
-            labels.instant(flight.done)
-            self._fresh += flight.flat.accumulate(self.gradients, flight.received)
+                scatter.work.wait()
+            labels.instant(scatter.done)
+            self._first_gradients += scatter.flat.accumulate(self.gradients, scatter.received)
 
-    def _settle_usage(self, unused: Collection[int]) -> None:
-        """Land everything, and take zeros that stand for parameters unused on all ranks for what they are: no gradient.
+    def _finish_gradients(self, unused: Collection[int]) -> None:
+        """Wait for all reduce-scatters, and remove the gradients of parameters that no rank has used, which are zeros.
 
         `unused` are the parameters that this rank has no gradient for.
         """
         answer = self._ask_usage(unused)
-        self._land()
+        self._wait_for_scatters()
         with self._wait:
             nowhere = {self.names[i] for i in answer()}
-        for piece in self._fresh:
+        for piece in self._first_gradients:
             if piece.name in nowhere:
                 self.gradients.set(piece.tensor, None)
-        self._fresh = []
+        self._first_gradients = []
 
     def _drain(self) -> None:
-        """After an exception: wait for what flies, and leave it."""
+        """After an exception: wait for what is under way, and drop it."""
         with suppress(Exception):
-            for flight in self._flying:
-                flight.work.wait()
-        self._flying.clear()
-        self._fresh = []
+            for scatter in self._in_flight:
+                scatter.work.wait()
+        self._in_flight.clear()
+        self._first_gradients = []

@@ -40,14 +40,14 @@ class Layout:
 
     def pieces(self, shard: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """The parameters that this rank owns some of: number, and its elements of a (chunk,) shard."""
-        found = []
+        pieces = []
         begin = -self._begin  # of the parameter, seen from the shard
         for number, size in enumerate(self.sizes):
             low, high = max(begin, 0), min(begin + size, self.chunk)
             if low < high:
-                found.append((number, shard[low:high]))
+                pieces.append((number, shard[low:high]))
             begin += size
-        return found
+        return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class Flat:
     def accumulate(self, gradients: Gradients, received: torch.Tensor) -> list[Piece]:
         """Add mean gradients (chunk,) to what the pieces have; returns those that had none, which keep `received`."""
         parts = {self.names[number]: part for number, part in self.layout.pieces(received)}
-        fresh = []
+        without = []
         for piece in self.pieces:
             kept = gradients.get(piece.tensor)
             if kept is None:
                 gradients.set(piece.tensor, parts[piece.name])
-                fresh.append(piece)
+                without.append(piece)
             else:
                 kept.add_(parts[piece.name])
-        return fresh
+        return without

@@ -45,10 +45,10 @@ class TorchDDP(Strategy):
         self._wrap()
 
     @classmethod
-    def require(cls, told: Any) -> None:
+    def require(cls, config: Any) -> None:
         """See `Strategy`."""
-        super().require(told)
-        if getattr(told, "warmup", 2) < 2:
+        super().require(config)
+        if getattr(config, "warmup", 2) < 2:
             raise EngineError("torch-ddp rebuilds its buckets in the second step: --warmup must be 2 or more")
 
     def _wrap(self) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.deferred import hollow
-from overlaplab_engine.models.transformer import Unit, units
+from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.hooks import after_accumulation
@@ -55,7 +55,7 @@ class TorchFSDP2(Strategy):
         """See `Strategy`."""
         super().__init__(model, comm, options)
         self.keeps_last = options.keep_last
-        layers = _layers(model, options.keep_last)
+        layers = self._layers()
         hooks = {name: list((p._post_accumulate_grad_hooks or {}).values()) for name, p in model.named_parameters()}
         mesh = DeviceMesh.from_group(comm.group, comm.device.type)
         wrapped = [self._shard(unit.modules[0], mesh=mesh, reshard_after_forward=not unit.kept) for unit in layers]
@@ -158,20 +158,21 @@ class TorchFSDP2(Strategy):
 
     def units(self) -> list[Unit]:
         """Each layer, then the rest as `root`."""
-        layers = _layers(self.model, self.options.keep_last)
+        layers = self._layers()
         names = {name for unit in layers for name in unit.parameters}
         rest = {name: p for name, p in self.model.named_parameters() if name not in names}
         return [*layers, *([Unit("root", [self.model], rest, kept=True)] if rest else [])]
 
-
-def _layers(model: nn.Module, keep_last: bool) -> list[Unit]:
-    """The members of lists of layers. EngineError for one that shares a parameter with others."""
-    layers = [unit for unit in units(model) if "." in unit.name]
-    for unit in layers:
-        unit.kept &= keep_last
-        if len(unit.modules) > 1:
-            raise EngineError(f"torch-fsdp2 wraps layer by layer, and {unit.name} shares a parameter with another unit")
-    return layers
+    def _layers(self) -> list[Unit]:
+        """The units below the model's children. EngineError for one of several modules."""
+        layers = [unit for unit in super().units() if "." in unit.name]
+        for unit in layers:
+            unit.kept &= self.options.keep_last
+            if len(unit.modules) > 1:
+                raise EngineError(
+                    f"torch-fsdp2 wraps layer by layer, and {unit.name} shares a parameter with another unit"
+                )
+        return layers
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

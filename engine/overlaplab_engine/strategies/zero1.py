@@ -33,4 +33,6 @@ class Zero1(Partitioned):
         for bucket in self._buckets:
             full = bucket.gradients
             assert full is not None
-            self._scatter(bucket.flat, full, bucket.flat.layout.own(full), bucket.marks.launch, bucket.marks.done)
+            self._reduce_scatter(
+                bucket.flat, full, bucket.flat.layout.own(full), bucket.marks.launch, bucket.marks.done
+            )

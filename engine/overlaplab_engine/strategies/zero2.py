@@ -45,9 +45,9 @@ class Zero2(Partitioned):
         bucket = self._buckets[index]
         assert bucket.gradients is not None
         received = bucket.gradients.new_empty(bucket.flat.layout.chunk)
-        self._scatter(bucket.flat, bucket.gradients, received, bucket.marks.launch, bucket.marks.done)
+        self._reduce_scatter(bucket.flat, bucket.gradients, received, bucket.marks.launch, bucket.marks.done)
         bucket.gradients, bucket.views = None, []
-        self._land(leave=IN_FLIGHT)
+        self._wait_for_scatters(leave=IN_FLIGHT)
 
     def _restart(self) -> None:
         super()._restart()

@@ -1,46 +1,50 @@
 """zero3: parameters are sharded too. A unit's are gathered before it computes, and freed after.
 
-Rajbhandari et al. 2020 (arXiv 1910.02054, §5.3), P_os+g+p; with the units, the prefetching and the storage that is
-resized of FSDP (Zhao et al. 2023, arXiv 2304.11277, §3.2, §3.3.2 and §4.2; torch/distributed/fsdp/_flat_param.py).
+Rajbhandari et al. 2020 (arXiv 1910.02054, §5.3), P_os+g+p; with the units and the prefetching of FSDP (Zhao et al.
+2023, arXiv 2304.11277, §3.2 and §3.3.2).
+
+[Note: one step of layer 5]
+What happens to layer 5 of eight (0 to 7), each of them a unit, with `prefetch` 1:
+
+1. Forward, layer 4 begins: its hook launches the all-gather of layer 5, which runs while layer 4 computes.
+2. Forward, layer 5 begins: its hook launches the gather of layer 6 and waits for that of layer 5. Layer 5 computes.
+3. Forward, layer 5 ends: its full parameters are freed, and each rank has only its shard again.
+4. The turn: layer 7 and the head are kept, not freed, because the backward pass needs them at once.
+5. Backward, layer 6 begins: the hook on its output launches the second gather of layer 5.
+6. Backward, layer 5 begins: the gather of layer 4 is launched, and that of layer 5 is waited for. Layer 5 computes.
+7. Backward, layer 5 ends: its full parameters are freed, and the reduce-scatter of its gradients is launched. Of the
+   earlier reduce-scatters all but `IN_FLIGHT` are waited for, so that full gradients do not pile up.
+8. The backward pass ends: the last reduce-scatters are waited for. Each rank has the mean gradients of its own shard of
+   layer 5 and updates it. Nothing is gathered then: the next forward pass begins with 1.
 
 [Note: the window]
-Units are used one after the other: forward in the model's order, backward in reverse. When one is about to be used, the
-gathers of it and of the `prefetch` next ones are launched, if they are not held; by then the one before is freed. So no
-more than `prefetch` + 1 are held, beside those kept at the turn. What comes next is foretold by the last forward pass,
-and a wrong guess only costs a wait.
-
-[Note: the same storage]
-A parameter's memory is a view of its unit's flat buffer, whose storage is resized to nothing when the unit is freed and
-back before it is gathered. So whatever autograd saved, views too, sees the values again. While its unit is free, a
-parameter reads NaN everywhere (0 if it holds integers).
+When a unit is about to be used, the gathers of it and of the `prefetch` next ones are launched, if they are not held,
+and the unit before has been freed. So no more than `prefetch` + 1 are held, beside those that are kept at the turn.
+Forward, the next units are those of the last forward pass; a wrong guess only costs a wait. Backward, they are those of
+this forward pass in reverse.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.labels import Span, Word
-from overlaplab_engine.models.deferred import hollow, materialise
-from overlaplab_engine.models.transformer import Unit, reads_parameters_in_backward
-from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.labels import Word
+from overlaplab_engine.models.units import reads_parameters_in_backward
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies.agreement import OrderAgreement
 from overlaplab_engine.strategies.base import Options, Traits, register
-from overlaplab_engine.strategies.buckets import Gradients
-from overlaplab_engine.strategies.hooks import after_accumulation
+from overlaplab_engine.strategies.hooks import after_accumulation, after_backward, differentiable
 from overlaplab_engine.strategies.sharded import Sharded
-from overlaplab_engine.strategies.shards import Flat, Layout
+from overlaplab_engine.strategies.sharded_unit import ShardedUnit
 
-__all__ = ["ShardedUnit", "Zero3"]
-
-AGREEMENT_S = 60.0
-"""How long a rank that runs the units in a new order waits for the others to do the same."""
+__all__ = ["Zero3"]
 
 IN_FLIGHT = 1
 """Units whose full gradients may wait for the network, before the backward pass waits for them."""
@@ -48,121 +52,17 @@ IN_FLIGHT = 1
 FORWARD, BACKWARD = "forward", "backward"
 
 
-class ShardedUnit:
-    """One unit's parameters: this rank's part always, all of them while it is held."""
-
-    def __init__(self, unit: Unit, comm: Communicator, kept_in: Gradients) -> None:
-        """Take over the parameters, with rank 0's values, and free what other ranks own.
-
-        Deferred ones are materialised here, one by one. EngineError if they have several dtypes.
-        """
-        parameters = list(unit.parameters.values())
-        dtypes = {p.dtype for p in parameters}
-        if len(dtypes) > 1:
-            raise EngineError(
-                f"unit {unit.name} has parameters of several dtypes ({', '.join(sorted(map(str, dtypes)))}); "
-                "zero3 gathers a unit in one piece"
-            )
-        self.name = unit.name
-        self.modules = unit.modules
-        self.kept = unit.kept
-        self.parameters = parameters
-        self.trained = any(p.requires_grad for p in parameters)
-        self.layout = Layout([p.shape for p in parameters], comm.rank, comm.world_size)
-        self.full = torch.zeros(self.layout.padded, dtype=parameters[0].dtype, device=parameters[0].device)
-        self._views = self.layout.views(self.full)
-        self._nothing = [hollow(p) for p in parameters]
-        for parameter, view, nothing in zip(parameters, self._views, self._nothing, strict=True):
-            materialise(parameter)
-            view.copy_(parameter.detach())
-            parameter.data = nothing
-        comm.broadcast([self.full])
-        shard = self.layout.own(self.full).clone()
-        trained = [p.requires_grad for p in parameters]
-        self.flat = Flat(list(unit.parameters), self.layout, shard, trained)
-        self.work: Work | None = None
-        """The gather under way."""
-        self.held = True
-        """Whether the full parameters have memory; they may still be on their way."""
-        self.free()
-        self.active = 0
-        """Its modules whose forward has begun and not ended."""
-        self.uses = 0
-        """Forward passes through it whose backward has not ended."""
-        self.ran = False
-        """Whether it was used since gradients were last sent."""
-        self.gradient_dtype = kept_in.dtype(parameters[0])
-        """In which gradients are sent."""
-        self.sent = False
-        """Whether this pass's gradients are on their way."""
-        self.label = cache(self._label)
-
-    def gather(self, comm: Communicator) -> None:
-        """Launch the all-gather of the full parameters."""
-        self.full.untyped_storage().resize_(self.full.nbytes)
-        self.held = True
-        self._show(self._views)
-        self.work = comm.all_gather(self.full, self.flat.shard)
-
-    def wait(self) -> None:
-        """Wait for the gather under way, if there is one; on CUDA, make the stream wait."""
-        work, self.work = self.work, None
-        if work is not None:
-            work.wait()
-
-    def free(self) -> None:
-        """Give the full parameters' memory back."""
-        self._show(self._nothing)
-        self.full.untyped_storage().resize_(0)
-        self.held = False
-
-    def _show(self, values: Sequence[torch.Tensor]) -> None:
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.data = value
-
-    def _label(self, word: Word, microbatch: int, phase: str = "") -> Span:
-        values: dict[str, str | int] = {"unit": self.name, "microbatch": microbatch}
-        if phase:
-            values["phase"] = phase
-        if word in (Word.GATHER_LAUNCH, Word.FREE):
-            values["bytes"] = self.full.nbytes
-        if word is Word.SCATTER_LAUNCH:
-            values["bytes"] = self.layout.padded * self.gradient_dtype.itemsize
-        return labels.span(word, **values)
-
-
-class _AfterBackward(torch.autograd.Function):
-    """The identity on a module's inputs; its backward runs once the module's backward is over.
-
-    As RegisterPostBackwardFunction in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, then: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.then = then
-        ctx.set_materialize_grads(False)
-        return inputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        ctx.then()
-        return None, *grads
-
-
-_after_backward: Callable[..., tuple[torch.Tensor, ...]] = _AfterBackward.apply
-
-
 @dataclass(slots=True, eq=False)
 class _Use:
-    """One forward pass through a unit, whose backward may have begun."""
+    """One forward pass through a unit, and whether its backward pass has begun."""
 
     unit: ShardedUnit
-    begun: bool = False
+    in_backward: bool = False
 
 
 @register
 class Zero3(Sharded):
-    """Hooks around each unit's forward and backward gather, free, and reduce-scatter.
+    """Hooks around each unit's forward and backward gather, free, and reduce-scatter. See [Note: one step of layer 5].
 
     The ranks must run the same units in the same order: EngineError where they do not. A rank that fails alone cannot
     keep the others' collectives matched.
@@ -183,39 +83,39 @@ class Zero3(Sharded):
         super().__init__(model, comm, options)
         self.sharded_units = [ShardedUnit(unit, comm, self.gradients) for unit in self.units()]
         self.flats = [unit.flat for unit in self.sharded_units]
-        self._foretold = list(self.sharded_units)  # the order of use, as far as one can tell
-        self._seen: list[ShardedUnit] = []  # what this forward pass has used
-        self._returning: list[_Use] = []  # what the backward pass will use, last first
+        self._expected_order = list(self.sharded_units)  # in which the forward pass uses the units, if it is as before
+        self._forward_order: list[ShardedUnit] = []  # in which this forward pass has used them
+        self._backward_order: list[_Use] = []  # in which the backward pass will use them
         self._in_backward = False
-        self._used: set[str] = set()  # parameters that this rank sends a gradient of
-        self._order: list[str] = []  # of this pass's collectives
-        self._agreed: list[str] = []  # of the pass before: the same on all ranks
-        self._topic = comm.topic()
-        self._pass = 0
-        self._asked = 0  # in this pass
+        self._with_gradient: set[str] = set()  # parameters that this rank has sent a gradient of
+        self._agreement = OrderAgreement(comm, self.name)
         for unit in self.sharded_units:
-            for module in unit.modules:
-                module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
-                module.register_forward_hook(partial(self._after_forward, unit))
-            for number, parameter in enumerate(unit.parameters):
-                if parameter.requires_grad:
-                    after_accumulation(parameter, partial(self._arrived, unit, number))
+            self._register_hooks(unit)
 
-    # Forward
+    def _register_hooks(self, unit: ShardedUnit) -> None:
+        for module in unit.modules:
+            module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
+            module.register_forward_hook(partial(self._after_forward, unit))
+        for number, parameter in enumerate(unit.parameters):
+            if parameter.requires_grad:
+                after_accumulation(parameter, partial(self._gradient_accumulated, unit, number))
+
+    # The schedule, forward
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """See `Strategy`; after an exception no unit is held."""
-        seen, returning, noted = self._seen, self._returning, len(self._order)
-        self._seen = []
+        forward_order, backward_order = self._forward_order, self._backward_order
+        collectives = len(self._agreement)
+        self._forward_order = []
         try:
             loss = super().__call__(*inputs)
-            if not loss.requires_grad:
-                self._seen = seen
-                del self._order[noted:]
+            if not loss.requires_grad:  # no backward pass will follow
+                self._forward_order = forward_order
+                self._agreement.forget_after(collectives)
             return loss
         except BaseException as error:
-            self._seen, self._returning = seen, returning
-            del self._order[noted:]
+            self._forward_order, self._backward_order = forward_order, backward_order
+            self._agreement.forget_after(collectives)
             self.on_error(error)
             self._free_all()
             raise
@@ -229,135 +129,73 @@ class Zero3(Sharded):
                     f"zero3: {unit.name} runs again and is not gathered; checkpoint with use_reentrant=False"
                 )
             return None
-        position = len(self._seen)
-        self._seen.append(unit)
-        if self._foretold[position : position + 1] != [unit]:
-            self._foretold = []
-            self._agree(f"using {unit.name}")
-        ahead = self._foretold[position + 1 : position + 1 + self.options.prefetch]
-        self._hold([unit, *ahead], FORWARD)
+        position = len(self._forward_order)
+        self._forward_order.append(unit)
+        if self._expected_order[position : position + 1] != [unit]:
+            self._expected_order = []
+            self._agreement.exchange(f"using {unit.name}")
+        self._gather([unit, *self._expected_order[position + 1 :][: self.options.prefetch]], FORWARD)
         unit.active += 1
         if not torch.is_grad_enabled():
             return None
-        flat, spec = tree_flatten((args, kwargs))
-        places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor) and x.requires_grad]
-        if places:
-            marked = _after_backward(partial(self._after_backward, unit), *(flat[i] for i in places))
-            for i, x in zip(places, marked, strict=True):
-                flat[i] = x
-        return tree_unflatten(flat, spec)  # type: ignore[no-any-return]
+        return after_backward((args, kwargs), partial(self._after_backward, unit))  # type: ignore[no-any-return]
 
     def _after_forward(self, unit: ShardedUnit, module: nn.Module, args: Any, output: Any) -> None:
         if self._in_backward:
             return
         self._mark(Word.LAST_USE, unit, FORWARD)
         unit.active -= 1
-        outputs = [x for x in tree_flatten(output)[0] if isinstance(x, torch.Tensor) and x.requires_grad]
+        outputs = differentiable(output)
         if outputs:
             unit.uses += 1
             unit.ran = True
             if reads_parameters_in_backward(module):
                 use = _Use(unit)
-                self._returning = [use, *self._returning]
+                self._backward_order = [use, *self._backward_order]
                 for x in outputs:
                     x.register_hook(partial(self._before_backward, use))  # type: ignore[no-untyped-call]
         if not unit.active and not (unit.kept and outputs):
             self._free(unit, FORWARD)
 
-    # Backward
+    # The schedule, backward
 
     def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
         """See `Strategy`."""
-        if len(self._seen) != len(self._foretold):
-            self._agree(f"the backward pass after {len(self._seen)} units")
+        if len(self._forward_order) != len(self._expected_order):
+            self._agreement.exchange(f"the backward pass after {len(self._forward_order)} units")
         self._in_backward = True
-        self._foretold, self._seen = self._seen, []
+        self._expected_order, self._forward_order = self._forward_order, []
         try:
             super().backward(loss, microbatch)
         finally:
             self._in_backward = False
-            self._returning = [use for use in self._returning if not use.begun]
+            self._backward_order = [use for use in self._backward_order if not use.in_backward]
             self._free_all()
 
     def _before_backward(self, use: _Use, grad: torch.Tensor) -> None:
-        if use.begun:
+        if use.in_backward:
             return
-        use.begun = True
-        position = self._returning.index(use)
-        ahead = [u.unit for u in self._returning[position + 1 : position + 1 + self.options.prefetch]]
-        self._hold([use.unit, *ahead], BACKWARD)
+        use.in_backward = True
+        following = self._backward_order[self._backward_order.index(use) + 1 :][: self.options.prefetch]
+        self._gather([use.unit, *(other.unit for other in following)], BACKWARD)
 
     def _after_backward(self, unit: ShardedUnit) -> None:
         self._mark(Word.LAST_USE, unit, BACKWARD)
         self._free(unit, BACKWARD)
         unit.uses -= 1
         if not unit.uses and self._sync and unit.trained:
-            self._send(unit)
+            self._send_gradients(unit)
 
-    def _arrived(self, unit: ShardedUnit, number: int, parameter: torch.Tensor) -> None:
-        """Autograd has accumulated the gradient of the unit's parameter `number`."""
-        if not self._sync:
-            self.gradients.take(parameter, None, 1.0)
-        elif unit.sent:
-            name = unit.flat.names[number]
-            raise EngineError(f"zero3: {name} got a gradient after unit {unit.name}'s were sent; is it used elsewhere?")
+    # Parameters
 
-    @torch.no_grad()
-    def _send(self, unit: ShardedUnit) -> None:
-        """Reduce-scatter the unit's gradients, zeros where there are none."""
-        unit.sent = True
-        self._note(f"the gradients of {unit.name}")
-        full = torch.empty_like(unit.full, dtype=unit.gradient_dtype)
-        full[unit.layout.numel :].zero_()
-        for name, parameter, view in zip(unit.flat.names, unit.parameters, unit.layout.views(full), strict=True):
-            if self._has_gradient(parameter):
-                self._collect(parameter, view)
-                self._used.add(name)
-            else:
-                view.zero_()
-        self._scatter(
-            unit.flat,
-            full,
-            full.new_empty(unit.layout.chunk),
-            unit.label(Word.SCATTER_LAUNCH, self.microbatch),
-            unit.label(Word.SCATTER_DONE, self.microbatch),
-        )
-        self._land(leave=IN_FLIGHT)
-
-    @torch.no_grad()
-    def _finish(self) -> None:
-        self._free_all()
-        for unit in reversed(self.sharded_units):
-            pending = any(self._has_gradient(p) for p in unit.parameters)
-            if unit.trained and not unit.sent and (unit.ran or pending):
-                self._send(unit)
-        self._note("the end of the step")
-        self._agreed = self._order
-        self._settle_usage([i for i, name in enumerate(self.names) if name not in self._used])
-        self._restart()
-
-    def _abandon(self) -> None:
-        self._free_all()
-        self._drain()
-        self._restart()
-
-    def _restart(self) -> None:
-        self._used, self._order = set(), []
-        self._pass += 1
-        self._asked = 0
-        for unit in self.sharded_units:
-            unit.sent = unit.ran = False
-
-    # Holding and freeing
-
-    def _hold(self, wanted: Sequence[ShardedUnit], phase: str) -> None:
-        """Launch what is wanted and not held; wait for the first. [Note: the window]"""
-        for unit in wanted:
+    def _gather(self, window: Sequence[ShardedUnit], phase: str) -> None:
+        """Launch the gathers of the window's units that are not held, and wait for the first. [Note: the window]"""
+        for unit in window:
             if not unit.held:
-                self._note(f"the gather of {unit.name}")
+                self._agreement.require(f"the gather of {unit.name}")
                 with unit.label(Word.GATHER_LAUNCH, self.microbatch, phase):
                     unit.gather(self.comm)
-        unit = wanted[0]
+        unit = window[0]
         if unit.work is not None:
             with unit.label(Word.GATHER_WAIT, self.microbatch, phase):
                 unit.wait()
@@ -378,42 +216,69 @@ class Zero3(Sharded):
             self._free(unit, BACKWARD)
 
     def updated(self) -> None:
-        """Shards are updated: what a forward pass without a backward pass has left is stale."""
-        self._returning = []
+        """The shards are updated, so what a forward pass without a backward pass has left gathered is stale."""
+        self._backward_order = []
         self._free_all()
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """See `Strategy`."""
         return {name: tensor for flat in self.flats for name, tensor in self.assemble(flat, flat.shard).items()}
 
+    # Gradients
+
+    def _gradient_accumulated(self, unit: ShardedUnit, number: int, parameter: torch.Tensor) -> None:
+        """Autograd has accumulated the gradient of the unit's parameter `number`."""
+        if not self._sync:
+            self.gradients.place(parameter, None, 1.0)
+        elif unit.sent:
+            name = unit.flat.names[number]
+            raise EngineError(f"zero3: {name} got a gradient after unit {unit.name}'s were sent; is it used elsewhere?")
+
+    @torch.no_grad()
+    def _send_gradients(self, unit: ShardedUnit) -> None:
+        """Reduce-scatter the unit's gradients, zeros where there are none."""
+        unit.sent = True
+        self._agreement.require(f"the gradients of {unit.name}")
+        full = unit.empty_gradients()
+        for name, parameter, view in zip(unit.flat.names, unit.parameters, unit.layout.views(full), strict=True):
+            if self._has_gradient(parameter):
+                self._move_prescaled(parameter, view)
+                self._with_gradient.add(name)
+            else:
+                view.zero_()
+        self._reduce_scatter(
+            unit.flat,
+            full,
+            full.new_empty(unit.layout.chunk),
+            unit.label(Word.SCATTER_LAUNCH, self.microbatch),
+            unit.label(Word.SCATTER_DONE, self.microbatch),
+        )
+        self._wait_for_scatters(leave=IN_FLIGHT)
+
+    # The end of a pass
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        self._free_all()
+        for unit in reversed(self.sharded_units):
+            pending = any(self._has_gradient(p) for p in unit.parameters)
+            if unit.trained and not unit.sent and (unit.ran or pending):
+                self._send_gradients(unit)
+        self._agreement.require("the end of the step")
+        self._agreement.end_pass()
+        self._finish_gradients([i for i, name in enumerate(self.names) if name not in self._with_gradient])
+        self._restart()
+
+    def _abandon(self) -> None:
+        self._free_all()
+        self._drain()
+        self._agreement.begin_pass()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._with_gradient = set()
+        for unit in self.sharded_units:
+            unit.sent = unit.ran = False
+
     def _mark(self, word: Word, unit: ShardedUnit, phase: str) -> None:
         labels.instant(unit.label(word, self.microbatch, phase))
-
-    def _note(self, what: str) -> None:
-        """What comes next, in the order that must be the same on all ranks.
-
-        In the first pass, and where this rank leaves the order of the pass before, the ranks compare it: a collective
-        that they do not share would block them, or mix up units of one size.
-        """
-        position = len(self._order)
-        self._order.append(what)
-        if self._agreed[position : position + 1] != [what]:
-            self._agree(what)
-
-    def _agree(self, what: str) -> None:
-        """Ask whether all ranks have come to this, through the store, so that the host waits for no device."""
-        if self.comm.world_size == 1:
-            return
-        self._asked += 1
-        everyones = self.comm.say(f"{self._topic}/{self._pass}/{self._asked}", what, AGREEMENT_S)
-        if everyones is None:
-            raise EngineError(
-                f"zero3 needs all ranks to run the same units in the same order: here came {what}, "
-                "other than in the pass before, and not on all ranks"
-            )
-        for rank, theirs in enumerate(everyones):
-            if theirs != everyones[0]:
-                raise EngineError(
-                    "zero3 needs all ranks to run the same units in the same order: "
-                    f"rank 0 has come to {everyones[0]}, rank {rank} to {theirs}"
-                )

@@ -150,7 +150,7 @@ def test_torch_sees_a_group_of_eight() -> None:
     with group_of(8, rank=2) as comm:
         assert (dist.get_world_size(), dist.get_rank(), comm.world_size, comm.rank) == (8, 2, 8, 2)
         assert comm.phantom_ranks == [0, 1, 3, 4, 5, 6, 7]
-        assert comm.say("key", "value", 1.0) == ["value"] * 8
+        assert comm.exchange_through_store("key", "value", 1.0) == ["value"] * 8
         assert comm.gather_objects({"a": 1}) == [{"a": 1}] * 8
         assert comm.broadcast_object("mine") == "mine"
         comm.barrier()

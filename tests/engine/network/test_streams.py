@@ -13,10 +13,10 @@ import torch
 from engine_trials import OURS, SHARDED
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network import communicator as comm_module
-from overlaplab_engine.network.streams import Passage
+from overlaplab_engine.network.streams import StreamWork
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies import base as base_module
-from overlaplab_engine.strategies.zero3 import ShardedUnit
+from overlaplab_engine.strategies.sharded_unit import ShardedUnit
 from overlaplab_engine.strategy_names import StrategyName
 from streams import META, Device, HostReadError, RaceError, Stream, on_streams
 from torch import nn
@@ -373,7 +373,7 @@ def test_ddp_gets_torchs_own_future(monkeypatch: pytest.MonkeyPatch) -> None:
 # Mutants: what these tests must notice
 
 
-def _no_wait(self: Passage) -> None:
+def _no_wait(self: StreamWork) -> None:
     """The computation goes on without what it needs."""
 
 
@@ -401,7 +401,7 @@ def _ask(self: Strategy, unused: Any) -> Callable[[], set[int]]:
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize(
-    ("where", "what", "mutant"), [(Passage, "wait", _no_wait), (Stream, "wait_stream", _too_early)]
+    ("where", "what", "mutant"), [(StreamWork, "wait", _no_wait), (Stream, "wait_stream", _too_early)]
 )
 def test_a_missing_wait_is_a_race(
     name: StrategyName, where: type, what: str, mutant: Any, monkeypatch: pytest.MonkeyPatch

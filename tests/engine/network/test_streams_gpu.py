@@ -14,7 +14,7 @@ from gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.models.batches import place
 from overlaplab_engine.network.communicator import Communicator, connect
 from overlaplab_engine.network.link import Kind, Link
-from overlaplab_engine.network.streams import CommStreams, Passage
+from overlaplab_engine.network.streams import CommStreams, StreamWork
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategy_names import StrategyName
@@ -68,7 +68,7 @@ def slow_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every collective is late by a millisecond, so that whatever does not wait for it reads something else."""
     launch = CommStreams.launch
 
-    def late(self: CommStreams, kind: Kind, call: Callable[[], object]) -> Passage:
+    def late(self: CommStreams, kind: Kind, call: Callable[[], object]) -> StreamWork:
         return launch(self, kind, lambda: (torch.cuda._sleep(MILLISECOND), call()))
 
     monkeypatch.setattr(CommStreams, "launch", late)
@@ -95,7 +95,7 @@ def test_a_missing_wait_is_wrong(
     name: StrategyName, join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_streams(monkeypatch)
-    monkeypatch.setattr(Passage, "wait", lambda self: None)
+    monkeypatch.setattr(StreamWork, "wait", lambda self: None)
     assert off_from_one_process(join(), name) > 1e-10
 
 

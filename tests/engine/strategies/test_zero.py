@@ -23,12 +23,14 @@ from engine_trials import (
 )
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategies import Options, make
-from overlaplab_engine.strategies.zero3 import ShardedUnit, Zero3
+from overlaplab_engine.strategies.sharded_unit import ShardedUnit
+from overlaplab_engine.strategies.zero3 import Zero3
 from overlaplab_engine.strategy_names import StrategyName
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
@@ -141,6 +143,23 @@ def the_order_of_a_pass(comm: Communicator) -> None:
         ("free", one),
         ("free", zero),
     ]
+
+
+def one_unit(model: nn.Module) -> list[Unit]:
+    """A policy of one's own: the whole model is one unit."""
+    return [Unit("everything", [model], dict(model.named_parameters()), kept=True)]
+
+
+@scenario()
+def a_policy_of_ones_own(comm: Communicator) -> None:
+    found = []
+    for options in (Options(), Options(units=one_unit)):
+        strategy = Watched(deep(2), comm, options)
+        pass_through(strategy)
+        found.append(gradients(strategy))
+    assert strategy.log == [("gather", "everything"), ("free", "everything")]
+    by_layer, in_one = found
+    assert all(torch.equal(in_one[name], gradient) for name, gradient in by_layer.items())
 
 
 @scenario(0, 1, 2)
