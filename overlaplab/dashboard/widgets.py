@@ -23,6 +23,7 @@ from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.formats import as_shown
+from overlaplab.sections.blocks import Block, Chart, Lines, Section, TableBlock
 from overlaplab.words import shorten
 
 __all__ = [
@@ -38,7 +39,10 @@ __all__ = [
     "pick_ranks",
     "pick_step",
     "run_or_stop",
+    "show_block",
+    "show_blocks",
     "show_chart",
+    "show_section",
     "show_table",
     "show_warnings",
     "what_to_do",
@@ -130,6 +134,39 @@ def show_table(table: pd.DataFrame, columns: Iterable[Column], key: str, *, sele
         return None
     st.session_state[f"{key}_turn"] = turn + 1
     return int(rows[0])
+
+
+def show_section(section: Section, choose: str = "") -> dict[Any, Any] | None:
+    """A section among others on a page: its title, what was found, then as `show_blocks` has it."""
+    st.subheader(section.title, anchor=False)
+    st.text(section.lead)
+    return show_blocks(section.blocks, choose)
+
+
+def show_blocks(blocks: Iterable[Block], choose: str = "") -> dict[Any, Any] | None:
+    """Draw a section's charts, tables and lines; the row that was chosen in the table of the key `choose`."""
+    rows = [show_block(block, choose=block.key == choose) for block in blocks]
+    return next((row for row in rows if row is not None), None)
+
+
+def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
+    """Draw a chart, a table or lines; with `choose` a table's rows can be chosen, and the chosen one is returned."""
+    match block:
+        case Chart():
+            show_chart(block.draw(dark=dark(), note=block.note), block.key, block.table)
+        case Lines():
+            st.subheader(block.heading, anchor=False)
+            with st.container(key=block.key, gap=None):
+                for line in block.lines:
+                    st.text(line)
+        case TableBlock():
+            st.subheader(block.caption, anchor=False)
+            for line in (block.note, "Choose a row to see it on the timeline." if choose else ""):
+                if line:
+                    st.text(line)
+            place = show_table(block.frame, block.wide or block.columns, block.key, select=choose)
+            return None if place is None else block.frame.iloc[[place]].to_dict("records")[0]
+    return None
 
 
 def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -1,18 +1,19 @@
-"""What a report is made of: sections of charts, tables and lines of text, all plain data."""
+"""Sections as a report shows them: drawn, but no HTML yet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import altair as alt
 
 from overlaplab.charts.lanes import WINDOW
 from overlaplab.report.bundle import themed
-from overlaplab.report.cells import Cells
+from overlaplab.report.cells import MOST_ROWS, Cells, cells
+from overlaplab.sections.blocks import Block, Chart, Lines, Section, TableBlock
 
-__all__ = ["Block", "Drawn", "Lines", "Section", "drawn"]
+__all__ = ["Drawn", "Shown", "drawn", "shown"]
 
 _ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 """The wheel alone scrolls the page."""
@@ -31,24 +32,34 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
-    """Sentences, one to a line."""
-
-    heading: str
-    lines: tuple[str, ...]
-
-
-Block: TypeAlias = Drawn | Cells | Lines
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A part of the report: begins with what it shows, ends with what to do."""
+class Shown:
+    """A section as the report shows it."""
 
     title: str
     shows: str
-    blocks: Sequence[Block]
+    blocks: Sequence[Drawn | Cells | Lines]
     advice: str
+
+
+def shown(section: Section) -> Shown:
+    """A section with its charts and tables drawn."""
+    return Shown(
+        title=section.title,
+        shows=section.shows or section.lead,
+        blocks=[_shown(block) for block in section.blocks],
+        advice=" ".join(section.advice),
+    )
+
+
+def _shown(block: Block) -> Drawn | Cells | Lines:
+    match block:
+        case Chart():
+            return drawn(block.draw(note=block.note), block.note)
+        case TableBlock():
+            most = block.most or MOST_ROWS
+            return cells(block.frame, block.columns, block.caption, note=block.note, most=most)
+        case Lines():
+            return block
 
 
 def drawn(chart: alt.LayerChart, note: str | None = None) -> Drawn:

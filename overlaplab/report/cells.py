@@ -11,7 +11,7 @@ from overlaplab.columns import Column
 from overlaplab.formats import texts
 from overlaplab.words import count
 
-__all__ = ["Cells", "cells", "sentences"]
+__all__ = ["Cells", "cells"]
 
 MOST_ROWS = 60
 """A longer table is cut: whoever wants all of it has the command line's `--json`."""
@@ -49,8 +49,3 @@ def cells(
         left_out=f"{count(more, 'more row')}, which the command line tells with --json." if more else "",
         note=note,
     )
-
-
-def sentences(notes: Iterable[str]) -> str:
-    """Notes, which begin small and end without a full stop, as text."""
-    return " ".join(f"{note[:1].upper()}{note[1:]}." for note in notes)

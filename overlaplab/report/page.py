@@ -19,7 +19,7 @@ from markupsafe import Markup
 from overlaplab import findings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.report.blocks import Drawn, Section
+from overlaplab.report.blocks import Drawn, Shown
 from overlaplab.report.bundle import asset, columnar, data_island, libraries, policy, style
 from overlaplab.report.comparing import compared
 from overlaplab.report.sections import Reported, sections
@@ -39,7 +39,7 @@ class Chapter:
     verdict: str
     note: str | None
     warnings: tuple[str, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[Shown, ...]
 
 
 def report_page(
@@ -79,7 +79,7 @@ def _chapter(reported: Reported, anchor: str, name: str) -> Chapter:
     )
 
 
-def _comparison(found: tuple[Section, ...]) -> Chapter:
+def _comparison(found: tuple[Shown, ...]) -> Chapter:
     return Chapter(anchor="compare", title="Runs compared", path="", verdict="", note=None, warnings=(), sections=found)
 
 

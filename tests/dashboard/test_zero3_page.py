@@ -160,7 +160,7 @@ def test_compare_shows_costs_against_theory(opened: Open, gathering: Path) -> No
         "prefetch 0, last layer kept",
     ]
     costs = app.dataframe[1].value
-    assert costs["run"].tolist() == ["ahead", "bucketed", "serial"]
+    assert costs["run"].tolist() == ["ahead (emulated link)", "bucketed", "serial (emulated link)"]
     assert costs["sent per rank and step (MB)"].tolist() == [2.35, 8.0, 2.35]
     assert costs["theory: sent (MB)"].dropna().tolist() == [2.35, 2.35]
     assert costs["largest rank's memory (MB)"].dropna().tolist() == [3.500012, 3.500012]

@@ -14,22 +14,20 @@ from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.spots import show_collective
 from overlaplab.dashboard.widgets import (
     chosen_rows,
-    dark,
     lead,
     nothing_to_show,
     page_head,
     pick_step,
     run_or_stop,
-    show_chart,
+    show_blocks,
     show_table,
     show_warnings,
     what_to_do,
 )
-from overlaplab.formats import as_held
+from overlaplab.sections.run import collectives_section
 from overlaplab.words import rank_word, shorten
 
 _MOST = 5000  # rows of the table: more do not come to the browser at ease
-_LATE = columns("stragglers", "rank", "collectives", "last", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns")
 _EACH = columns(  # what is asked for most stands on the left
     "each_collective",
     *("index", "step", "kind", "bytes", "start_ns", "longest_ns", "wait_ns", "transfer_ns", "bus_gb_per_s"),
@@ -51,29 +49,23 @@ def page() -> None:
         show_warnings(opened)
         return
     table = chosen_rows(opened.collectives, None, pick_step(opened.collectives))
-    rows, late = each_collective(table), stragglers_of(table)
     manifest = opened.run.manifest
-    note = findings.note(manifest)
-    lead(findings.collectives_lead(table, late), note)
+    note, link = findings.note(manifest), manifest.link if manifest else None
+    section = collectives_section(table, stragglers_of(table), link, note)
+    assert section is not None, "a step is chosen among those that have collectives"
+    lead(section.lead, note)
     show_warnings(opened)
-    link = manifest.link if manifest else None
-    show_chart(
-        charts.bus_bandwidth(rows, link=link, dark=dark(), note=note), "bus_bandwidth", as_held(rows, "each_collective")
-    )
-    if rows["wait_ns"].notna().any():
-        show_chart(charts.waits(rows, dark=dark(), note=note), "waits", as_held(rows, "each_collective"))
-    if late["last"].any():
-        show_chart(charts.late_ranks(late, dark=dark(), note=note), "late_ranks", as_held(late, "stragglers"))
-        show_table(late, _LATE, "late_table")
-    _each(opened, rows)
-    what_to_do([findings.collectives_advice(late, table)])
+    show_blocks(block for block in section.blocks if block.key != "collectives_table")
+    _each(opened, each_collective(table), any(block.key in ("bus_bandwidth", "waits") for block in section.blocks))
+    what_to_do(section.advice)
 
 
-def _each(opened: Opened, rows: pd.DataFrame) -> None:
-    """The table of all collectives; a click on one shows it on the timeline."""
+def _each(opened: Opened, rows: pd.DataFrame, drawn: bool) -> None:
+    """The table of all collectives; a click on one shows it on the timeline. `drawn`: whether a chart has them all."""
     st.subheader("Each collective, times from the run's start", anchor=False)
     if len(rows) > _MOST:
-        st.text(f"The {_MOST:,} in which a rank spent most, of {len(rows):,}. The charts' CSV has all.")
+        everything = " The charts' CSV has all." if drawn else ""
+        st.text(f"The {_MOST:,} in which a rank spent most, of {len(rows):,}.{everything}")
         rows = rows.loc[rows["longest_ns"].fillna(0).nlargest(_MOST).index.sort_values()]
     st.text("Choose a row to see it on the timeline.")
     chosen = show_table(_shown(rows), _EACH, "collectives_table", select=True)

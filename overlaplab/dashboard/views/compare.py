@@ -9,43 +9,29 @@ import pandas as pd
 import streamlit as st
 
 import overlaplab
-from overlaplab import charts, findings
+from overlaplab import findings
 from overlaplab.analyses import is_sweep, sweep_links
-from overlaplab.columns import columns
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, stamp
 from overlaplab.dashboard.links import go_to_timeline
 from overlaplab.dashboard.widgets import (
-    dark,
     error_line,
     lead,
     page_head,
-    show_chart,
-    show_table,
+    show_block,
+    show_blocks,
+    show_section,
     what_to_do,
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.folders import by_value
-from overlaplab.formats import as_held
+from overlaplab.sections.comparison import costs_section, step_times_section, sweep_section
 from overlaplab.words import shorten
 
 _MOST = 12  # runs compared unless the user chooses more
 _MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): seven caps, three times each
 _RECORDING = re.compile(r"cap-[0-9.]+(?:-([0-9]{1,9}))?$")
-_COLUMNS = columns(
-    "compare",
-    *("run", "strategy", "setting", "ranks", "steps", "step_ms_median", "step_ms_iqr"),
-    *("compute_ms_median", "comm_ms_median", "exposed_ms_median", "overlap_ratio"),
-)
-_COSTS = columns(
-    "compare", "sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes"
-)
-_CAPS = columns(
-    "sweep",
-    *("bucket_cap_mb", "runs", "buckets", "step_ms", "spread_ms", "compute_only_ms", "hidden_ms", "exposed_ms"),
-    *("rest_ms", "lowest_ms", "highest_ms", "steps", "overlap_ratio"),
-)
 
 
 def page() -> None:
@@ -111,21 +97,16 @@ def _sweep(good: list[Opened]) -> None:
     runs = [opened.run for opened in good]
     table, links = _tables(tuple((run.path, stamp(Path(run.path))) for run in runs), runs)
     note = _note(good)
-    lead(f"{findings.sweep_finding(table)}.", _subject(good, note))
-    left, right = st.columns(2)
-    with left:
-        show_chart(charts.caps(table, dark=dark(), note=note), "caps_chart", as_held(table, "sweep"))
-    with right:
-        show_chart(charts.links(links, dark=dark(), note=note), "links_chart", as_held(links, "sweep_links"))
-    st.subheader("By bucket_cap_mb, each cap's recordings together", anchor=False)
-    st.text("Choose a row to see its step, the one that the chart on the right shows, on the timeline.")
-    alone = {"lowest_ms", "highest_ms"} if (table["runs"] == 1).all() else set()  # of one recording they are its step
-    chosen = show_table(table, [one for one in _CAPS if one.name not in alone], "caps_table", select=True)
-    if chosen is not None:
-        _go_to(good, links[links["bucket_cap_mb"].eq(table["bucket_cap_mb"].iloc[chosen])])
-    for line in findings.sweep_notes(table):
-        st.text(f"Note: {line}.")
-    what_to_do(findings.sweep_advice(table))
+    section = sweep_section(table, links, note)
+    lead(section.lead, _subject(good, note))
+    *drawn, rows = section.blocks
+    for column, chart in zip(st.columns(2), drawn, strict=True):
+        with column:
+            show_block(chart)
+    row = show_block(rows, choose=True)
+    if row is not None:
+        _go_to(good, links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])])
+    what_to_do(section.advice)
 
 
 def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
@@ -150,16 +131,13 @@ def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
 def _runs(good: list[Opened]) -> None:
     """Runs that differ in anything: step times, and costs against theory."""
     table = overlaplab.compare([opened.run for opened in good])
-    chart = charts.compare(table, dark=dark(), note=_note(good))
-    show_chart(chart, "compare_chart", as_held(table, "compare"))
-    st.subheader("Medians over all ranks' steps", anchor=False)
-    rows = table.assign(
-        run=[shorten(PurePath(str(path)).name, 80) for path in table["path"]],
-        setting=[findings.describe_settings(opened.run.manifest) for opened in good],
-    )
-    show_table(rows, _COLUMNS, "compare_table")
-    _costs(rows, _note(good))
-    what_to_do([findings.compare_advice(table)])
+    settings = [findings.describe_settings(opened.run.manifest) for opened in good]
+    section = step_times_section(table, _note(good), settings)
+    show_blocks(section.blocks)
+    costs = costs_section(table, _note(good))
+    if costs is not None:
+        show_section(costs)
+    what_to_do([*section.advice, *(costs.advice if costs else ())])
 
 
 def _subject(good: list[Opened], note: str | None) -> str:
@@ -167,20 +145,6 @@ def _subject(good: list[Opened], note: str | None) -> str:
     first = good[0].run
     strategy = first.manifest.strategy if first.manifest else None
     return findings.sweep_subject(strategy, len(first.traces), len(good), note)
-
-
-def _costs(table: pd.DataFrame, note: str | None) -> None:
-    """Bytes sent and memory held against theory, where the runs tell them."""
-    told = [column.name for column in _COSTS if table[column.name].notna().any()]
-    if not told:
-        return
-    st.subheader("Against theory", anchor=False)
-    if "sent_bytes" in told:
-        show_chart(charts.sent_compared(table, dark=dark(), note=note), "sent_chart")
-    if "memory_bytes" in told:
-        show_chart(charts.memory_compared(table, dark=dark(), note=note), "memory_chart")
-    rows = table[table[told].notna().any(axis="columns")]
-    show_table(rows, [*columns("compare", "run"), *_COSTS], "costs_table")
 
 
 def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:

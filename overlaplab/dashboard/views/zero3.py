@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from overlaplab import charts, findings
-from overlaplab.analyses import gathered_bytes, schedule_steps
-from overlaplab.charts.theme import LINE
-from overlaplab.columns import columns
+from overlaplab.analyses import gathered_bytes, rows_of, schedule_steps
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, traits_told
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
-    dark,
     error_line,
     lead,
     nothing_to_show,
     one_window,
     page_head,
     run_or_stop,
-    show_chart,
-    show_table,
+    show_block,
+    show_blocks,
     show_warnings,
     what_to_do,
 )
 from overlaplab.errors import OverlaplabError
-from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest
+from overlaplab.sections.blocks import Section
+from overlaplab.sections.run import gathers_section
 from overlaplab.words import shorten
 
-_COLUMNS = columns(
-    "schedule",
-    *("unit", "phase", "microbatch", "gather_launch_ns", "gather_start_ns", "gather_end_ns"),
-    *("first_use_ns", "wait_ns", "free_ns", "bytes"),
-)
 _HALF = 70  # characters of a subtitle's line in one of two columns
 
 
@@ -59,26 +50,27 @@ def page() -> None:
         return
     table = one_window(opened.schedule)
     other = _pick_other(opened)
-    lead(findings.gathers_lead(table, findings.window_name(table)), findings.note(opened.run.manifest))
+    section = _section(opened, table)
+    lead(section.lead, findings.note(opened.run.manifest))
     show_warnings(opened)
+    *drawn, rows = section.blocks
     if other is None:
-        _one(opened, table)
+        show_blocks(drawn)
     else:
         _two((opened, table), (other, _same_window(other.schedule, table)))
-    st.subheader("Per gather, times from the step's start", anchor=False)
-    rows = table.assign(unit=[shorten(str(unit), 80) for unit in table["unit"]])
-    st.text("Choose a row to see it on the timeline.")
-    chosen = show_table(rows, _COLUMNS, "gathers_table", select=True)
-    if chosen is not None:
-        row = table.iloc[[chosen]].to_dict("records")[0]
+    row = show_block(rows, choose=True)
+    if row is not None:
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
-    what_to_do([findings.gathers_advice(table, opened.run.manifest, _step_ns(opened, table))])
+    what_to_do(section.advice)
 
 
-def _step_ns(opened: Opened, table: pd.DataFrame) -> int | None:
-    """How long the table's step took on its rank."""
-    found = _same_rows(opened.summary, table)
-    return None if found.empty else int(found["span_ns"].iloc[0])
+def _section(opened: Opened, table: pd.DataFrame, **chosen: Any) -> Section:
+    """The section about these rows of the run's schedule; where its charts are narrow, with a shorter note."""
+    manifest = opened.run.manifest
+    note = findings.link_note(manifest) if chosen else findings.note(manifest)
+    section = gathers_section(table, opened.scatters, opened.summary, manifest, note, **chosen)
+    assert section is not None, "a rank and step are chosen among those that gather"
+    return section
 
 
 def _pick_other(opened: Opened) -> Opened | None:
@@ -115,13 +107,6 @@ def _same_window(table: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _one(opened: Opened, table: pd.DataFrame) -> None:
-    """The curve and the schedule over the page's width."""
-    window = charts.schedule_window(table, _scatters(opened, table))
-    _curve(opened, table, window, 0, LINE, "curve_chart")
-    _schedule(opened, table, window, LINE, "schedule_chart")
-
-
 def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]) -> None:
     """Two runs side by side, on the same scales, and what the deeper prefetch hides."""
     pair = (first, second)
@@ -130,67 +115,23 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
     windows = [charts.schedule_window(table, _scatters(opened, table)) for opened, table in pair]
     window = (min(low for low, _ in windows), max(high for _, high in windows))
     top = int(max(gathered_bytes(table)["bytes"].fillna(0).max() for _, table in pair))
-    for column, (opened, table), key in _columns(pair):
+    keys = ("first_", "second_")
+    for column, (opened, table), key in zip(st.columns(2, gap="medium"), pair, keys, strict=True):
         with column.container(gap=None):
-            with st.container(key=f"{key}_run"):
+            with st.container(key=f"{key}run"):
                 st.text(f"{_named(opened)}, {findings.window_name(table)}".rstrip(", "))
             st.text(findings.note(opened.run.manifest) or "")
-    for column, (opened, table), key in _columns(pair):
-        with column:
-            _curve(opened, table, window, top, _HALF, f"{key}_curve_chart")
-    for column, (opened, table), key in _columns(pair):
-        with column:
-            _schedule(opened, table, window, _HALF, f"{key}_schedule_chart")
-
-
-def _columns(pair: tuple[tuple[Opened, pd.DataFrame], ...]) -> Iterator[tuple[DeltaGenerator, Any, str]]:
-    """A row of two columns, so that what stands in it begins at one height."""
-    return zip(st.columns(2, gap="medium"), pair, ("first", "second"), strict=True)
-
-
-def _curve(opened: Opened, table: pd.DataFrame, window: tuple[int, int], top: int, line: int, key: str) -> None:
-    held = gathered_bytes(table)
-    chart = charts.gathered(
-        held,
-        window_ns=window,
-        top_bytes=top,
-        dark=dark(),
-        note=_note(opened, line),
-        line=line,
-    )
-    show_chart(chart, key, as_held(held, "gathered_bytes"))
-
-
-def _schedule(opened: Opened, table: pd.DataFrame, window: tuple[int, int], line: int, key: str) -> None:
-    manifest = opened.run.manifest
-    chart = charts.schedule(
-        table,
-        _scatters(opened, table),
-        prefetch=manifest.prefetch if manifest else None,
-        window_ns=window,
-        dark=dark(),
-        note=_note(opened, line),
-        line=line,
-    )
-    show_chart(chart, key, as_held(table, "schedule"))
-
-
-def _note(opened: Opened, line: int) -> str | None:
-    """The line about the run, or what is most needed of it where lines are short."""
-    return findings.note(opened.run.manifest) if line == LINE else findings.link_note(opened.run.manifest)
+    chosen: dict[str, Any] = {"window_ns": window, "top_bytes": top, "line": _HALF}
+    blocks = [_section(*one, **chosen, prefix=key).blocks[:2] for one, key in zip(pair, keys, strict=True)]
+    for drawn in zip(*blocks, strict=True):  # the curves, then the schedules
+        for column, block in zip(st.columns(2, gap="medium"), drawn, strict=True):
+            with column:
+                show_block(block)
 
 
 def _scatters(opened: Opened, table: pd.DataFrame) -> pd.DataFrame:
     """The reduce-scatters of the table's rank and step."""
-    return _same_rows(opened.scatters, table)
-
-
-def _same_rows(found: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the table's one rank and step."""
-    for column in ("rank", "step"):
-        value = table[column].iloc[0]
-        found = found[found[column].isna() if pd.isna(value) else (found[column] == value).fillna(False)]
-    return found
+    return rows_of(opened.scatters, {name: table[name].iloc[0] for name in ("rank", "step")})
 
 
 def _cost(opened: Opened) -> findings.GatherCost:
