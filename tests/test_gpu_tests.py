@@ -142,7 +142,7 @@ def test_what_the_links_kernels_take_is_set_from_outside(monkeypatch: pytest.Mon
         assert found == edges_ns
     for text in ("1.5us", "-1"):
         monkeypatch.setenv("OVERLAPLAB_EDGES_NS", text)
-        with pytest.raises(EngineError, match=f"OVERLAPLAB_EDGES_NS={text} is no whole number of ns"):
+        with pytest.raises(EngineError, match=f"OVERLAPLAB_EDGES_NS={text} is not a whole number of ns"):
             script("engine/overlaplab_engine/network/device_clock.py")
 
 

@@ -1,4 +1,4 @@
-"""An instrumented data-parallel engine on torch.distributed, and a recorder for anybody's training loop."""
+"""An instrumented data-parallel engine on torch.distributed, and a recorder for any training loop."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["Recorder"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Recorder`, imported when it is asked for: torch takes seconds, which the command line's help does not need."""
+    """Import `Recorder` on first access: loading torch takes seconds, and the command line's help does not need it."""
     if name != "Recorder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -3,10 +3,10 @@
 import os
 import sys
 
-# Read when torch is loaded: no notices of the profiler on stderr. `device_events` asks why it saw nothing, if so.
+# Read when torch is loaded: keeps the profiler's notices off stderr. `device_events` finds out why it saw nothing.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-# Read when CUDA starts: with its 8 queues a stream may have to wait for another's kernels, such as a link's that wait.
+# Read when CUDA starts: with only 8 queues, a stream may have to wait behind another's kernels, such as a link's.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 

@@ -1,17 +1,17 @@
-"""Checkpoints: a run's whole state, saved in full or by parts, from which another goes on bit for bit.
+"""Checkpoints: a run's whole state, saved full or sharded, from which another run continues bit for bit.
 
-The state is parameters, buffers, AdamW's fp32 masters and moments, and how often each parameter was updated, all by the
-parameters' names: whatever strategy, buckets and world size left it, others take it up. Buffers are rank 0's, and
-gradients are not saved: a checkpoint lies between two updates.
+The state consists of parameters, buffers, AdamW's fp32 masters and moments, and each parameter's number of updates. All
+go by the parameters' names, so a state can be loaded with another strategy, bucket size or world size. Buffers are
+rank 0's. Gradients are not saved, since a checkpoint lies between two updates.
 
-Full: one file, each tensor in its shape. Sharded: a directory, to which every rank writes what it owns of each tensor,
-and from which it reads what it will own, by torch.distributed.checkpoint. There tensors lie flattened, as a rank's part
+Full: one file, in which each tensor has its shape. Sharded: a directory that the ranks write and read with
+torch.distributed.checkpoint, each rank only the parts that it owns. There tensors are flattened, because a rank's part
 of a flat shard may begin and end in the middle of a row.
 
 [Note: one order of addition]
-Three numbers or more add up to something else in another order. A ring all-reduce adds in an order that depends on the
-place in the buffer, so that buckets rebuilt otherwise give other losses in the last bits; therefore `bucketed` saves
-its order. torch-ddp's buckets begin anew: from 3 ranks on its first step may differ in the last bits.
+Floating-point sums of three or more numbers depend on the order of addition. A ring all-reduce adds in an order that
+depends on the position in the buffer, so other buckets give losses that differ in the last bits. Therefore `bucketed`
+saves its order. torch-ddp rebuilds its buckets, so with 3 or more ranks its first step may differ in the last bits.
 """
 
 import json
@@ -57,10 +57,10 @@ __all__ = [
 
 FORMAT_VERSION = 1
 HEADER = "checkpoint.json"
-"""What a sharded checkpoint holds beside torch.distributed.checkpoint's files; written last."""
+"""The engine's own file in a sharded checkpoint, beside torch.distributed.checkpoint's; written last."""
 PARAMETERS, BUFFERS, MASTERS = "parameters", "buffers", "masters"
 KINDS = (PARAMETERS, BUFFERS, MASTERS, *MOMENTS)
-"""Tensors go by `kind.name`."""
+"""A tensor's key is `kind.name`."""
 REMEDY = "resume with the model options that it was saved with"
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """A tensor of the state as a whole."""
+    """Shape and dtype of a whole tensor of the state."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -85,7 +85,7 @@ class _Spec:
         return torch.Size(self.shape).numel()
 
     def zeros(self, count: int, device: torch.device | None = None) -> torch.Tensor:
-        """So many of its elements."""
+        """`count` of its elements, flat, as zeros."""
         return torch.zeros(count, dtype=getattr(torch, self.dtype), device=device)
 
 
@@ -96,7 +96,7 @@ class _Progress:
     step: int
     """Training steps done."""
     updates: dict[str, int]
-    """Of each parameter that has had any."""
+    """Updates of each parameter that has had any."""
     order: list[str] | None
     """See [Note: one order of addition]."""
 
@@ -105,27 +105,25 @@ class _Progress:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> "_Progress":
-        """ValueError, KeyError or TypeError if it is none."""
+        """The inverse of `document`. ValueError, KeyError or TypeError for anything else."""
         if document["format_version"] != FORMAT_VERSION:
-            raise ValueError(
-                f"format_version is {document['format_version']}, and {FORMAT_VERSION} is what can be read"
-            )
+            raise ValueError(f"format_version is {document['format_version']}, but only {FORMAT_VERSION} can be read")
         order = document["order"]
         return cls(int(document["step"]), dict(document["updates"]), None if order is None else list(order))
 
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """What this rank has of one parameter or buffer."""
+    """This rank's part of one parameter or buffer."""
 
     kind: str
     name: str
     begin: int
-    """Where it begins in the flattened tensor."""
+    """The part's offset in the flattened tensor."""
     values: torch.Tensor
     """In the memory that training uses."""
     optimized: torch.Tensor | None
-    """What the optimizer updates; None for what is not trained."""
+    """The tensor that the optimizer updates; None if it is not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +139,21 @@ class _Slice:
 
 
 def full_state(strategy: Strategy, optimizer: AdamW, step: int) -> dict[str, Any] | None:
-    """The state after `step` training steps, on rank 0 and on the CPU; None elsewhere. Every rank must call it.
+    """The state after `step` training steps, on the CPU of rank 0; None on other ranks. Every rank must call it.
 
-    `step`, `updates` {parameter: times}, and by name, in their shapes: `parameters`, `buffers`, fp32 `masters` of
-    parameters in lower precision, `exp_avg` and `exp_avg_sq` of those that were updated.
+    Keys are `step`, `updates` {parameter: count}, and dicts of tensors by name: `parameters`, `buffers`, fp32 `masters`
+    of parameters in lower precision, and `exp_avg` and `exp_avg_sq` of updated parameters.
     """
     progress, specs = _describe(strategy, optimizer, step)
     mine = _slices(strategy, optimizer)
     state: dict[str, Any] = progress.document() | {kind: {} for kind in KINDS}
-    shared = _sharded_names(strategy)
+    sharded = _sharded_names(strategy)
     for key, spec in specs.items():
         kind, _, name = key.partition(".")
         full = spec.zeros(spec.numel, strategy.comm.device)
         if key in mine:
             full[mine[key].begin :][: mine[key].values.numel()] = mine[key].values
-        if name in shared and full.numel():  # each byte is some rank's, and zero elsewhere
+        if name in sharded and full.numel():  # each byte comes from one rank and is zero on the others
             strategy.comm.all_reduce_sum(full.view(torch.uint8)).wait()
         if strategy.comm.rank == 0:
             state[kind][name] = full.view(spec.shape).cpu()
@@ -165,9 +163,9 @@ def full_state(strategy: Strategy, optimizer: AdamW, step: int) -> dict[str, Any
 def load_full_state(
     state: Mapping[str, Any], strategy: Strategy, optimizer: AdamW, *, source: str = "the state"
 ) -> int:
-    """Go on from what `full_state` returned, which every rank must have; returns the training steps done.
+    """Load what `full_state` returned, which every rank must have; returns the number of training steps done.
 
-    Raises EngineError on all ranks, and nothing is changed, if it is no such state or another model's.
+    If it is no such state or belongs to another model, EngineError is raised on all ranks, and nothing is changed.
     """
     _require_ours(strategy)
 
@@ -176,7 +174,7 @@ def load_full_state(
             progress = _Progress.read(state)
             offered = {f"{kind}.{name}": _Spec.of(tensor) for kind in KINDS for name, tensor in state[kind].items()}
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise EngineError(f"{source} is no full state: {_one_line(error)}; name one that was saved here") from None
+            raise EngineError(f"{source} is not a full state: {_one_line(error)}; name what save_full wrote") from None
         return progress, _matching(strategy, progress, offered, source)
 
     progress, specs = _on_all(strategy.comm, check)
@@ -189,7 +187,7 @@ def load_full_state(
 
 
 def save_full(path: Path, strategy: Strategy, optimizer: AdamW, step: int) -> None:
-    """Leave `full_state` in one file, whole or absent. EngineError on all ranks if it cannot be written."""
+    """Write `full_state` to one file, complete or absent. EngineError on all ranks if it cannot be written."""
     state = full_state(strategy, optimizer, step)
 
     def write() -> None:
@@ -202,15 +200,17 @@ def save_full(path: Path, strategy: Strategy, optimizer: AdamW, step: int) -> No
 
 
 def load_full(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
-    """Go on from a file that `save_full` left; returns the training steps done. EngineError on all ranks if it
-    cannot be."""
+    """Load a file that `save_full` wrote; returns the number of training steps done.
+
+    EngineError on all ranks if that is impossible.
+    """
 
     def read() -> Any:
         if not path.is_file():
-            raise EngineError(f"{path} is not there; name a file that holds a full state")
+            raise EngineError(f"{path} does not exist; name a file that contains a full state")
         try:
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except Exception as error:  # of zip, pickle or the file system
+        except Exception as error:  # from zip, pickle or the file system
             raise EngineError(f"{path} is damaged: {_one_line(error)}; resume from another") from None
 
     return load_full_state(_on_all(strategy.comm, read), strategy, optimizer, source=str(path))
@@ -220,7 +220,7 @@ def load_full(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
 
 
 def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) -> None:
-    """Leave the state after `step` training steps in a directory, whole or absent; every rank writes its own part.
+    """Write the state after `step` training steps to a directory, complete or absent; each rank writes its own part.
 
     An older checkpoint there is replaced. EngineError on all ranks if it cannot be written.
     """
@@ -262,9 +262,9 @@ def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) ->
 
 
 def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
-    """Go on from what `save_sharded` left, also with another world size; returns the training steps done.
+    """Load what `save_sharded` wrote, with any world size; returns the number of training steps done.
 
-    Raises EngineError on all ranks, and nothing is changed, if it is not there, damaged or another model's.
+    If it is missing, damaged or another model's, EngineError is raised on all ranks, and nothing is changed.
     """
     _require_ours(strategy)
 
@@ -288,11 +288,11 @@ def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
 
 
 def require_place(path: Path) -> None:
-    """EngineError if a checkpoint saved as `path` would overwrite something else."""
+    """EngineError if saving a checkpoint as `path` would overwrite something else."""
     if path.is_dir() and ((path / HEADER).is_file() or not any(path.iterdir())):
         return
     if path.exists():
-        raise EngineError(f"{path} is there and holds no checkpoint; save to a new directory")
+        raise EngineError(f"{path} exists and is not a checkpoint; save to a new directory")
 
 
 def require_checkpoint(path: Path) -> None:
@@ -323,7 +323,7 @@ class _Saver(DefaultSavePlanner):
 
 
 class _Loader(DefaultLoadPlanner):
-    """Reads slices, whoever wrote what of them."""
+    """Reads slices, however they were divided when they were written."""
 
     def __init__(self, slices: Mapping[str, _Slice], specs: Mapping[str, _Spec]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -336,7 +336,7 @@ class _Loader(DefaultLoadPlanner):
         for key, part in self._slices.items():
             stored = self.metadata.state_dict_metadata.get(key)
             if not isinstance(stored, TensorStorageMetadata) or list(stored.size) != [self._specs[key].numel]:
-                raise ValueError(f"its parts do not make up {key}")
+                raise ValueError(f"its parts do not add up to {key}")
             wanted = ChunkStorageMetadata(torch.Size([part.begin]), part.values.shape)
             items += create_read_items_for_chunk_list(key, stored, [wanted])
         return LoadPlan(items)
@@ -347,28 +347,28 @@ class _Loader(DefaultLoadPlanner):
 
 def _read(path: Path) -> tuple[_Progress, dict[str, _Spec]]:
     if not path.is_dir():
-        raise EngineError(f"{path} is not there; name a directory that --save left")
+        raise EngineError(f"{path} does not exist; name a directory that --save wrote")
     if not (path / HEADER).is_file():
-        raise EngineError(f"{path} holds no whole checkpoint, {HEADER} is missing; name a directory that --save left")
+        raise EngineError(f"{path} is not a complete checkpoint, {HEADER} is missing; name one that --save wrote")
     try:
         document = json.loads((path / HEADER).read_text())
         tensors = {key: _Spec(tuple(shape), str(dtype)) for key, (shape, dtype) in document["tensors"].items()}
         FileSystemReader(path).read_metadata()
         return _Progress.read(document), tensors
-    except Exception as error:  # of json, pickle or the file system
+    except Exception as error:  # from json, pickle or the file system
         raise EngineError(f"{path} is damaged: {_one_line(error)}; resume from another") from None
 
 
-# What there is
+# The state and this rank's part of it
 
 
 def _require_ours(strategy: Strategy) -> None:
     if "save" in strategy.refuses:
-        raise EngineError(f"checkpoints are not for {strategy.name}, which has state dicts of its own; use zero3")
+        raise EngineError(f"checkpoints do not support {strategy.name}, which has its own state dicts; use zero3")
 
 
 def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progress, dict[str, _Spec]]:
-    """How far the run has come, and all tensors of its state by key; the same on all ranks."""
+    """The run's progress, and all tensors of its state by key; the same on all ranks."""
     _require_ours(strategy)
     strategy.settle()
     mine = {o.name: optimizer.updates_of(o.optimized) for o in _owned(strategy) if o.optimized is not None}
@@ -380,7 +380,7 @@ def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progres
 
 
 def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
-    """All tensors of a state in which the parameters were updated so often."""
+    """All tensors of a state with these numbers of updates, by key."""
     specs = {}
     for name, parameter in strategy.model.named_parameters():
         spec = specs[f"{PARAMETERS}.{name}"] = _Spec.of(parameter)
@@ -392,39 +392,39 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
 
 
 def _owned(strategy: Strategy) -> list[_Owned]:
-    """What this rank has."""
+    """This rank's parts of all parameters and buffers."""
     sharded = _sharded_names(strategy)
-    found = [
+    parts = [
         _Owned(PARAMETERS, name, 0, p.detach(), p if p.requires_grad else None)
         for name, p in strategy.model.named_parameters()
         if name not in sharded
     ]
     if isinstance(strategy, Sharded):
-        found += [
+        parts += [
             _Owned(PARAMETERS, part.name, part.begin, part.values, None if part.piece is None else part.piece.tensor)
             for part in strategy.parts()
         ]
-    return found + [_Owned(BUFFERS, name, 0, buffer, None) for name, buffer in strategy.model.named_buffers()]
+    return parts + [_Owned(BUFFERS, name, 0, buffer, None) for name, buffer in strategy.model.named_buffers()]
 
 
 def _sharded_names(strategy: Strategy) -> set[str]:
-    """Parameters of which each rank owns a part; the rest all have."""
+    """Parameters of which each rank owns a part; every rank has all of the others."""
     return {name for flat in strategy.flats for name in flat.names} if isinstance(strategy, Sharded) else set()
 
 
 def _slices(strategy: Strategy, optimizer: AdamW) -> dict[str, _Slice]:
-    """What this rank saves, by key. What all have, rank 0 saves: its buffers are the ones that count."""
+    """The slices that this rank saves, by key. Rank 0 saves what all ranks have, as its buffers are the valid ones."""
     sharded = _sharded_names(strategy)
-    found: dict[str, _Slice] = {}
+    slices: dict[str, _Slice] = {}
     for o in _owned(strategy):
         if o.name in sharded or strategy.comm.rank == 0:
             tensors = {o.kind: o.values} | ({} if o.optimized is None else optimizer.state_of(o.optimized))
-            found |= {f"{kind}.{o.name}": _Slice(o.begin, t.detach().reshape(-1)) for kind, t in tensors.items()}
-    return {key: part for key, part in found.items() if part.values.numel()}
+            slices |= {f"{kind}.{o.name}": _Slice(o.begin, t.detach().reshape(-1)) for kind, t in tensors.items()}
+    return {key: part for key, part in slices.items() if part.values.numel()}
 
 
 def _room(strategy: Strategy, specs: Mapping[str, _Spec]) -> dict[str, _Slice]:
-    """Room for what this rank needs of these tensors, on the CPU: a GPU need not hold it twice."""
+    """Empty slices for this rank's parts of these tensors; on the CPU, so that a GPU does not hold them twice."""
     return {
         key: _Slice(o.begin, specs[key].zeros(o.values.numel()))
         for o in _owned(strategy)
@@ -435,7 +435,7 @@ def _room(strategy: Strategy, specs: Mapping[str, _Spec]) -> dict[str, _Slice]:
 
 @torch.no_grad()
 def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Mapping[str, _Slice]) -> None:
-    """Make what was loaded the state; gradients are forgotten."""
+    """Make the loaded slices the state; gradients are discarded."""
     strategy.settle()
     strategy.zero_grad()
     for o in _owned(strategy):
@@ -451,19 +451,19 @@ def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Ma
 
 
 def _matching(strategy: Strategy, progress: _Progress, offered: Mapping[str, _Spec], source: str) -> dict[str, _Spec]:
-    """The tensors that this model needs. EngineError if those on offer are others."""
+    """The tensors that this model needs. EngineError if the offered ones differ."""
     needed = _specs(strategy, progress.updates)
     for key, spec in needed.items():
         kind, _, name = key.partition(".")
         what = name if kind in (PARAMETERS, BUFFERS) else key
         if key not in offered:
-            raise EngineError(f"{source} has no {what}, and the model has; {REMEDY}")
+            raise EngineError(f"{source} lacks the model's {what}; {REMEDY}")
         if offered[key] != spec:
             raise EngineError(f"{source} has {what} {offered[key]}, the model has {spec}; {REMEDY}")
     for key in offered:
         kind, _, name = key.partition(".")
         if kind in (PARAMETERS, BUFFERS) and key not in needed:
-            raise EngineError(f"{source} has {name}, and the model has not; {REMEDY}")
+            raise EngineError(f"{source} has {name}, which the model lacks; {REMEDY}")
     return needed
 
 
@@ -471,25 +471,25 @@ def _matching(strategy: Strategy, progress: _Progress, offered: Mapping[str, _Sp
 
 
 def _on_all(comm: Communicator, run: Callable[[], T]) -> T:
-    """What `run` returns here; if it raises EngineError on some rank, all raise it."""
+    """Call `run` and return its value; if it raises EngineError on some rank, all ranks raise it."""
     value: T | None = None
-    verdict = ""
+    message = ""
     try:
         value = run()
     except EngineError as error:
-        verdict = str(error)
-    for told in comm.gather_objects(verdict):
-        if told:
-            raise EngineError(told)
-    return value  # type: ignore[return-value]  # no error: it is there
+        message = str(error)
+    for ranks_message in comm.gather_objects(message):
+        if ranks_message:
+            raise EngineError(ranks_message)
+    return value  # type: ignore[return-value]  # without an error it is set
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """EngineError for what the file system refuses."""
+    """Turn errors of the file system into EngineError."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch.save's is a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError
         raise EngineError(f"{path} cannot be written: {_one_line(error)}") from None
 
 
@@ -499,7 +499,7 @@ def _first_failure(error: CheckpointException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """Kind and first line; what follows in torch's messages is advice about itself."""
+    """The error's type and first line; torch's messages continue with advice."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

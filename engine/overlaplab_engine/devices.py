@@ -1,4 +1,4 @@
-"""Where the ranks compute: the one rule for it, and why it cannot be a GPU."""
+"""Choose between CPU and GPUs, and explain why torch cannot use a GPU."""
 
 import os
 import re
@@ -17,12 +17,12 @@ class NoGpu:
 
     why: str
     remedy: str | None
-    """None where there is no GPU."""
+    """None if the machine has no GPU."""
 
 
 def gpus(device: Device) -> int:
-    """How many GPUs torch has here. EngineError, which says why, if it must have some and has none."""
-    import torch  # takes a while
+    """How many GPUs torch can use here. EngineError with the reason if `device` is CUDA and there are none."""
+    import torch  # slow
 
     count = torch.cuda.device_count()
     if device is Device.CUDA and count == 0:
@@ -39,7 +39,7 @@ def gpus(device: Device) -> int:
 
 
 def on_gpus(device: Device, ranks_here: int, world_size: int) -> bool:
-    """Whether to compute on GPUs: when told to, or when two or more ranks have one each on this machine."""
+    """Whether to compute on GPUs: on request, or automatically if there are two or more ranks and a GPU for each."""
     if device is not Device.AUTO:
         return device is Device.CUDA
     return world_size >= 2 and gpus(device) >= ranks_here
@@ -48,29 +48,30 @@ def on_gpus(device: Device, ranks_here: int, world_size: int) -> bool:
 def no_gpu(
     machine: Nvidia, *, torch_version: str, built_for: str | None, error: str | None, visible: str | None
 ) -> NoGpu:
-    """Why torch has no GPU: there is none, torch is a CPU build (`built_for` no CUDA), they are hidden, or `error`.
+    """Why torch has no GPU: the machine has none, torch is a CPU build, the GPUs are hidden, or CUDA's own `error`.
 
-    `error` is what CUDA says when it starts, `visible` is CUDA_VISIBLE_DEVICES.
+    `built_for` is the CUDA version that torch was built for, None in a CPU build. `error` is CUDA's message when it
+    starts, and `visible` is CUDA_VISIBLE_DEVICES.
     """
     if not machine.gpus:
-        answer = f" that answers (nvidia-smi: {machine.error})" if machine.error else ""
-        return NoGpu(f"this machine has no GPU{answer}", None)
-    beside = f"this machine's GPU ({machine.gpus[0].name})"
+        trouble = f" that answers (nvidia-smi: {machine.error})" if machine.error else ""
+        return NoGpu(f"this machine has no GPU{trouble}", None)
+    gpu = f"this machine's GPU ({machine.gpus[0].name})"
     if built_for is None:
-        return NoGpu(f"torch {torch_version} is a CPU build and cannot use {beside}", _install(machine.driver))
+        return NoGpu(f"torch {torch_version} is a CPU build and cannot use {gpu}", _install(machine.driver))
     if visible is not None and (not visible.strip() or visible.strip().startswith("-1")):
-        return NoGpu(f"CUDA_VISIBLE_DEVICES={visible} hides {beside}", "unset that")
+        return NoGpu(f"CUDA_VISIBLE_DEVICES={visible} hides {gpu}", "unset it")
     if error is not None and "driver on your system is too old" in error:
         older = _install(machine.driver).replace("a CUDA build", "a build for an older CUDA")
         driver = f"the driver {machine.driver or ''}".rstrip() + _cuda_of(error)
         return NoGpu(f"{driver} is too old for torch's CUDA {built_for}", f"update the driver, or {older}")
     if error is not None and "Found no NVIDIA driver" in error:
-        return NoGpu(f"torch finds no driver for {beside}", "in a container, start it with its GPUs (--gpus all)")
-    return NoGpu(f"torch cannot use {beside}: {error or 'no reason is given'}", "see that nvidia-smi lists it")
+        return NoGpu(f"torch finds no driver for {gpu}", "in a container, start it with its GPUs (--gpus all)")
+    return NoGpu(f"torch cannot use {gpu}: {error or 'no reason is given'}", "check that nvidia-smi lists it")
 
 
 def cuda_error() -> str | None:
-    """Start CUDA in this process: what it says on one line if it cannot, else None."""
+    """Start CUDA in this process; returns its error on one line, or None."""
     import torch
 
     try:
@@ -81,18 +82,18 @@ def cuda_error() -> str | None:
 
 
 def visible() -> str | None:
-    """CUDA_VISIBLE_DEVICES."""
+    """The environment variable CUDA_VISIBLE_DEVICES."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def _install(driver: str | None) -> str:
-    """How to get a torch that this driver can run: CUDA 13 needs 580, CUDA 12.6 any that torch still supports."""
+    """How to install a torch that works with this driver: CUDA 13 needs 580, CUDA 12.6 any still supported driver."""
     major = int(driver.partition(".")[0]) if driver and driver[:1].isdigit() else 0
     index = f"https://download.pytorch.org/whl/{'cu130' if major >= 580 else 'cu126'}"
     return f"install a CUDA build: pip install --force-reinstall torch --index-url {index}"
 
 
 def _cuda_of(error: str) -> str:
-    """Which CUDA the driver can run, by CUDA's own words: `(found version 12020)`."""
+    """The CUDA version that the driver supports, from CUDA's message: `(found version 12020)`."""
     found = re.search(r"found version (\d+)", error)
     return f" (CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10})" if found else ""

@@ -1,6 +1,6 @@
-"""`python -m overlaplab_engine.doctor`: what torch, driver and profiler tell of this machine, as JSON.
+"""`python -m overlaplab_engine.doctor`: facts about torch, the driver and the profiler on this machine, as JSON.
 
-`overlaplab doctor` starts it, for it imports no torch itself, and says what the facts mean for a recording.
+`overlaplab doctor`, which does not import torch itself, starts it and explains what the facts mean for a recording.
 """
 
 import json
@@ -15,11 +15,11 @@ __all__ = ["facts"]
 
 
 def facts() -> dict[str, Any]:
-    """`nvidia` (see `engine.nvidia`) and `torch`: null where not installed, `{"error"}` where it cannot be loaded.
+    """`nvidia` (see `overlaplab_engine.nvidia`) and `torch`: null if not installed, `{"error"}` if it does not load.
 
-    Of torch: `version`, `cuda` (the one it was built for, null in a CPU build), `hip` likewise, `gpus` (how many it can
-    use), `no_gpu` (`{"why", "remedy"}` where that is none), `gloo` (bool), `nccl` (its version, null where there is
-    none), `cupti` (`{"seen", "cause"}`: whether the profiler saw a kernel, and if not, why; null without a GPU).
+    Keys of `torch`: `version`; `cuda` and `hip` (the version it was built for, or null); `gpus` (the number it can
+    use); `no_gpu` (`{"why", "remedy"}` if that is 0); `gloo` (bool); `nccl` (its version, or null); `cupti` (`{"seen",
+    "cause"}`: whether the profiler saw a kernel and, if not, why; null without a GPU).
     """
     machine = nvidia()
     return {"nvidia": asdict(machine), "torch": _torch(machine)}
@@ -31,7 +31,7 @@ def _torch(machine: Nvidia) -> dict[str, Any] | None:
         import torch.distributed as dist
     except ModuleNotFoundError as error:
         return None if error.name == "torch" else {"error": _one_line(error)}
-    except (ImportError, OSError) as error:  # a library that it needs is missing, or is another version
+    except (ImportError, OSError) as error:  # a library that torch needs is missing or has another version
         return {"error": _one_line(error)}
     error_of_cuda = cuda_error()
     usable = torch.cuda.device_count() if error_of_cuda is None else 0
@@ -42,7 +42,7 @@ def _torch(machine: Nvidia) -> dict[str, Any] | None:
         error=error_of_cuda,
         visible=visible(),
     )
-    found = probe("cuda:0") if usable else None
+    cupti = probe("cuda:0") if usable else None
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -51,7 +51,7 @@ def _torch(machine: Nvidia) -> dict[str, Any] | None:
         "no_gpu": None if usable else asdict(reason),
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": _nccl() if dist.is_available() and dist.is_nccl_available() else None,
-        "cupti": None if found is None else {"seen": found.seen, "cause": None if found.seen else cause(found)},
+        "cupti": None if cupti is None else {"seen": cupti.seen, "cause": None if cupti.seen else cause(cupti)},
     }
 
 

@@ -1,10 +1,7 @@
-"""The one error class for what a user can mend.
-
-EngineError     bad configuration, ranks that disagree, a run that cannot go on
-"""
+"""The error class for everything that a user can fix."""
 
 __all__ = ["EngineError"]
 
 
 class EngineError(Exception):
-    """A mistake or a fault, told on one line that names what to do about it."""
+    """Bad configuration, ranks that disagree, or a run that cannot go on; one line that names the remedy."""

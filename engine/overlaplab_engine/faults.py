@@ -1,9 +1,9 @@
-"""How a rank ends when something fails: it tells the error once, closes its recording if it can, and is gone.
+"""How a rank ends after an error: it reports the error once, closes its recording if it can, and exits.
 
-[Note: who began it]
-When a rank fails, the others fail too, for want of it. So a rank that only lost a peer tells nothing at first and waits
-a while to be ended by the launcher, which by then has seen the first one's end. If nobody ends it, the other rank is
-stuck and says nothing: then the loss is what there is to tell, marked so that any real error comes before it.
+[Note: the first cause]
+When a rank fails, the others lose a peer and fail too. So a rank that only lost a peer first reports nothing and waits
+a while: the launcher, which sees the first rank's end, normally ends the others. If nobody ends this rank, the other
+one is stuck and silent. Then the lost peer is reported, marked so that any real error takes precedence.
 """
 
 import json
@@ -22,32 +22,32 @@ from overlaplab_engine.network.communicator import is_lost_peer
 __all__ = ["FAULT", "MANAGED", "end", "tell"]
 
 FAULT = 2
-"""Exit code of bad input and of faults."""
+"""Exit code for bad input and other errors."""
 MANAGED = "OVERLAPLAB_LAUNCHER"
-"""Set in the environment of ranks that `overlaplab_engine.launch` started: it tells their errors, they need not."""
+"""Set for ranks that `overlaplab_engine.launch` started: the launcher prints their errors."""
 TRACEBACK = "OVERLAPLAB_TRACEBACK"
-"""Set it to see where an error came from."""
+"""If set, errors are printed with their traceback."""
 GRACE_S = 3.0
-"""How long a rank that lost a peer waits to be ended."""
+"""How long a rank that lost a peer waits for the launcher to end it."""
 CLOSING_S = 10.0
-"""How long a rank that fails may take to close its recording."""
+"""How long a failing rank may take to close its recording."""
 
-_told: list[BaseException] = []
+_reported: list[BaseException] = []
 _asked_to_end = threading.Event()
 
 
 def tell(error: BaseException) -> None:
-    """Tell this rank's error, to the launcher or on stderr; from now on this process ends within `CLOSING_S`.
+    """Report this rank's error, to the launcher or on stderr; afterwards the process ends within `CLOSING_S`.
 
-    Called where the error passes by an open recording, so that closing it delays nobody. Only the first call counts.
+    Call it before the recording is closed, so that closing delays no other rank. Only the first call counts.
     """
-    if _told:
+    if _reported:
         return
-    _told.append(error)
+    _reported.append(error)
     watchdog = threading.Timer(CLOSING_S, _leave, (error,))
     watchdog.daemon = True
     watchdog.start()
-    signal.signal(signal.SIGTERM, _note_request)  # the recording is closed first
+    signal.signal(signal.SIGTERM, _note_request)  # close the recording before ending
     if TRACEBACK in os.environ:
         traceback.print_exception(error)
     if is_lost_peer(error):
@@ -56,13 +56,13 @@ def tell(error: BaseException) -> None:
 
 
 def end(error: BaseException) -> NoReturn:
-    """Tell the error and end this process, whatever its threads are doing."""
+    """Report the error and end this process, whatever its threads are doing."""
     tell(error)
-    if is_lost_peer(_told[0]):  # [Note: who began it]
+    if is_lost_peer(_reported[0]):  # [Note: the first cause]
         deadline = time.monotonic() + GRACE_S
         while not _asked_to_end.is_set() and time.monotonic() < deadline:
             time.sleep(0.05)
-    _leave(_told[0])
+    _leave(_reported[0])
 
 
 def _leave(error: BaseException) -> NoReturn:
@@ -81,7 +81,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _write(message: str, lost_peer: bool = False) -> None:
-    """Leave the message where the launcher reads it, and say it unless the launcher will."""
+    """Write the message to the launcher's file, and print it unless the launcher does."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         data = {"message": message, "timestamp": int(time.time()), "time_ns": time.time_ns(), "lost_peer": lost_peer}

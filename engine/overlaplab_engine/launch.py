@@ -22,17 +22,17 @@ from overlaplab_engine.recording.trace_file import sweep
 __all__ = ["launch"]
 
 ENTRY = ("-P", "-m", "overlaplab_engine")
-"""What a rank runs with this Python. -P: no module is taken from the current folder, whatever its files are called."""
+"""The arguments of Python that run a rank. -P: modules in the current folder are not imported."""
 
 
 def launch(nproc: int, argv: list[str], out: Path) -> None:
     """Run `python -m overlaplab_engine ARGV` as `nproc` ranks under torch's elastic agent, and wait for them.
 
-    Raises EngineError, naming the rank whose error or death ended the run; then all ranks have ended.
+    If a rank fails, EngineError names the first cause; by then all ranks have ended.
     """
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed."):
-            logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what it would say, this function says
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # this function reports the errors itself
     os.environ[MANAGED] = "1"
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -59,7 +59,7 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
             raise EngineError(_first_cause(error.failures)) from None
         except SignalException as error:
             raise EngineError(f"interrupted by {signal.Signals(error.sigval).name}; all ranks have ended") from None
-        except Exception as error:  # of the agent or its rendezvous
+        except Exception as error:  # from the agent or its rendezvous
             text = " ".join(str(error).split())
             raise EngineError(f"the ranks cannot be started: {type(error).__name__}: {text}") from error
         finally:
@@ -70,8 +70,8 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
 def _host_name_without_dns() -> Iterator[None]:
     """Let `socket.getfqdn` answer without asking DNS.
 
-    The agent calls it for every event that it logs and every failure that it formats, with no option against it, and a
-    machine without DNS takes seconds to say that it has no name. The ranks never call it: they get `local_addr`.
+    The agent calls it for every event that it logs and every failure that it formats, which cannot be turned off, and
+    without DNS each call takes seconds. The ranks do not call it, because they get `local_addr`.
     """
     before = socket.getfqdn
     socket.getfqdn = lambda name="": name or socket.gethostname()
@@ -82,25 +82,26 @@ def _host_name_without_dns() -> Iterator[None]:
 
 
 def _first_cause(failures: dict[int, ProcessFailure]) -> str:
-    """The rank that began it: killed from outside, else the first that told an error, else one that ended untold, else
-    the first that told of a lost peer, else any.
+    """A message about the failure that caused the others.
 
-    Ranks that the launcher ends by SIGTERM, or that lose a peer and say nothing, are consequences.
+    In order of precedence: a rank killed by a signal, the first reported error, a rank that ended without a report, the
+    first reported loss of a peer, any other. Ranks that the launcher ended by SIGTERM, or that lost a peer without
+    reporting it, are only consequences.
     """
 
-    def order(item: tuple[int, ProcessFailure]) -> tuple[int, int]:
+    def precedence(item: tuple[int, ProcessFailure]) -> tuple[int, int]:
         _, failure = item
         if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
             return 0, 0
-        if _told(failure):
+        if _has_report(failure):
             return (3 if failure.error_file_data["lost_peer"] else 1), failure.error_file_data["time_ns"]
         return (4 if failure.exitcode in (FAULT, -signal.SIGTERM) else 2), failure.timestamp
 
-    rank, failure = min(failures.items(), key=order)
+    rank, failure = min(failures.items(), key=precedence)
     if failure.exitcode < 0:
         return f"rank {rank}: killed by {signal.Signals(-failure.exitcode).name}"
-    return f"rank {rank}: {failure.message if _told(failure) else f'ended with exit code {failure.exitcode}'}"
+    return f"rank {rank}: {failure.message if _has_report(failure) else f'ended with exit code {failure.exitcode}'}"
 
 
-def _told(failure: ProcessFailure) -> bool:
+def _has_report(failure: ProcessFailure) -> bool:
     return os.path.isfile(failure.error_file)

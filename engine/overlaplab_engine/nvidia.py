@@ -1,4 +1,4 @@
-"""The NVIDIA driver and its GPUs, as the machine tells them without torch: which may be a build that sees none."""
+"""The NVIDIA driver and its GPUs, found without torch, since torch may be a build that sees none."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; None for what the driver does not tell."""
+    """One GPU; None for values that the driver does not report."""
 
     name: str
     memory_mib: int | None = None
@@ -24,25 +24,25 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Nvidia:
-    """The driver, and the GPUs that it has."""
+    """The driver and its GPUs."""
 
     driver: str | None = None
-    """Its version, such as `580.65.06`; None where there is no driver, or nothing tells."""
+    """Its version, such as `580.65.06`; None if there is no driver or its version is unknown."""
     gpus: list[Gpu] = field(default_factory=list)
     error: str | None = None
-    """What nvidia-smi says in place of an answer; None where it answers, or is not installed."""
+    """The error of nvidia-smi; None if it succeeded or is not installed."""
 
 
 def nvidia() -> Nvidia:
-    """What `nvidia-smi` says, else the driver's files in /proc; without GPUs where there is no sign of any."""
-    asked = _asked()
-    if asked is not None and asked.gpus:
-        return asked
-    return Nvidia(_loaded_version(), _listed(), asked.error if asked else None)
+    """Driver and GPUs according to nvidia-smi, else according to the driver's files in /proc."""
+    reported = _from_nvidia_smi()
+    if reported is not None and reported.gpus:
+        return reported
+    return Nvidia(_module_version(), _gpus_in_proc(), reported.error if reported else None)
 
 
-def _asked() -> Nvidia | None:
-    """What nvidia-smi says; None where it is not installed."""
+def _from_nvidia_smi() -> Nvidia | None:
+    """Driver and GPUs according to nvidia-smi; None if it is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -58,8 +58,8 @@ def _asked() -> Nvidia | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Nvidia(error=" ".join(str(error).split()))
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
-        return Nvidia(error=" ".join(said.split()))
+        message = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
+        return Nvidia(error=" ".join(message.split()))
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     rows = [row for row in rows if len(row) == len(_QUERY.split(","))]
     gpus = [
@@ -69,23 +69,23 @@ def _asked() -> Nvidia | None:
     return Nvidia(rows[0][-1] if rows else None, gpus)
 
 
-def _loaded_version() -> str | None:
-    """The version of the kernel module that is loaded."""
+def _module_version() -> str | None:
+    """The version of the loaded kernel module."""
     try:
         text = (_KERNEL_MODULE / "version").read_text()
     except OSError:
         return None
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s", text)
-    return found[1] if found else None
+    version = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s", text)
+    return version[1] if version else None
 
 
-def _listed() -> list[Gpu]:
-    """The GPUs that the kernel module has."""
-    found = []
+def _gpus_in_proc() -> list[Gpu]:
+    """The GPUs that the kernel module lists in /proc."""
+    gpus = []
     for file in sorted(_KERNEL_MODULE.glob("gpus/*/information")):
         try:
             model = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
         except OSError:
             model = None
-        found.append(Gpu(model[1].strip() if model else "NVIDIA GPU"))
-    return found
+        gpus.append(Gpu(model[1].strip() if model else "NVIDIA GPU"))
+    return gpus

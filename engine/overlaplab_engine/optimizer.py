@@ -30,31 +30,31 @@ class AdamW:
 
     @staticmethod
     def exact(dtype: torch.dtype) -> torch.dtype:
-        """The type of masters and moments of parameters of `dtype`."""
+        """The dtype of the masters and moments of parameters of `dtype`."""
         return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
     def states(self) -> list[torch.Tensor]:
-        """fp32 masters and moments, as far as there are any."""
+        """All fp32 masters and moments that exist so far."""
         masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         moments = [t for state in (self._adamw.state if self._adamw else {}).values() for t in state.values()]
         return masters + [t for t in moments if t.dim()]
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A parameter's fp32 `masters` if it has any, and its moments `exp_avg`, `exp_avg_sq` once it was updated."""
+        """A parameter's fp32 `masters`, if any, and its moments `exp_avg` and `exp_avg_sq`, once it was updated."""
         master = self._masters[self._number[id(parameter)]]
-        found = {} if master is parameter else {"masters": master}
+        masters = {} if master is parameter else {"masters": master}
         state = self._adamw.state.get(master, {}) if self._adamw else {}
-        return found | {name: state[name] for name in MOMENTS if name in state}
+        return masters | {name: state[name] for name in MOMENTS if name in state}
 
     def updates_of(self, parameter: torch.Tensor) -> int:
-        """How often a parameter was updated, which AdamW's bias correction goes by."""
+        """How often a parameter was updated; AdamW's bias correction depends on it."""
         master = self._masters[self._number[id(parameter)]]
         state = self._adamw.state.get(master, {}) if self._adamw else {}
         return int(state["step"]) if "step" in state else 0
 
     @torch.no_grad()
     def restore(self, parameter: torch.Tensor, state: Mapping[str, torch.Tensor], updates: int) -> None:
-        """Go on from what `state_of` and `updates_of` once said of a parameter; its own values are not touched."""
+        """Restore what `state_of` and `updates_of` returned for a parameter; its own values stay as they are."""
         master = self._masters[self._number[id(parameter)]]
         if master is not parameter:
             master.copy_(state["masters"].view(master.shape))
@@ -62,7 +62,7 @@ class AdamW:
         self._adamw.state.pop(master, None)
         if updates:
             moments = {name: torch.empty_like(master).copy_(state[name].view(master.shape)) for name in MOMENTS}
-            step = torch.tensor(float(updates), dtype=torch.float32, device=master.device)  # as fused AdamW keeps it
+            step = torch.tensor(float(updates), dtype=torch.float32, device=master.device)  # as in fused AdamW
             self._adamw.state[master] = {"step": step, **moments}
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The names of the strategies: apart from them, since they import torch, and the command line's help does not."""
+"""The names of the strategies, in a module without torch, which the command line's help must not import."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ __all__ = ["StrategyName"]
 
 
 class StrategyName(StrEnum):
-    """The strategies, as the command line knows them."""
+    """The strategies by their names on the command line."""
 
     NAIVE = "naive"
     PER_PARAM = "per-param"

@@ -1,4 +1,4 @@
-"""Train and record: the loop over steps, on one rank."""
+"""Train and record on one rank: the loop over steps."""
 
 import math
 import os
@@ -58,9 +58,9 @@ def train_step(
 
 
 def record(config: Config, argv: list[str]) -> None:
-    """Train on this rank as configured, and leave a run in `config.out`. Every rank of the job calls this.
+    """Train on this rank as configured, and write a run to `config.out`. Every rank of the job calls this.
 
-    Raises EngineError for what the user can mend.
+    Raises EngineError for problems that the user can fix.
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     device = _device(config)
@@ -96,11 +96,11 @@ def record(config: Config, argv: list[str]) -> None:
                 write_json(config.out / MANIFEST, document)
         if config.save is not None:
             save_sharded(config.save, strategy, optimizer, done + config.warmup + config.steps)
-        comm.barrier()  # nobody leaves before all is complete
+        comm.barrier()  # no rank leaves before everything is written
 
 
 def model_of(config: Config) -> Transformer:
-    """The model, untrained, on torch's default device: its weights are those of the seed and of that device's kind."""
+    """The untrained model on torch's default device; its weights depend on the seed and the kind of device."""
     return Transformer(
         layers=config.layers,
         width=config.width,
@@ -114,9 +114,9 @@ def model_of(config: Config) -> Transformer:
 
 
 def build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW]:
-    """The model, if there is none yet, in its strategy, its gradients labelled, and the optimizer.
+    """The strategy around the model, whose gradients are labelled, and the optimizer.
 
-    A new one is built on the device, and strategies that shard parameters fill and shard it unit by unit.
+    Without `model` a new one is built on the device; strategies that shard parameters fill and shard it unit by unit.
     """
     if model is None:
         with torch.device("meta"):
@@ -124,7 +124,7 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
         defer(model, comm.device, partial(initial_values, seed=config.seed))
     else:
         model = model.to(comm.device)
-    label_gradients(model)  # before the strategy's hooks: ready comes before launch
+    label_gradients(model)  # before the strategy's hooks, so that "ready" comes before "launch"
     options = Options(
         bucket_cap_mb=config.bucket_cap_mb,
         first_bucket_mb=config.first_bucket_mb,
@@ -140,8 +140,10 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
 def _run(
     config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, done: int
 ) -> tuple[int, int, list[float]]:
-    """The loop, after `done` steps of an earlier run; returns the first and the end of the link's collectives in the
-    recorded steps, and the losses."""
+    """The loop, continuing after `done` steps of an earlier run.
+
+    Returns the range of the link's collectives in the recorded steps, as first and end, and the recorded losses.
+    """
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = (
         TraceFile(
@@ -157,7 +159,7 @@ def _run(
     )
     first = 0
     losses: list[torch.Tensor] = []
-    strategy.on_error = faults.tell  # here nobody catches it
+    strategy.on_error = faults.tell  # nobody catches the error here
     with recorder or nullcontext(), _progress(config, comm) as advance:
         try:
             for step in range(config.warmup + config.steps):
@@ -170,21 +172,21 @@ def _run(
                 )
                 losses.append(loss)
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):
-                    strategy.settle()  # what a step began belongs into the recording as a whole, or not at all
+                    strategy.settle()  # collectives that a step launched are recorded completely or not at all
                 advance()
                 if recorder is not None:
                     recorder.step()
         except BaseException as error:
-            faults.tell(error)  # before the recording is closed, which takes a while
+            faults.tell(error)  # first, because closing the recording takes a while
             raise
     if recorder is not None and recorder.saw_no_device:
-        recorder.discard()  # without kernels and run.json it would be taken for a recording on the CPU
+        recorder.discard()  # without kernels and run.json it would look like a recording on a CPU
         raise EngineError(nothing_seen(str(comm.device)))
     return first, comm.launched, [float(loss) for loss in losses[config.warmup :]]
 
 
 def _peak_allocated(comm: Communicator) -> int | None:
-    """The allocator's highest mark in the recorded steps, less what is lent to phantoms; the CPU's keeps none."""
+    """The CUDA allocator's peak in the recorded steps in bytes, without the phantoms' memory; None on a CPU."""
     if comm.device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(comm.device) - comm.scratch_bytes
@@ -192,7 +194,7 @@ def _peak_allocated(comm: Communicator) -> int | None:
 
 @contextmanager
 def _progress(config: Config, comm: Communicator) -> Iterator[Callable[[], None]]:
-    """A bar on rank 0's stderr if that is a terminal, redrawn between steps only."""
+    """Show a progress bar on rank 0's stderr if that is a terminal; it is redrawn only between steps."""
     if comm.rank != 0 or not sys.stderr.isatty():
         yield lambda: None
         return
@@ -221,18 +223,18 @@ def _progress(config: Config, comm: Communicator) -> Iterator[Callable[[], None]
 def _connected(device: torch.device, config: Config) -> Iterator[Communicator]:
     comm = connect(device, config.link, wait=config.link_wait, communicators=config.communicators)
     yield comm
-    comm.close()  # not after an error: others may be waiting in a collective, and the process ends anyway
+    comm.close()  # not after an error: other ranks may be waiting in a collective, and the process ends anyway
 
 
 def _device(config: Config) -> torch.device:
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if not on_gpus(config.device, local_size, int(os.environ["WORLD_SIZE"])):
-        # Ranks share the cores; more threads than cores would only get in each other's way.
+        # The ranks share the cores; more threads than cores would slow each other down.
         torch.set_num_threads(max(1, math.floor(_cores() / local_size)))
         return torch.device("cpu")
     if config.link is not None and int(os.environ["WORLD_SIZE"]) > 1:
         raise EngineError(
-            "--link on a GPU emulates a group around one rank: use --nproc 1 and a WORLD, such as "
+            "--link on a GPU emulates a group around a single rank: use --nproc 1 and a WORLD, such as "
             "--link 400Gbps,10us,8; or --link none, or --device cpu"
         )
     count = gpus(config.device)

@@ -1,4 +1,4 @@
-"""One rank as a process."""
+"""The process of one rank."""
 
 import os
 import signal
@@ -15,9 +15,9 @@ __all__ = ["finish", "work"]
 
 
 def work(config: Config, argv: list[str]) -> None:
-    """Record on this rank, and end the process: with exit code 2 on any error.
+    """Record on this rank and end the process, with exit code 2 after any error.
 
-    SIGINT has its default action: a main thread that waits inside a collective would never run a Python handler.
+    SIGINT gets its default action, because a main thread inside a collective would never run a Python handler.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _end_with_parent()
@@ -29,10 +29,10 @@ def work(config: Config, argv: list[str]) -> None:
 
 
 def finish() -> NoReturn:
-    """End a process whose work is done, and leave torch's threads alone.
+    """End a process whose work is done, without shutting down the interpreter.
 
-    One of gloo's that lets go of a Python object while the interpreter shuts down aborts the process ("terminate called
-    without an active exception"): seen in 1 of 14 runs.
+    A gloo thread that releases a Python object during the shutdown would abort the process ("terminate called without
+    an active exception"); this was seen in 1 of 14 runs.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -40,7 +40,7 @@ def finish() -> NoReturn:
 
 
 def _end_with_parent() -> None:
-    """End when the launcher, or torchrun, is gone."""
+    """End when the launcher or torchrun is gone."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -422,22 +422,22 @@ def damaged_and_foreign_checkpoints(comm: Communicator) -> None:
     comm.barrier()
     with untouched(run) as refused:
         for name, message in {
-            "no header": "PATH holds no whole checkpoint, checkpoint.json is missing; name a directory that",
+            "no header": "PATH is not a complete checkpoint, checkpoint.json is missing; name one that --save wrote",
             "header cut": "PATH is damaged: JSONDecodeError",
             "metadata cut": "PATH is damaged: UnpicklingError",
             "no metadata": "PATH is damaged: FileNotFoundError",
             "part missing": "PATH is damaged: rank 0: FileNotFoundError",
             "part cut": "PATH is damaged: rank 0: ",
-            "newer": "PATH is damaged: ValueError: format_version is 2, and 1 is what can be read; resume from another",
-            "mixed": f"PATH has no exp_avg_sq.maps.d.bias, and the model has; {FITS_NOT}",
-            "mixed more": "ValueError: its parts do not make up exp_avg.maps.d.bias; resume from another",
+            "newer": "PATH is damaged: ValueError: format_version is 2, but only 1 can be read; resume from another",
+            "mixed": f"PATH lacks the model's exp_avg_sq.maps.d.bias; {FITS_NOT}",
+            "mixed more": "ValueError: its parts do not add up to exp_avg.maps.d.bias; resume from another",
         }.items():
             refused(load_sharded, path.with_name(f"whole {name}"), message)
-        refused(load_sharded, full, "PATH is not there; name a directory that --save left")
+        refused(load_sharded, full, "PATH does not exist; name a directory that --save wrote")
         refused(load_full, full.with_name("cut.pt"), "PATH is damaged: RuntimeError: ")
-        refused(load_full, full.with_name("foreign.pt"), "PATH is no full state: KeyError: 'format_version'")
-        refused(load_full, full.with_name("list.pt"), "PATH is no full state: TypeError: ")
-        refused(load_full, path, "PATH is not there; name a file that holds a full state")
+        refused(load_full, full.with_name("foreign.pt"), "PATH is not a full state: KeyError: 'format_version'")
+        refused(load_full, full.with_name("list.pt"), "PATH is not a full state: TypeError: ")
+        refused(load_full, path, "PATH does not exist; name a file that contains a full state")
 
 
 class Other(Uneven):
@@ -467,13 +467,13 @@ def another_models_checkpoint(comm: Communicator) -> None:
         refused(load_sharded, path, shape)
         refused(load_full, full, shape)
     with untouched(Run(comm, ZERO1, model=More())) as refused:
-        refused(load_sharded, path, f"PATH has no e, and the model has; {FITS_NOT}")
+        refused(load_sharded, path, f"PATH lacks the model's e; {FITS_NOT}")
     with untouched(Run(comm, NAIVE, "bfloat16")) as refused:
         refused(load_full, full, f"has maps.a.weight [6, 6] float32, the model has [6, 6] bfloat16; {FITS_NOT}")
     more = Run(comm, BUCKETED, model=More())
     save_sharded(path, more.strategy, more.optimizer, 3)
     with untouched(saved) as refused:
-        refused(load_sharded, path, f"PATH has e, and the model has not; {FITS_NOT}")
+        refused(load_sharded, path, f"PATH has e, which the model lacks; {FITS_NOT}")
 
 
 @scenario()
@@ -481,7 +481,7 @@ def no_checkpoint_of_fsdp2(comm: Communicator) -> None:
     strategy = make(StrategyName.TORCH_FSDP2, transformer(), comm, Options())
     optimizer = AdamW(strategy.optimized(), lr=1e-3)
     for act in (lambda: full_state(strategy, optimizer, 0), lambda: load_full_state({}, strategy, optimizer)):
-        with pytest.raises(EngineError, match="not for torch-fsdp2, which has state dicts of its own; use zero3"):
+        with pytest.raises(EngineError, match="do not support torch-fsdp2, which has its own state dicts; use zero3"):
             act()
 
 
@@ -501,7 +501,7 @@ def saved_again_and_elsewhere(comm: Communicator) -> None:
     if comm.rank == 0:
         folder("there").joinpath("notes").write_text("mine")
     comm.barrier()
-    with pytest.raises(EngineError, match="there is there and holds no checkpoint; save to a new directory"):
+    with pytest.raises(EngineError, match="there exists and is not a checkpoint; save to a new directory"):
         save_sharded(folder("there"), run.strategy, run.optimizer, 3)
     with pytest.raises(EngineError, match="notes/below cannot be written: FileExistsError"):
         save_sharded(folder("there") / "notes" / "below", run.strategy, run.optimizer, 3)
@@ -618,13 +618,13 @@ def test_a_damaged_checkpoint_is_one_line(checkpoint: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--resume", "nowhere"), "nowhere is not there; name a directory that --save left"),
+        (("--resume", "nowhere"), "nowhere does not exist; name a directory that --save wrote"),
         (
             ("--resume", "mine"),
-            "mine holds no whole checkpoint, checkpoint.json is missing; name a directory that --save left",
+            "mine is not a complete checkpoint, checkpoint.json is missing; name one that --save wrote",
         ),
-        (("--save", "mine"), "mine is there and holds no checkpoint; save to a new directory"),
-        (("--save", "mine/notes"), "mine/notes is there and holds no checkpoint; save to a new directory"),
+        (("--save", "mine"), "mine exists and is not a checkpoint; save to a new directory"),
+        (("--save", "mine/notes"), "mine/notes exists and is not a checkpoint; save to a new directory"),
         (("--save", "."), "--save . would replace --out run; name a directory of its own"),
         (("--save", "run"), "--save run would replace --out run; name a directory of its own"),
         (

@@ -121,7 +121,7 @@ def test_an_nvidia_smi_that_fails_is_quoted(driver: Path, tmp_path: Path) -> Non
             "13.0",
             "No CUDA GPUs are available",
             "",
-            NoGpu("CUDA_VISIBLE_DEVICES= hides this machine's GPU (NVIDIA H200)", "unset that"),
+            NoGpu("CUDA_VISIBLE_DEVICES= hides this machine's GPU (NVIDIA H200)", "unset it"),
         ),
         (
             H200,
@@ -139,7 +139,8 @@ def test_an_nvidia_smi_that_fails_is_quoted(driver: Path, tmp_path: Path) -> Non
             "CUDA unknown error",
             "0",
             NoGpu(
-                "torch cannot use this machine's GPU (NVIDIA H200): CUDA unknown error", "see that nvidia-smi lists it"
+                "torch cannot use this machine's GPU (NVIDIA H200): CUDA unknown error",
+                "check that nvidia-smi lists it",
             ),
         ),
     ],

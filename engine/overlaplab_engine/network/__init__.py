@@ -1,1 +1,1 @@
-"""The link, process groups, streams, phantoms and the device's clock: only here are collectives called."""
+"""Communicator, process groups, CUDA streams and the emulated link. Collectives are called only here."""

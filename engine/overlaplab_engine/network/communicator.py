@@ -24,17 +24,17 @@ from overlaplab_engine.network.streams import CommStreams
 __all__ = ["Communicator", "Work", "connect", "is_lost_peer"]
 
 
-# Before torch 2.13 they have other names.
+# torch before 2.13 has other names for these.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _HashStore: Any = torch._C._distributed_c10d.HashStore
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Work:
-    """A collective under way; it keeps its tensors until it is waited for. See [Note: buffers kept alive]."""
+    """A collective under way; it keeps its tensors alive until waited for. See [Note: buffers kept alive]."""
 
     def __init__(self, work: Any, tensors: Sequence[Any], check: Callable[[], None]) -> None:
-        """`work` is torch.distributed's or a `StreamWork`; `check` raises what went wrong without its knowing."""
+        """`work` is torch.distributed's or a `StreamWork`; `check` raises errors that `work` does not report."""
         self._work = work
         self._tensors = tensors
         self._check = check
@@ -46,12 +46,12 @@ class Work:
         self._check()
 
     def is_completed(self) -> bool:
-        """Whether it is known to be done; on CUDA never."""
+        """Whether it is known to be done; on CUDA always false."""
         return bool(self._work.is_completed())
 
 
 class Communicator:
-    """One rank's view of a process group, and of a second one for all-gathers if there are two."""
+    """One rank's view of a process group, or of two if all-gathers have their own."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Communicator:
         streams: CommStreams | None = None,
         gathers: dist.ProcessGroup | None = None,
     ) -> None:
-        """Talk through `group`; `device` is where its tensors live, and `streams` are its own on CUDA.
+        """Communicate through `group`; tensors live on `device`. On CUDA, collectives run on `streams`.
 
-        `gathers` is a group of the same ranks: all-gathers then go through it. NCCL runs the collectives of one group
-        one after the other, and those of two at once.
+        `gathers` is a second group of the same ranks for all-gathers. NCCL runs the collectives of one group one after
+        the other, but may run those of two groups at once.
         """
         self.group = group
         self._gathers = gathers or group
@@ -72,16 +72,16 @@ class Communicator:
         self.rank = group.rank()
         self.world_size = group.size()
         self.backend = str(dist.get_backend(group))
-        # NCCL averages by itself (among several; _get_gradient_divide_factors in torch's FSDP2 says why), and so do the
-        # phantoms of a GPU; gloo only sums, so gradients are divided before, as torch DDP does.
+        # NCCL can average, except with one rank (see _get_gradient_divide_factors in torch's FSDP2), and so can
+        # phantoms on a GPU. Gloo only sums, so there gradients are divided beforehand, as torch's DDP does.
         averages = device.type == "cuda" and self.world_size > 1
         self._mean = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
         self.prescale = 1.0 if averages else 1.0 / self.world_size
-        """What a gradient must be multiplied by before `all_reduce_mean`."""
-        self._launches: Counter[str] = Counter()  # in each group, by its name
+        """The factor by which to multiply a gradient before `all_reduce_mean`."""
+        self._launches: Counter[str] = Counter()  # per group name
         self._store_keys = 0
         self.counts: Counter[Kind] = Counter()
-        """How many collectives of each kind were launched here."""
+        """Collectives launched here, by kind."""
 
     @property
     def link(self) -> Link | None:
@@ -95,32 +95,32 @@ class Communicator:
 
     @property
     def carried(self) -> Sequence[Carried]:
-        """What an emulated link carried so far; empty without one. On a GPU this waits for it."""
+        """The collectives that an emulated link has carried; empty without one. On a GPU this waits for the link."""
         return self.group.log if isinstance(self.group, process_group.EmulatedLinkGroup) else ()
 
     @property
     def phantom_ranks(self) -> list[int]:
-        """The ranks of the group that are not there, so that numerics are not meant; see `network.phantoms`."""
+        """Emulated ranks without a process. If there are any, losses are meaningless; see `network.phantoms`."""
         return self.group.phantom_ranks if isinstance(self.group, process_group.EmulatedLinkGroup) else []
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory of this rank's device that is lent to phantoms."""
+        """Memory on this rank's device that phantoms use."""
         return self.group.scratch_bytes if isinstance(self.group, process_group.EmulatedLinkGroup) else 0
 
     def all_reduce_mean(self, tensor: torch.Tensor) -> Work:
-        """Average prescaled tensors over the ranks, in place; returns at once, `.wait()` for the result."""
+        """Average prescaled tensors over the ranks, in place; returns at once, call `.wait()` for the result."""
         return self._launch(Kind.ALL_REDUCE, tensor, dist.all_reduce, tensor, op=self._mean)
 
     def all_reduce_future(self, tensor: torch.Tensor) -> "torch.futures.Future[list[torch.Tensor]]":
-        """As `all_reduce_mean`, on torch's own stream, with torch's own future: for DDP, which waits by itself."""
+        """Like `all_reduce_mean`, on torch's own stream and with its future: for DDP, which waits by itself."""
         with self._span(Kind.ALL_REDUCE, tensor, self.group):
             work: Any = dist.all_reduce(tensor, op=self._mean, group=self.group, async_op=True)
         future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
         return future
 
     def all_reduce_max(self, tensor: torch.Tensor) -> Work:
-        """The elementwise largest over the ranks, in place; returns at once."""
+        """The elementwise maximum over the ranks, in place; returns at once."""
         return self._launch(Kind.ALL_REDUCE, tensor, dist.all_reduce, tensor, op=dist.ReduceOp.MAX)
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
@@ -130,19 +130,19 @@ class Communicator:
     def all_gather(self, full: torch.Tensor, shard: torch.Tensor) -> Work:
         """Fill `full` (world size × elements,) with every rank's `shard` (elements,), in rank order; returns at once.
 
-        `shard` may be this rank's part of `full`.
+        `shard` may be a view of this rank's part of `full`.
         """
         return self._launch(Kind.ALL_GATHER, full, _all_gather, full, shard)
 
     def reduce_scatter_mean(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
-        """Average prescaled tensors over the ranks; this rank's part of the mean lands in `shard`. Returns at once.
+        """Average prescaled tensors over the ranks; `shard` gets this rank's part of the mean. Returns at once.
 
-        `shard` may be this rank's part of `full`.
+        `shard` may be a view of this rank's part of `full`.
         """
         return self._launch(Kind.REDUCE_SCATTER, full, _reduce_scatter, shard, full, op=self._mean)
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Give every rank rank 0's values, in place."""
+        """Copy rank 0's values to every rank, in place."""
         works = []
         for tensor in tensors:
             works.append(self._launch(Kind.BROADCAST, tensor, dist.broadcast, tensor, group_src=0))
@@ -156,7 +156,7 @@ class Communicator:
         return [int(value) for value in tensor.tolist()]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order; phantoms have what this rank has."""
+        """Every rank's value, in rank order; phantoms have this rank's value."""
         if self.phantom_ranks:
             return [value] * self.world_size
         values: list[Any] = [None] * self.world_size
@@ -170,9 +170,9 @@ class Communicator:
         return f"overlaplab/{self.group.group_name}/{self._store_keys}"
 
     def exchange_through_store(self, key: str, value: str, timeout_s: float) -> list[str] | None:
-        """Every rank's value under a new key, in rank order; None if some rank has not given its own in time.
+        """Publish a value under a new key; returns every rank's value in rank order, None if one is late.
 
-        Through the store of the rendezvous: no collective, so that one rank's silence blocks no other's.
+        It goes through the rendezvous' store and not through a collective, so that a rank that is late blocks no other.
         """
         if self.phantom_ranks:
             return [value] * self.world_size
@@ -186,7 +186,7 @@ class Communicator:
         return [store.get(key).decode() for key in keys]
 
     def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's value; a phantom's is this rank's."""
+        """Rank 0's value; among phantoms, this rank's."""
         if self.phantom_ranks:
             return value
         values = [value]
@@ -196,9 +196,9 @@ class Communicator:
 
     @cached_property
     def for_objects(self) -> dist.ProcessGroup:
-        """A group that also gathers and scatters, as torch.distributed.checkpoint does and an emulated link does not.
+        """A group with gather and scatter, for torch.distributed.checkpoint; an emulated link lacks both.
 
-        Every rank must ask for it.
+        All ranks must access this property together, because it may create the group.
         """
         return self.group if self.link is None else dist.new_group(backend="gloo")
 
@@ -228,10 +228,10 @@ class Communicator:
 
     @contextmanager
     def _span(self, kind: Kind, tensor: torch.Tensor, group: dist.ProcessGroup) -> Iterator[None]:
-        """Around a launch, on CUDA: `engine::comm`, which tells by correlation which device events communicate.
+        """Label a launch. On CUDA it is `engine::comm`, whose correlations identify the communicating device events.
 
-        On CPU the collective runs elsewhere: the emulated link's thread says so itself, and for gloo's, which say
-        nothing of the size, an `engine::collective` does.
+        On CPU the collective runs on another thread. The emulated link's thread writes its own label; gloo's ranges
+        lack the size, so for them the launch gets an `engine::collective`.
         """
         name = group.group_name
         seq = self._launches[name]
@@ -254,20 +254,20 @@ def connect(
     wait: LinkWait = LinkWait.KERNEL,
     communicators: int = 1,
 ) -> Communicator:
-    """Join the ranks that torchrun, or `overlaplab_engine.launch`, started. EngineError when they cannot be reached.
+    """Join the ranks that torchrun or `overlaplab_engine.launch` started. EngineError if they cannot be reached.
 
-    One rank alone, behind a link that names more, stands for a group of so many: the others are phantoms. `wait` says
-    what holds up a GPU's stream behind a link.
+    If there is one rank and `link` names more, the other ranks are phantoms. `wait` says what holds up a GPU's stream
+    behind a link.
 
-    With 2 `communicators` all-gathers have a group of their own; an emulated link carries one collective at a time, and
-    is for one. Kernels of two NCCL communicators that wait for room on the GPU in different orders on different ranks
-    can deadlock, so NCCL (2.26 or newer) is told to start them in the order of their launches, which is the same on all
-    ranks (NCCL's user guide, "Using multiple NCCL communicators concurrently").
+    With 2 `communicators`, all-gathers have a group of their own; an emulated link supports only one. Kernels of two
+    NCCL communicators can deadlock if different ranks start them in different orders. Therefore NCCL (2.26 or newer) is
+    told to start them in the order of their launches, which is the same on all ranks (NCCL's user guide, "Using
+    multiple NCCL communicators concurrently").
     """
     timeout = timedelta(seconds=timeout_s)
     gathers: Any = None
     if communicators == 2:
-        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # which NCCL reads when it begins
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # NCCL reads it when it starts
     try:
         if link is not None:
             _emulate(link, device, timeout, wait)
@@ -278,7 +278,7 @@ def connect(
         if communicators == 2:
             gathers = dist.new_group(timeout=timeout, group_desc="gathers")
     except (dist.DistError, RuntimeError) as error:
-        text = " ".join(str(error).partition("Exception raised from")[0].split())  # less the C++ stack
+        text = " ".join(str(error).partition("Exception raised from")[0].split())  # without the C++ stack
         raise EngineError(f"the ranks cannot be reached: {text}") from error
     group = dist.group.WORLD
     assert group is not None
@@ -286,28 +286,28 @@ def connect(
 
 
 def _emulate(link: Link, device: torch.device, timeout: timedelta, wait: LinkWait) -> None:
-    """Make the default group one behind `link`."""
+    """Create the default group, behind `link`."""
     ranks = int(os.environ["WORLD_SIZE"])
     phantoms = link.stands_alone(ranks) or device.type == "cuda"
     process_group.register()
     if device.type == "cpu":
-        sys.setswitchinterval(1e-4)  # [Note: one thread is the link]: it must not wait 5 ms for the interpreter
+        sys.setswitchinterval(1e-4)  # the link's thread must not wait 5 ms for the interpreter
     emulation = process_group.Emulation(
-        link=replace(link, world_size=None),  # a smaller group's collectives reckon with its own size
+        link=replace(link, world_size=None),  # groups that are made later are modelled by their own size
         alone_on=device if phantoms else None,
         wait=wait,
     )
     alone: dict[str, Any] = {}
-    if phantoms:  # they meet nobody: a store in this process, as for torch's fake process group
+    if phantoms:  # there is no other process: the store is in this one, as for torch's fake process group
         alone = {"store": _HashStore(), "rank": 0, "world_size": link.world_size or 1}
     dist.init_process_group(process_group.BACKEND, timeout=timeout, pg_options=emulation, **alone)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error only says that another rank has gone, so that the other rank's error is the one to read."""
+    """Whether an error only says that another rank has gone; then that rank's error is the one to read."""
     text = str(error).lower()
     if isinstance(error, dist.DistError) and not isinstance(error, dist.DistBackendError):
         return True
-    # Of NCCL's errors, which may be this rank's own, those that speak of the other end.
+    # NCCL's errors may be this rank's own; only these concern the other end.
     lost = ("gloo/transport", "connection closed by", "connection reset by peer", "remote process exit")
     return any(words in text for words in lost)

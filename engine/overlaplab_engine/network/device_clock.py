@@ -1,8 +1,8 @@
-"""The GPU's own clock: stamps of its time, and waiting until some time has passed since one, without the host.
+"""Keeps the emulated link's time on the GPU: one kernel records a start time, another waits until a span has passed.
 
-Two kernels of one thread each, in PTX, which the driver compiles when they are loaded: neither nvcc nor NVRTC is
-needed. They are launched through the driver's own interface, for a few µs of the host's time. PTX ISA: `%globaltimer`
-counts ns, in steps that depend on the GPU; `nanosleep` needs sm_70.
+Both kernels have one thread. They are written in PTX, which the driver compiles when it loads them, so neither nvcc nor
+NVRTC is needed. Launching them through the driver's API takes the host a few µs. PTX ISA: `%globaltimer` counts ns, in
+steps that depend on the GPU; `nanosleep` needs sm_70.
 """
 
 import ctypes
@@ -57,57 +57,57 @@ NAMES = ("emulated_link_begin", "emulated_link_wait")
 
 def _edges_ns(text: str) -> int:
     if not text.isdecimal():
-        raise EngineError(f"OVERLAPLAB_EDGES_NS={text} is no whole number of ns, such as 1500")
+        raise EngineError(f"OVERLAPLAB_EDGES_NS={text} is not a whole number of ns, such as 1500")
     return int(text)
 
 
 EDGES_NS = _edges_ns(os.environ.get("OVERLAPLAB_EDGES_NS") or "1500")
-"""What a trace shows of the two kernels before the first one's stamp and after the second one's: about what an empty
-kernel takes. Both the wait and the times read reckon with it. OVERLAPLAB_EDGES_NS sets it to what a GPU was found to
-take."""
+"""A trace shows the two kernels as longer than the time between their timestamps by this much: about the duration of an
+empty kernel. The wait is shortened by it, and measured times are lengthened. OVERLAPLAB_EDGES_NS sets a measured value.
+"""
 SLOTS = 4096
-"""Stamps are kept in blocks of so many pairs."""
+"""Pairs of timestamps per block of memory."""
 
 
 class DeviceClock:
-    """Stamps in slots: begin and end of what happens on a stream."""
+    """Records the beginning and the end of each collective on a stream, in numbered slots."""
 
     def __init__(self, device: torch.device) -> None:
-        """Load the kernels onto the GPU `device` and run them once. EngineError if its driver will not have them."""
+        """Load the kernels onto the GPU `device` and run them once. EngineError if its driver cannot load them."""
         from torch.cuda._utils import _cuda_load_module
 
         self._device = device
-        self._blocks = [self._block()]  # before the kernels: now the device's context is this thread's
+        self._blocks = [self._block()]  # first: this makes the device's context current in this thread
         try:
             with torch.cuda.device(device):
                 kernels: Any = _cuda_load_module(PTX, list(NAMES))
         except RuntimeError as error:
-            raise EngineError(f"--link: this GPU cannot tell the time ({error}); it needs sm_70 or newer") from error
+            raise EngineError(f"--link: this GPU cannot keep time ({error}); it must be sm_70 or newer") from error
         self._begin, self._wait = (kernels[name] for name in NAMES)
         self._driver: Any = ctypes.CDLL("libcuda.so.1")  # as torch/cuda/_utils.py does
         self.begin(0, torch.cuda.current_stream(device))
         self.wait_until(0, 0, torch.cuda.current_stream(device))
 
     def begin(self, slot: int, stream: torch.cuda.Stream) -> None:
-        """Stamp the beginning in `slot`, when `stream` comes to it."""
+        """Record the beginning in `slot`, when `stream` reaches it."""
         if slot // SLOTS == len(self._blocks):
             self._blocks.append(self._block())
         self._launch(self._begin, stream, self._at(slot))
 
     def wait_until(self, slot: int, ns: int, stream: torch.cuda.Stream) -> None:
-        """Hold up `stream` until `ns` after the beginning, and stamp the end."""
+        """Hold up `stream` until `ns` after the beginning, and record the end."""
         self._launch(self._wait, stream, self._at(slot), max(ns - EDGES_NS, 0))
 
     def occupied_ns(self, count: int) -> list[int]:
-        """From beginning to end of the first `count` slots; whoever asks has waited for the streams."""
+        """Time from beginning to end of the first `count` slots; the caller must have waited for the streams."""
         begin, end = torch.cat(self._blocks)[:count].unbind(1)
         return [int(ns) + EDGES_NS for ns in (end - begin).tolist()]
 
     def check(self) -> None:
-        """Nothing fails later than its launch."""
+        """Do nothing: no error appears after the launch."""
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """Do nothing."""
 
     def _block(self) -> torch.Tensor:
         return torch.empty(SLOTS, 2, dtype=torch.int64, device=self._device)
@@ -116,7 +116,7 @@ class DeviceClock:
         return self._blocks[slot // SLOTS].data_ptr() + 16 * (slot % SLOTS)
 
     def _launch(self, kernel: Any, stream: torch.cuda.Stream, *arguments: int) -> None:
-        """As `_CudaKernel.__call__` of torch/cuda/_utils.py, which takes 32 bits and opens the driver each time."""
+        """Like `_CudaKernel.__call__` in torch/cuda/_utils.py, which passes 32 bits and loads the driver each time."""
         values = [ctypes.c_uint64(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         queue = ctypes.c_void_p(stream.cuda_stream)

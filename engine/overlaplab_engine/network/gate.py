@@ -1,13 +1,12 @@
-"""A gate that holds up a GPU's stream without a kernel: the stream waits until a number in the host's memory is great
-enough, and a process, the gate's keeper, writes that number when the time has come.
+"""A gate that holds up a GPU's stream without a kernel. The stream waits until a number in the host's memory is large
+enough; a separate process, the gate keeper, writes that number when the time has come.
 
 [Note: the keeper is a process]
-The keeper must notice within microseconds that a collective has begun and that its time is over, so it polls all the
-time. A Python thread that polls would hold the interpreter's lock (GIL), which the training needs. A thread that sleeps
-between polls wakes up 50 µs late, and then waits for the lock for up to 5 ms. It could even deadlock: the training may
-hold the lock in a launch that waits for space in the device's queue, and only the gate's opening would make space. A
-thread in C would need a compiler on the user's machine. A process of its own has none of these troubles; it occupies
-one core.
+The keeper must notice within microseconds that a collective has begun and that its time is over, so it polls without
+pause. A polling Python thread would hold the interpreter's lock (GIL), which the training needs. A thread that sleeps
+between polls wakes up 50 µs late and may then wait for the lock for 5 ms. It could even deadlock: the training may hold
+the lock in a launch that waits for space in the device's queue, and only opening the gate would make space. A thread
+in C would need a compiler on the user's machine. A separate process avoids all this, at the price of one core.
 """
 
 import ctypes
@@ -27,14 +26,14 @@ __all__ = ["Gate"]
 STARTING_S = 30.0
 """How long the keeper may take to start."""
 ENDING_S = 10.0
-"""How long it may take to end."""
+"""How long the keeper may take to end."""
 
 
 class Gate:
     """The shared page (see `overlaplab_engine.network.gate_keeper`) and the keeper's process."""
 
     def __init__(self) -> None:
-        """Start the keeper. EngineError where that cannot be."""
+        """Start the keeper. EngineError if that fails."""
         if not hasattr(os, "memfd_create"):
             raise EngineError("--link-wait host needs Linux; use --link-wait kernel")
         fd = os.memfd_create("overlaplab-gate")
@@ -58,17 +57,17 @@ class Gate:
 
     @property
     def address(self) -> int:
-        """Where the page begins in this process' memory."""
+        """The page's address in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._page))
 
     def check(self) -> None:
-        """EngineError if the keeper has ended by itself; then the gate is open."""
+        """EngineError if the keeper ended unexpectedly; the gate is then open."""
         if not self._closing and not self._watch.is_alive():
             code = self._keeper.returncode
             raise EngineError(f"--link-wait host: the gate keeper's process has ended with code {code}; record again")
 
     def close(self) -> None:
-        """End the keeper; whatever waits goes on, and nothing waits any more."""
+        """End the keeper and leave the gate open: waiting streams go on."""
         self._closing = True
         self._words[CLOSING] = 1
         self._watch.join(ENDING_S)
@@ -77,7 +76,7 @@ class Gate:
             self._watch.join()
 
     def free(self) -> None:
-        """Give the page back, which no device may know any more."""
+        """Free the page; call it when no device has the page registered."""
         self._words.release()
         self._page.close()
 

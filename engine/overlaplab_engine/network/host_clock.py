@@ -1,11 +1,10 @@
-"""The emulated link's time, kept by the host: the link's stream waits at a gate, and no kernel occupies a place on the
-GPU meanwhile.
+"""Keeps the emulated link's time on the host: the link's stream waits at a gate, and no kernel occupies the GPU.
 
-For each collective the stream writes into the host's memory that it begins, and how long it is to take; then it waits
-until the gate's keeper has written there that the time is over. These are memory operations of streams
-(`cuStreamWriteValue64`, `cuStreamWaitValue64`), which the GPU's front end carries out. A trace does not show them, so
-two copies of 8 bytes to the host, which a copy engine carries out, mark the beginning and the end there. The times read
-are those of two events around it all.
+For each collective the stream writes to the host's memory that it begins, and how long it is to take. Then it waits
+until the gate keeper has written there that the time is over. These are stream memory operations
+(`cuStreamWriteValue64`, `cuStreamWaitValue64`), which the GPU's front end executes. A trace does not show them, so two
+copies of 8 bytes to the host, executed by a copy engine, mark the beginning and the end in it. The reported times come
+from two CUDA events around all of this.
 """
 
 import ctypes
@@ -20,36 +19,36 @@ from overlaplab_engine.network.gate_keeper import BEGUN, ORDER, PAGE, RELEASED, 
 
 __all__ = ["HostClock"]
 
-# cuda.h. The operations' second version (CUDA 11.7) works without an option of the driver's kernel module.
+# From cuda.h. Version 2 of the operations (CUDA 11.7) needs no option of the driver's kernel module.
 CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
 CU_STREAM_WRITE_VALUE_DEFAULT = 0
 CU_STREAM_WAIT_VALUE_GEQ = 0
 
 ROUNDS = 16
-"""So many waits at the start show by how much a wait takes longer than it was to take."""
+"""Number of waits at the start that measure by how much a wait takes too long."""
 ROUND_NS = 200_000
-"""How long each of them is to take."""
+"""How long each of them should take."""
 MOST_LEAD_NS = 50_000
-"""The greatest lead: a wait that is later than this met a busy core, which says nothing about the next one."""
+"""The largest lead: longer delays come from a busy core and do not predict the next one."""
 KEPT = 256
-"""The last so many slots keep their events; of older ones the times remain."""
+"""The last slots keep their events; of older slots only the times are kept."""
 
 
 class HostClock:
-    """As `DeviceClock`: begin and end of what happens on a stream, in slots from 0 on."""
+    """Records the beginning and the end of each collective on a stream, in slots from 0, as `DeviceClock` does."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
-        """Start a gate keeper for `device`, and measure its lead. EngineError if streams cannot wait for the host."""
+        """Start a gate keeper for `device` and measure its lead. EngineError if streams cannot wait for the host."""
         self._device, self._cuda = device, cuda
-        self._word = torch.zeros(1, dtype=torch.int64, device=device)  # first: the context becomes this thread's
-        self._seen = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._mark_source = torch.zeros(1, dtype=torch.int64, device=device)  # first: makes the context current here
+        self._mark_target = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._driver: Any = ctypes.CDLL("libcuda.so.1")  # as torch/cuda/_utils.py does
-        self._number = 0  # of the last collective that began, from 1 on
-        self._spans: list[Any] = []  # per slot its two events, or its time in ns
+        self._number = 0  # of the last collective that began, from 1
+        self._spans: list[Any] = []  # per slot: its two events, or its time in ns
         self._gate: Gate | None = None
         self.lead_ns = 0
-        """The gate opens so much before the time is over, because the stream takes that long to go on."""
+        """The gate opens this much early, because the stream takes that long to go on."""
         try:
             self._require()
             self._gate = Gate()
@@ -61,54 +60,54 @@ class HostClock:
             raise EngineError(f"--link-wait host: {error}; use --link-wait kernel") from error
 
     def begin(self, slot: int, stream: Any) -> None:
-        """Note the beginning in `slot`, when `stream`, which is the current one, comes to it."""
+        """Record the beginning in `slot`, when `stream`, which must be current, reaches it."""
         self._number += 1
         old = self._spans[slot - KEPT] if slot >= KEPT else 0
         if not isinstance(old, int) and old[1].query():
             self._spans[slot - KEPT] = _between(*old)
         begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
-        self._spans[slot:] = [(begin, end)]  # a slot begins again if its launch failed
+        self._spans[slot:] = [(begin, end)]  # after a failed launch the same slot begins again
         begin.record(stream)
         self._mark()
         self._write(BEGUN, self._number, stream)
 
     def wait_until(self, slot: int, ns: int, stream: Any) -> None:
-        """Hold up `stream`, which is the current one, until `ns` after the beginning, and note the end."""
+        """Hold up `stream`, which must be current, until `ns` after the beginning, and record the end."""
         self._write(ORDER, order(self._number, max(ns - self.lead_ns, 0)), stream)
-        at, value = ctypes.c_uint64(self._page + 8 * RELEASED), ctypes.c_uint64(self._number)
-        self._call("cuStreamWaitValue64_v2", _handle(stream), at, value, CU_STREAM_WAIT_VALUE_GEQ)
+        address, value = ctypes.c_uint64(self._page + 8 * RELEASED), ctypes.c_uint64(self._number)
+        self._call("cuStreamWaitValue64_v2", _handle(stream), address, value, CU_STREAM_WAIT_VALUE_GEQ)
         self._mark()
         self._spans[slot][1].record(stream)
 
     def occupied_ns(self, count: int) -> list[int]:
-        """From beginning to end of the first `count` slots; whoever asks has waited for the streams."""
+        """Time from beginning to end of the first `count` slots; the caller must have waited for the streams."""
         return [span if isinstance(span, int) else _between(*span) for span in self._spans[:count]]
 
     def check(self) -> None:
-        """EngineError if nobody keeps the gate any more."""
+        """EngineError if the gate keeper has ended."""
         if self._gate is not None:
             self._gate.check()
 
     def close(self) -> None:
-        """End the keeper; a stream that waits goes on."""
+        """End the keeper; waiting streams go on."""
         gate, self._gate = self._gate, None
         if gate is None:
             return
         gate.close()
-        self._cuda.synchronize(self._device)  # after which no stream writes to the page
+        self._cuda.synchronize(self._device)  # afterwards no stream writes to the page
         self._call("cuMemHostUnregister", ctypes.c_void_p(gate.address))
         gate.free()
 
     def _mark(self) -> None:
         """Leave a mark in the trace, without a kernel."""
-        self._seen.copy_(self._word, non_blocking=True)
+        self._mark_target.copy_(self._mark_source, non_blocking=True)
 
-    def _write(self, place: int, value: int, stream: Any) -> None:
-        at, number = ctypes.c_uint64(self._page + 8 * place), ctypes.c_uint64(value)
-        self._call("cuStreamWriteValue64_v2", _handle(stream), at, number, CU_STREAM_WRITE_VALUE_DEFAULT)
+    def _write(self, index: int, value: int, stream: Any) -> None:
+        address, number = ctypes.c_uint64(self._page + 8 * index), ctypes.c_uint64(value)
+        self._call("cuStreamWriteValue64_v2", _handle(stream), address, number, CU_STREAM_WRITE_VALUE_DEFAULT)
 
     def _find_lead(self) -> int:
-        """By how much waits take longer than they are to take: the numbers' way to the host and back, and the marks."""
+        """Measure by how much waits take too long: the round trip to the host, and the marks."""
         stream = self._cuda.current_stream(self._device)
         for slot in range(ROUNDS):
             self.begin(slot, stream)
@@ -119,20 +118,20 @@ class HostClock:
         return min(max(late_ns, 0), MOST_LEAD_NS)
 
     def _require(self) -> None:
-        """EngineError for a driver without memory operations of 64 bits."""
-        device, able = ctypes.c_int(), ctypes.c_int()
+        """EngineError for a driver without 64-bit stream memory operations."""
+        device, supported = ctypes.c_int(), ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), self._device.index or 0)
         attribute = CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-        self._call("cuDeviceGetAttribute", ctypes.byref(able), attribute, device)
-        if not able.value or not hasattr(self._driver, "cuStreamWaitValue64_v2"):
+        self._call("cuDeviceGetAttribute", ctypes.byref(supported), attribute, device)
+        if not supported.value or not hasattr(self._driver, "cuStreamWaitValue64_v2"):
             raise EngineError("--link-wait host: this GPU's streams cannot wait for the host; use --link-wait kernel")
 
     def _register(self, gate: Gate) -> int:
-        """Show the gate's page to the device; the page's address there."""
-        at, page = ctypes.c_uint64(), ctypes.c_void_p(gate.address)
+        """Register the gate's page with the device; returns its address there."""
+        address, page = ctypes.c_uint64(), ctypes.c_void_p(gate.address)
         self._call("cuMemHostRegister_v2", page, ctypes.c_size_t(PAGE), CU_MEMHOSTREGISTER_DEVICEMAP)
-        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(at), page, 0)
-        return at.value
+        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), page, 0)
+        return address.value
 
     def _call(self, name: str, *arguments: Any) -> None:
         error = getattr(self._driver, name)(*arguments)
@@ -145,5 +144,5 @@ def _handle(stream: Any) -> ctypes.c_void_p:
 
 
 def _between(begin: Any, end: Any) -> int:
-    """In ns; events resolve about 500."""
+    """Time in ns; the resolution of events is about 500 ns."""
     return round(1e6 * float(begin.elapsed_time(end)))

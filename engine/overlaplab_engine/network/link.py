@@ -1,7 +1,8 @@
 """The network model: how long a collective occupies a rank's link.
 
-T = s·α + f·bytes ÷ bandwidth, bytes those of the full (gathered) tensor, for n ranks in a ring (costs
-as in Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH").
+T = s·α + f·bytes ÷ bandwidth, where α is the latency, s the number of messages in a row, f the share of the tensor that
+a rank sends, and bytes those of the full (gathered) tensor. s and f are those of a ring of n ranks (Thakur,
+Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH").
 """
 
 import re
@@ -15,7 +16,7 @@ __all__ = ["Kind", "Link", "LinkWait"]
 
 
 class Kind(StrEnum):
-    """What a collective does, as labels and run.json spell it."""
+    """The kind of a collective, as spelled in labels and run.json."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -29,9 +30,9 @@ class LinkWait(StrEnum):
     """What holds up a GPU's stream until the emulated link would have carried a collective."""
 
     KERNEL = "kernel"
-    """A kernel of one thread, by the device's clock; it has a place on the GPU meanwhile: `network.device_clock`."""
+    """A one-thread kernel, by the device's clock; it occupies a place on the GPU. See `network.device_clock`."""
     HOST = "host"
-    """A process of the host, by the host's clock; nothing is on the GPU meanwhile: `network.host_clock`."""
+    """A process on the host, by the host's clock; nothing occupies the GPU. See `network.host_clock`."""
 
 
 _SPEC = re.compile(r"(?P<rate>\d+(?:\.\d+)?)Gbps,(?P<latency>\d+(?:\.\d+)?)us(?:,(?P<world>\d+))?")
@@ -46,10 +47,10 @@ class Link:
     latency_us: float
     """Latency of each message, in µs."""
     world_size: int | None = None
-    """Ranks that the model reckons with; None: as many as there are."""
+    """Number of ranks to model; None: the ranks that exist."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no network."""
+        """EngineError for impossible values."""
         if self.bandwidth_gbps <= 0:
             raise EngineError("--link needs a bandwidth above 0, such as 1Gbps,200us")
         if self.world_size is not None and self.world_size < 1:
@@ -74,21 +75,21 @@ class Link:
         return f"{self.bandwidth_gbps:g}Gbps,{self.latency_us:g}us{world}"
 
     def stands_alone(self, ranks: int) -> bool:
-        """Whether the one rank that there is stands for a group of more, its peers being phantoms.
+        """Whether a single rank stands for a larger group, whose other ranks are phantoms.
 
-        EngineError where several ranks are to stand for another number of them.
+        EngineError if there are several ranks, but not as many as the link names.
         """
         if self.world_size in (None, ranks):
             return False
         if ranks == 1:
             return True
         raise EngineError(
-            f"--link {self}: recording emulates the {ranks} ranks that there are; leave WORLD out, "
+            f"--link {self}: WORLD does not match the {ranks} ranks that are recorded; leave WORLD out, "
             f"or record one rank of {self.world_size} with --nproc 1"
         )
 
     def modelled_ns(self, kind: Kind, nbytes: int, world_size: int) -> int:
-        """T of one collective in ns; `nbytes` of the full tensor, `world_size` ranks unless the link names its own."""
+        """T of one collective in ns. `nbytes` are the full tensor's; the link's own world size, if any, comes first."""
         n = self.world_size or world_size
         steps, share = _ring(kind, n)
         latency_ns = Fraction(self.latency_us) * 1000
@@ -97,7 +98,7 @@ class Link:
 
 
 def _ring(kind: Kind, n: int) -> tuple[int, Fraction]:
-    """Messages in a row and the share of the full tensor that each rank sends."""
+    """The number of messages in a row, and the share of the full tensor that each rank sends."""
     match kind:
         case Kind.ALL_REDUCE | Kind.BARRIER:
             return 2 * (n - 1), Fraction(2 * (n - 1), n)

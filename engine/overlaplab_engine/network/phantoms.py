@@ -1,15 +1,16 @@
 """Phantoms: the peers of a rank that stands for a whole group alone.
 
 [Note: what one rank moves]
-A phantom sends nothing and gets nothing, but the rank's own memory is read and written as a ring would (NVIDIA's NCCL,
-and Thakur et al. 2005): what it sends is copied to staging memory, and what it receives is written to where it
-belongs. Received parts of a gather come from scratch memory, which holds small random values once and for all. A
-reduction is that of `size` equal ranks, so its result is right if all ranks do the same, and has the right size if they
-do not. All other parts of a gather would have to be trained, too: a run among phantoms is for its times, and its
-numerics are not meant. `_receive` is what a test replaces to give peers the values that they would have.
+A phantom neither sends nor receives, but the rank's own memory is read and written as a ring would do it (NVIDIA's
+NCCL, and Thakur et al. 2005): data sent is copied to staging memory, and data received is written to its destination.
+The parts that a gather receives come from scratch memory, which always holds the same small random values. A reduction
+is computed as if all `size` ranks had this rank's values. Since nobody trains the other parts of a gather, a run among
+phantoms is recorded for its times, and its losses are meaningless. Tests replace `_receive` to give the peers the
+values that they would have.
 
-Scratch and staging hold a block, and larger tensors are moved block by block. On a CPU a block is so small that torch
-moves it with the calling thread alone: threads of its own pool would inherit [Note: one thread is the link]'s priority.
+Scratch and staging memory hold one block, and larger tensors are moved block by block. On a CPU a block is so small
+that torch moves it on the calling thread alone: its pool's threads would inherit the real-time priority of the link's
+thread.
 """
 
 from collections.abc import Iterator
@@ -22,33 +23,33 @@ from overlaplab_engine.errors import EngineError
 
 __all__ = ["Phantoms"]
 
-dist: Any = torch.distributed  # whose stubs know few of the names that a process group needs
+dist: Any = torch.distributed  # its type stubs lack most of the names that a process group needs
 
 BLOCK_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}
-"""What is moved at once; on a CPU at::internal::GRAIN_SIZE (ATen/Parallel.h)."""
+"""Elements moved at once; on a CPU at::internal::GRAIN_SIZE (ATen/Parallel.h)."""
 SCALE = 0.02
-"""Standard deviation of what phantoms send: that of the model's initial weights."""
+"""Standard deviation of the values that phantoms send, equal to that of the model's initial weights."""
 
 
 class Phantoms:
-    """Has the methods of ProcessGroupGloo that a process group needs, for rank `rank` of `size`.
+    """The methods of ProcessGroupGloo that a process group needs, for rank `rank` of `size`.
 
-    They return when everything is moved, or, on CUDA, queued on the current stream.
+    They return when the data is moved or, on CUDA, when that is queued on the current stream.
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        """All ranks but `rank` are phantoms."""
+        """All ranks except `rank` are phantoms."""
         self._rank, self._size = rank, size
         self._scratch: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
         self._staging: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that is lent to phantoms."""
+        """Memory that phantoms use."""
         return sum(t.nbytes for t in (*self._scratch.values(), *self._staging.values()))
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> "_Done":
-        """Each tensor becomes the reduction of `size` tensors like it."""
+        """Each tensor becomes the reduction of `size` tensors equal to it."""
         for tensor in tensors:
             self._reduce(tensor, tensor, opts.reduceOp)
         return _Done()
@@ -56,20 +57,20 @@ class Phantoms:
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> "_Done":
-        """Each tensor stays: all ranks have the same."""
+        """Tensors keep their values, as all ranks have the same."""
         for tensor in tensors:
             self._send(tensor)
         return _Done()
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> "_Done":
-        """Every rank's tensor is this one's, as whoever gathers lists wants to compare or count."""
+        """Every rank's tensor equals this one's: lists are gathered for comparing and counting."""
         for output, tensor in zip(outputs, inputs, strict=True):
             for part in output:
                 part.data.copy_(tensor.data)
         return _Done()
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> "_Done":
-        """(size × elements,) from (elements,): this rank's part, and the phantoms'."""
+        """Fill `output` (size × elements,) with this rank's `input` (elements,) and the phantoms' parts."""
         full, own = output.data.view(-1), input.data.reshape(-1)
         begin, end = self._rank * own.numel(), (self._rank + 1) * own.numel()
         if full[begin:end].data_ptr() != own.data_ptr():
@@ -79,7 +80,7 @@ class Phantoms:
         return _Done()
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> "_Done":
-        """This rank's part of the reduction of `size` such lists."""
+        """This rank's part of the reduction of `size` equal lists."""
         for output, parts in zip(outputs, inputs, strict=True):
             for part in parts:
                 self._send(part)
@@ -87,25 +88,25 @@ class Phantoms:
         return _Done()
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> "_Done":
-        """(elements,) from (size × elements,): this rank's part of the reduction of `size` such tensors."""
+        """`output` (elements,) is this rank's part of the reduction of `size` tensors equal to `input`."""
         self._send(input)
         own = input.data.view(self._size, -1)[self._rank]
         self._reduce(output, own, opts.reduceOp)
         return _Done()
 
     def alltoall_base(self, *args: Any) -> "_Done":
-        """EngineError: no strategy needs it."""
+        """Always EngineError: no strategy needs it."""
         raise EngineError("an all-to-all needs real peers: use --nproc, and leave WORLD out of --link")
 
     def barrier(self, opts: Any) -> "_Done":
-        """Phantoms are always there."""
+        """Return at once: phantoms are always there."""
         return _Done()
 
     def abort(self) -> None:
-        """Nobody waits for anybody."""
+        """Do nothing: nobody waits."""
 
     def _receive(self, output: torch.Tensor, begin: int, end: int) -> None:
-        """Elements `begin` to `end` of a gather's output: other ranks' parts."""
+        """Fill elements `begin` to `end` of a gather's output, which are other ranks' parts."""
         for block in self._blocks(output.data.view(-1)[begin:end]):
             block.copy_(self._peers(block))
 
@@ -121,27 +122,28 @@ class Phantoms:
             target.copy_(staged) if factor == 1 else torch.mul(staged, factor, out=target)
 
     def _factor(self, op: Any) -> int:
-        """What `size` equal numbers become, divided by one of them."""
+        """The factor by which reducing `size` equal numbers multiplies them."""
         if op == dist.ReduceOp.SUM:
             return self._size
-        if any(op == same for same in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN)):  # `in` would not do
+        # Not `in`, which has the enum on the left: an enum never equals a ReduceOp object.
+        if any(op == same for same in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN)):
             return 1
-        raise EngineError("phantoms do not know this reduction: only SUM, AVG, MAX and MIN")
+        raise EngineError("phantoms do not support this reduction, only SUM, AVG, MAX and MIN")
 
     def _blocks(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         return iter(torch.split(flat, BLOCK_ELEMENTS[flat.device.type]))
 
     def _stage(self, block: torch.Tensor) -> torch.Tensor:
-        """The block's copy."""
+        """A copy of the block in staging memory."""
         return _lend(self._staging, block, torch.empty).copy_(block)
 
     def _peers(self, block: torch.Tensor) -> torch.Tensor:
-        """Values for a block that phantoms send."""
+        """Values that phantoms send for this block."""
         return _lend(self._scratch, block, _small)
 
 
 def _lend(held: dict[tuple[torch.device, torch.dtype], torch.Tensor], block: torch.Tensor, make: Any) -> torch.Tensor:
-    """As many elements as `block` has, of its type and where it is: the same memory for all, which grows."""
+    """Memory with `block`'s size, dtype and device; it is reused and grows with the largest block."""
     key = block.device, block.dtype
     if key not in held or held[key].numel() < block.numel():
         held.pop(key, None)
@@ -150,7 +152,7 @@ def _lend(held: dict[tuple[torch.device, torch.dtype], torch.Tensor], block: tor
 
 
 def _small(numel: int, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Small random values, the same ones always; zeros for integers."""
+    """Small random values, always the same; zeros for integers."""
     made = torch.zeros(numel, device=device, dtype=dtype)
     if made.is_floating_point():
         made.normal_(0, SCALE, generator=torch.Generator(device).manual_seed(0))
@@ -158,7 +160,7 @@ def _small(numel: int, *, device: torch.device, dtype: torch.dtype) -> torch.Ten
 
 
 class _Done:
-    """A work that is done."""
+    """A completed work."""
 
     def wait(self) -> None:
-        """Nothing is left to wait for."""
+        """Return at once."""

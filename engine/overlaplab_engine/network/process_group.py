@@ -1,8 +1,8 @@
-"""The emulated link as a process group, so that whatever speaks torch.distributed can run behind it.
+"""The emulated link as a process group, so that any code that uses torch.distributed can run behind it.
 
-A group is made of a mover, which has the methods of gloo's process group and really moves data, and of a carrier, which
-lets each collective take as long as the model says. Between processes on CPUs gloo moves and a thread carries. One rank
-alone, on a CPU or a GPU, can stand for a whole group: then its peers are phantoms.
+A group consists of a mover, which has the methods of gloo's process group and really moves data, and of a carrier,
+which makes each collective take as long as the model says. Between processes on CPUs the mover is gloo and the carrier
+a thread. A single rank, on a CPU or a GPU, can stand for a whole group; then its peers are phantoms.
 """
 
 import os
@@ -20,7 +20,7 @@ from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.phantoms import Phantoms
 from overlaplab_engine.network.stream_carrier import StreamCarrier, link_clock
 
-dist: Any = torch.distributed  # whose stubs know few of the names that a process group needs
+dist: Any = torch.distributed  # its type stubs lack most of the names that a process group needs
 
 __all__ = ["BACKEND", "EmulatedLinkGroup", "Emulation", "register"]
 
@@ -29,38 +29,38 @@ BACKEND = "emulated"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """What a group is to be; it goes in as `pg_options`."""
+    """The options of an emulated group, passed to torch as `pg_options`."""
 
     link: Link
     alone_on: torch.device | None = None
-    """Where the one rank that there is computes, its peers being phantoms; None: all ranks are there, on CPUs."""
+    """The device of a single rank whose peers are phantoms; None: all ranks exist, on CPUs."""
     wait: LinkWait = LinkWait.KERNEL
     """What holds up a GPU's stream."""
 
 
 class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass of Any
-    """A process group behind an emulated link; also for DDP, FSDP2 and functional collectives."""
+    """A process group behind an emulated link; DDP, FSDP2 and functional collectives can use it too."""
 
     def __init__(self, rank: int, size: int, mover: Any, carrier: Carrier | StreamCarrier) -> None:
-        """`mover` has the methods of ProcessGroupGloo that are used here."""
+        """`mover` has the methods of ProcessGroupGloo that this class calls."""
         super().__init__(rank, size)
         self._description = ""
         self._rank, self._size = rank, size
         self._mover = mover
         self._carrier = carrier
         self.phantom_ranks = [r for r in range(size) if r != rank] if isinstance(mover, Phantoms) else []
-        """The ranks that are not there, so that numerics are not meant; empty if all are."""
-        # Runs once: when the group is closed, when nobody holds it any more, or when the interpreter ends.
+        """Emulated ranks without a process; empty if there are none. With any, losses are meaningless."""
+        # Runs once: when the group is closed or garbage-collected, or when the interpreter ends.
         self._end = weakref.finalize(self, carrier.close)
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory lent to phantoms, on this rank's device."""
+        """Memory that phantoms use on this rank's device."""
         return self._mover.scratch_bytes if isinstance(self._mover, Phantoms) else 0
 
     @property
     def link(self) -> Link:
-        """What is emulated."""
+        """The emulated link."""
         return self._carrier.link
 
     @property
@@ -70,15 +70,15 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     @property
     def log(self) -> Sequence[Carried]:
-        """What was carried so far, in order; on a GPU this waits for it."""
+        """The collectives carried so far, in order; on a GPU this waits for the link."""
         return self._carrier.log
 
     def check(self) -> None:
-        """Raise what made a collective fail, if one did."""
+        """Raise the error of a collective that failed, if any."""
         self._carrier.check()
 
     def close(self) -> None:
-        """Carry what is queued, then stop, and give back the memory that phantoms had."""
+        """Carry what is queued, stop, and free the phantoms' memory."""
         self._end()
         self._mover = None
 
@@ -156,14 +156,14 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         opts = opts or dist.BarrierOptions()
         return self._submit(Kind.BARRIER, [], lambda: self._mover.barrier(opts), [])
 
-    # Names that torch before 2.13 calls.
+    # The names that torch before 2.13 calls.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    # What DeviceMesh and torch.distributed ask of a group.
+    # Used by DeviceMesh and torch.distributed.
 
     def getBackendName(self) -> str:  # noqa: D102, N802
         return BACKEND
@@ -207,7 +207,7 @@ class _All:
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed as "emulated"; an `Emulation` goes in as `pg_options`."""
+    """Register the backend "emulated" with torch.distributed; its `pg_options` are an `Emulation`."""
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
@@ -216,9 +216,9 @@ _default: Emulation | None = None
 
 
 def _create(options: Any, emulation: Emulation | None) -> EmulatedLinkGroup:
-    """A collective in itself, unless peers are phantoms."""
+    """Create a group. All ranks must call it, unless the peers are phantoms."""
     global _default
-    emulation = _default = emulation or _default  # groups made later, by DeviceMesh say, are what the first one is
+    emulation = _default = emulation or _default  # groups made later, such as DeviceMesh's, have no options
     assert emulation is not None
     rank, size, link = options.group_rank, options.group_size, emulation.link
     if emulation.alone_on is not None and emulation.alone_on.type == "cuda":
@@ -236,8 +236,8 @@ def _create(options: Any, emulation: Emulation | None) -> EmulatedLinkGroup:
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
-    options._threads = 1  # in order, one at a time
-    # As init_process_group does for gloo; options of one's own would otherwise ignore the variable.
+    options._threads = 1  # collectives run in order, one at a time
+    # As init_process_group does for gloo; with explicit options the variable would otherwise be ignored.
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     make = dist.ProcessGroupGloo.create_device if interface else dist.ProcessGroupGloo.create_default_device
     options._devices = [make(interface=interface) if interface else make()]

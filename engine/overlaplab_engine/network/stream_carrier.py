@@ -1,19 +1,19 @@
 """The emulated link on a GPU: a stream that carries collectives in order, each for as long as the model says.
 
 [Note: one stream is the link]
-A link carries one collective after another, so one stream per group takes them in the order of their launches. For each
-it waits for the stream that launches, notes the time, moves the data, and waits on the device until T after the noted
-time: a collective begins when its input is there and the link is free, and copies count inside T. An event follows:
-whoever waits makes the current stream wait for it, and the host goes on. All that a collective has on the device is
-launched within its `engine::comm`. As NCCL's, the link's kernels wait for a place on the GPU that computation leaves
-them; a trace counts that to the collective, the model does not. What keeps the time is a `Clock`: one of kernels, or
-one of the host, which needs no such place.
+A link carries one collective after another, so each group has one stream, which runs them in the order of their
+launches. For each, it waits for the launching stream, records the time, moves the data, and waits on the device until T
+after the recorded time. So a collective begins when its input is ready and the link is free, and the copies are part of
+T. An event follows. Waiting for the collective makes the current stream wait for that event, and the host goes on. All
+device work of a collective is launched within its `engine::comm`. Like NCCL's kernels, the link's kernels wait until
+computation leaves room on the GPU; a trace counts that wait as part of the collective, the model does not. A `Clock`
+keeps the time, either with kernels or on the host, where no room on the GPU is needed.
 
 [Note: tensors of others]
-The stream reads and writes memory that other streams own, and keeps none of it alive: the host would learn late that
-the device is done, and memory would run up meanwhile. Whoever launches keeps the tensors until they have waited, as the
-engine does ([Note: buffers kept alive]), and FSDP2 and DDP. For the same reason waiting is not a future's, which calls
-`record_stream`; only DDP asks for a future, of buffers that it keeps for good.
+The stream reads and writes memory that belongs to other streams, and does not keep it alive: the host would learn late
+that the device is done, and memory would accumulate meanwhile. The caller keeps the tensors until it has waited, as the
+engine ([Note: buffers kept alive]), FSDP2 and DDP do. For the same reason `wait` does not use a future, which would
+call `record_stream`; only DDP asks for a future, and it keeps its buffers for good.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,34 +30,34 @@ __all__ = ["Clock", "StreamCarrier", "link_clock"]
 
 
 class Clock(Protocol):
-    """What keeps a stream's time: of each collective the beginning and the end, in slots from 0 on."""
+    """Records the beginning and the end of each collective on a stream, in slots from 0."""
 
     def begin(self, slot: int, stream: torch.cuda.Stream) -> None:
-        """Note the beginning in `slot`, when `stream`, which is the current one, comes to it."""
+        """Record the beginning in `slot`, when `stream`, which must be current, reaches it."""
 
     def wait_until(self, slot: int, ns: int, stream: torch.cuda.Stream) -> None:
-        """Hold up `stream`, which is the current one, until `ns` after the beginning, and note the end."""
+        """Hold up `stream`, which must be current, until `ns` after the beginning, and record the end."""
 
     def occupied_ns(self, count: int) -> list[int]:
-        """From beginning to end of the first `count` slots; whoever asks has waited for the streams."""
+        """Time from beginning to end of the first `count` slots; the caller must have waited for the streams."""
 
     def check(self) -> None:
-        """Raise what went wrong without anybody's asking."""
+        """Raise an error that occurred after a launch, if any."""
 
     def close(self) -> None:
-        """End; a stream that still waits goes on."""
+        """Stop; streams that still wait go on."""
 
 
 def link_clock(wait: LinkWait, device: torch.device) -> Clock:
-    """A clock for a stream of `device`, of the kind that `wait` names. EngineError where the GPU cannot have it."""
+    """The clock that `wait` names, for a stream of `device`. EngineError if the GPU does not support it."""
     return HostClock(device) if wait is LinkWait.HOST else DeviceClock(device)
 
 
 class _LinkWork(torch._C._distributed_c10d.Work):
-    """A collective on the link's stream, as torch's own code may wait for it."""
+    """A collective on the link's stream, with the interface that torch's own code waits by."""
 
     def __init__(self, cuda: Any, stream: Any, event: Any | None, outputs: Any) -> None:
-        """`event` comes after it on `stream`; None: it is done."""
+        """`event` follows the collective on `stream`; None: the collective is done."""
         super().__init__()
         self._cuda = cuda
         self._stream = stream
@@ -75,7 +75,7 @@ class _LinkWork(torch._C._distributed_c10d.Work):
         return self._event is None or bool(self._event.query())
 
     def get_future(self) -> "torch.futures.Future[Any]":
-        """The outputs; DDP asks right after the launch, when nothing else is queued on the link."""
+        """A future of the outputs; DDP asks for it right after the launch, before anything else is queued."""
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._stream.device])
         with self._cuda.stream(self._stream):
             future.set_result(self._outputs)
@@ -83,10 +83,10 @@ class _LinkWork(torch._C._distributed_c10d.Work):
 
 
 class StreamCarrier:
-    """A stream and a clock."""
+    """The stream that is a group's link, and its clock."""
 
     def __init__(self, link: Link, world_size: int, device: torch.device, clock: Clock, cuda: Any = torch.cuda) -> None:
-        """Carry over `link`; `device` is the GPU, with its index. `clock` keeps the stream's time, `cuda` makes it."""
+        """`device` is the GPU, with its index; `cuda` is torch.cuda, or a stand-in for tests."""
         self.link = link
         self.group_name = ""
         self._world_size = world_size
@@ -103,7 +103,7 @@ class StreamCarrier:
 
     @property
     def log(self) -> list[Carried]:
-        """What was carried so far, in order; waits for the device."""
+        """The collectives carried so far, in order; waits for the device."""
         self._stream.synchronize()
         occupied = self._clock.occupied_ns(self.launched)
         return [
@@ -114,9 +114,9 @@ class StreamCarrier:
         ]
 
     def submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
-        """Queue a collective on the device, and return its work. See `Carrier.submit`.
+        """Queue a collective on the device and return its work; see `Carrier.submit`.
 
-        Tensors of the host, which objects travel in, are moved at once: they are not the link's.
+        Tensors on the host, which carry pickled objects, are moved at once and bypass the link.
         """
         if any(not t.is_cuda for t in tensors):
             work()
@@ -133,7 +133,7 @@ class StreamCarrier:
             return _LinkWork(self._cuda, self._stream, self._stream.record_event(), outputs)
 
     def check(self) -> None:
-        """Raise what went wrong since the launch: only a clock can."""
+        """Raise an error that occurred after a launch, if any; only the clock can have one."""
         self._clock.check()
 
     def close(self) -> None:
@@ -142,4 +142,4 @@ class StreamCarrier:
         self._clock.close()
 
     def abort(self) -> None:
-        """Nobody waits for anybody."""
+        """Do nothing: nobody waits."""

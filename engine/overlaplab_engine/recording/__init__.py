@@ -1,1 +1,1 @@
-"""What a recording leaves: labels in a trace, one trace file per rank, run.json, and the Recorder."""
+"""Writing runs: one trace file per rank, run.json, and the Recorder for other training loops."""

@@ -1,11 +1,11 @@
-"""Whether the profiler saw what ran on the GPU; if it did not, why.
+"""Whether the profiler saw what ran on the GPU and, if not, why.
 
-[Note: a process that asks why]
-Kineto reports CUPTI's errors only on stderr, as warnings (level 2 of KINETO_LOG_LEVEL), and at that level every
-recording also writes its stages there. So recordings keep Kineto quiet, and where one saw nothing, a process of its own
-profiles one small operation and lets Kineto speak. It meets the same driver, permissions and other profilers.
+[Note: probing in a separate process]
+Kineto reports CUPTI's errors only on stderr, as warnings (level 2 of KINETO_LOG_LEVEL), and at that level it also
+prints the stages of every recording. So recordings keep Kineto quiet. If one saw nothing, a separate process profiles
+one small operation with Kineto's warnings on. It meets the same driver, permissions and other profilers.
 
-This file is that process's script, too, so it imports torch only there.
+This file is also that process's script, so it imports torch only there.
 """
 
 import json
@@ -28,59 +28,59 @@ _CAUSES = {
     "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED": "another profiler holds CUPTI ({error}); record without nsys, "
     "ncu, DCGM's profiling and CUDA_INJECTION64_PATH",
 }
-"""What Kineto says where CUPTI refuses, and what that means."""
+"""CUPTI's errors as Kineto prints them, and what they mean."""
 ANSWER = "probed: "
-"""What the process's answer begins with; libraries may print, too."""
+"""The prefix of the process's answer, since libraries may print too."""
 TIMEOUT_S = 120.0
-"""How long the process may take: torch and CUDA start in it."""
+"""How long the process may take; it has to start torch and CUDA."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What became of profiling one small operation on a device, in a process of its own."""
+    """The result of profiling one small operation on a device, in a separate process."""
 
     seen: bool
     """Whether the profiler saw it run on the device."""
     supported: bool
     """Whether this build of torch can profile GPUs at all."""
     said: str
-    """What the process wrote to stderr, Kineto's warnings among it."""
+    """The process's stderr, which includes Kineto's warnings."""
     failure: str | None = None
-    """Why the process came to no result; None if it did."""
+    """Why the process had no result; None if it had one."""
 
 
 def holds_device_events(lines: Iterable[bytes]) -> bool:
-    """Whether a trace, as torch.profiler writes it, holds kernels, copies or memsets of a device."""
+    """Whether a trace written by torch.profiler contains kernels, copies or memsets of a device."""
     return any(_DEVICE_EVENT.search(line) for line in lines)
 
 
 def nothing_seen(device: str) -> str:
-    """That the profiler saw nothing on the device, why, and what to do about it; takes some seconds to find out."""
+    """A message that the profiler saw nothing on the device, with cause and remedy; takes some seconds."""
     return f"the profiler saw nothing run on {device}: {cause(probe(device))}"
 
 
-def cause(found: Probe) -> str:
-    """Why a recording saw nothing run on the device, by what became of the probe, and what to do about it."""
-    if found.seen:
+def cause(result: Probe) -> str:
+    """Why a recording saw nothing run on the device, and what to do about it, judging by the probe's result."""
+    if result.seen:
         return (
-            "one operation in a process of its own is seen, so either nothing ran there in the recorded steps, "
-            "or another profiler was at work in the recording process"
+            "an operation in a separate process is seen, so either nothing ran there in the recorded steps, "
+            "or another profiler was active in the recording process"
         )
-    error = _ERROR.search(found.said)
+    error = _ERROR.search(result.said)
     if error is not None:
-        known = _CAUSES.get(error[1], "CUPTI reports {error}; see that no other CUDA's libcupti is in LD_LIBRARY_PATH")
+        known = _CAUSES.get(error[1], "CUPTI reports {error}; check that LD_LIBRARY_PATH has no other CUDA's libcupti")
         return known.format(error=error[1])
-    if not found.supported:
+    if not result.supported:
         return (
             "this build of torch cannot profile GPUs (torch.profiler.supported_activities() has no CUDA); "
             "install one with CUDA and CUPTI, see https://pytorch.org/get-started/locally"
         )
-    why = f" (asking for it failed: {found.failure})" if found.failure else ""
+    why = f" (looking for it failed: {result.failure})" if result.failure else ""
     return f"the reason is unknown{why}; `overlaplab doctor` checks this machine"
 
 
 def probe(device: str) -> Probe:
-    """Profile one small operation on the device, such as `cuda:0`, in a process of its own."""
+    """Profile one small operation on the device, such as `cuda:0`, in a separate process."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", __file__, device],
@@ -97,8 +97,8 @@ def probe(device: str) -> Probe:
         return _failed(f"the process cannot be started: {error}")
     if done.returncode != 0:
         return _failed(_raised(done.stderr) or f"exit code {done.returncode}", done.stderr)
-    found = json.loads(done.stdout.rpartition(ANSWER)[2].partition("\n")[0])
-    return Probe(seen=found["seen"], supported=found["supported"], said=done.stderr)
+    answer = json.loads(done.stdout.rpartition(ANSWER)[2].partition("\n")[0])
+    return Probe(seen=answer["seen"], supported=answer["supported"], said=done.stderr)
 
 
 def _failed(why: str, said: str = "") -> Probe:
@@ -106,13 +106,13 @@ def _failed(why: str, said: str = "") -> Probe:
 
 
 def _raised(stderr: str) -> str | None:
-    """The line that names the error at the end of a traceback; more may follow it, such as CUDA's hints."""
+    """The line of a traceback that names the error; others may follow it, such as CUDA's hints."""
     named = re.findall(r"^[\w.]+(?:Error|Exception)\b.*", stderr, re.MULTILINE)
     return named[-1].strip() if named else None
 
 
 def _look(device: str) -> dict[str, bool]:
-    """What `probe` asks, in the process that it starts: the profiler begins after CUDA, as in a recording."""
+    """The answer to `probe`, in the process that it starts. CUDA starts before the profiler, as in a recording."""
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
 

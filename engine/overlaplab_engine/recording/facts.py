@@ -1,4 +1,4 @@
-"""What run.json says of the machine and of the model, whoever trains it."""
+"""The parts of run.json about the machine and the model, for `overlaplab record` and the Recorder."""
 
 import os
 import platform
@@ -14,11 +14,11 @@ from overlaplab_engine.models.units import Unit
 __all__ = ["FORMAT_VERSION", "hardware", "hardware_of_rank", "named_parameters", "named_units", "versions"]
 
 FORMAT_VERSION = 1
-"""Of run.json."""
+"""The version of run.json's format."""
 
 
 def versions() -> dict[str, str | None]:
-    """Of torch, CUDA and overlaplab; None for what is not there."""
+    """The versions of torch, CUDA and overlaplab; None for what is missing."""
     try:
         own = version("overlaplab")
     except PackageNotFoundError:
@@ -27,7 +27,7 @@ def versions() -> dict[str, str | None]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Of this machine; the GPU is `device`."""
+    """This machine's hardware; the GPU is `device`."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -37,14 +37,14 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def hardware_of_rank(device: torch.device) -> dict[str, Any]:
-    """Of the machine that this rank is on, with its name; the GPU is `device`, and its memory is in bytes."""
+    """The hardware of this rank's machine, with its host name; the GPU is `device`, and its memory is in bytes."""
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     memory = None if gpu is None else gpu.total_memory
     return {"hostname": platform.node(), **hardware(device), "gpu_memory_bytes": memory}
 
 
 def named_parameters(parameters: Iterable[tuple[str, nn.Parameter]], units: Sequence[Unit]) -> list[dict[str, Any]]:
-    """Each parameter, of a sharded one the whole; `unit` is null for one that no unit holds."""
+    """Each parameter with its unsharded shape; `unit` is null for a parameter outside all units."""
     unit_of = {name: unit.name for unit in units for name in unit.parameters}
     return [
         {
@@ -59,7 +59,7 @@ def named_parameters(parameters: Iterable[tuple[str, nn.Parameter]], units: Sequ
 
 
 def named_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
-    """What is gathered and freed together, in full."""
+    """The units that are gathered and freed together, with their unsharded sizes."""
     return [
         {
             "name": unit.name,

@@ -1,4 +1,4 @@
-"""run.json: what was recorded, and with what."""
+"""run.json of `overlaplab record`: what was recorded, with which options, and on which machines."""
 
 import math
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from overlaplab_engine.strategies import Strategy
 __all__ = ["Outcome", "collectives", "manifest"]
 
 ATTAINED = 0.95
-"""A link is attained if so many of the collectives kept within 5 % of it."""
+"""A link is attained if this share of the collectives stayed within 5 % of their modelled time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rank's training came to."""
+    """The results of one rank's training."""
 
     losses: list[float]
-    """Of each recorded step."""
+    """One per recorded step."""
     held: dict[str, int]
     """Bytes of parameters, gradients and optimizer states, see `overlaplab_engine.recording.memory`."""
     peak_allocated: int | None
-    """The CUDA allocator's highest mark in the recorded steps in bytes, without `scratch`."""
+    """The CUDA allocator's peak in the recorded steps in bytes, without `scratch`; None on a CPU."""
     scratch: int
-    """Bytes lent to phantoms."""
+    """Bytes that phantoms use."""
     hardware: dict[str, Any]
-    """Of the machine it ran on, see `overlaplab_engine.recording.facts`."""
+    """Its machine, see `overlaplab_engine.recording.facts`."""
 
 
 def manifest(
@@ -43,7 +43,7 @@ def manifest(
     command: str,
     started_at: str,
 ) -> dict[str, Any]:
-    """The manifest of a run; `carried`: each rank's collectives of the recorded steps; `outcomes`: each rank's."""
+    """The manifest of a run; `carried` has the collectives of the recorded steps, one list per rank."""
     traits = strategy.traits
     table = collectives(carried) if comm.link is not None else None
     return {
@@ -93,14 +93,14 @@ def manifest(
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Their mean; None for what JSON has no number for."""
+    """The mean; None if it is not finite, which JSON cannot express."""
     mean = sum(values) / len(values)
     return mean if math.isfinite(mean) else None
 
 
 def collectives(carried: Sequence[Sequence[Carried]]) -> dict[str, list[Any]]:
-    """What the emulated link carried on each rank, as columns."""
-    rows = [(rank, c) for rank, ranks in enumerate(carried) for c in ranks]
+    """The collectives that the emulated link carried on each rank, as columns."""
+    rows = [(rank, c) for rank, log in enumerate(carried) for c in log]
     return {
         "rank": [rank for rank, _ in rows],
         "seq": [c.seq for _, c in rows],
@@ -120,7 +120,7 @@ def _attained(table: dict[str, list[Any]] | None) -> bool | None:
 
 
 def _backend(comm: Communicator) -> str:
-    """What really moves the data."""
+    """The library that really moves the data."""
     if comm.phantom_ranks:
         return "phantoms"
     return "nccl" if comm.device.type == "cuda" else "gloo"

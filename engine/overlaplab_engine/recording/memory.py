@@ -1,4 +1,4 @@
-"""What a rank holds: bytes of its tensors' storages, by what they are for (ZeRO, arXiv 1910.02054, §3.1)."""
+"""The memory of a rank's model states: parameters, gradients, optimizer states (ZeRO, arXiv 1910.02054, §3.1)."""
 
 from collections.abc import Iterable
 
@@ -22,6 +22,6 @@ def held_bytes(strategy: Strategy, optimizer: AdamW) -> dict[str, int]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    here = (getattr(t, "_local_tensor", t) for t in tensors)  # of a DTensor, this rank's part
-    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in here)}
+    local = (getattr(t, "_local_tensor", t) for t in tensors)  # a DTensor's shard
+    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in local)}
     return sum(storages.values())

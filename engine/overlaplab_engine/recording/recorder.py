@@ -1,12 +1,12 @@
-"""A recorder for anybody's training loop: one trace per rank, run.json, and labels for what the model is.
+"""A recorder for any training loop: one trace per rank, run.json, and labels that suit the model.
 
     with Recorder("runs/mine", model) as recorder:
         for batch in batches:
             ...
             recorder.step()
 
-It calls no collectives of its own. Where DDP has a comm hook, all ranks have a recorder, and start it before the same
-step: see [Note: one hook per reducer].
+It calls no collectives of its own. If DDP has a comm hook, every rank needs a recorder, started before the same step:
+see [Note: one hook per reducer].
 """
 
 import os
@@ -44,8 +44,8 @@ _open: "WeakSet[Recorder]" = WeakSet()
 class Recorder:
     """Records some steps of a training loop into a run directory, which `overlaplab` opens.
 
-    A context around the loop, or `start()` before and `close()` after it. After `warmup + steps` calls of `step()` it
-    has written its files, and writes no more labels.
+    Use it as a context manager around the loop, or call `start()` before and `close()` after the loop. After
+    `warmup + steps` calls of `step()` its files are written, and it writes no more labels.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Recorder:
         steps: int = 3,
         comm_hook: tuple[Any, Hook] | None = None,
     ) -> None:
-        """`out` is the run's directory, the same for all ranks; `steps` are recorded after `warmup` (1 or more) others.
+        """`out` is the run's directory, the same on all ranks. After `warmup` (1 or more) steps, `steps` are recorded.
 
-        `model` is what the loop calls: of DDP the buckets are named, of FSDP2 the units, of others the gradients.
-        `comm_hook` is registered with DDP, as (state, hook); one that is registered before, or later, is found too.
+        `model` is the module that the loop calls. Labels name DDP's buckets, FSDP2's units, or else the gradients.
+        `comm_hook`, as (state, hook), is registered with DDP; a hook registered earlier or later works too.
 
-        Raises EngineError for what cannot be recorded.
+        Raises EngineError for arguments or models that cannot be recorded.
         """
         if warmup < 1 or steps < 1:
             raise EngineError(f"Recorder takes 1 or more warmup steps and 1 or more steps, not {warmup} and {steps}")
@@ -71,10 +71,10 @@ class Recorder:
         self._subject = Subject() if model is None else Subject.of(model)
         if comm_hook is not None and self._subject.ddp is None:
             raise EngineError("Recorder's comm_hook is for a model in DistributedDataParallel")
-        self._out = Path(out).expanduser().absolute()  # wherever the loop may go meanwhile
+        self._out = Path(out).expanduser().absolute()  # the loop may change its working directory
         self._warmup, self._steps, self._comm_hook = warmup, steps, comm_hook
         self._opened: ExitStack | None = None
-        self._started, self._taken = False, 0
+        self._started, self._steps_done = False, 0
         self.done = False
         """Whether all steps are recorded."""
 
@@ -89,12 +89,12 @@ class Recorder:
         self.close()
 
     def start(self) -> Self:
-        """Begin, before a step. What an older run left in the directory is taken away."""
+        """Start recording, before a step. An older run in the directory is deleted."""
         if self._started:
-            raise EngineError("this Recorder was started before; make one for each recording")
+            raise EngineError("this Recorder was started before; make a new one for each recording")
         _require_no_other()
-        together = dist.is_initialized()
-        self._rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        distributed = dist.is_initialized()
+        self._rank, world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
         _clear(self._out, self._rank, world_size)
         device, strategy = _device(self._subject.module), self._subject.strategy
         self._device = device
@@ -103,7 +103,7 @@ class Recorder:
             "strategy": strategy.name if strategy else None,
             "traits": asdict(strategy.traits) if strategy else None,
             "device": device.type,
-            "backend": _backend(device) if together else None,
+            "backend": _backend(device) if distributed else None,
             "world_size": world_size,
             "link": None,
             "versions": versions(),
@@ -125,28 +125,28 @@ class Recorder:
         return self
 
     def step(self) -> None:
-        """A step has ended: call it after every optimizer step. Does nothing once all steps are recorded."""
+        """Mark the end of a step: call it after every optimizer step. Does nothing once all steps are recorded."""
         if not self._started:
-            raise EngineError("this Recorder was not started: step() belongs inside its `with`, or after start()")
+            raise EngineError("this Recorder was not started: call step() inside its `with` block, or after start()")
         if self._opened is None:
             return
-        self._taken += 1
+        self._steps_done += 1
         try:
             self._trace.step()
         except OSError as error:
             self._end(str(error))
             return
-        if self._taken == self._warmup + self._steps:
+        if self._steps_done == self._warmup + self._steps:
             self.done = True
             self.close()
 
     def close(self) -> None:
-        """End; `step` does so after the last recorded one. Of steps that were not all recorded nothing is kept."""
-        made = f"the loop made {self._taken} steps, and this takes {self._warmup} + {self._steps}"
-        self._end(None if self.done else made)
+        """Stop; `step` calls this after the last recorded step. An incomplete recording is discarded."""
+        too_few = f"the loop made {self._steps_done} steps, but the recording takes {self._warmup} + {self._steps}"
+        self._end(None if self.done else too_few)
 
     def _end(self, fault: str | None) -> None:
-        """Close; a `fault` is why there is no run. Files that cannot be written end no training: they are a fault."""
+        """Stop; `fault` says why there is no run. Files that cannot be written are a fault, but no error."""
         if self._opened is None:
             return
         opened, self._opened = self._opened, None
@@ -154,10 +154,10 @@ class Recorder:
         try:
             opened.close()
             if fault is None and self._trace.saw_no_device:
-                self._tell_missing()
+                self._report_missing()
             if fault is None and self._rank == 0:
-                found = [] if self._buckets is None else self._buckets.buckets
-                rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(found)]
+                buckets = [] if self._buckets is None else self._buckets.buckets
+                rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(buckets)]
                 write_json(self._out / MANIFEST, {**self._manifest, "buckets": rows})
         except OSError as error:
             fault = fault or str(error)
@@ -167,8 +167,8 @@ class Recorder:
                 (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
             warnings.warn(f"no run in {self._out}: {fault}", stacklevel=3)
 
-    def _tell_missing(self) -> None:
-        """Say, in run.json too, why the trace holds nothing that ran on the GPU; the loop goes on."""
+    def _report_missing(self) -> None:
+        """Report, also in run.json, why the trace contains nothing that ran on the GPU; the loop goes on."""
         why = cause(probe(str(self._device)))
         self._manifest["device_activity_missing"] = why
         warnings.warn(f"{self._out}: the profiler saw nothing run on {self._device}: {why}", stacklevel=4)
@@ -176,7 +176,7 @@ class Recorder:
     def _label(self, opening: ExitStack) -> NamedBuckets | None:
         """Write labels until `opening` closes."""
         module, ddp = self._subject.module, self._subject.ddp
-        if module is not None and not isinstance(module, FSDPModule):  # which writes ranges of its own
+        if module is not None and not isinstance(module, FSDPModule):  # FSDP2 writes its own ranges
             for handle in label_gradients(module):
                 opening.callback(handle.remove)
         if ddp is None:
@@ -193,15 +193,15 @@ class Recorder:
 
 
 def _require_no_other() -> None:
-    """torch has one profiler: a second one beside it loses the first one's events, or crashes the process."""
+    """torch has one profiler per process: a second one would lose the first one's events, or crash the process."""
     for other in _open:
         raise EngineError(f"another Recorder is open, on {other._out}; close it first")
     if torch._C._autograd._profiler_enabled():
-        raise EngineError("a profiler is on, and torch has but one; end it before a Recorder starts")
+        raise EngineError("a profiler is running, and torch allows only one; stop it before starting a Recorder")
 
 
 def _device(module: nn.Module | None) -> torch.device:
-    """Where a model computes; without one, a GPU if there is one."""
+    """The device on which a model computes; without a model, a GPU if there is one."""
     parameter = None if module is None else next(module.parameters(), None)
     offloaded = isinstance(parameter, DTensor) and parameter.device_mesh.device_type == "cuda"  # shards on the CPU
     if parameter is not None and not offloaded:
@@ -210,13 +210,13 @@ def _device(module: nn.Module | None) -> torch.device:
 
 
 def _backend(device: torch.device) -> str | None:
-    """What moves the data of a device's tensors: of `cpu:gloo,cuda:nccl` one of both."""
+    """The backend for a device's tensors: in `cpu:gloo,cuda:nccl`, one of the two."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     return backends.get(device.type)
 
 
 def _facts(subject: Subject) -> dict[str, Any]:
-    """What run.json says of the model; nothing without one."""
+    """The part of run.json about the model; empty without one."""
     if subject.module is None:
         return {}
     return {
@@ -228,9 +228,9 @@ def _facts(subject: Subject) -> dict[str, Any]:
 
 
 def _clear(out: Path, rank: int, world_size: int) -> None:
-    """Take away this rank's older trace, and as rank 0 what no rank of this run will replace.
+    """Delete this rank's older trace; rank 0 also deletes the files that no rank of this run will replace.
 
-    So no rank takes away what another has written already, and none waits for another.
+    So no rank deletes what another rank has just written, and the ranks need not wait for each other.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / TRACE.format(rank=rank)).unlink(missing_ok=True)

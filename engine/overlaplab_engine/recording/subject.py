@@ -1,4 +1,4 @@
-"""What a stranger's model is: torch's DDP, FSDP2, or neither; how its parameters are grouped and called."""
+"""Inspect a user's model: is it torch's DDP, FSDP2, or neither, and how are its parameters grouped and named?"""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 __all__ = ["Subject"]
 
 _WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
-"""What checkpointing and compiling put between names; readers of FSDP2's ranges leave it out, too."""
+"""Name components inserted by checkpointing and compiling; readers of FSDP2's ranges drop them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +26,28 @@ class Subject:
     """The model that trains under a Recorder."""
 
     strategy: type[Strategy] | None = None
-    """The strategy of the engine that does the same: `TorchDDP`, `TorchFSDP2`, or None."""
+    """The engine's equivalent strategy: `TorchDDP`, `TorchFSDP2`, or None."""
     module: nn.Module | None = None
-    """The one whose names parameters go by: inside DDP, or FSDP2's root; None if the model is not known."""
+    """The module that gives parameters their names: the one inside DDP, or FSDP2's root. None without a model."""
     units: Sequence[Unit] = ()
-    """For FSDP2 what is gathered together, named as in its ranges; else the module's layers and other children."""
+    """FSDP2's groups that are gathered together, named as in its ranges; else the module's layers and children."""
     ddp: DistributedDataParallel | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> "Subject":
-        """Look into `model`. EngineError for two DDP models, whose buckets have the same numbers, or FSDP2 models,
-        whose ranges have the same names."""
+        """Inspect `model`. EngineError if it contains several DDP models, whose bucket numbers would collide, or
+        several FSDP2 models, whose range names would."""
         ddps = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         if len(ddps) > 1:
-            raise EngineError(f"Recorder labels one DDP model, and this has {len(ddps)}; pass the one to look at")
+            raise EngineError(f"Recorder labels one DDP model, but this model has {len(ddps)}; pass one of them")
         if ddps:
             inner = uncompiled(ddps[0].module)
             return cls(TorchDDP, inner, by_child(inner), ddps[0])
         roots = _fsdp2_roots(model)
         if len(roots) > 1:
             raise EngineError(
-                f"Recorder names the units of one FSDP2 model, and this has {len(roots)}; pass the one to look at, or "
-                "fully_shard what holds them all"
+                f"Recorder names the units of one FSDP2 model, but this model has {len(roots)}; pass one of them, or "
+                "call fully_shard on the module that contains them all"
             )
         if roots:
             return cls(TorchFSDP2, roots[0], _fsdp2_units(roots[0]))
@@ -56,23 +56,23 @@ class Subject:
 
 
 def _fsdp2_roots(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules that were sharded."""
+    """The outermost sharded modules."""
     if isinstance(module, FSDPModule):
         return [module]
     return list(dict.fromkeys(root for child in module.children() for root in _fsdp2_roots(child)))
 
 
 def _fsdp2_units(root: nn.Module) -> list[Unit]:
-    """Modules that were sharded together are one unit, `norm, output`; what is in none is the root's.
+    """Modules that were sharded together form one unit, such as `norm, output`; all other parameters are the root's.
 
     Source: `_init_fqns`, torch/distributed/fsdp/_fully_shard/_fsdp_state.py.
     """
-    names = {name: id(m._get_fsdp_state()) for name, m in root.named_modules() if isinstance(m, FSDPModule)}
-    found = {state: Unit("", [], {}) for state in names.values()}
-    for state, unit in found.items():
-        together = ", ".join(name for name, of in names.items() if of == state)
+    states = {name: id(m._get_fsdp_state()) for name, m in root.named_modules() if isinstance(m, FSDPModule)}
+    units_by_state = {state: Unit("", [], {}) for state in states.values()}
+    for state, unit in units_by_state.items():
+        together = ", ".join(name for name, its_state in states.items() if its_state == state)
         unit.name = _WRAPPERS.sub("", together).removeprefix(".") or "root"
     for name, parameter in root.named_parameters():
-        innermost = max((own for own in names if not own or name.startswith(f"{own}.")), key=len)
-        found[names[innermost]].parameters[name] = parameter
-    return [unit for unit in found.values() if unit.parameters]
+        innermost = max((module for module in states if not module or name.startswith(f"{module}.")), key=len)
+        units_by_state[states[innermost]].parameters[name] = parameter
+    return [unit for unit in units_by_state.values() if unit.parameters]

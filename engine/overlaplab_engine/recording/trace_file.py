@@ -1,4 +1,4 @@
-"""Recording: torch.profiler over the steps after warm-up, one trace per rank, each file whole or absent."""
+"""Record the steps after warm-up with torch.profiler, one trace per rank; each file is complete or absent."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ MANIFEST = "run.json"
 
 
 class TraceFile:
-    """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context around the loop over steps."""
+    """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context manager around the loop."""
 
     def __init__(
         self,
@@ -43,24 +43,24 @@ class TraceFile:
     ) -> None:
         """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded.
 
-        `gpu` is where this rank computes, if not on the CPU; it need not be torch's current device.
-        `shapes` records those of operators' tensors, which tell the bytes of collectives that nothing labels.
+        `gpu` is this rank's GPU, if it computes on one; it need not be torch's current device. `shapes` records the
+        shapes of operators' inputs, which give the size of collectives without a label.
         """
         self._path = out / TRACE.format(rank=rank)
         self._gpu, self._warmup, self._ended = gpu, warmup, 0
         self.saw_no_device = False
-        """Whether a GPU was to be recorded, and what was written holds nothing that ran on it."""
+        """Whether a GPU was to be recorded, but the trace contains nothing that ran on it."""
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])],
             schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
             on_trace_ready=self._export,
             record_shapes=shapes,
-            # The emulated link's thread is one that the profiler does not look at by itself.
+            # By default the profiler does not record threads such as the emulated link's.
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads),
         )
 
     def __enter__(self) -> "TraceFile":
-        """Begin with the first step."""
+        """Start the profiler's schedule; the first step begins."""
         with _one_cycle():
             self._profiler.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -68,20 +68,20 @@ class TraceFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Write what was recorded, after an error too."""
+        """Write what was recorded, even after an error."""
         self._profiler.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
-        """A step has ended; the next begins."""
+        """End a step and begin the next."""
         self._ended += 1
         if self._gpu and self._ended == self._warmup:
-            torch.cuda.synchronize(self._gpu)  # the host may be ahead: what it launched before is not to be recorded
-        # At the end torch's profiler waits for the device that is current.
+            torch.cuda.synchronize(self._gpu)  # work launched during warm-up must not run in the recorded steps
+        # When the recording ends, torch's profiler synchronizes the current device.
         with _one_cycle(), torch.cuda.device(self._gpu) if self._gpu else nullcontext():
             self._profiler.step()
 
     def discard(self) -> None:
-        """Take the file away."""
+        """Delete the file."""
         self._path.unlink(missing_ok=True)
 
     def _export(self, profiler: Any) -> None:
@@ -94,7 +94,7 @@ class TraceFile:
                         self.saw_no_device = not holds_device_events(lines)
                 with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=6) as target:
                     for line in source:
-                        # The profiler notes the name it wrote to, which nobody else will see.
+                        # The trace contains the name of the temporary file; put the final name there.
                         target.write(line.replace(str(plain).encode(), self._path.name.encode()))
             finally:
                 plain.unlink(missing_ok=True)
@@ -102,7 +102,7 @@ class TraceFile:
 
 @contextmanager
 def _one_cycle() -> Iterator[None]:
-    """Without the warning that a cycle's events are lost in the next, which torch 2.11 gives of the only one, too."""
+    """Suppress torch 2.11's warning that a cycle's events are lost in the next: there is only one cycle."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         yield
@@ -111,7 +111,7 @@ def _one_cycle() -> Iterator[None]:
 def label_gradients(model: nn.Module) -> list[RemovableHandle]:
     """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient.
 
-    Removing the handles ends it.
+    To stop, remove the handles.
     """
     marks = {
         parameter: labels.span(Word.GRADIENT_READY, parameter=name)
@@ -127,7 +127,7 @@ def _ready(mark: Span, _: torch.Tensor) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it at the end: a file that exists is whole."""
+    """A temporary path beside `path`, renamed to `path` on success: a file that exists is complete."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
@@ -143,7 +143,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def clear(out: Path) -> None:
-    """Make the run's directory, and take away an older run and what a killed one left."""
+    """Create the run's directory; delete an older run and temporary files there."""
     out.mkdir(parents=True, exist_ok=True)
     sweep(out)
     for path in [*out.glob(MANIFEST), *out.glob(TRACE.format(rank="[0-9]*"))]:
@@ -151,7 +151,7 @@ def clear(out: Path) -> None:
 
 
 def sweep(out: Path) -> None:
-    """Take away half-written files."""
+    """Delete temporary files that a killed run left."""
     for path in out.glob(".*.tmp*"):
         if path.name.startswith((f".{MANIFEST}", ".rank")):
             path.unlink(missing_ok=True)

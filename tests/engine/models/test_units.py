@@ -309,7 +309,7 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
         (["--nproc", "0"], "--nproc must be 1 or more"),
         (
             ["--nproc", "2", "--link", "1Gbps,1us,8"],
-            "--link 1Gbps,1us,8: recording emulates the 2 ranks that there are",
+            "--link 1Gbps,1us,8: WORLD does not match the 2 ranks that are recorded",
         ),
         (["--link", "fast"], "--link 'fast' is not BANDWIDTH,LATENCY[,WORLD]"),
         (["--link-wait", "gpu"], "--link-wait 'gpu' is none of kernel, host"),

@@ -216,8 +216,8 @@ def test_a_thread_takes_each_collectives_time() -> None:
         (["--link", "1Gbps,1us,8", "--resume", "kept"], "one rank of an emulated group has no numerics to keep"),
         (
             ["--nproc", "2", "--link", "1Gbps,1us,8"],
-            "--link 1Gbps,1us,8: recording emulates the 2 ranks that there are; leave WORLD out, or record one rank of "
-            "8 with --nproc 1",
+            "--link 1Gbps,1us,8: WORLD does not match the 2 ranks that are recorded; leave WORLD out, or record one "
+            "rank of 8 with --nproc 1",
         ),
     ],
 )
@@ -237,7 +237,7 @@ def test_on_gpus_a_link_is_around_one_rank(tmp_path: Path, monkeypatch: pytest.M
     for name, value in {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     config = Config(strategy=StrategyName.NAIVE, out=tmp_path, device=Device.CUDA, link=SLOW)
-    with pytest.raises(EngineError, match="--link on a GPU emulates a group around one rank"):
+    with pytest.raises(EngineError, match="--link on a GPU emulates a group around a single rank"):
         _device(config)
 
 

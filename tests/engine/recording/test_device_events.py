@@ -52,7 +52,7 @@ def refused(error: str, call: str = "cbapi_->getCuptiStatus()") -> Probe:
         ),
         (
             refused("CUPTI_ERROR_NOT_INITIALIZED"),
-            "CUPTI reports CUPTI_ERROR_NOT_INITIALIZED; see that no other CUDA's libcupti is in LD_LIBRARY_PATH",
+            "CUPTI reports CUPTI_ERROR_NOT_INITIALIZED; check that LD_LIBRARY_PATH has no other CUDA's libcupti",
         ),
         (
             Probe(seen=False, supported=False, said=NOTICES),
@@ -61,8 +61,8 @@ def refused(error: str, call: str = "cbapi_->getCuptiStatus()") -> Probe:
         ),
         (
             Probe(seen=True, supported=True, said=NOTICES),
-            "one operation in a process of its own is seen, so either nothing ran there in the recorded steps, or "
-            "another profiler was at work in the recording process",
+            "an operation in a separate process is seen, so either nothing ran there in the recorded steps, or "
+            "another profiler was active in the recording process",
         ),
         (
             Probe(seen=False, supported=True, said=NOTICES),
@@ -70,7 +70,7 @@ def refused(error: str, call: str = "cbapi_->getCuptiStatus()") -> Probe:
         ),
         (
             Probe(seen=False, supported=True, said="", failure="torch.OutOfMemoryError: CUDA out of memory."),
-            "the reason is unknown (asking for it failed: torch.OutOfMemoryError: CUDA out of memory.); "
+            "the reason is unknown (looking for it failed: torch.OutOfMemoryError: CUDA out of memory.); "
             "`overlaplab doctor` checks this machine",
         ),
     ],
@@ -115,8 +115,8 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_events, "TIMEOUT_S", 0.01)
     assert nothing_seen("cuda:3") == (
-        "the profiler saw nothing run on cuda:3: the reason is unknown (asking for it failed: no answer within 0.01 s);"
-        " `overlaplab doctor` checks this machine"
+        "the profiler saw nothing run on cuda:3: the reason is unknown (looking for it failed: no answer within "
+        "0.01 s); `overlaplab doctor` checks this machine"
     )
 
 

@@ -145,7 +145,7 @@ def test_a_gpu_that_the_profiler_did_not_see_ends_no_training(
 def test_a_loop_that_ends_early_leaves_nothing_and_says_so(tmp_path: Path, model: nn.Module) -> None:
     recorder = Recorder(tmp_path, model, warmup=1, steps=2).start()
     train(model, recorder, 2)
-    with pytest.warns(UserWarning, match=r"no run in .*: the loop made 2 steps, and this takes 1 \+ 2"):
+    with pytest.warns(UserWarning, match=r"no run in .*: the loop made 2 steps, but the recording takes 1 \+ 2"):
         recorder.close()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(EngineError, match="was started before"):
@@ -153,7 +153,7 @@ def test_a_loop_that_ends_early_leaves_nothing_and_says_so(tmp_path: Path, model
 
 
 def test_a_step_before_the_start_is_refused(tmp_path: Path, model: nn.Module) -> None:
-    with pytest.raises(EngineError, match="was not started: step"):
+    with pytest.raises(EngineError, match="was not started: call step"):
         Recorder(tmp_path, model).step()
 
 
@@ -210,7 +210,7 @@ def test_nothing_else_may_profile_meanwhile(tmp_path: Path, model: nn.Module) ->
         with pytest.raises(EngineError, match=r"another Recorder is open, on .*one; close it first"):
             Recorder(tmp_path / "two", model).start()
         train(model, recorder, 2)
-    with profile(), pytest.raises(EngineError, match="a profiler is on"):
+    with profile(), pytest.raises(EngineError, match="a profiler is running"):
         Recorder(tmp_path / "two", model).start()
     with Recorder(tmp_path / "two", model, warmup=1, steps=1) as recorder:
         train(model, recorder, 2)

@@ -252,7 +252,7 @@ def an_exception_ends_the_recording_and_not_the_model(comm: Communicator) -> Non
 
 @scenario()
 def two_models_in_ddp_are_one_too_many(comm: Communicator) -> None:
-    with pytest.raises(EngineError, match="labels one DDP model, and this has 2"):
+    with pytest.raises(EngineError, match="labels one DDP model, but this model has 2"):
         Recorder(folder(comm), nn.ModuleList([wrapped(), wrapped()]))
 
 
@@ -263,7 +263,7 @@ def two_models_in_fsdp2_are_one_too_many(comm: Communicator) -> None:
     mesh = DeviceMesh.from_group(comm.group, "cpu")
     for layer in model:
         fully_shard(layer, mesh=mesh)
-    with pytest.raises(EngineError, match="names the units of one FSDP2 model, and this has 2"):
+    with pytest.raises(EngineError, match="names the units of one FSDP2 model, but this model has 2"):
         Recorder(folder(comm), model)
 
 
