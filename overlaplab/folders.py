@@ -1,4 +1,4 @@
-"""Which files are traces and which folders hold runs, as their names tell; shells complete paths with it."""
+"""Which files are traces and which folders hold runs, by name; also used for shell completion."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ MANIFEST_NAME = "run.json"
 
 
 def is_trace_name(name: str) -> bool:
-    """Whether a file of this name is taken for a trace."""
+    """Whether a file of this name counts as a trace."""
     return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != MANIFEST_NAME
 
 
 def run_folders(path: str | os.PathLike[str]) -> list[str]:
-    """The runs that a path means: a folder without traces of its own stands for the runs in its folders.
+    """The runs that a path denotes: a folder without traces of its own stands for the runs in its subfolders.
 
-    They come in order of name, numbers by their value: cap-1, cap-5, cap-5-2, cap-25. Anything else stands for itself,
-    a folder of no runs and a place on another machine included.
+    They come in order of name, with numbers by value: cap-1, cap-5, cap-5-2, cap-25. Any other path stands for itself,
+    including a folder without runs and a remote path.
     """
     text = os.fspath(path)
     if "://" in text or _holds_run(Path(text)):

@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Kind, Run, Trace, activity, lanes, of_kind, rule_of
+from overlaplab.events import Run, Trace, Work, activity, counting_as, rule_of, thread_numbers
 from overlaplab.evidence.launches import launches
 from overlaplab.intervals import pieces
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind
@@ -137,20 +137,22 @@ def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
     return pd.Series(np.array(values, dtype=object)[column.cat.codes], index=column.index).infer_objects()
 
 
-def _outermost(trace: Trace, kind: Kind) -> pd.DataFrame:
-    """The events of a kind that no other of that kind on their thread holds: `event` (row), `lane`, times."""
+def _outermost(trace: Trace, work: Work) -> pd.DataFrame:
+    """The events of some work that are nested in no other of it on their thread: `event` (row), `thread`, times."""
     events = trace.events
-    rows = np.flatnonzero(of_kind(trace, kind))
+    rows = np.flatnonzero(counting_as(trace, work))
     starts = events["ts_ns"].to_numpy(dtype=np.int64)[rows]
     ends = starts + events["dur_ns"].to_numpy(dtype=np.int64)[rows]
-    found = pd.DataFrame({"event": rows, "lane": lanes(events)[rows], "start_ns": starts, "end_ns": ends})
-    before = found.groupby("lane")["end_ns"].cummax().groupby(found["lane"]).shift(fill_value=np.iinfo(np.int64).min)
+    found = pd.DataFrame({"event": rows, "thread": thread_numbers(events)[rows], "start_ns": starts, "end_ns": ends})
+    before = (
+        found.groupby("thread")["end_ns"].cummax().groupby(found["thread"]).shift(fill_value=np.iinfo(np.int64).min)
+    )
     return found[found["end_ns"] > before]
 
 
 def _computing(trace: Trace) -> pd.DataFrame:
     """Every thread's outermost computing operators, cut to the time that counts (columns of `_outermost`, `name`)."""
-    whole = _outermost(trace, Kind.COMPUTE)
+    whole = _outermost(trace, Work.COMPUTE)
     of, starts, ends = pieces(whole["start_ns"].to_numpy(), whole["end_ns"].to_numpy(), activity(trace).compute)
     cut = whole.iloc[of]
     names = trace.events["name"].astype(object).to_numpy()[cut["event"]]
@@ -159,7 +161,7 @@ def _computing(trace: Trace) -> pd.DataFrame:
 
 def _communicating(trace: Trace) -> pd.DataFrame:
     """Every thread's outermost ranges of communication (columns of `_outermost`, `name`)."""
-    found = _outermost(trace, Kind.COMMUNICATION)
+    found = _outermost(trace, Work.COMMUNICATION)
     kinds = [collective_kind(str(name)) for name in trace.events["name"].iloc[found["event"]]]
     return found.assign(name=[f"ncclKernel_{kind or 'communication'}" for kind in kinds])
 
@@ -170,10 +172,12 @@ def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.
     ran = zip(communicating["start_ns"], communicating["end_ns"], strict=True)
     pairs = [(event, called.get(bounds)) for event, bounds in zip(communicating["event"], ran, strict=True)]
     found = [(event, launch) for event, launch in pairs if launch]
-    threads = host[["pid", "tid"]].assign(lane=lanes(trace.events)).drop_duplicates("lane").set_index("lane")
+    threads = (
+        host[["pid", "tid"]].assign(thread=thread_numbers(trace.events)).drop_duplicates("thread").set_index("thread")
+    )
     return pd.DataFrame(
         {
-            **threads.loc[[launch.lane for _, launch in found]].to_dict("list"),
+            **threads.loc[[launch.thread for _, launch in found]].to_dict("list"),
             "name": _LAUNCH,
             "cat": "cuda_runtime",
             "ts_ns": [launch.start_ns for _, launch in found],
@@ -188,7 +192,7 @@ def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.
 def _on_streams(computing: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
     """As a device's events, a thread being a stream."""
     found = pd.concat([computing, communicating], ignore_index=True).sort_values("start_ns", kind="stable")
-    stream = pd.factorize(found["lane"])[0] + 1
+    stream = pd.factorize(found["thread"])[0] + 1
     return pd.DataFrame(
         {
             "name": found["name"],

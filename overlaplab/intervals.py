@@ -1,7 +1,7 @@
 """Exact arithmetic on sets of half-open time intervals.
 
-A set is an int64 array of shape (n, 2), one row [start, end) in ns, sorted, disjoint, without empty rows: what
-`union` makes and every other function here takes and returns.
+A set is an int64 array of shape (n, 2): rows [start, end) in ns, sorted, disjoint and not empty. `union` makes sets;
+the other functions take and return them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EMPTY.flags.writeable = False
 
 
 def union(starts: ArrayLike, ends: ArrayLike) -> Intervals:
-    """Merge any intervals, given as two arrays of length n in ns, into a set; empty ones vanish."""
+    """Merge any intervals, given as two arrays of length n in ns, into a set; empty intervals are dropped."""
     starts, ends = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
     kept = ends > starts
     starts, ends = starts[kept], ends[kept]
@@ -51,7 +51,7 @@ def pieces(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The parts of any intervals, given as arrays of length n in ns, that lie within a set.
 
-    Three arrays, one item per part, in order of the intervals: which interval it is of (0 to n - 1), its start and end.
+    Three arrays, one item per part, in order of the intervals: the interval's index (0 to n - 1), start and end.
     """
     first = np.searchsorted(within[:, 1], starts, side="right")
     count = np.where(starts < ends, np.searchsorted(within[:, 0], ends, side="left") - first, 0)
@@ -69,7 +69,7 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 
 
 def total(a: Intervals) -> int:
-    """How long the set is, in ns."""
+    """The length of the set, in ns."""
     return int((a[:, 1] - a[:, 0]).sum())
 
 

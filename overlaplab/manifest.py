@@ -14,7 +14,7 @@ __all__ = ["Bucket", "Held", "Link", "Manifest", "Model", "Parameter", "Unit", "
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
-"""A count, or bytes: sums of thousands stay whole numbers of 64 bits."""
+"""A count, or bytes; limited so that sums of thousands fit into 64 bits."""
 
 
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
@@ -23,7 +23,7 @@ Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The network model that a run was recorded under."""
+    """The network model of a recording."""
 
     emulated: bool
     bandwidth_gbps: Annotated[float, msgspec.Meta(gt=0)]
@@ -31,7 +31,7 @@ class Link:
     latency_us: Annotated[float, msgspec.Meta(ge=0)]
     """Microseconds per message."""
     world_size: Ranks
-    """Ranks that the model assumes."""
+    """The number of ranks that the model assumes."""
 
     def __str__(self) -> str:
         return f"{self.bandwidth_gbps:g}Gbps,{self.latency_us:g}us"
@@ -72,7 +72,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The model that was trained; None for what run.json does not tell."""
+    """The model that was trained; fields that run.json lacks are None."""
 
     layers: Size | None = None
     dtype: str | None = None
@@ -83,17 +83,17 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Bytes of tensors' storages that a rank held after the last step's update."""
+    """Bytes of tensor storage that a rank held after the last step's update."""
 
     rank: Size
     parameters: Size
     gradients: Size
     optimizer: Size
-    """Moments, and masters of higher precision."""
+    """Moments, and master weights of higher precision."""
     peak_allocated: Size | None = None
-    """The CUDA allocator's highest mark, without `scratch`; None on CPU."""
+    """The CUDA allocator's peak, without `scratch`; None on CPU."""
     scratch: Size | None = None
-    """What was lent to phantoms for their parts, no part of what the rank holds; None without phantoms."""
+    """Lent to phantoms for their parts, and not counted as held by the rank; None without phantoms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,21 +103,21 @@ class Manifest:
     format_version: int
     world_size: Ranks
     strategy: str | None = None
-    """None in a recording of a loop that is not the engine's, and of a model that nothing parallelises."""
+    """None if the loop is not the engine's, or the model is not parallelised."""
     traits: Traits | None = None
-    """None where `strategy` is, and in recordings from before there were traits; ask `traits_of`."""
+    """None without a strategy, and in older recordings; use `traits_of`."""
     device: str | None = None
     backend: str | None = None
     device_activity_missing: str | None = None
-    """Why the profiler saw nothing run on the GPU, and what to do about it; None where it did, or nobody knows."""
+    """Why the profiler recorded no GPU activity, and the remedy; None if it did, or if unknown."""
     bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
     link: Link | None = None
     link_attained: bool | None = None
     """Whether at most 5 % of the collectives overran the emulated link; None without one."""
     phantom_ranks: tuple[Size, ...] = ()
-    """Ranks of an emulated group that no process is: they have no traces, and are not missing."""
+    """Emulated ranks without a process: they have no traces, and do not count as missing."""
     numerics_meant: bool = True
-    """Whether losses and parameters say something: phantoms' parts are made up."""
+    """False if losses and parameters are meaningless, because phantoms' parts are made up."""
     parameters: tuple[Parameter, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     units: tuple[Unit, ...] = ()
@@ -127,9 +127,9 @@ class Manifest:
     accumulate: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
     """Microbatches per step."""
     prefetch: Size | None = None
-    """Units gathered ahead of the one in use."""
+    """How many units are gathered ahead of the one in use."""
     keep_last: bool | None = None
-    """Whether the last layer stays gathered from its forward into its backward."""
+    """Whether the last layer stays gathered from its forward to its backward pass."""
     overlap_param_gather: bool | None = None
     """Whether updated parameters are gathered during the next forward pass."""
     checkpointing: bool | None = None

@@ -1,4 +1,4 @@
-"""Which part of a run a figure is about."""
+"""The part of a run that a figure covers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Selection:
     """Ranks and steps of a run."""
 
     ranks: Collection[int] | None = None
-    """Only these; None: all of them."""
+    """Only these ranks; None for all."""
     steps: Collection[int] | None = None
-    """Only these, by their ProfilerStep numbers; None: all of them."""
+    """Only these steps, by ProfilerStep number; None for all."""
     skip_steps: int = 0
-    """How many of each rank's first steps are left out."""
+    """How many of each rank's first steps to skip."""
 
     @property
     def is_everything(self) -> bool:

@@ -10,19 +10,19 @@ __all__ = ["TRAITS", "Traits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What a strategy does, whatever its name is; the defaults are plain data parallelism, where all is replicated."""
+    """What a strategy does, whatever its name. The defaults describe plain data parallelism: all is replicated."""
 
     gradients: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
     """The collective that averages the gradients."""
     sends_every_microbatch: bool = False
-    """Whether gradients are sent with each microbatch, or once per step."""
+    """Whether gradients are sent with each microbatch, rather than once per step."""
     buckets: bool = False
     """Whether gradients are sent in buckets that close at `bucket_cap_mb`."""
     gathers: Literal["updated_parameters", "units"] | None = None
-    """What is all-gathered: after each update the parameters, which may reach into the next step; or in each microbatch
-    the parameters of every unit, before they are used; or nothing."""
+    """What is all-gathered: `updated_parameters`, after each update and possibly into the next step; `units`, each
+    unit's parameters in each microbatch before use; or nothing."""
     sharded: tuple[Literal["parameters", "gradients", "optimizer"], ...] = ()
-    """The parts of which each rank holds 1/N; the rest is replicated."""
+    """The parts of which each rank holds 1/N; the others are replicated."""
 
 
 _UNITS = Traits(

@@ -1,6 +1,6 @@
-"""The words of traces: what an event's category and name say about it, and the engine's labels.
+"""The vocabulary of traces: the meaning of events' categories and names, and the engine's labels.
 
-The label grammar is written down in `traces/README.md`.
+The label grammar is documented in `traces/README.md`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
 
 
 class Rule(StrEnum):
-    """Which evidence decides what a rank did at a moment (docs/design.md, "Which rule applies")."""
+    """Which events decide what a rank did at a moment (docs/design.md, "Which rule applies")."""
 
     GPU = "gpu"
     CPU = "cpu"
     UNRECORDED = "device activity was not recorded"
 
 
-# The categories that kineto has written over the years; the second spelling of each is that of 2021.
+# Categories that kineto has written over the years; the capitalised spellings are from 2021.
 DEVICE_KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
 DEVICE_COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
@@ -67,7 +67,7 @@ _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
 def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
     """Split `engine::WORD key=value …` into the word and its values (names still percent-encoded).
 
-    None for what is no label, or lacks what analyses read of it.
+    None if it is not a label, or lacks a field that analyses read.
     """
     match = _LABEL.fullmatch(name)
     if match is None:
@@ -81,7 +81,7 @@ def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def _is_integer(text: str) -> bool:
-    """Whether it is one that fits into 64 bits."""
+    """Whether it is an integer that fits into 64 bits."""
     return text.isdecimal() and len(text) <= _DIGITS
 
 
@@ -105,37 +105,36 @@ _KINDS = {
 
 
 def collective_kind(name: str) -> str | None:
-    """What collective an operator (`c10d::_allgather_base_`) or a kernel (`ncclDevKernel_AllGather_…`) is, by name."""
+    """The collective of an operator (`c10d::_allgather_base_`) or kernel (`ncclDevKernel_AllGather_…`), by name."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.search(name)), None)
 
 
-# torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_state.py write `FSDP::WORD (unit)`. A unit that has
-# several groups of parameters names the size of each one's mesh, too.
+# torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_state.py write `FSDP::WORD (unit)`. If a unit has
+# several groups of parameters, the size of each group's mesh follows.
 _FSDP2 = re.compile(r"FSDP::(?P<word>\w+)(?: \((?P<unit>.*?)\))?(?P<mesh> \[pg=\d+\])?")
 _FSDP2_WORDS = frozenset(
     {
         "all_gather",  # the copy into the gathered buffer, and the call that launches the collective
-        "all_gather_copy_out",  # after waiting for it: the copy into the parameters
-        "pre_forward",  # gather if that was not done ahead, wait, copy
-        "post_forward",  # free, if the unit is told to
-        "pre_backward",  # as pre_forward; by default it also launches the next unit's gather
+        "all_gather_copy_out",  # the wait for it, then the copy into the parameters
+        "pre_forward",  # gather unless prefetched, wait, copy
+        "post_forward",  # free, if the unit is configured to
+        "pre_backward",  # as pre_forward; by default also launches the next unit's gather
         "post_backward_accumulate",
-        "post_backward_reshard",  # free, unless the unit is told not to
+        "post_backward_reshard",  # free, unless the unit is configured not to
         "post_backward_reduce",  # launch the reduce-scatter of the unit's gradients
         "root_post_backward_callback",  # the end of a backward pass
     }
 )
 FSDP2_ROOT = "root"
-"""What the unit is called that FSDP2 writes without a name."""
+"""Our name for the unit that FSDP2 leaves unnamed."""
 _WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
 _LAYER = re.compile(r"(?:.*\.)?(\d+)(?: \[pg=\d+\])?")
 
 
 def fsdp2_range(name: str) -> tuple[str, dict[str, str]] | None:
-    """Split FSDP2's `FSDP::WORD (unit)` into the word and `{"unit": …}`; None for what tells nothing of a schedule.
+    """Split FSDP2's `FSDP::WORD (unit)` into the word and `{"unit": …}`; None for ranges outside the schedule.
 
-    The root, which has no suffix, is the unit `root`; the names that checkpointing and compiling put between are left
-    out.
+    The root, which has no suffix, is the unit `root`. Names of checkpointing and compilation wrappers are removed.
     """
     match = _FSDP2.fullmatch(name)
     if match is None or match["word"] not in _FSDP2_WORDS:
@@ -145,6 +144,6 @@ def fsdp2_range(name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def layer_of(unit: str) -> int | None:
-    """The number of the layer that a unit is: N if the last part of its dotted name is the number N, else None."""
+    """A unit's layer number: N if the last part of its dotted name is the number N, else None."""
     match = _LAYER.fullmatch(unit)
     return int(match[1]) if match and _is_integer(match[1]) else None

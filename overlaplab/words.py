@@ -1,4 +1,4 @@
-"""Texts out of traces, and figures, as people read them, in terminals, charts and pages alike."""
+"""Texts from traces and figures in readable form, for terminals, charts and pages."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ def to_ms(ns: pd.Series[Any]) -> pd.Series[Any]: ...
 @overload
 def to_ms(ns: npt.NDArray[Any]) -> npt.NDArray[np.float64]: ...
 def to_ms(ns: Any) -> Any:
-    """Nanoseconds as milliseconds, which is what people are shown."""
+    """Nanoseconds as milliseconds, the unit shown to people."""
     return ns / 1e6
 
 
 def visible(text: str) -> str:
-    """A string out of a trace as one line of what can be seen: each order to a terminal, each mark that turns the
-    direction of what follows, and whatever else is invisible becomes U+FFFD; line ends, tabs and strange spaces become
-    a space.
+    """A string from a trace as one line of visible characters.
+
+    Line ends, tabs and unusual spaces become a space. Control characters, direction marks and other invisible
+    characters become U+FFFD.
     """
     return "".join(
         char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
@@ -51,9 +52,7 @@ def visible(text: str) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """At most `limit` characters of a string out of a trace, as `visible` has it, cut in the middle: names differ at
-    the ends.
-    """
+    """At most `limit` characters of a string, made `visible`; cut in the middle, as names differ at the ends."""
     flat = visible(text[:20_000])
     if len(flat) <= limit:
         return flat
@@ -62,10 +61,8 @@ def shorten(text: str, limit: int = 60) -> str:
 
 
 def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
-    """A gradient's parameter by its name; else by its place in the order of arrival and its shape, if it has them:
-    `gradient 17 (1024×4096)`.
-    """
-    import pandas as pd  # slow, and the command line's help needs other words of this module
+    """A gradient by its parameter's name, else by its arrival number and shape, if known: `gradient 17 (1024×4096)`."""
+    import pandas as pd  # slow to import, and the command line's help needs this module
 
     if not pd.isna(name):
         return shorten(str(name), 80)
@@ -74,23 +71,23 @@ def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
 
 
 def last_gradient(bucket: dict[Any, Any]) -> str | None:
-    """Which gradient of a row of `overlaplab.buckets` came last, as `gradient_word` has it; None where unknown."""
+    """The gradient that arrived last in a row of `overlaplab.buckets`, as from `gradient_word`; None where unknown."""
     import pandas as pd
 
     if not pd.isna(bucket["last_parameter"]):
         return gradient_word(bucket["last_parameter"], None, None)
-    told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
-    arrived = [(arrival, shape) for arrival, shape in told if not pd.isna(arrival)]
-    return gradient_word(None, *max(arrived, key=lambda found: found[0])) if arrived else None
+    gradients = zip(bucket["arrivals"], bucket["shapes"], strict=True)
+    arrived = [(arrival, shape) for arrival, shape in gradients if not pd.isna(arrival)]
+    return gradient_word(None, *max(arrived, key=lambda gradient: gradient[0])) if arrived else None
 
 
 def unit_name(unit: object, limit: int = 80) -> str:
-    """The name of a unit of parameters; FSDP2 gives the root module none."""
+    """The name of a unit of parameters; FSDP2 does not name the root module."""
     return shorten(str(unit), limit) or "(root)"
 
 
 def percent(part: float, whole: float) -> str:
-    """`part` as a rounded percentage of `whole`; only nothing is 0 %, only everything 100 %."""
+    """`part` as a rounded percentage of `whole`; 0 % only for nothing, 100 % only for everything."""
     if whole <= 0:
         return "-"
     share = 100 * part / whole
@@ -102,12 +99,12 @@ def percent(part: float, whole: float) -> str:
 
 
 def ms(ns: float) -> str:
-    """A duration in ns as ms, with as many digits as it takes to see it: `1,264 ms`, `57.6 ms`, `0.004 ms`."""
+    """A duration in ns as ms, with enough digits for its size: `1,264 ms`, `57.6 ms`, `0.004 ms`."""
     return duration(to_ms(ns))
 
 
 def duration(milliseconds: float) -> str:
-    """As `ms`, of a duration in ms."""
+    """As `ms`, for a duration in ms."""
     digits = 0 if abs(milliseconds) >= 1000 else 1 if abs(milliseconds) >= 1 else 2 if abs(milliseconds) >= 0.1 else 3
     return f"{milliseconds:,.{digits}f} ms" if milliseconds else "0 ms"
 
@@ -118,12 +115,12 @@ def count(number: int, noun: str) -> str:
 
 
 def rank_word(rank: object) -> str:
-    """A rank as text; a trace may not tell which one it is."""
+    """A rank as text; `unknown` for a trace without one."""
     return str(rank) if isinstance(rank, Integral) else "unknown"
 
 
 def sentence(text: str) -> str:
-    """A warning as a sentence of its own."""
+    """A warning as a full sentence."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -131,13 +128,13 @@ _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
 def size(count: int) -> str:
-    """Bytes in decimal units, as links are sold."""
+    """Bytes in decimal units, as is usual for links."""
     unit, scale = unit_of(count)
     return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count} B"
 
 
 def size_exact(count: int) -> str:
-    """Bytes with three figures, where they are compared: `1.21 MB`, `12.1 MB`, `121 MB`."""
+    """Bytes with three significant digits, for comparisons: `1.21 MB`, `12.1 MB`, `121 MB`."""
     unit, scale = unit_of(count)
     value = count / scale
     digits = 0 if scale == 1 or value >= 100 else 1 if value >= 10 else 2
@@ -145,5 +142,5 @@ def size_exact(count: int) -> str:
 
 
 def unit_of(count: float) -> tuple[str, float]:
-    """The unit that suits so many bytes, and how many bytes it has."""
+    """The unit that suits so many bytes, and its size in bytes."""
     return next((pair for pair in _UNITS if count >= pair[1]), _UNITS[-1])

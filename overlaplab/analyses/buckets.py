@@ -21,30 +21,30 @@ __all__ = ["buckets"]
 _IDENTITY = ("rank", "step", "backward_start_ns", "backward_end_ns")
 _TIMES = ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")
 _GRADIENTS = ("parameters", "gradient_ready_ns", "last_parameter")
-_TOLD = ("passes", "arrivals", "shapes", "gradients", "told_by", "source")
-_COLUMNS = (*_IDENTITY, "index", "bytes", *_GRADIENTS, *_TIMES, *_TOLD)
+_SOURCE = ("passes", "arrivals", "shapes", "gradients", "told_by", "source")
+_COLUMNS = (*_IDENTITY, "index", "bytes", *_GRADIENTS, *_TIMES, *_SOURCE)
 
 
 def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, step and bucket, in launch order; times in ns from the step window's start.
 
-    Columns: `rank`, `step` (Int64), `backward_start_ns`, `backward_end_ns` (of the backward that synchronises; it ends
-    with autograd's last operation, before waiting; where several do, as with zero2's microbatches, the step's last one
-    is shown), `index`, `bytes` (Int64, null where the trace does not tell), `parameters` (tuple of names, None for one
-    that is not named), `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived),
-    `last_parameter` (the one that arrived last; None where none did, or it is not named), `ready_ns`, `launch_ns`
-    (host time: on a GPU it may precede the window), `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time
-    during which this rank computed nothing). Times are Int64, null where the trace does not tell. On a GPU readiness
-    is device time. Then: `passes` (how many backward passes of the step sent gradients), `arrivals` (tuple, one per
-    parameter: the gradient's place in the order of arrival, from 1), `shapes` (tuple, one tuple per parameter, None
-    where unknown), `gradients` (Int64: how many arrived in the backward pass), `told_by` and `source`.
+    Columns: `rank`, `step` (Int64), `backward_start_ns`, `backward_end_ns` (of the backward pass that synchronises, to
+    the end of autograd's last operation, before any waiting; if several do, as with zero2's microbatches, of the step's
+    last one), `index`, `bytes` (Int64, null where unknown), `parameters` (tuple of names, None for unnamed ones),
+    `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived), `last_parameter` (the one that
+    arrived last; None if none did, or it is unnamed), `ready_ns`, `launch_ns` (host time: on a GPU it may precede the
+    window), `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time during which this rank computed nothing).
+    Times are Int64, null where unknown. On a GPU readiness is device time. Further: `passes` (how many backward passes
+    of the step sent gradients), `arrivals` (tuple, one per parameter: the gradient's place in the order of arrival,
+    from 1), `shapes` (tuple, one tuple per parameter, None where unknown), `gradients` (Int64: how many arrived in the
+    backward pass), `told_by` and `source`.
 
-    The engine's labels are read (`source` and `told_by` are `engine`), and without them torch's
-    DistributedDataParallel is recognised (`source` is `ddp`, see `ddp`): a bucket is an all-reduce launched as a
-    gradient is accumulated. Its gradients have no names, and are known by their `sizes`, or taken by their `order` of
-    arrival (`told_by`); where neither tells, `parameters` is empty and `told_by` None.
+    Buckets come from the engine's labels (`source` and `told_by` are `engine`), or without them from torch's
+    DistributedDataParallel (`source` is `ddp`, see `evidence.ddp`): there a bucket is an all-reduce launched while a
+    gradient is accumulated. Its gradients have no names. `told_by` says whether they are known by their `sizes`, or
+    assumed from their `order` of arrival; if neither is possible, `parameters` is empty and `told_by` is None.
 
-    Empty where neither tells of buckets, or device activity was not recorded. Raises `OverlaplabError` for an unknown
+    Empty if the trace shows no buckets, or device activity was not recorded. Raises `OverlaplabError` for an unknown
     rank or step.
     """
     rows: list[dict[str, Any]] = []
@@ -57,8 +57,8 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    found = activity(trace)
-    if found.rule is Rule.UNRECORDED:
+    busy = activity(trace)
+    if busy.rule is Rule.UNRECORDED:
         return
     labels = labels_of(trace)
     ran = executions(trace)
@@ -66,19 +66,19 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
         passes = _synchronising(trace, labels)
         for step in steps:
             own = launched_in(labels, step)
-            yield from _of_step(own, launched_in(passes, step), step, ran, found.compute)
+            yield from _of_step(own, launched_in(passes, step), step, ran, busy.compute)
     elif backwards := ddp_backwards(trace, ran):
         for step in steps:
-            yield from _of_ddp(launched_in(backwards, step), step, ran, found.compute)
+            yield from _of_ddp(launched_in(backwards, step), step, ran, busy.compute)
 
 
 def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
-    """The backward passes that send gradients: as labelled, else those of autograd's that launch a bucket."""
+    """The backward passes that send gradients: by label, else those of autograd's passes that launch a bucket."""
     backwards = [label for label in labels if label.word == "backward"]
     if backwards:
         return [label for label in backwards if label.fields["sync"] == "1"]
     launches = [label.start_ns for label in labels if label.word == "bucket_launch"]
-    return [one for one in autograd_passes(trace) if any(one.start_ns <= at <= one.end_ns for at in launches)]
+    return [own for own in autograd_passes(trace) if any(own.start_ns <= at <= own.end_ns for at in launches)]
 
 
 def _of_step(
@@ -134,7 +134,7 @@ def _of_ddp(
 
 
 def _shared(step: Window, backwards: Sequence[Span], ran: Executions) -> dict[str, Any]:
-    """What all buckets of a step have in common; the last of its backward passes is shown."""
+    """What all buckets of a step share, from its last backward pass."""
     begins, ends = ran.backward(backwards[-1])
     return {
         "step": step.step,
@@ -152,7 +152,7 @@ def _times(
     ran: Executions,
     compute: Intervals,
 ) -> dict[str, Any]:
-    """A bucket's times, given when the host knew it to be ready, and when its collective ran."""
+    """A bucket's times, from when it was ready on the host, and when its collective ran."""
     return {
         "ready_ns": None if ready_ns is None else ran.reached(ready_ns) - step.start_ns,
         "launch_ns": launch.start_ns - step.start_ns,
@@ -163,7 +163,7 @@ def _times(
 
 
 def _arrivals(labels: Sequence[Label], ran: Executions) -> dict[str, int]:
-    """When each parameter's gradient was last accumulated; nothing for one that never was."""
+    """When each parameter's gradient was last accumulated; parameters without one are absent."""
     return {
         name: ran.reached(label.start_ns)
         for label in labels

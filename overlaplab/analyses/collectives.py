@@ -1,4 +1,4 @@
-"""Collectives as things that happen across ranks: who came last, who waited, how fast the data moved."""
+"""Collectives across ranks: who arrived last, who waited, how fast the data moved."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ COLUMNS = (
     *("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"),
     *("transfer_ns", "bus_gb_per_s", "bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "unmatched"),
 )
-"""What `collectives` tells, in order."""
+"""The columns of `collectives`, in order."""
 
 
 def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per collective and rank, in order of the collective's first start, then rank.
 
-    Columns: `index` (the collective's, whichever rows are selected), `rank`, `step` (the one in which this rank
-    launched it, null outside all), `group`, `group_description`, `group_size`, `kind`, `dtype` (all as told by any of
-    its ranks, null where none tells), `bytes` (the larger of input and output; of the rank that has most).
+    Columns: `index` (the collective's, whatever the selection), `rank`, `step` (in which this rank launched it, null
+    outside all steps), `group`, `group_description`, `group_size`, `kind`, `dtype` (all known from any of its ranks,
+    else null), `bytes` (the larger of input and output, of the rank with most).
 
     This rank's times, in ns from the run's start by the first rank's clock: `launch_ns` (host time), `start_ns`,
     `end_ns`, `arrived_ns` (its start; on an emulated link when it was launched and the link free, which is a little
     earlier); `wait_ns` (from its start until the last rank arrived), `exposed_ns` (its time during which this rank
     computed nothing).
 
-    The collective's, the same on all its rows: `transfer_ns` (from the last arrival to that rank's end),
+    The collective's own figures, the same on all its rows: `transfer_ns` (from the last arrival to that rank's end),
     `bus_gb_per_s` (decimal: bytes ÷ transfer × 2(n-1)/n for an all-reduce, (n-1)/n for all-gather, reduce-scatter and
     all-to-all, else 1; null for a group of one or of unknown size), `bus_is_lower_bound` (bool: computed from the
     duration, since transfer is unknown; the shortest of the ranks' durations, or the longest where one rank gives or
-    takes all), `skew_ns` (the spread of arrivals, of those that are here), `within_clock_error` (boolean: the skew is
-    no larger than what clocks may differ by, see `clocks`), `last_rank` (null unless all members are here), `unmatched`
-    (the reason why it has no counterpart on other ranks, null for what is matched or has no other member here).
+    takes all), `skew_ns` (the spread of the known arrivals), `within_clock_error` (boolean: the skew is no larger than
+    the clocks may differ, see `clocks`), `last_rank` (null unless all members' traces are present), `unmatched` (why it
+    has no counterpart on other ranks; null if it is matched, or no other member's trace is present).
 
-    `wait_ns` and `transfer_ns` are null unless every member's trace is here, and for send/recv, broadcast, reduce,
-    gather and scatter. Int64 and Float64, null where unknown. Of selected steps only what a rank launched in
-    one of those. Raises `OverlaplabError` for an unknown rank or step.
+    `wait_ns` and `transfer_ns` are null unless every member's trace is present, and for send/recv, broadcast, reduce,
+    gather and scatter. Numbers are Int64 and Float64, null where unknown. With selected steps, only collectives that a
+    rank launched in one of them have rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     table = _all(run)
     chosen = {run.traces.index(trace): trace for trace in selected_traces(run, selection)}
@@ -85,7 +85,7 @@ def _all(run: Run) -> pd.DataFrame:
 
 
 def _place(found: pd.DataFrame, run: Run) -> None:
-    """`window` (the place in `step_windows`, -1 outside), `step` and `exposed_ns`."""
+    """Add `window` (the index in `step_windows`, -1 outside), `step` and `exposed_ns`."""
     found["window"], found["exposed_ns"] = -1, UNKNOWN_NS
     found["step"] = pd.array([None] * len(found), dtype="Int64")
     for place, trace in enumerate(run.traces):
@@ -105,7 +105,7 @@ def _place(found: pd.DataFrame, run: Run) -> None:
 
 
 def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The step that holds each launch, or the start of what was launched before the recording; -1 where none does."""
+    """The step that contains each launch, or each start if it was launched before the recording; -1 for none."""
     found = np.full(len(at_ns), -1, dtype=np.int64)
     for place, window in enumerate(step_windows(trace)):
         by_host = (at_ns >= window.host_start_ns) & (at_ns < window.host_end_ns)
@@ -115,7 +115,7 @@ def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.boo
 
 
 def _measure(found: pd.DataFrame, run: Run) -> None:
-    """The collectives' own figures: transfer, bus bandwidth, skew, last rank."""
+    """Add the collectives' own figures: transfer, bus bandwidth, skew, last rank."""
     by = found["match"]
     ran = (found["start_ns"] != UNKNOWN_NS).to_numpy()
     duration = (found["end_ns"] - found["start_ns"]).where(ran)
@@ -134,7 +134,7 @@ def _measure(found: pd.DataFrame, run: Run) -> None:
     moved = pd.array(factors, dtype="Float64")
     found["bus_gb_per_s"] = moved / took.mask(took <= 0)
     found["bus_is_lower_bound"] = found["bus_gb_per_s"].notna() & ~waited
-    starts = found["arrived_ns"].astype("Int64").where(ran)  # of int64 first: a float would round it
+    starts = found["arrived_ns"].astype("Int64").where(ran)  # to Int64 before masking: float would round
     several = ran & (by.groupby(by).transform("size") > 1).to_numpy()
     found["skew_ns"] = (starts.groupby(by).transform("max") - starts.groupby(by).transform("min")).where(several)
     found["last_rank"] = found["rank"].where(last).groupby(by).transform("max").where(found["complete"] & several)
@@ -150,14 +150,14 @@ _FIRST = (
 
 
 def each_collective(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per collective out of `overlaplab.collectives`' rows, in their order.
+    """One row per collective, from the rows of `overlaplab.collectives`, in their order.
 
-    Columns: `index`, `ranks` (int64, how many ranks' rows there are), `start_ns` (the first of them), `end_ns` (the
-    last), `longest_ns` (the longest that a rank spent in it), `wait_ns` (the longest that a rank waited, null where
-    unknown), `waits_ns` (all ranks' waits together), `exposed_ns` (the most of a rank), and as in `collectives`: `step`
-    (the first rank's), `group`, `group_description`, `group_size`, `kind`, `dtype`, `bytes`, `transfer_ns`,
-    `bus_gb_per_s`, `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `unmatched`. Times in ns from
-    the run's start, Int64.
+    Columns: `index`, `ranks` (int64, how many ranks have rows), `start_ns` (the first), `end_ns` (the last),
+    `longest_ns` (the longest that a rank spent in it), `wait_ns` (the longest that a rank waited, null where unknown),
+    `waits_ns` (the sum of all ranks' waits), `exposed_ns` (the largest of a rank), and as in `collectives`: `step` (the
+    first rank's), `group`, `group_description`, `group_size`, `kind`, `dtype`, `bytes`, `transfer_ns`, `bus_gb_per_s`,
+    `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `unmatched`. Times in ns from the run's start,
+    Int64.
     """
     own = table.assign(longest_ns=table["end_ns"] - table["start_ns"])
     by = own.groupby("index", sort=False)

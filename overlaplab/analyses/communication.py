@@ -1,4 +1,4 @@
-"""Where communication's time went: by process group (data, tensor, expert parallel) and by kind."""
+"""Communication time by process group (data, tensor, expert parallel) and kind of collective."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ _COLUMNS = ("rank", "group", "group_description", "kind", "count", "bytes", "bus
 def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, process group and kind of collective, the one that took longest first within each rank.
 
-    Columns: `rank` (Int64), `group` and `group_description` (what the group is for, such as `mesh_tp`), `kind` (all
-    null where nothing tells), `count`, `bytes` (Int64, the sum of `collectives`' bytes, null where one is), `busy_ns`
-    (the union of their times) and `exposed_ns` (its part during which the rank computed nothing). Counts and bytes are
-    of what the chosen steps launched, times are cut to their windows: what lies in no step is in no sum. Groups may
-    work at the same time, so the parts may add up to more than `comm_ns`. A rank whose device activity was not
-    recorded has no rows. Raises `OverlaplabError` for an unknown
-    rank or step.
+    Columns: `rank` (Int64), `group` and `group_description` (the group's purpose, such as `mesh_tp`), `kind` (all null
+    where unknown), `count`, `bytes` (Int64, the sum of `collectives`' bytes, null if any is), `busy_ns` (the union of
+    their times) and `exposed_ns` (its part during which the rank computed nothing). Counts and bytes are of the
+    collectives that the chosen steps launched; times are cut to the steps' windows. Groups may communicate at the same
+    time, so the parts may add up to more than `comm_ns`. A rank whose device activity was not recorded has no rows.
+    Raises `OverlaplabError` for an unknown rank or step.
     """
     launched = collectives(run, selection)
     timed = collectives(run, Selection(ranks=selection.ranks))
@@ -38,8 +37,8 @@ def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFram
         if activity(trace).rule is Rule.UNRECORDED:
             continue
         chosen = selected_windows(trace, selection)
-        window = union([one.start_ns for one in chosen], [one.end_ns for one in chosen])
-        stepless = any(one.step is None for one in chosen)
+        window = union([step.start_ns for step in chosen], [step.end_ns for step in chosen])
+        stepless = any(step.step is None for step in chosen)
         rows += _of_trace(run, trace, launched if stepless else launched.dropna(subset=["step"]), timed, window)
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(
         {"rank": "Int64", "bytes": "Int64"} | dict.fromkeys(("count", "busy_ns", "exposed_ns"), "int64")

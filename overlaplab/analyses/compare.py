@@ -35,24 +35,23 @@ _SIZES = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_byte
 def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per run, in the given order.
 
-    Columns: `path`, `strategy`, `bucket_cap_mb` (both null without a manifest), `ranks`, `steps` (counts of what was
-    measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over every rank's every step (null
-    where one of them is unknown),
-    `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an emulated link),
-    `sent_bytes` (median over every rank's every step, see `volume`), `theory_sent_bytes` (see `volume_theory`),
-    `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most), `theory_memory_bytes`
-    (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with most): all five Float64, null where unknown,
-    `phantoms` (ranks of an emulated group that no process is), `spread_ms` (by which it is judged, see `spread`;
-    Float64, null where too few steps tell it), `model` (what run.json tells of the model and its input, as JSON, but
-    for the precision; null where it tells nothing).
+    Columns: `path`, `strategy`, `bucket_cap_mb` (both null without a manifest), `ranks`, `steps` (how many were
+    measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over all steps of all ranks (null if
+    any is unknown), `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an
+    emulated link), `sent_bytes` (median over all steps of all ranks, see `volume`), `theory_sent_bytes` (see
+    `volume_theory`), `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most),
+    `theory_memory_bytes` (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with most): all five Float64, null
+    where unknown, `phantoms` (emulated ranks without a process), `spread_ms` (which decides whether a run is fastest,
+    see `spread`; Float64, null with too few steps), `model` (the model and its input in run.json, as JSON, without the
+    precision; null where unknown).
 
-    Of runs of different models none is fastest. Else a run is if its median step is shorter than every other's by more
-    than the larger of the two spreads; within them none is. In a sweep, whose runs differ in bucket_cap_mb alone, runs
-    of one cap are repeats, judged together: all of the fastest cap's are fastest.
+    Among runs of different models none is fastest. Otherwise a run is fastest if its median step is shorter than every
+    other's by more than the larger of the two spreads. In a sweep, whose runs differ only in bucket_cap_mb, runs of one
+    cap are repeats and judged together: all runs of the fastest cap are fastest.
     """
-    found = [_whole(run) if selection.is_everything else _measured(run, selection) for run in runs]
-    measured = [table for table, _ in found]
-    table = pd.DataFrame([row for _, row in found])
+    rows = [_whole(run) if selection.is_everything else _measured(run, selection) for run in runs]
+    measured = [table for table, _ in rows]
+    table = pd.DataFrame([row for _, row in rows])
     settings = _settings(runs)
     of_setting: dict[Any, list[Steps]] = {}
     for setting, times in zip(settings, map(step_times, measured), strict=True):
@@ -84,14 +83,14 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
 
 
 def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """A run's `summary`, and its row without what depends on the others."""
+    """A run's `summary`, and its row without the columns that depend on other runs."""
     table = summary(run, selection)
     return table, _row(run, table) | _sizes(run, volume(run, selection))
 
 
 @once_per_run
 def _whole(run: Run) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The same of all its ranks and steps; it serves again whenever other runs are put beside it."""
+    """The same for all ranks and steps, cached per run."""
     return _measured(run, EVERYTHING)
 
 
@@ -118,7 +117,7 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
-    """What was sent and held, and what theory says of both."""
+    """What was sent and held, and both in theory."""
     by_step = table.groupby(["rank", "step"], dropna=False)["sent_bytes"]
     sent = by_step.apply(lambda kinds: kinds.sum(skipna=False)) if len(table) else table["sent_bytes"]
     theory = volume_theory(run)
@@ -134,7 +133,7 @@ def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _settings(runs: Sequence[Run]) -> list[Any]:
-    """What each run is judged by: in a sweep its cap, else each for itself."""
+    """The setting under which each run is judged: in a sweep its cap, else its own."""
     if is_sweep(runs):
         return [run.manifest.bucket_cap_mb if run.manifest else None for run in runs]
     return list(range(len(runs)))

@@ -1,36 +1,36 @@
-"""Why communication was exposed: each nanosecond of it given to one collective and one cause.
+"""Why communication was exposed: each nanosecond is attributed to one collective and one cause.
 
-Exposed time is what `summary` finds: communication while the rank computes nothing, cut at the step's borders.
+Exposed time is defined as in `summary`: communication while the rank computes nothing, cut to the step's window.
 
-**Which collective.** Of those that a rank is in at a moment, the one that transfers goes before one of which nobody
-knows whether it does (a member's trace is missing), and that before one that still waits for a rank: so `straggler
-wait` is exactly `exposed_wait_ns`, where that is known. Among equals, one that is over when the rank computes again
-goes before one that is not; then the one that started first.
+**Which collective.** If a rank is in several collectives at a moment, one that transfers comes first, then one whose
+state is unknown (a member's trace is missing), then one that still waits for a rank. So `straggler wait` is exactly
+`exposed_wait_ns`, where that is known. Among equals, one that ends before the rank computes again comes first, then the
+one that started first.
 
-**Which cause**: the first of these rules that holds.
+**Which cause**: the first of these rules that applies.
 
 1. `straggler wait`: its last rank, `late_rank`, had not arrived.
-2. `link-bound`: altogether the step's transfers take longer than everything that the rank computes in it. No schedule
-   hides the excess: it is the last so many ns of the step's exposed transfer.
-3. `compute gap`: the rank computes again more than 20 µs before the collective is over. It was not waiting for it.
-4. `blocking`, by design: its gradients were ready, but the host launched it after the whole backward pass, as `naive`
-   does; or it moves neither gradients nor a unit's parameters, as far as is told, and nothing computes from when it
-   could start to its end.
-5. `queued`: it moves gradients, of which the backward pass, still on its way, needs nothing; but the rank computes
-   again only after the collective that follows, which had been launched. The time is given to that one.
-6. `late launch`: its input was ready and the link was free, but the host had not launched it. Launched in time, it
-   would have been over earlier: so the last so many ns of its transfer. A bucket is ready with its last gradient; a
-   unit with the step, or when it was freed, but not before the gather that comes first began. Where all ranks' traces
-   are here, what counts is how much earlier its *last* rank would have arrived, had all launched in time.
-7. `queued`: launched, but the link was busy with another collective. So many ns of its transfer before those of rule 6,
-   less what rule 5 gave it.
-8. `tail`: nothing is left to hide it, or nothing yet: gradients whose backward pass was over by its end; gathers
-   launched before the first one of the step was over; where nothing tells what it is for, the last of its kind in a
-   step, if others of it were hidden.
-9. `blocking` again: gradients that the rank waited for in the midst of the backward pass, which needs no results.
-10. `link-bound` again: launched in time, on a free link, it lasts longer than the computation that there was to hide
+2. `link-bound`: the step's transfers take longer in total than all of the rank's computation in it. No schedule can
+   hide the excess, so it is taken from the end of the step's exposed transfer.
+3. `compute gap`: the rank computes again more than 20 µs before the collective ends, so it was not waiting for it.
+4. `blocking`, by design: its gradients were ready, but the host launched it only after the whole backward pass, as
+   `naive` does. Or it is not known to move gradients or a unit's parameters, and nothing computes from when it could
+   have started to its end.
+5. `queued`: it moves gradients while the backward pass, which does not need them, is still running; but the rank
+   computes again only after the next collective, which had already been launched. The time is attributed to that one.
+6. `late launch`: its input was ready and the link was free, but the host had not launched it. It would have ended
+   earlier by that delay, so the delay is taken from the end of its transfer. A bucket is ready with its last gradient.
+   A unit is ready at the step's start, or once it was freed, but not before the previous gather began. With all ranks'
+   traces, the delay is how much earlier its *last* rank would have arrived, had all launched in time.
+7. `queued`: it was launched, but the link was busy with another collective. The delay is taken from its transfer before
+   the part of rule 6, less what rule 5 attributed to it.
+8. `tail`: there is no computation left to hide it, or none yet. These are gradients whose backward pass was over by the
+   end of the collective, and gathers launched before the step's first gather ended. If the purpose is unknown, it is
+   the last collective of its kind in a step, provided that others of the kind were hidden.
+9. `blocking` again: the rank waited for gradients in the middle of the backward pass, which does not need them.
+10. `link-bound` again: it was launched in time on a free link, but lasts longer than the computation available to hide
     it.
-11. `unknown`: as rule 10, but whether it moved or waited for a rank whose trace is missing cannot be told; or the
+11. `unknown`: as rule 10, but it is unknown whether it moved data or waited for a rank whose trace is missing; or the
     communication belongs to no collective.
 
 Sources: wait and transfer as in docs/design.md; the causes are this project's own.
@@ -84,12 +84,12 @@ COLUMNS = {
 
 
 def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """One row per rank, step, cause and collective, in that order of steps, the dearest first.
+    """One row per rank, step, cause and collective, in order of rank and step; in a step the most expensive first.
 
     Columns: `rank`, `step` (Int64), `cause` (one of `CAUSES`), `collective` (Int64: `index` of
-    `overlaplab.collectives`, null where the communication belongs to none), `kind`, `what` (`bucket 3`, the unit, or
-    the parameter that it moves; None where the trace does not tell), `late_rank` (Int64: whom a straggler wait waited
-    for; null else, and where that is unknown or within clock error, see `clocks`), `exposed_ns`, `start_ns`, `end_ns`
+    `overlaplab.collectives`, null for communication outside all), `kind`, `what` (`bucket 3`, the unit, or the
+    parameter that it moves; None where unknown), `late_rank` (Int64: the rank that a straggler wait waited for; null
+    for other causes, and where unknown or within clock error, see `clocks`), `exposed_ns`, `start_ns`, `end_ns`
     (of the first and the last moment, from the run's start by the first rank's clock).
 
     Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
@@ -125,46 +125,46 @@ def _of_trace(run: Run, place: int, windows: Sequence[Window]) -> pd.DataFrame:
 
 
 def _decided(facts: Facts, moments: Moments, excess_ns: int) -> Iterator[tuple[Cause, Moments]]:
-    """The module's rules, in order; each takes what it holds for, the next sees the rest."""
+    """The module's rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
     yield Cause.STRAGGLER, moments.where(waits)
-    rest, over = last_moving(moments.where(~waits), excess_ns)
-    yield Cause.LINK, over
-    nobody = rest.row < 0
-    yield Cause.UNKNOWN, rest.where(nobody)
-    rest = rest.where(~nobody)
-    goes_on = facts["end_ns"][rest.row] - GRAIN_NS > rest.resumes
-    yield Cause.GAP, rest.where(goes_on)
-    rest = rest.where(~goes_on)
-    blocks = (facts["after_backward"] | facts["at_once"])[rest.row]
-    yield Cause.BLOCKING, rest.where(blocks)
-    yield from _delayed(facts, rest.where(~blocks))
+    remaining, excess = last_moving(moments.where(~waits), excess_ns)
+    yield Cause.LINK, excess
+    unattributed = remaining.row < 0
+    yield Cause.UNKNOWN, remaining.where(unattributed)
+    remaining = remaining.where(~unattributed)
+    goes_on = facts["end_ns"][remaining.row] - GRAIN_NS > remaining.resumes
+    yield Cause.GAP, remaining.where(goes_on)
+    remaining = remaining.where(~goes_on)
+    blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
+    yield Cause.BLOCKING, remaining.where(blocks)
+    yield from _delayed(facts, remaining.where(~blocks))
 
 
 def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
-    """Rules 5 to 7, then 8 to 11 for the rest."""
-    rest, behind = _behind(facts, moments)
+    """Rules 5 to 7, then 8 to 11 for the remaining moments."""
+    remaining, behind = _behind(facts, moments)
     yield Cause.QUEUED, behind
     queued_ns = facts["queued_ns"].copy()
     np.subtract.at(queued_ns, behind.row, behind.end - behind.start)
     launched = facts["end_ns"] - facts["late_ns"]
-    rest, late = rest.split(launched[rest.row])
+    remaining, late = remaining.split(launched[remaining.row])
     yield Cause.LATE, late
-    rest, queued = rest.split((launched - queued_ns)[rest.row])
+    remaining, queued = remaining.split((launched - queued_ns)[remaining.row])
     yield Cause.QUEUED, queued
-    edge = facts["edge"][rest.row]
-    yield Cause.TAIL, rest.where(edge)
-    rest = rest.where(~edge)
-    gradients = facts["gradients"][rest.row]
-    yield Cause.BLOCKING, rest.where(gradients)
-    rest = rest.where(~gradients)
-    told = rest.does == Does.MOVES
-    yield Cause.LINK, rest.where(told)
-    yield Cause.UNKNOWN, rest.where(~told)
+    edge = facts["edge"][remaining.row]
+    yield Cause.TAIL, remaining.where(edge)
+    remaining = remaining.where(~edge)
+    gradients = facts["gradients"][remaining.row]
+    yield Cause.BLOCKING, remaining.where(gradients)
+    remaining = remaining.where(~gradients)
+    moves = remaining.does == Does.MOVES
+    yield Cause.LINK, remaining.where(moves)
+    yield Cause.UNKNOWN, remaining.where(~moves)
 
 
 def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
-    """The moments less those of rule 5, and these, given to the collective that queues."""
+    """The moments without those of rule 5, and those of rule 5, attributed to the collective that queues."""
     starts, ends = facts["start_ns"], facts["end_ns"]
     needless = (facts["gradients"] & ~facts["edge"])[moments.row]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
@@ -175,7 +175,7 @@ def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
 
 
 def _table(facts: Facts, parts: Sequence[tuple[int, Cause, Moments]]) -> pd.DataFrame:
-    """One row per window, cause and collective, each window's dearest first; `COLUMNS` and `window`, without a rank."""
+    """One row per window, cause and collective, the most expensive first: `COLUMNS` and `window`, without `rank`."""
     lengths = [len(part.row) for _, _, part in parts]
     moments = {
         name: np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for _, _, part in parts)])

@@ -21,10 +21,10 @@ _CURVE_COLUMNS = ("rank", "step", "time_ns", "bytes", "layers")
 def schedule_steps(table: pd.DataFrame) -> pd.DataFrame:
     """One row per rank and step of `schedule`'s table, in Int64.
 
-    Columns: `rank`, `step`, `microbatches` (that gathered), `gathers`, `frees` (seen), `layer_gathers`, `layer_frees`
-    (of units with a layer's number), `forward_layer_gathers`, `backward_layer_gathers` (by the phase gathered for),
-    `peak_gathered_bytes` (null where a gather's bytes are unknown), `peak_ns` (when it was first reached),
-    `peak_layers` (gathered then), `wait_ns` (the sum of the known ones, null where none is).
+    Columns: `rank`, `step`, `microbatches` (that gathered), `gathers`, `frees` (recorded), `layer_gathers`,
+    `layer_frees` (of units with a layer's number), `forward_layer_gathers`, `backward_layer_gathers` (by the phase
+    gathered for), `peak_gathered_bytes` (null where a gather's bytes are unknown), `peak_ns` (when it was first
+    reached), `peak_layers` (gathered then), `wait_ns` (the sum of the known waits, null if none is known).
     """
     rows = []
     for identity, of_step in _steps(table):
@@ -47,12 +47,12 @@ def schedule_steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
-    """The bytes of full parameters that each rank's step of `schedule`'s table held, as steps over time.
+    """The bytes of gathered parameters over time, as a step function for each rank and step of `schedule`'s table.
 
     Columns, in Int64: `rank`, `step`, `time_ns` (from the window's start), `bytes` (held from this moment on; null
-    where a gather's bytes are unknown), `layers` (gathers of layers held from then on). Every step begins with a row
-    of 0, at 0 or where its first gather begins, whichever is earlier. Bytes are held from `held_ns` to `free_ns`;
-    what left no free is held to the end.
+    where a gather's bytes are unknown), `layers` (gathers of layers held from then on). Every step starts with a row of
+    zeros, at 0 or at its first gather, whichever is earlier. Bytes are held from `held_ns` to `free_ns`, or to the end
+    if no free was recorded.
     """
     curves = [_curve(of_step).assign(**identity) for identity, of_step in _steps(table)]
     if not curves:
@@ -66,7 +66,7 @@ def _steps(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]
 
 
 def _curve(of_step: pd.DataFrame) -> pd.DataFrame:
-    """`time_ns`, `bytes`, `layers`: one row per moment at which something changes, after the first."""
+    """`time_ns`, `bytes`, `layers`: a first row of zeros, then one row per change."""
     freed = of_step[of_step["free_ns"].notna()]
     known = bool(of_step["bytes"].notna().all())
     size, layer = of_step["bytes"].fillna(0), of_step["layer"].notna()
@@ -84,7 +84,7 @@ def _curve(of_step: pd.DataFrame) -> pd.DataFrame:
 
 
 def _peak(curve: pd.DataFrame) -> dict[str, Any]:
-    """The curve's first highest point, by bytes, or by layers where bytes are unknown."""
+    """The first maximum of the curve, by bytes, or by layers where bytes are unknown."""
     by_bytes = bool(curve["bytes"].notna().all())
     top = curve.iloc[int(curve["bytes" if by_bytes else "layers"].to_numpy(dtype=np.int64).argmax())]
     return {"peak_gathered_bytes": top["bytes"], "peak_ns": top["time_ns"], "peak_layers": top["layers"]}

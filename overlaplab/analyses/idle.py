@@ -1,13 +1,12 @@
 """Idle time: why nothing ran, in the classes of HTA's idle-time breakdown.
 
-HTA (`hta/analyzers/breakdown_analysis.py`, `_analyze_idle_time_for_stream`, release 0.5.0) looks at each gap between
-two events of one stream: *host wait*, if the call that launched the second began after the first had ended; else
-*kernel wait*, if the gap is shorter than 30 ns; else *other*, as waiting for another stream. Here a gap is one of the
-whole device: from when nothing ran any more to the next event on any stream; where several end it, the one launched
-first tells. So the three add up to the idle time of `summary`, in which each moment counts once. With one stream it is
-HTA's.
+HTA (`hta/analyzers/breakdown_analysis.py`, `_analyze_idle_time_for_stream`, release 0.5.0) classifies each gap between
+two events of one stream. It is *host wait* if the call that launched the second event began after the first had ended;
+else *kernel wait* if the gap is shorter than 30 ns; else *other*, such as waiting for another stream. Here a gap is one
+of the whole device: it lasts until the next event on any stream. If several events end it, the one launched first
+decides. So the three classes add up to the idle time of `summary`. With a single stream the result equals HTA's.
 
-Where no device was recorded the host itself computes: it then waits for nobody, and all idle time is the host's.
+Where no device was recorded, the host itself computes. Then all idle time is host wait.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Kind, Run, Trace, activity, empty_table, launchers, of_kind, once_per_trace
+from overlaplab.events import Run, Trace, Work, activity, counting_as, empty_table, launchers, once_per_trace
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import Intervals, clip, subtract, total, union
@@ -26,7 +25,7 @@ from overlaplab.vocabulary import Rule
 __all__ = ["COLUMNS", "KERNEL_DELAY_NS", "idle"]
 
 KERNEL_DELAY_NS = 30
-"""HTA's `consecutive_kernel_delay`: what two kernels in a row cost."""
+"""HTA's `consecutive_kernel_delay`: the usual gap between two consecutive kernels."""
 
 COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
@@ -39,10 +38,10 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank and step, in ns.
 
     Columns: `rank`, `step` (Int64), `start_ns` (from the run's start, by the first rank's clock), `span_ns`, `idle_ns`
-    (both as in `summary`), `host_wait_ns` (the host had not launched yet what ran next), `kernel_wait_ns` (shorter than
-    30 ns: the device going from one kernel to the next), `other_ns` (launched, but waiting for something else, or
-    nothing tells). The last three add up to `idle_ns`. A rank whose device activity was not recorded has no rows.
-    Raises `OverlaplabError` for an unknown rank or step.
+    (both as in `summary`), `host_wait_ns` (the host had not yet launched the next event), `kernel_wait_ns` (shorter
+    than 30 ns: the device switches kernels), `other_ns` (launched, but waiting for something else, or unknown). The
+    last three add up to `idle_ns`. A rank whose device activity was not recorded has no rows. Raises `OverlaplabError`
+    for an unknown rank or step.
     """
     rows = []
     for trace in selected_traces(run, selection):
@@ -51,7 +50,7 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         waits, delays = _gaps(trace)
         for window in selected_windows(trace, selection):
             bounds = window.start_ns, window.end_ns
-            nothing = _nothing(trace, *bounds)
+            idle_time = _idle(trace, *bounds)
             host, kernel = total(clip(waits, *bounds)), total(clip(delays, *bounds))
             rows.append(
                 {
@@ -59,8 +58,8 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
                     "step": window.step,
                     "start_ns": window.start_ns - zero_of(run, trace),
                     "span_ns": window.end_ns - window.start_ns,
-                    "idle_ns": total(nothing),
-                    "host_wait_ns": total(nothing) if activity(trace).rule is Rule.CPU else host,
+                    "idle_ns": total(idle_time),
+                    "host_wait_ns": total(idle_time) if activity(trace).rule is Rule.CPU else host,
                     "kernel_wait_ns": 0 if activity(trace).rule is Rule.CPU else kernel,
                 }
             )
@@ -73,13 +72,13 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 @once_per_trace
 def _busy(trace: Trace) -> Intervals:
-    """When anything that counts ran."""
-    found = activity(trace)
-    every = np.concatenate((found.compute, found.communication, found.memory))
-    return union(every[:, 0], every[:, 1])
+    """When any counted event ran."""
+    own = activity(trace)
+    stacked = np.concatenate((own.compute, own.communication, own.memory))
+    return union(stacked[:, 0], stacked[:, 1])
 
 
-def _nothing(trace: Trace, start_ns: int, end_ns: int) -> Intervals:
+def _idle(trace: Trace, start_ns: int, end_ns: int) -> Intervals:
     return clip(subtract(np.array([[start_ns, end_ns]], dtype=np.int64), _busy(trace)), start_ns, end_ns)
 
 
@@ -95,8 +94,8 @@ def _gaps(trace: Trace) -> tuple[Intervals, Intervals]:
 
 
 def _first_launch(trace: Trace, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When the host launched what began at these moments, the first of several; the smallest number where unknown."""
-    rows = np.flatnonzero(~of_kind(trace, Kind.NOTHING))
+    """When the host launched what began at these moments: the earliest of several; int64's minimum where unknown."""
+    rows = np.flatnonzero(~counting_as(trace, Work.NOTHING))
     calls = launchers(trace)[rows]
     times = trace.events["ts_ns"].to_numpy(np.int64)
     called = np.where(calls >= 0, times[calls], np.iinfo(np.int64).min)

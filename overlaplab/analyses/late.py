@@ -1,4 +1,4 @@
-"""Late buckets: what each waited for, and what that cost."""
+"""Late buckets: what each one waited for, and what that cost."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pandas as pd
 
 __all__ = ["last_gap_ns", "late_buckets", "launched_after_backward"]
 
-_COST_NS = 1_000  # below a microsecond a wait is the clock's grain
+_COST_NS = 1_000  # shorter waits are within the clock's resolution
 
 
 def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
-    """What each bucket of one rank and step waited for and cost; one row per bucket that cost anything, dearest first.
+    """What each bucket of one rank and step waited for and cost: one row per bucket with a cost, most expensive first.
 
     Takes rows of `overlaplab.buckets(run)` for one rank and step. Columns: `index`, `parameter` (whose
     gradient came last; None where it has no name), `arrival`, `shape` (of that gradient, as in `buckets`), `gap_ns`
-    (how long after the bucket's gradient before it; null where it is the only one), `held_ns` (the longest that a
-    later bucket, ready, waited for this one), `held` (their indices), `link_ns` (how long it was launched but the link
-    was busy with the bucket before), `exposed_ns`, `cost_ns` = exposed + held.
+    (how long after the bucket's previous gradient; null if it is the only one), `held_ns` (the longest that a later,
+    ready bucket waited for this one), `held` (their indices), `link_ns` (how long after its launch the link was busy
+    with the previous bucket), `exposed_ns`, `cost_ns` = exposed + held.
     """
     rows = []
     ordered = table.sort_values("index", kind="stable").to_dict("records")
     held = {} if launched_after_backward(table) else _held(ordered)
-    free_ns = 0  # when the link is free of the bucket before
+    free_ns = 0  # when the link is done with the previous bucket
     for bucket in ordered:
         busy_ns = max(min(_whole(bucket["start_ns"]), free_ns) - _ready_to_go(bucket), 0)
         free_ns = max(free_ns, _whole(bucket["end_ns"]))
@@ -63,28 +63,28 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _last(bucket: dict[Any, Any]) -> dict[str, Any]:
-    """Place of arrival and shape of the gradient that came last; None where unknown."""
-    told = zip(bucket["arrivals"], bucket["shapes"], strict=True)
-    arrived = [(arrival, shape) for arrival, shape in told if not _missing(arrival)]
-    arrival, shape = max(arrived, key=lambda found: found[0], default=(None, None))
+    """Arrival number and shape of the gradient that arrived last; None where unknown."""
+    gradients = zip(bucket["arrivals"], bucket["shapes"], strict=True)
+    arrived = [(arrival, shape) for arrival, shape in gradients if not _missing(arrival)]
+    arrival, shape = max(arrived, key=lambda gradient: gradient[0], default=(None, None))
     return {"arrival": arrival, "shape": shape}
 
 
 def last_gap_ns(gradient_ready_ns: Iterable[int | None]) -> int | None:
-    """How long after the gradient before it a bucket's last one came; None where fewer than two arrived."""
+    """How long after the previous gradient a bucket's last one arrived; None if fewer than two did."""
     arrivals = sorted(time for time in gradient_ready_ns if time is not None and not pd.isna(time))
     return arrivals[-1] - arrivals[-2] if len(arrivals) > 1 else None
 
 
 def launched_after_backward(table: pd.DataFrame) -> bool:
-    """Whether every launch waited for the whole backward pass, as `naive`'s do by design: no bucket held another."""
+    """Whether all launches waited for the whole backward pass, as in `naive`: then no bucket held up another."""
     return len(table) > 1 and bool((table["launch_ns"] >= table["backward_end_ns"]).all())
 
 
 def _held(ordered: list[dict[Any, Any]]) -> dict[object, dict[object, int]]:
-    """By bucket: the later ones that were ready but had to wait for it, and how long, in ns.
+    """By bucket: the later buckets that were ready but had to wait for it, and how long, in ns.
 
-    Launches keep bucket order, so what a ready bucket waits for is the earlier one that became ready last.
+    Launches keep bucket order, so a ready bucket waits for the earlier bucket that became ready last.
     """
     held: dict[object, dict[object, int]] = {}
     latest: dict[Any, Any] | None = None

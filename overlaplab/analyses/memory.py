@@ -18,9 +18,9 @@ def memory(run: Run) -> pd.DataFrame:
     """Three rows per rank: what it held after the last step's update, as measured from its tensors' storages.
 
     Columns: `rank` (Int64), `part` (`parameters`, `gradients`, `optimizer`), `bytes`, `formula_bytes` (Int64; what the
-    strategy should hold), `formula` (its text, with Ψ the number of parameters and N that of ranks, such as `12Ψ/N`).
-    The formulas know no padding. Mixed precision sums up to 16Ψ with bfloat16 gradients and to 18Ψ with fp32
-    `main_grad` alone. Empty without a manifest that tells it; the formulas are null where it does not name parameters.
+    strategy should hold), `formula` (its text, such as `12Ψ/N`, where Ψ is the number of parameters and N the number of
+    ranks). The formulas ignore padding. Mixed precision adds up to 16Ψ with bfloat16 gradients, and to 18Ψ with fp32
+    `main_grad` alone. Empty if the manifest has no memory; the formulas are null if it does not name parameters.
     """
     manifest = run.manifest
     rows = []
@@ -34,12 +34,12 @@ def memory(run: Run) -> pd.DataFrame:
 
 
 def peaks(run: Run) -> pd.DataFrame:
-    """One row per rank: what it had beside the parts of `memory`.
+    """One row per rank: memory beside the parts of `memory`.
 
-    Columns, in Int64: `rank`, `peak_bytes` (the CUDA allocator's highest mark: activations and buffers included, which
-    the formulas do not know; null on CPU), `scratch_bytes` (lent to phantoms, in none of the other figures; null
-    without them). A rank of which run.json tells neither has no row.
+    Columns, in Int64: `rank`, `peak_bytes` (the CUDA allocator's peak, which includes activations and buffers, unlike
+    the formulas; null on CPU), `scratch_bytes` (lent to phantoms, not part of any other figure; null without phantoms).
+    A rank for which run.json has neither has no row.
     """
-    told = run.manifest.memory if run.manifest else ()
-    rows = [(held.rank, held.peak_allocated, held.scratch) for held in told]
+    memories = run.manifest.memory if run.manifest else ()
+    rows = [(held.rank, held.peak_allocated, held.scratch) for held in memories]
     return pd.DataFrame(rows, columns=list(_PEAKS)).astype("Int64").dropna(subset=list(_PEAKS[1:]), how="all")

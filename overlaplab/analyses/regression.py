@@ -17,7 +17,7 @@ _CONDITION = re.compile(r"\s*(\w+)\s*(>|<)\s*([-+]?\d+(?:\.\d+)?)\s*%\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """`column` of `summary` changed by more (`>`) or less (`<`) than `percent`; its mean, or the ratio of sums."""
+    """`column` of `summary` changed by more (`>`) or less (`<`) than `percent`: its mean, or the ratio of sums."""
 
     column: str
     sign: str
@@ -27,7 +27,7 @@ class Condition:
         return f"{self.column} {self.sign} {self.percent:g}%"
 
     def change(self, first: pd.DataFrame, last: pd.DataFrame) -> float | None:
-        """By how many percent the mean moved from the one `summary` table to the other; None where it is unknown."""
+        """By how many percent the mean changed between two `summary` tables; None where unknown."""
         before, after = _figure(first, self.column), _figure(last, self.column)
         if pd.isna(before) or pd.isna(after):
             return None
@@ -41,7 +41,7 @@ class Condition:
 
 
 def _figure(table: pd.DataFrame, column: str) -> float:
-    """The column's mean; of the ratio, the ratio of the sums."""
+    """The column's mean; for `overlap_ratio` the ratio of the sums."""
     if column == "overlap_ratio":
         comm = table["comm_ns"].sum()
         return float(table["overlapped_ns"].sum() / comm) if comm else float("nan")

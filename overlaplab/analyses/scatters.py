@@ -27,8 +27,8 @@ def scatters(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per reduce-scatter of a unit's gradients, in launch order; times in ns from the step window's start.
 
     Columns, numbers in Int64: `rank`, `step`, `unit`, `layer` (null for a unit without a number), `microbatch`,
-    `launch_ns` (host time), `start_ns`, `end_ns` (of the collective), `bytes` (of the full gradients); null where the
-    trace does not tell. Read from the engine's labels, without them from FSDP2's ranges. Raises `OverlaplabError` for
+    `launch_ns` (host time), `start_ns`, `end_ns` (of the collective), `bytes` (of the full gradients); null where
+    unknown. They come from the engine's labels, or without them from FSDP2's ranges. Raises `OverlaplabError` for
     an unknown rank or step.
     """
     rows: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) 
         passes, size_of = Passes(ranges), unit_sizes(manifest, ranges)
         for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
             microbatch = passes.before(label.start_ns) - passes.before(step.host_start_ns)
-            # Between replicas of the shards, the sums are then all-reduced within the same range.
+            # With replicated shards the same range then all-reduces the sums between the replicas.
             scattered = [launch for launch in ran.inside(label) if launch.kind != "all_reduce"]
             unit, size = label.fields["unit"], bytes_of(scattered)
             size = size_of(unit) if size is None else size

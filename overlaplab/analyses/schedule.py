@@ -36,14 +36,13 @@ def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Columns: `rank`, `step`, `unit`, `layer` (the number at the end of the unit's name), `microbatch`, `phase`
     (`forward` or `backward`: what it was gathered for), `gather_launch_ns` (host time: on a GPU it may precede the
     window), `gather_start_ns`, `gather_end_ns` (of the collective), `first_use_ns`, `last_use_ns` (of its phase),
-    `backward_first_use_ns`, `backward_last_use_ns` (of a forward gather that is kept into the backward pass),
+    `backward_first_use_ns`, `backward_last_use_ns` (of a forward gather that stays until the backward pass),
     `free_ns`, `free_phase`, `wait_ns` (how long the rank was ready to use the unit before the gather ended), `bytes`
     (as gathered), `held_ns` (from when on the bytes count as held: on CPU the launch, on a GPU when the compute stream
-    had come to it), `source` (`engine`, or `fsdp2`: read from FSDP2's own ranges). Numbers are Int64, null where the
-    trace does not tell.
+    had reached the launch), `source` (`engine`, or `fsdp2`: FSDP2's own ranges). Numbers are Int64, null where unknown.
 
-    The engine's labels are read, and without them FSDP2's ranges, so that anybody's trace will do: there, bytes
-    come from the collective or the manifest. Empty where nothing is gathered, or device activity was not recorded.
+    Gathers come from the engine's labels, or without them from FSDP2's ranges in any trace. There, bytes come from the
+    collective or the manifest. Empty if nothing is gathered, or device activity was not recorded.
     Raises `OverlaplabError` for an unknown rank or step.
     """
     rows: list[dict[str, Any]] = []
@@ -89,7 +88,7 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "backward_first_use_ns": _known(gather.backward_first_use_ns, ran.begun),
         "backward_last_use_ns": _known(gather.backward_last_use_ns, ran.reached),
         "free_ns": _known(gather.free_ns, ran.reached),
-        "held_ns": held if start is None else min(held, start),  # a stream of its own may gather before
+        "held_ns": held if start is None else min(held, start),  # a separate stream may start earlier
     }
     return {
         "step": step.step,

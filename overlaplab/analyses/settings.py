@@ -1,4 +1,4 @@
-"""What runs were recorded with, and whether several differ in bucket_cap_mb alone."""
+"""The settings of runs, and whether several runs differ only in bucket_cap_mb."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _SAME = (
 
 
 def is_sweep(runs: Sequence[Run]) -> bool:
-    """Whether they differ in bucket_cap_mb, and in nothing else that their manifests tell of the training, the link and
-    the machine: two caps or more. Runs of one cap are its repeats.
+    """Whether the runs have two caps or more, and otherwise equal settings: training, link and machine.
+
+    Runs of the same cap are repeats. Every run needs a manifest.
     """
     manifests = [run.manifest for run in runs if run.manifest is not None]
     caps = {manifest.bucket_cap_mb for manifest in manifests}
@@ -30,12 +31,12 @@ def is_sweep(runs: Sequence[Run]) -> bool:
 
 
 def differing(runs: Sequence[Run]) -> str:
-    """What keeps these runs from being a sweep, in words."""
+    """Why these runs are not a sweep, in words."""
     manifests = [run.manifest for run in runs if run.manifest is not None]
     if len(manifests) < len(runs):
         return "some have no run.json"
     differ = [
-        key for key, told in zip(_SAME, zip(*map(_fixed, manifests), strict=True), strict=True) if len({*told}) > 1
+        key for key, values in zip(_SAME, zip(*map(_fixed, manifests), strict=True), strict=True) if len({*values}) > 1
     ]
     if differ:
         return f"they differ in {', '.join(differ)}"
@@ -43,7 +44,7 @@ def differing(runs: Sequence[Run]) -> str:
 
 
 def model_settings(manifest: Manifest | None) -> str | None:
-    """What a manifest tells of the model and its input, as JSON; not the precision, which runs are compared by."""
+    """The model and its input in a manifest, as JSON; without the precision, as runs are compared across precisions."""
     model = manifest.raw.get("model") if manifest is not None else None
     return _plain({key: value for key, value in model.items() if key != "dtype"}) if isinstance(model, dict) else None
 
@@ -54,8 +55,8 @@ def is_emulated(run: Run) -> bool:
 
 
 def _fixed(manifest: Manifest) -> tuple[str, ...]:
-    told = manifest.raw | {"phantom_ranks": manifest.phantom_ranks}  # which older runs do not tell
-    return tuple(_plain(told.get(key)) for key in _SAME)
+    settings = manifest.raw | {"phantom_ranks": manifest.phantom_ranks}  # older run.json files lack it
+    return tuple(_plain(settings.get(key)) for key in _SAME)
 
 
 def _plain(value: Any) -> str:

@@ -1,17 +1,18 @@
-"""Which of several settings is fastest, if any is beyond the spread.
+"""Which of several settings is fastest, if the difference exceeds the spread.
 
 A setting wins if its median step is shorter than every other's by more than the larger of the two spreads, and if each
 of its recordings has a shorter median than each of the other's.
 
-The spread is the interquartile range of all its steps from eight steps on; with fewer, whose quartiles tell little, the
-whole range; fewer than three tell none, and nothing wins. The ranks of a step wait for each other, so they count once.
+With eight steps or more the spread is the interquartile range of all the setting's steps. With fewer, quartiles mean
+little, so it is the whole range. With fewer than three steps it is unknown, and nothing wins. The ranks of a step wait
+for each other, so a step counts once.
 
-The second condition is for what differs between recordings of the same setting (where memory lies, what else the
-machine does), which no number of steps in one recording shows: under exchangeable recordings, one of k settings with R
-recordings each lies wholly below all others by chance in k·R!·(kR−R)!/(kR)! of all sweeps: 10 % of two settings with
-three recordings each, 1.8 % of four. Both conditions together named a winner among equals in under 5 % of simulated
-sweeps of four settings, recordings that differ three times as much as steps included
-(`test_equals_seldom_have_a_fastest`). With one recording each, what differs between recordings is not seen.
+The second condition covers differences between recordings of the same setting (memory layout, other load), which more
+steps in one recording do not show. If recordings are exchangeable, one of k settings with R recordings each lies wholly
+below all others by chance in k·R!·(kR−R)!/(kR)! of all sweeps: 10 % of two settings with three recordings each, 1.8 %
+of four. Both conditions together named a winner among equals in under 5 % of simulated sweeps of four settings, even
+where recordings differ three times as much as steps (`test_equals_seldom_have_a_fastest`). With one recording per
+setting, differences between recordings remain unseen.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from overlaplab.words import to_ms
 __all__ = ["FEWEST", "Steps", "fastest", "spread", "step_times"]
 
 FEWEST = 3
-"""Steps that it takes to tell a spread."""
+"""The fewest steps with a spread."""
 _QUARTILES = 8
-"""Steps from which on quartiles tell it."""
+"""The fewest steps whose quartiles are used."""
 
 Steps = npt.NDArray[np.float64]
 
@@ -44,7 +45,7 @@ def step_times(table: pd.DataFrame) -> Steps:
 
 
 def fastest(settings: Sequence[Sequence[Steps]]) -> int | None:
-    """The place of the fastest setting, None where there is none beyond the spread.
+    """The index of the fastest setting; None if no difference exceeds the spread.
 
     Each setting is its recordings, each an array of shape (ranks, steps) of step times in any one unit, NaN where a
     rank lacks a step.
@@ -60,7 +61,7 @@ def fastest(settings: Sequence[Sequence[Steps]]) -> int | None:
         if place == best:
             continue
         widest = max(spreads[best], spreads[place])
-        if not middles[place] - middles[best] > widest:  # of NaN, too
+        if not middles[place] - middles[best] > widest:  # also where NaN
             return None
         if not max(own) < min(float(np.nanmedian(one)) for one in recordings):
             return None
@@ -68,7 +69,7 @@ def fastest(settings: Sequence[Sequence[Steps]]) -> int | None:
 
 
 def spread(recordings: Sequence[Steps]) -> float:
-    """The spread of a setting's steps; infinite where too few tell it."""
+    """The spread of a setting's steps; infinite with too few steps."""
     steps = sum(one.shape[1] for one in recordings)
     values = np.concatenate([one.ravel() for one in recordings])
     if steps < FEWEST:

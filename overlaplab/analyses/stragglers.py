@@ -1,6 +1,6 @@
-"""Which ranks came last to collectives, and what that cost the others.
+"""Which ranks arrived last at collectives, and what that cost the others.
 
-A rank that comes late to every collective waits for none: by its own overlap ratio it looks best.
+A rank that is always late never waits, so its own overlap ratio looks best.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ __all__ = ["stragglers", "stragglers_of"]
 
 
 def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """One row per rank that took part in a collective whose waits are known; who cost the others most, first.
+    """One row per rank that took part in a collective whose waits are known; the most expensive first.
 
-    Columns: `rank` (Int64), `collectives` (in which it took part, and waits are known), `last` (in how many of them it
-    arrived last, by more than clocks may differ), `late_median_ns` and `late_max_ns` (Int64: how much later than the
-    median arrival of the others, in those; null where it never was last), `cost_ns` (what all others together waited
-    for it in those, from their arrivals to its own), `alone_ns` (the part of it that would vanish had it come no later
-    than the one before it). `ranks` only chooses rows: all ranks' arrivals count. Raises `OverlaplabError` for an
-    unknown rank or step.
+    Columns: `rank` (Int64), `collectives` (those it took part in whose waits are known), `last` (in how many of them it
+    arrived last, by more than the clocks may differ), `late_median_ns` and `late_max_ns` (Int64: how much later than
+    the median arrival of the others, in those; null if it was never last), `cost_ns` (the sum of all others' waits for
+    it in those, from their arrivals to its own), `alone_ns` (the part of that which would vanish had it arrived with
+    the second to last). `ranks` only selects rows: all ranks' arrivals count. Raises `OverlaplabError` for an unknown
+    rank or step.
     """
     found = stragglers_of(collectives(run, replace(selection, ranks=None)))
     if selection.ranks is None:
         return found
-    selected_traces(run, selection)  # raises for a rank that the run does not hold
+    selected_traces(run, selection)  # raises for an unknown rank
     return found[found["rank"].isin(list(selection.ranks))].reset_index(drop=True)
 
 
 def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
-    """`stragglers`, of rows that `collectives` told."""
+    """`stragglers` from rows of `collectives`."""
     known = table[table["wait_ns"].notna() & table["skew_ns"].notna()]
     late = known[~known["within_clock_error"].astype(bool)]
     rows = []

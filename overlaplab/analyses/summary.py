@@ -20,13 +20,13 @@ PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns"
 """The parts that add up to `span_ns` exactly, each moment counted once."""
 
 _MATCHED = ("exposed_wait_ns", "exposed_transfer_ns")
-"""They add up to `exposed_comm_ns`; known only where every collective then exposed is matched across all its ranks."""
+"""They add up to `exposed_comm_ns`; known only if all collectives exposed in the step are matched across all ranks."""
 
 FIGURES = (
     *("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "compute_only_ns", "exposed_comm_ns"),
     *(*_MATCHED, "memory_only_ns", "idle_ns", "overlap_ratio"),
 )
-"""What is measured of each step, in order."""
+"""The figures of each step, in order."""
 
 _SUMMED = ("span_ns", "compute_ns", "comm_ns", *PARTS)
 
@@ -37,17 +37,17 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Columns: `rank`, `step` (Int64, null where unknown), `start_ns` (from the run's start, by the first rank's clock),
     `span_ns`, `compute_ns`, `comm_ns`, `overlapped_ns`, `compute_only_ns`, `exposed_comm_ns`, `exposed_wait_ns`,
     `exposed_transfer_ns` (Int64: exposed time before and after a collective's last rank arrived, see
-    `waits.exposed_parts`; both null where that is unknown of any of it), `memory_only_ns`, `idle_ns`, `overlap_ratio`
+    `waits.exposed_parts`; both null if any of it is unknown), `memory_only_ns`, `idle_ns`, `overlap_ratio`
     (null where `comm_ns` is 0).
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = []
     for trace in selected_traces(run, selection):
-        found = activity(trace)
-        if found.rule is Rule.UNRECORDED:
+        own = activity(trace)
+        if own.rule is Rule.UNRECORDED:
             continue
         for window in selected_windows(trace, selection):
-            breakdown = _breakdown(found, _parts(run, trace), window.start_ns, window.end_ns)
+            breakdown = _breakdown(own, _parts(run, trace), window.start_ns, window.end_ns)
             rows.append(
                 {
                     "rank": trace.rank,
@@ -63,14 +63,14 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank: `summary`'s columns without `step` and `start_ns`, summed, and `outside_ns`.
 
     A ratio of totals is the ratio of the sums. `outside_ns` is recorded time outside all steps' windows, whichever
-    steps are selected; it is in no sum. A rank whose device activity was not recorded has no row.
+    steps are selected; the other columns do not include it. A rank whose device activity was not recorded has no row.
     """
     rows = []
     for trace in selected_traces(run, selection):
         if rule_of(trace) is Rule.UNRECORDED:
             continue
-        windows_ = selected_windows(trace, selection)
-        parts = [_breakdown(activity(trace), _parts(run, trace), one.start_ns, one.end_ns) for one in windows_]
+        chosen = selected_windows(trace, selection)
+        parts = [_breakdown(activity(trace), _parts(run, trace), window.start_ns, window.end_ns) for window in chosen]
         rows.append(
             {"rank": trace.rank, "outside_ns": _outside(trace)}
             | {column: _sum(part[column] for part in parts) for column in (*_SUMMED, *_MATCHED)}
@@ -83,16 +83,16 @@ def _parts(run: Run, trace: Trace) -> Exposed:
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
-    """Their sum; None where one is unknown."""
-    found = list(numbers)
-    known = [number for number in found if number is not None]
-    return sum(known) if len(known) == len(found) else None
+    """Their sum; None if any is unknown."""
+    values = list(numbers)
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
-def _breakdown(found: Activity, parts: Exposed, start: int, end: int) -> dict[str, int | None]:
-    compute = clip(found.compute, start, end)
-    comm = clip(found.communication, start, end)
-    memory = clip(found.memory, start, end)
+def _breakdown(own: Activity, parts: Exposed, start: int, end: int) -> dict[str, int | None]:
+    compute = clip(own.compute, start, end)
+    comm = clip(own.communication, start, end)
+    memory = clip(own.memory, start, end)
     overlapped, exposed = total(intersect(comm, compute)), total(subtract(comm, compute))
     memory_only = total(subtract(subtract(memory, compute), comm))
     matched = not len(clip(parts.unknown, start, end))

@@ -1,4 +1,4 @@
-"""A sweep over bucket_cap_mb: the step by cap, and when its buckets were on the link."""
+"""A sweep over bucket_cap_mb: step time by cap, and when buckets were on the link."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEP_PARTS = {
     "exposed_ms": ("exposed_comm_ns",),
     "rest_ms": ("memory_only_ns", "idle_ns"),
 }
-"""The parts of a cap's step, and the columns of `summary` that each is made of."""
+"""The parts of a cap's step, and the columns of `summary` that each consists of."""
 
 LINK_PARTS = ("hidden", "exposed")
 
@@ -38,13 +38,12 @@ def sweep(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFram
     """One row per cap, the smallest first; its recordings are pooled.
 
     Columns: `bucket_cap_mb`, `runs` (recordings), `steps` (of all of them), `buckets` (the most in one step; Int64,
-    null where the traces do not tell), `step_ms` (median over every rank's every step), `spread_ms` (see `spread`; null
-    where too few steps tell it), `lowest_ms` and `highest_ms` (of the recordings' medians), `compute_only_ms`,
-    `hidden_ms`, `exposed_ms` and `rest_ms` (memory and idle: their shares of all the steps' time, of the median step,
-    so that they add up to it), `overlap_ratio` (of the sums), `fastest` (see `spread`), `emulated`. Figures are
-    Float64.
+    null where unknown), `step_ms` (median over all steps of all ranks), `spread_ms` (see `spread`; null with too few
+    steps), `lowest_ms` and `highest_ms` (of the recordings' medians), `compute_only_ms`, `hidden_ms`, `exposed_ms` and
+    `rest_ms` (memory and idle): the median step, split in proportion to the parts' shares of all steps' time;
+    `overlap_ratio` (of the sums), `fastest` (see `spread`), `emulated`. Figures are Float64.
 
-    Raises `OverlaplabError` for runs that are no sweep, or of which nothing was measured, and as `summary`.
+    Raises `OverlaplabError` if the runs are not a sweep, or one has no measured step, and as `summary`.
     """
     found = _by_cap(runs)
     measured = {cap: [_measured(run, selection) for run in own] for cap, own in found.items()}
@@ -64,10 +63,10 @@ def sweep(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFram
 
 
 def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """When communication was on the link in one step of each cap: the first rank's step nearest to the cap's median.
+    """When communication was on the link in one step of each cap: the first rank's step closest to the cap's median.
 
     One row per stretch of time, in ns from the step's start: `bucket_cap_mb`, `path`, `rank`, `step` (both Int64),
-    `bucket` (Int64, null for communication that is no bucket's, such as a gather of parameters), `bytes` (Int64),
+    `bucket` (Int64, null for communication outside buckets, such as a gather of parameters), `bytes` (Int64),
     `part` (one of `LINK_PARTS`: `hidden` while the rank computed, `exposed` while it did not), `start_ns`, `end_ns`.
     Raises as `sweep`.
     """
@@ -94,7 +93,7 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
 
 
 def _on_link(run: Run, trace: Trace, window: Window) -> Iterator[dict[str, Any]]:
-    """The step's communication, each bucket's stretches first, then what is no bucket's."""
+    """The step's communication: each bucket's stretches first, then what belongs to no bucket."""
     found = activity(trace)
     compute = clip(found.compute, window.start_ns, window.end_ns)
     own = buckets(run, EVERYTHING if trace.rank is None else Selection(ranks=[trace.rank]))
@@ -135,18 +134,18 @@ def _measured(run: Run, selection: Selection) -> pd.DataFrame:
 
 
 def _row(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
-    """A cap's figures, of the summaries of its recordings."""
+    """A cap's figures, from the summaries of its recordings."""
     pooled = pd.concat(tables)
     times = [step_times(table) for table in tables]
     median, span, comm = to_ms(pooled["span_ns"].median()), int(pooled["span_ns"].sum()), int(pooled["comm_ns"].sum())
-    wide, middles = spread(times), [float(np.nanmedian(one)) for one in times]
+    wide, middles = spread(times), [float(np.nanmedian(recording)) for recording in times]
     shares = {
         part: median * sum(int(pooled[column].sum()) for column in columns) / span if span else None
         for part, columns in STEP_PARTS.items()
     }
     return {
         "runs": len(tables),
-        "steps": sum(one.shape[1] for one in times),
+        "steps": sum(recording.shape[1] for recording in times),
         "step_ms": median,
         "spread_ms": wide if np.isfinite(wide) else None,
         "lowest_ms": min(middles),

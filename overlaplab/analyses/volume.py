@@ -1,4 +1,4 @@
-"""What each rank sent, from its trace, beside what theory says (docs/design.md, "The engine's strategies")."""
+"""What each rank sent, from its trace, and in theory (docs/design.md, "The engine's strategies")."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ _COLUMNS = ("rank", "step", "kind", "count", "bytes", "sent_bytes")
 def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, step and kind of collective that the step launched, in order of first launch.
 
-    Columns, numbers in Int64: `rank`, `step`, `kind` (`unknown` where nothing tells), `count`, `bytes` (of the full
-    tensors), `sent_bytes` (as a ring sends them: all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all
-    (n-1)/n, others 1); both null where one of them is unknown: bytes are told by the engine's labels, and for
-    FSDP2's by the manifest. Empty where nothing
-    is launched, or device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
+    Columns, numbers in Int64: `rank`, `step`, `kind` (`unknown` if it is), `count`, `bytes` (of the full tensors),
+    `sent_bytes` (as a ring sends them: all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n, others
+    1); both null if any is unknown: bytes come from the engine's labels, and for FSDP2 from the manifest. Empty if
+    nothing is launched, or device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows: list[dict[str, Any]] = []
     for trace in selected_traces(run, selection):
@@ -40,7 +39,7 @@ def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def volume_theory(run: Run) -> Theory | None:
-    """`overlaplab.costs.volume.theory` of the run; None, too, without a manifest, or where no traits are known."""
+    """`overlaplab.costs.volume.theory` of the run; None also without a manifest or known traits."""
     traits = traits_of(run.manifest)
     return None if run.manifest is None or traits is None else theory(run.manifest, traits)
 

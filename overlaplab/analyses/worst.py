@@ -11,10 +11,10 @@ __all__ = ["rows_of", "worst_step"]
 
 
 def worst_step(table: pd.DataFrame) -> dict[str, Any]:
-    """Out of `overlaplab.summary`'s rows, one or more, that of a median step of the rank most exposed.
+    """The row of a median step of the most exposed rank, from one or more rows of `overlaplab.summary`.
 
-    The rank has most exposed communication per step, the first of several; of its steps it is the one in the middle by
-    exposed communication (of an even number the higher), so that it stands for the others and can be looked at.
+    That is the rank with the most exposed communication per step, on ties the first. Of its steps it is the median one
+    by exposed communication (of an even number the higher), so that it is typical.
     """
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
     rank = means.index[int(means.to_numpy(dtype="float64").argmax())]
@@ -25,7 +25,7 @@ def worst_step(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def rows_of(table: pd.DataFrame, window: Mapping[str, Any]) -> pd.DataFrame:
-    """A table's rows of the rank and step of a row of `overlaplab.summary`; null stands for null."""
+    """A table's rows for the rank and step of a row of `overlaplab.summary`; null matches null."""
     keep = pd.Series(True, index=table.index)
     for name in ("rank", "step"):
         keep &= table[name].isna() if pd.isna(window[name]) else (table[name] == window[name]).fillna(False)

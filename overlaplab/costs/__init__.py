@@ -1,4 +1,4 @@
-"""Formulas of model, strategy, ranks and link: no run and no table is read here."""
+"""Formulas of model, strategy, ranks and link, independent of any run."""
 
 from overlaplab.costs.link import ring_factor, transfer_ns
 from overlaplab.costs.volume import Theory

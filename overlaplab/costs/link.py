@@ -1,4 +1,4 @@
-"""The network model: how long a collective of a ring takes (docs/design.md, "The link, emulated")."""
+"""The network model: how long a ring collective takes (docs/design.md, "The link, emulated")."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from overlaplab.manifest import Link
 __all__ = ["ROUNDS", "ring_factor", "transfer_ns"]
 
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
-"""How often a ring goes around: each time a rank sends n-1 messages, each an n-th of the full tensor."""
+"""How many times a collective goes around the ring. Each time a rank sends n-1 messages of 1/n of the full tensor."""
 
 
 def transfer_ns(kind: str, num_bytes: int, link: Link) -> int:
     """T = s·α + f·bytes ÷ bandwidth in ns, for `num_bytes` of the full (gathered) tensor.
 
-    For n ranks s = n-1 messages in a row, and f = (n-1)/n of the tensor that each rank sends; both twice for an
-    all-reduce. Raises ValueError for a kind without a model.
+    For n ranks, each rank sends s = n-1 messages one after the other, and f = (n-1)/n of the tensor; an all-reduce
+    twice as much. Raises ValueError for a kind without a model.
     """
     if kind not in ROUNDS:
         raise ValueError(f"no model of {kind}")
@@ -23,6 +23,6 @@ def transfer_ns(kind: str, num_bytes: int, link: Link) -> int:
 
 
 def ring_factor(kind: str | None, world_size: int) -> float:
-    """Bytes that each rank of a ring sends for each byte of the full tensor; 1 for kinds that no ring carries."""
+    """Bytes that each rank of a ring sends for each byte of the full tensor; 1 for kinds without a ring."""
     rounds = ROUNDS.get(kind or "")
     return 1.0 if rounds is None else rounds * (world_size - 1) / world_size

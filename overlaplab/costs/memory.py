@@ -10,7 +10,7 @@ from overlaplab.traits import Traits
 __all__ = ["formula", "gradient_bytes", "parameter_bytes"]
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
-"""Of AdamW per parameter: two moments of the parameter's type; for 16 bits a master and two moments of 32."""
+"""Of AdamW per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
 
 _FP32_BYTES = 4
 
@@ -18,7 +18,7 @@ _FP32_BYTES = 4
 def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int | None, str | None]:
     """Bytes that each rank holds of `parameters`, `gradients` or `optimizer`, and the formula as text.
 
-    Ψ is the number of parameters, N that of ranks. All is replicated where no traits are known. None where the manifest
+    Ψ is the number of parameters, N that of ranks. Without traits all is replicated. None where the manifest
     does not name the parameters, or they have a dtype of which it is not known what AdamW keeps.
     """
     count = _elements(manifest)

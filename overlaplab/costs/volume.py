@@ -1,4 +1,4 @@
-"""What each rank sends per step (DESIGN.md, "The engine's strategies")."""
+"""What each rank sends per step (docs/design.md, "The engine's strategies")."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ __all__ = ["Theory", "theory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theory:
-    """What a strategy sends per rank and step, Ψ being the bytes of all parameters."""
+    """What a strategy sends per rank and step; Ψ is the bytes of all parameters."""
 
     sent_bytes: int
-    """By the ring's factor (n-1)/n."""
+    """With the ring's factor (n-1)/n."""
     formula: str
-    """Before that factor, such as `2Ψ`."""
+    """Without that factor, such as `2Ψ`."""
     upper_sent_bytes: int
-    """What the strategy is usually said to send; more only where some units are gathered once instead of twice."""
+    """The usual figure for the strategy; larger only if some units are gathered once instead of twice."""
     upper_formula: str
 
 
 def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     """What a strategy with these traits should send; None where the manifest does not name the parameters.
 
-    None, too, where it depends on how many microbatches there are, and nothing tells: in a loop that is not the
-    engine's.
+    Also None if it depends on the number of microbatches and that is unknown, as in loops other than the engine's.
     """
     units, every = traits.gathers == "units", traits.sends_every_microbatch
     if not manifest.parameters or (manifest.accumulate is None and (units or every)):
         return None
     microbatches = manifest.accumulate or 1
     gradients = ROUNDS[traits.gradients]
-    parameters = {None: 0, "updated_parameters": 1, "units": 2}[traits.gathers]  # in as many all-gathers
+    parameters = {None: 0, "updated_parameters": 1, "units": 2}[traits.gathers]  # all-gathers of all parameters
     once = _gathered_once(manifest) if units else []
     upper = gradients * gradient_bytes(manifest) * (microbatches if every else 1)
     upper += parameters * parameter_bytes(manifest) * (microbatches if units else 1)
@@ -56,10 +55,10 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
 
 
 def _gathered_once(manifest: Manifest) -> list[Unit]:
-    """Units of which a microbatch gathers the parameters once, and not for either pass.
+    """Units that a microbatch gathers once, rather than once per pass.
 
-    Layers are gathered twice, but the last if it is kept. The embedding's backward reads no parameters, and the head,
-    or whatever unit holds both, is kept into it.
+    Layers are gathered twice, except the last if it is kept. The embedding's backward pass reads no parameters, and the
+    head, or the unit that holds both, stays gathered for it.
     """
     layers = {unit.name: layer for unit in manifest.units if (layer := layer_of(unit.name)) is not None}
     last = max(layers, key=lambda name: layers[name], default=None) if manifest.keep_last else None
@@ -67,7 +66,7 @@ def _gathered_once(manifest: Manifest) -> list[Unit]:
 
 
 def _formula(repeated: int, single: int, microbatches: int, once: Sequence[str]) -> str:
-    """So many Ψ with each of A microbatches, without what is gathered once, and so many per step."""
+    """`repeated` Ψ with each of A microbatches, minus the units gathered once, and `single` Ψ per step."""
     if microbatches == 1:
         return " − ".join([f"{repeated + single}Ψ", *once])
     if once:

@@ -1,8 +1,8 @@
-"""The event table: what a run holds, what each event counts as, and where steps begin and end."""
+"""The event table of a run, what each event counts as, and where steps begin and end."""
 
-from overlaplab.events.activity import Activity, activity, classify, lanes, matching, of_kind, rule_of
+from overlaplab.events.activity import Activity, activity, classify, counting_as, matching, rule_of, thread_numbers
 from overlaplab.events.launching import launchers, runtime_calls
-from overlaplab.events.rules import Kind
+from overlaplab.events.rules import Work
 from overlaplab.events.run import (
     COLLECTIVE_COLUMNS,
     EVENT_COLUMNS,
@@ -23,23 +23,23 @@ __all__ = [
     "NEXT_STEP",
     "Activity",
     "Group",
-    "Kind",
     "Run",
     "Trace",
     "Window",
+    "Work",
     "activity",
     "classify",
+    "counting_as",
     "empty_table",
-    "lanes",
     "launchers",
     "main_stream",
     "matching",
-    "of_kind",
     "once_per_run",
     "once_per_trace",
     "rule_of",
     "runtime_calls",
     "step_windows",
+    "thread_numbers",
     "window_warnings",
     "windows",
 ]

@@ -1,4 +1,4 @@
-"""What a run is in memory: a table of events per rank, and the manifest beside them."""
+"""A run in memory: one table of events per rank, and the manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 EVENT_COLUMNS = {
     "name": "category",
@@ -44,12 +44,12 @@ EVENT_COLUMNS = {
 }
 """The columns of `Trace.events` and their dtypes.
 
-`category` is kineto's `cat`; `phase` is `X` for what lasted and `i` for an instant; `ts_ns` is Unix time in ns;
-`pid` and `tid` are the process and thread as text. Where the event has none, these are -1: `stream`, `device`,
-`correlation` (the same number at a launch and what it launched), `external_id` (of the operator it belongs to),
-`flow_launch` (the same number at the ends of an arrow from a launch to a kernel) and `flow_backward` (from a forward
-operator to its backward; of several arrows at one event, the first). A column of these is int64 where a file holds a
-number that int32 does not.
+`category` is kineto's `cat`; `phase` is `X` for an event with a duration and `i` for an instant; `ts_ns` is Unix time
+in ns; `pid` and `tid` are the process and thread as text. The other columns are -1 where the event has no such number:
+`stream`, `device`, `correlation` (shared by a launch and what it launched), `external_id` (of the operator it belongs
+to), `flow_launch` (shared by the two ends of an arrow from a launch to a kernel) and `flow_backward` (shared by a
+forward operator and its backward; the first, if an event has several arrows). Such a column is int64 if a number in the
+file does not fit into int32.
 """
 
 COLLECTIVE_COLUMNS = {
@@ -64,28 +64,28 @@ COLLECTIVE_COLUMNS = {
     "group_size": "int64",
     "sequence": "int64",
 }
-"""The columns of `Trace.collectives` and their dtypes: what arguments tell of collectives.
+"""The columns of `Trace.collectives` and their dtypes: collective metadata from event arguments.
 
 `event` is the row of `Trace.events` (a kernel, or an operator such as `record_param_comms`); `kind` is one of
 `vocabulary.collective_kind`; `dtype` is torch's name in lower case; `bytes` is the larger of input and output;
-`group` is the process group's name, `group_description` what it is for (`default_pg`, `mesh_tp`); `sequence` numbers
-a group's collectives. Unknown numbers are -1, unknown texts empty.
+`group` is the process group's name, `group_description` its purpose (`default_pg`, `mesh_tp`); `sequence` numbers a
+group's collectives. Unknown numbers are -1, unknown texts are empty.
 """
 
 INPUT_COLUMNS = {"event": "int64", "shapes": "category", "types": "category"}
 """The columns of `Trace.inputs` and their dtypes: tensors' shapes and types (`record_shapes=True`) as the file's JSON.
 
-Kept only for what communicates (`c10d::*`, `gloo:*`, `nccl:*`, `record_param_comms`) and for `AccumulateGrad`.
+Kept only for communication (`c10d::*`, `gloo:*`, `nccl:*`, `record_param_comms`) and for `AccumulateGrad`.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A process group of the job, as the trace's `distributedInfo` tells it."""
+    """A process group of the job, from the trace's `distributedInfo`."""
 
     name: str
     description: str = ""
-    """What it is for, such as `default_pg` or `mesh_tp`."""
+    """Its purpose, such as `default_pg` or `mesh_tp`."""
     size: int | None = None
     ranks: tuple[int, ...] = ()
     """Its members; empty where unknown."""
@@ -93,32 +93,32 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Trace:
-    """One rank's events; equal only to itself, so that what follows from it can be kept beside it."""
+    """One rank's events. Compared by identity, so that derived values can be cached per trace."""
 
     path: str
     rank: int | None
-    """None where the file does not tell and is the only one."""
+    """None if the only file does not name its rank."""
     events: pd.DataFrame
     """Events in order of `ts_ns`, with the columns of `EVENT_COLUMNS`."""
     collectives: pd.DataFrame = field(default_factory=lambda: empty_table(COLLECTIVE_COLUMNS))
-    """What arguments tell of collectives, in order of `event`, with the columns of `COLLECTIVE_COLUMNS`."""
+    """Collective metadata from event arguments, in order of `event`, with the columns of `COLLECTIVE_COLUMNS`."""
     inputs: pd.DataFrame = field(default_factory=lambda: empty_table(INPUT_COLUMNS))
-    """What tensors some events took, in order of `event`, with the columns of `INPUT_COLUMNS`."""
+    """The input tensors of some events, in order of `event`, with the columns of `INPUT_COLUMNS`."""
     groups: tuple[Group, ...] = ()
-    """The job's process groups, as far as the file tells them."""
+    """The job's process groups, as far as the file names them."""
     world_size: int | None = None
-    """Ranks in the job, which may be more than there are files."""
+    """Ranks in the job; there may be fewer files."""
     backend: str | None = None
     """torch.distributed's backend, such as `nccl`."""
     device: str | None = None
-    """Where the rank computed, as run.json tells it: `cpu`, `cuda`; None without a manifest."""
+    """Where the rank computed, from run.json: `cpu` or `cuda`; None without a manifest."""
     origin_ns: int = 0
     """The run's zero in Unix ns, the same for all its traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Run:
-    """All ranks' traces of one recording, in order of rank, with the manifest if there is one; equal only to itself."""
+    """All ranks' traces of one recording, in order of rank, and its manifest, if any. Compared by identity."""
 
     path: str
     manifest: Manifest | None
@@ -127,31 +127,31 @@ class Run:
 
 
 def empty_table(columns: Mapping[str, str]) -> pd.DataFrame:
-    """A table of these columns and dtypes without rows."""
+    """A table with these columns and dtypes, and no rows."""
     return pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in columns.items()})
 
 
-def once_per_trace(function: Callable[[Trace], Found]) -> Callable[[Trace], Found]:
-    """Compute a trace's value at the first call and keep it as long as the trace lives; callers must not change it."""
-    known: WeakKeyDictionary[Trace, Found] = WeakKeyDictionary()
+def once_per_trace(function: Callable[[Trace], Value]) -> Callable[[Trace], Value]:
+    """Compute the value once per trace and keep it as long as the trace lives. Callers must not modify it."""
+    values: WeakKeyDictionary[Trace, Value] = WeakKeyDictionary()
 
     @wraps(function)
-    def kept(trace: Trace) -> Found:
-        if trace not in known:
-            known[trace] = function(trace)
-        return known[trace]
+    def cached(trace: Trace) -> Value:
+        if trace not in values:
+            values[trace] = function(trace)
+        return values[trace]
 
-    return kept
+    return cached
 
 
-def once_per_run(function: Callable[[Run], Found]) -> Callable[[Run], Found]:
-    """As `once_per_trace`, for a run's value; it must hold neither the run nor its traces, or they would never go."""
-    known: WeakKeyDictionary[Run, Found] = WeakKeyDictionary()
+def once_per_run(function: Callable[[Run], Value]) -> Callable[[Run], Value]:
+    """As `once_per_trace`, for runs. The value must not reference the run or its traces, or they stay alive."""
+    values: WeakKeyDictionary[Run, Value] = WeakKeyDictionary()
 
     @wraps(function)
-    def kept(run: Run) -> Found:
-        if run not in known:
-            known[run] = function(run)
-        return known[run]
+    def cached(run: Run) -> Value:
+        if run not in values:
+            values[run] = function(run)
+        return values[run]
 
-    return kept
+    return cached

@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from overlaplab.events.activity import activity, matching, of_kind, rule_of
+from overlaplab.events.activity import activity, counting_as, matching, rule_of
 from overlaplab.events.launching import launchers
-from overlaplab.events.rules import Kind
+from overlaplab.events.rules import Work
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
@@ -20,8 +20,8 @@ from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
 __all__ = ["NEXT_STEP", "Window", "main_stream", "step_windows", "window_warnings", "windows"]
 
 NEXT_STEP = "overlaplab::next_step"
-"""What `overlaplab slice` calls the first step that it leaves out: it ends the step before it, and is none itself."""
-_STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d{{1,18}})")  # fits into 64 bits
+"""How `overlaplab slice` renames the first step that it leaves out: it only marks the end of the step before."""
+_STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d{{1,18}})")  # 18 digits fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,14 @@ class Window:
     """The ProfilerStep's number, None for a trace without steps."""
     start_ns: int
     end_ns: int
-    """Time is cut to [start_ns, end_ns)."""
+    """The window is [start_ns, end_ns)."""
     host_start_ns: int
     host_end_ns: int
-    """When the host was in the step: what it launched then belongs to it. On CPU the same as the window."""
+    """When the host was in the step: all that it launched then belongs to the step. On CPU the same as the window."""
 
 
 def step_windows(trace: Trace) -> tuple[Window, ...]:
-    """The trace's steps in time order. One without steps is one window over all that counts; empty if nothing does."""
+    """The trace's steps in time order. Without steps: one window over all counted events, if there are any."""
     return _windows(trace)[0]
 
 
@@ -50,14 +50,14 @@ def windows(trace: Trace) -> pd.DataFrame:
 
 
 def window_warnings(trace: Trace) -> tuple[str, ...]:
-    """Which steps have no window, a line each."""
+    """One line for each step without a window."""
     return _windows(trace)[1]
 
 
 @once_per_trace
 def main_stream(trace: Trace) -> int:
-    """The stream on which compute kernels take most time, or -1 where there are none."""
-    rows = np.flatnonzero(of_kind(trace, Kind.COMPUTE))
+    """The stream with the most compute-kernel time, or -1 if there are no compute kernels."""
+    rows = np.flatnonzero(counting_as(trace, Work.COMPUTE))
     streams, starts = trace.events["stream"].to_numpy()[rows], trace.events["ts_ns"].to_numpy()[rows]
     ends = starts + trace.events["dur_ns"].to_numpy()[rows]
     busy = {int(s): total(union(starts[streams == s], ends[streams == s])) for s in np.unique(streams)}
@@ -81,7 +81,7 @@ def _windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
 
 
 def _host_steps(events: pd.DataFrame) -> list[tuple[Window, int]]:
-    """The host's ProfilerStep ranges in time order, each with a number that tells its process."""
+    """The host's ProfilerStep ranges in time order, each with a number that identifies its process."""
     named = matching(events["name"], _STEP.fullmatch)
     rows = events[named & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()]
     starts, ends = rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist()
@@ -95,9 +95,9 @@ def _number(name: str) -> int | None:
     return None if name.startswith(NEXT_STEP) else int(name.rpartition("#")[2])
 
 
-def _numbered(found: Iterable[Window]) -> tuple[Window, ...]:
-    """Without the step that only ends the one before it."""
-    return tuple(window for window in found if window.step is not None)
+def _numbered(steps: Iterable[Window]) -> tuple[Window, ...]:
+    """Without the one that only ends the step before it."""
+    return tuple(window for window in steps if window.step is not None)
 
 
 def _host_window(step: int | None, start_ns: int, end_ns: int) -> Window:
@@ -105,22 +105,25 @@ def _host_window(step: int | None, start_ns: int, end_ns: int) -> Window:
 
 
 def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
-    """From each step's first compute kernel on the main stream to the next step's; the last to its last own event."""
+    """Each window runs from its step's first compute kernel on the main stream to the next step's.
+
+    The last window ends with its step's last event.
+    """
     events, calls = trace.events, launchers(trace)
-    rows = np.flatnonzero(~of_kind(trace, Kind.NOTHING) & (calls >= 0))
-    compute = of_kind(trace, Kind.COMPUTE)
+    rows = np.flatnonzero(~counting_as(trace, Work.NOTHING) & (calls >= 0))
+    compute = counting_as(trace, Work.COMPUTE)
     main = (compute & (events["stream"] == main_stream(trace)).to_numpy())[rows]
     starts = events["ts_ns"].to_numpy()[rows]
     ends = starts + events["dur_ns"].to_numpy()[rows]
     called, caller = events["ts_ns"].to_numpy()[calls[rows]], events["pid"].cat.codes.to_numpy()[calls[rows]]
-    begun: list[Window] = []
+    started: list[Window] = []
     warnings: list[str] = []
     for step, process in steps:
         own = (caller == process) & (called >= step.host_start_ns) & (called < step.host_end_ns)
         if (own & main).any():
-            begun.append(replace(step, start_ns=int(starts[own & main].min()), end_ns=int(ends[own].max())))
+            started.append(replace(step, start_ns=int(starts[own & main].min()), end_ns=int(ends[own].max())))
         elif step.step is not None:
             warnings.append(f"step {step.step} launched no compute kernel on the main stream and was left out")
-    begun.sort(key=lambda window: window.start_ns)
-    cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(begun)]
-    return _numbered((*cut, *begun[-1:])), tuple(warnings)
+    started.sort(key=lambda window: window.start_ns)
+    cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(started)]
+    return _numbered((*cut, *started[-1:])), tuple(warnings)

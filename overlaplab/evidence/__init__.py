@@ -1,1 +1,1 @@
-"""What is known of labels, launches, collectives, clocks, gathers, DDP and FSDP2: read by analyses, shown by nobody."""
+"""Labels, launches, collectives, clocks, gathers, DDP and FSDP2 as analyses use them; not shown to users."""

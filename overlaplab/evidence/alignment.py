@@ -1,7 +1,7 @@
-"""Lining up two ranks' collectives where no sequence numbers tell which belong together.
+"""Aligning two ranks' sequences of collectives where there are no sequence numbers to match them by.
 
-Both ranks ran the same collectives in the same order, but began and ended to record at different ones. So one shift
-between the two sequences is right, and with it ends come together, but for the difference of the ranks' clocks.
+Both ranks ran the same collectives in the same order, but their recordings start and stop at different ones. So one
+shift between the two sequences is right. With it, matching collectives end together, up to the ranks' clock offset.
 """
 
 from __future__ import annotations
@@ -14,57 +14,56 @@ from numpy.typing import NDArray
 __all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align"]
 
 LIMIT_NS = 1_000_000
-"""Ends of one collective lie no further apart (docs/design.md, "Matching")."""
+"""The ends of one collective lie no further apart (docs/design.md, "Matching")."""
 
 FEWEST = 3
-"""Differences of which a spread says something."""
+"""The fewest differences whose spread is meaningful."""
 
 NEAR_NS = 50_000
-"""Spreads that differ by less say nothing: a step like the others fits almost as well as the right one."""
+"""Spreads that differ by less are not compared: steps are alike, so a wrong one fits almost as well."""
 
 Signatures = NDArray[np.int64]
-"""What each collective is, as numbers, of shape (collectives, fields); 0 where a field is unknown, fitting any."""
+"""Each collective's fields as numbers, of shape (collectives, fields). 0 means unknown and fits anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The first rank's collective i is the second one's i + shift."""
+    """Collective i of the first rank is collective i + shift of the second."""
 
     shift: int
     offset_ns: int
-    """The median of how much later the second rank's clock shows a collective's end."""
+    """How much later the second rank's clock shows a collective's end; the median."""
     spread_ns: int
-    """The median deviation from that; of an even number the upper one, since the lower of two is always 0."""
+    """The median deviation from that. Of an even number the upper middle: of two the lower is always 0."""
 
 
 def align(a: Signatures, a_end_ns: NDArray[np.int64], b: Signatures, b_end_ns: NDArray[np.int64]) -> Fit | None:
-    """How the two ranks' sequences (signatures, and ends in ns) fit, or None where they do not.
+    """Find the shift between the two ranks' sequences (signatures, and ends in ns); None where none fits.
 
-    Every pair of a shift must agree in what it is. Shifts that bring the ends within `LIMIT_NS` by the clocks as they
-    are, in the median, go before others; where there is none, the clocks differ, and shifts count that pair `FEWEST`
-    collectives or more, and at least half as many as any shift does. Of these the spread of the ends around their
-    median decides; among spreads within `NEAR_NS` of the smallest, the smaller offset. A spread above `LIMIT_NS` fits
-    nothing.
+    A shift fits only if the signatures of all its pairs agree. Shifts whose median offset is within `LIMIT_NS` come
+    first. If there are none, the clocks differ. Then shifts are considered that pair at least `FEWEST` collectives, and
+    at least half as many as the best shift does. Of these the one with the smallest spread wins; among spreads within
+    `NEAR_NS` of the smallest, the one with the smallest offset. A spread above `LIMIT_NS` never fits.
     """
     near = _fits(a, a_end_ns, b, b_end_ns, _near_shifts(a_end_ns, b_end_ns))
-    found = [fit for fit in near if abs(fit.offset_ns) <= LIMIT_NS]
-    if not found:
+    fits = [fit for fit in near if abs(fit.offset_ns) <= LIMIT_NS]
+    if not fits:
         every = np.arange(1 - len(a), len(b), dtype=np.int64)
         agreeing = [int(shift) for shift in every if _agree(a, b, int(shift))]
         most = max((_pairs(len(a), len(b), shift) for shift in agreeing), default=0)
         enough = [shift for shift in agreeing if _pairs(len(a), len(b), shift) >= max(FEWEST, most / 2)]
-        found = [_fit(a_end_ns, b_end_ns, shift) for shift in enough]
-    least = min((fit.spread_ns for fit in found), default=LIMIT_NS + 1)
+        fits = [_fit(a_end_ns, b_end_ns, shift) for shift in enough]
+    least = min((fit.spread_ns for fit in fits), default=LIMIT_NS + 1)
     if least > LIMIT_NS:
         return None
     return min(
-        (fit for fit in found if fit.spread_ns <= least + NEAR_NS),
+        (fit for fit in fits if fit.spread_ns <= least + NEAR_NS),
         key=lambda fit: (abs(fit.offset_ns), fit.spread_ns, abs(fit.shift), fit.shift),
     )
 
 
 def _near_shifts(a_end_ns: NDArray[np.int64], b_end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Every shift that brings some pair of ends within the limit."""
+    """All shifts that bring at least one pair of ends within the limit."""
     order = np.argsort(b_end_ns, kind="stable")
     ends = b_end_ns[order]
     first = np.searchsorted(ends, a_end_ns - LIMIT_NS, side="left")
@@ -93,7 +92,7 @@ def _pairs(a: int, b: int, shift: int) -> int:
 
 def _agree(a: Signatures, b: Signatures, shift: int) -> bool:
     mine, other = _overlap(len(a), len(b), shift)
-    for part in (slice(0, 16), slice(None)):  # most shifts fail at once
+    for part in (slice(0, 16), slice(None)):  # most shifts fail early
         left, right = a[mine][part], b[other][part]
         if not ((left == right) | (left == 0) | (right == 0)).all():
             return False
@@ -108,5 +107,5 @@ def _fit(a_end_ns: NDArray[np.int64], b_end_ns: NDArray[np.int64], shift: int) -
 
 
 def _ranked(values: NDArray[np.int64], place: int) -> int:
-    """The value at this place in their order."""
+    """The value at this place in ascending order."""
     return int(np.partition(values, place)[place])

@@ -1,4 +1,4 @@
-"""How far ranks' clocks are apart, by the ends of what they did together (docs/design.md, "Ranks' clocks")."""
+"""The offsets between ranks' clocks, from the ends of shared collectives (docs/design.md, "Ranks' clocks")."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from overlaplab.evidence.recorded import recorded
 __all__ = ["LEAST_OFFSET_NS", "clocks", "corrections", "zero_of"]
 
 LEAST_OFFSET_NS = 200_000
-"""Clocks that differ by no more are left as they are."""
+"""Smaller offsets are not corrected."""
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter")
-"""Kinds that end on all ranks at once."""
+"""Kinds of collectives that end on all ranks at once."""
 
 
 def clocks(run: Run) -> pd.DataFrame:
-    """One row per trace: how much its clock is ahead of the first rank's.
+    """One row per trace: how far its clock is ahead of the first rank's.
 
-    Columns: `rank` (Int64), `offset_ns` (Int64: the median of how much later it shows the ends of matched all-reduces,
-    all-gathers and reduce-scatters, null where it shares none), `iqr_ns` (Int64, the interquartile range of those
-    differences), `collectives` (how many there are), `applied` (bool: its times are corrected by it, since it is above
-    200 µs and 3 × the range, of 3 differences or more), `error_ns` (Int64: up to which skews say nothing: the range,
-    or an offset left uncorrected if that is larger; 200 µs where unknown). A rank that shares nothing with the first
-    is compared with the one, already placed, with which it shares most.
+    Columns: `rank` (Int64); `offset_ns` (Int64: how much later this clock shows the ends of matched all-reduces,
+    all-gathers and reduce-scatters, the median; null if it shares none); `iqr_ns` (Int64, the interquartile range of
+    those differences); `collectives` (their number); `applied` (bool: whether the rank's times are corrected by the
+    offset, which takes 3 differences or more, and an offset above 200 µs and above 3 × the range); `error_ns` (Int64:
+    skews up to this are meaningless: the range, or an uncorrected offset if that is larger; 200 µs where unknown).
+    A rank that shares no collective with the first is compared with the already placed rank that it shares most with.
     """
     return _clocks(run).copy()
 
 
 def corrections(run: Run) -> NDArray[np.int64]:
-    """What to take from each trace's times, in ns, so that all ranks' agree."""
+    """What to subtract from each trace's times, in ns, so that all ranks' times are comparable."""
     table = _clocks(run)
     return np.asarray(table["offset_ns"].where(table["applied"], 0).fillna(0), dtype=np.int64)
 
 
 def zero_of(run: Run, trace: Trace) -> int:
-    """The run's zero by the trace's own clock, in Unix ns: subtract it from its times to compare ranks."""
+    """The run's zero by the trace's own clock, in Unix ns. Subtract it from the trace's times to compare ranks."""
     return trace.origin_ns + int(corrections(run)[run.traces.index(trace)])
 
 
@@ -76,15 +76,15 @@ def _clocks(run: Run) -> pd.DataFrame:
 
 
 def _ends_together(run: Run) -> pd.DataFrame:
-    """One column per trace, one row per matched collective that ends on all ranks at once: its end, null where absent.
+    """The ends of matched collectives that end on all ranks at once: a row for each, a column per trace.
 
-    In ns from the first of them, so that no number is too long for the arithmetic.
+    Null where absent; in ns from the first end, so that the numbers stay small enough for the arithmetic.
     """
-    found = matched(run)
-    found = found[found["reason"].isna()]
+    pairs = matched(run)
+    pairs = pairs[pairs["reason"].isna()]
     tables = []
     for place, trace in enumerate(run.traces):
-        own = found[found["trace"] == place]
+        own = pairs[pairs["trace"] == place]
         table = recorded(trace).iloc[own["row"]]
         kinds = table["kind"].isin(_TOGETHER).to_numpy()
         tables.append(pd.Series(table["end_ns"].to_numpy()[kinds], index=own["match"].to_numpy()[kinds], name=place))
@@ -93,7 +93,7 @@ def _ends_together(run: Run) -> pd.DataFrame:
 
 
 def _next_pair(ends: pd.DataFrame, placed: dict[int, int]) -> tuple[int, int] | None:
-    """A placed trace and a new one to compare it with: the first trace where they share something, else most."""
+    """A placed trace, and a new one to compare with it. The first trace is preferred, then the one that shares most."""
     there = ends.notna().to_numpy()
     best: tuple[bool, int, int, int] | None = None
     for new in range(there.shape[1]):

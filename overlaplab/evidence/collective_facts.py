@@ -1,5 +1,5 @@
-"""What is known of each collective that tells why its time was exposed: how late it was launched, how long it queued,
-what it was for (see `exposed`, which decides by it).
+"""Facts about each collective that explain why its time was exposed: how late it was launched, how long it queued, and
+what it was for. `analyses.exposed` decides by them.
 """
 
 from __future__ import annotations
@@ -27,34 +27,40 @@ _COLUMNS = (
 
 @once_per_run
 def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
-    """For each trace the collectives of which is known when they ran, in order of start; times by its own clock.
+    """For each trace its collectives whose execution time is known, in order of start; times by the trace's own clock.
 
-    Columns: `index` (of `overlaplab.collectives`), `kind`, `what` (see `purposes`), `late_rank` (Int64: the one that
-    came last by more than clocks may differ), `start_ns`, `end_ns`, `moves_ns` (when the last rank had arrived; the
-    start where that is unknown), `matched` (bool: it is known), `asked_ns` (from when on it could have begun, as
-    launched), `late_ns` (how much earlier it would have begun to move, had every rank launched it when its input was
-    ready; only time counts in which the link was free), `queued_ns` (how much earlier than that, had the link been free
-    when it was launched), `backward_end_ns` (of the pass whose gradients it moves, `UNKNOWN_NS` for none),
-    `after_backward` (bool: launched when that was over), `gradients` (bool), `edge`, `at_once` (bool: the rules 8 and 4
-    of `exposed`).
+    Columns:
+
+    - `index` (of `overlaplab.collectives`), `kind`, `what` (see `purposes`), `start_ns`, `end_ns`
+    - `late_rank` (Int64): the rank that arrived last, by more than the clocks may differ
+    - `moves_ns`: when the last rank had arrived; the start where that is unknown
+    - `matched` (bool): whether the arrival of the last rank is known
+    - `asked_ns`: from when it could have started, given its launch
+    - `late_ns`: how much earlier it would have moved data if every rank had launched it when its input was ready;
+      counts only time in which the link was free
+    - `queued_ns`: how much earlier still if the link had been free at its launch
+    - `backward_end_ns`: the end of the pass whose gradients it moves, `UNKNOWN_NS` for none
+    - `after_backward` (bool): launched after that end
+    - `gradients` (bool): it moves gradients
+    - `edge`, `at_once` (bool): rules 8 and 4 of `exposed`
     """
     every = numbered(run)
     every = every.assign(late_rank=_late_ranks(run, every), matched=every["last_ns"] != UNKNOWN_NS)
     tables = [_of_trace(run, place, every[every["trace"] == place]) for place in range(len(run.traces))]
     joined = pd.concat(tables) if tables else every
     avoidable = _avoidable(joined) if len(joined) else joined
-    found = []
+    facts = []
     for place, table in enumerate(tables):
         of_trace = avoidable.loc[table.index]
         keep = (table["start_ns"] != UNKNOWN_NS).to_numpy()
-        told = table.assign(late_ns=of_trace["late_ns"], queued_ns=of_trace["queued_ns"])[keep]
-        told = told.assign(**_by_own_clock(told, int(corrections(run)[place])))
-        found.append(_edges(run.traces[place], told).sort_values("start_ns", kind="stable", ignore_index=True))
-    return tuple(found)
+        timed = table.assign(late_ns=of_trace["late_ns"], queued_ns=of_trace["queued_ns"])[keep]
+        timed = timed.assign(**_by_own_clock(timed, int(corrections(run)[place])))
+        facts.append(_edges(run.traces[place], timed).sort_values("start_ns", kind="stable", ignore_index=True))
+    return tuple(facts)
 
 
 def _late_ranks(run: Run, every: pd.DataFrame) -> pd.Series:
-    """The rank that came last to each collective; null where that is unknown, or clocks may differ by as much."""
+    """The rank that arrived last at each collective; null where unknown, or where the clocks may differ by as much."""
     by, known = every["match"], every["last_ns"] != UNKNOWN_NS
     arrived = every["arrived_ns"].groupby(by)
     error = pd.Series(clocks(run)["error_ns"].to_numpy(np.int64)[every["trace"]], index=every.index)
@@ -64,10 +70,9 @@ def _late_ranks(run: Run, every: pd.DataFrame) -> pd.Series:
 
 
 def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
-    """One trace's rows with what they are for, and how late and queued this rank was; by the first rank's clock."""
+    """One trace's rows with purposes, and how late and how long queued this rank was; by the first rank's clock."""
     trace, offset = run.traces[place], int(corrections(run)[place])
-    told = purposes(trace).iloc[every["row"]].set_index(every.index)
-    table = every.join(told)
+    table = every.join(purposes(trace).iloc[every["row"]].set_index(every.index))
     starts, asked = table["start_ns"].to_numpy(np.int64) + offset, _asked(trace, table, offset)
     ready = table["ready_ns"].to_numpy(np.int64)
     ran = table["start_ns"].to_numpy(np.int64) != UNKNOWN_NS
@@ -87,20 +92,20 @@ def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
 
 
 def _asked(trace: Trace, table: pd.DataFrame, offset: int) -> NDArray[np.int64]:
-    """When each could have begun, as launched: on a GPU, when the compute stream had come to the launch."""
+    """When each could have started, given its launch. On a GPU: when the compute stream had reached the launch."""
     starts = table["start_ns"].to_numpy(np.int64) + offset
     launched = table["launch_ns"].to_numpy(np.int64)
     known = launched != UNKNOWN_NS
     asked = np.where(known, launched + offset, starts)
     if rule_of(trace) is Rule.GPU and known.any():
         ran = executions(trace)
-        reached = [max(at, ran.reached(at)) if told else at for at, told in zip(asked.tolist(), known, strict=True)]
+        reached = [max(at, ran.reached(at)) if sure else at for at, sure in zip(asked.tolist(), known, strict=True)]
         asked = np.array(reached, dtype=np.int64)
     return np.asarray(np.minimum(asked, starts), dtype=np.int64)
 
 
 def _gathered_since(table: pd.DataFrame, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When the gather before each gather began: the link's idle time before that is what that one could have used."""
+    """For each gather when the previous one began: the link's idle time before that was the previous one's to use."""
     gathers = np.flatnonzero((table["role"] == Role.GATHER).to_numpy() & (table["start_ns"] != UNKNOWN_NS).to_numpy())
     gathers = gathers[np.argsort(starts[gathers], kind="stable")]
     since = np.full(len(table), UNKNOWN_NS, dtype=np.int64)
@@ -109,9 +114,9 @@ def _gathered_since(table: pd.DataFrame, starts: NDArray[np.int64]) -> NDArray[n
 
 
 def _avoidable(table: pd.DataFrame) -> pd.DataFrame:
-    """`late_ns`, `queued_ns` of a collective: of its last rank's arrival, what no rank needed; else the rank's own.
+    """`late_ns` and `queued_ns` of whole collectives: how much earlier the last rank could have arrived.
 
-    That one rank launches earlier helps as little as its being late did harm, unless it came last.
+    A rank's own delay matters only if it arrives last. Unmatched collectives keep the rank's own values.
     """
     arrived, by = table["arrived_ns"], table["match"]
     last = arrived.groupby(by).transform("max")
@@ -133,22 +138,22 @@ def _by_own_clock(table: pd.DataFrame, offset: int) -> dict[str, pd.Series]:
 
 
 def _edges(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
-    """`edge` and `at_once`, and the documented columns alone."""
+    """The documented columns, with `edge` and `at_once` added."""
     compute = activity(trace).compute
     ends, asked = table["end_ns"].to_numpy(np.int64), table["asked_ns"].to_numpy(np.int64)
-    untold = ~table["role"].isin([*GRADIENTS, Role.GATHER]).to_numpy()
+    purposeless = ~table["role"].isin([*GRADIENTS, Role.GATHER]).to_numpy()
     alone = within(compute, asked, ends) == 0
     gathers = (table["role"] == Role.GATHER).to_numpy()
     hidden = pd.Series(within(compute, table["start_ns"].to_numpy(np.int64), ends) > 0, index=table.index)
     begins = np.array([window.start_ns for window in step_windows(trace)], dtype=np.int64)
     window = np.searchsorted(begins, table["start_ns"], side="right")
     over = table["end_ns"].where(gathers, np.iinfo(np.int64).max)
-    first = over.groupby(table["launching_step"]).transform("min")  # when the first of the step's gathers was over
+    first = over.groupby(table["launching_step"]).transform("min")  # when the step's first gather ended
     alike = [window, table["group"], table["kind"]]
     latest = (table["start_ns"] == table["start_ns"].groupby(alike, dropna=False).transform("max")).to_numpy()
     some_hidden = hidden.groupby(alike, dropna=False).transform("any").to_numpy()
-    plain = untold & (table["role"] == Role.OTHER).to_numpy()
+    plain = purposeless & (table["role"] == Role.OTHER).to_numpy()
     gradients = table["role"].isin(GRADIENTS).to_numpy()
     early = gathers & (asked < first.to_numpy())
     edge = (gradients & (ends >= table["backward_end_ns"].to_numpy())) | early | (plain & latest & some_hidden)
-    return table[list(_COLUMNS)].assign(gradients=gradients, edge=edge, at_once=untold & alone & ~edge)
+    return table[list(_COLUMNS)].assign(gradients=gradients, edge=edge, at_once=purposeless & alone & ~edge)

@@ -1,9 +1,9 @@
-"""Buckets of torch's DistributedDataParallel in a trace of anybody's (torch/csrc/distributed/c10d/reducer.cpp).
+"""Buckets of torch's DistributedDataParallel in any trace (torch/csrc/distributed/c10d/reducer.cpp).
 
-DDP does not name its buckets. Its hooks run as autograd accumulates a gradient, and the one that completes a bucket
-launches the bucket's all-reduce: so a bucket is an all-reduce launched inside `AccumulateGrad`. It holds the gradients
-that arrived last, where their sizes add up to what it sent. Where sizes are not recorded they are taken to be those
-that arrived since the bucket before, since after its first step DDP orders its buckets by arrival.
+DDP does not name its buckets. Its hooks run when autograd accumulates a gradient, and the hook that completes a bucket
+launches the bucket's all-reduce. So a bucket is an all-reduce launched inside `AccumulateGrad`. It holds the gradients
+that arrived last, if their sizes add up to what it sent. Where sizes are not recorded, it is assumed to hold those that
+arrived since the previous bucket: after its first step DDP orders its buckets by arrival.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class DDPBucket:
 
     launch: Launch
     ready_ns: int | None
-    """When its last gradient was in it, in absolute host ns; None where it stood ready behind an earlier bucket."""
+    """When its last gradient was added, in absolute host ns; None if an earlier bucket held it up."""
     gradients: tuple[Gradient, ...] = ()
-    """Those in it; none where that is unknown."""
+    """Its gradients; empty where unknown."""
     told_by: Literal["sizes", "order"] | None = None
-    """How it is known which gradients it holds; None where it is not."""
+    """How its gradients are known; None where they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,41 +79,41 @@ class _Accumulation(Span):
 
 
 def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
-    """The backward passes that sent gradients, in order of time; none where DDP is not at work.
+    """The backward passes that sent gradients, in order of time; none without DDP.
 
-    Between two backward passes lies one of DDP's forward passes, or a step begins. Those under `no_sync` send nothing.
+    Passes are separated by a forward pass of DDP or the start of a step. Those under `no_sync` send nothing.
     """
     events = trace.events
     annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
     if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
         return ()
     borders, evaluated = _evaluated(trace)
-    extents = evaluated.groupby(["number", "lane"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
-    bounds = {(number, lane): (start, end) for number, lane, start, end in extents.to_numpy().tolist()}
+    extents = evaluated.groupby(["number", "thread"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
+    bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
     found = []
     for number, group in groupby(_accumulations(trace, ran), lambda own: bisect_right(borders, own.start_ns)):
         own = list(group)
         if not any(accumulation.launched for accumulation in own):
             continue
-        lane = own[0].lane
-        start, end = bounds.get((number, lane), (own[0].start_ns, own[-1].end_ns))
+        thread = own[0].thread
+        start, end = bounds.get((number, thread), (own[0].start_ns, own[-1].end_ns))
         found.append(
-            DDPBackward(start_ns=start, end_ns=end, lane=lane, buckets=tuple(_buckets(own)), gradients=len(own))
+            DDPBackward(start_ns=start, end_ns=end, thread=thread, buckets=tuple(_buckets(own)), gradients=len(own))
         )
     return tuple(found)
 
 
 def autograd_passes(trace: Trace) -> tuple[Span, ...]:
-    """The backward passes that autograd's own ranges tell of, in order of time, on whatever threads it ran.
+    """The backward passes by autograd's own ranges, in order of time, on any threads.
 
-    As for `ddp_backwards`, one of DDP's forward passes lies between two, or a step begins.
+    They are separated as in `ddp_backwards`.
     """
-    extents = _evaluated(trace)[1].groupby("number").agg({"start_ns": "min", "end_ns": "max", "lane": "first"})
-    return tuple(Span(start_ns=start, end_ns=end, lane=lane) for start, end, lane in extents.to_numpy().tolist())
+    extents = _evaluated(trace)[1].groupby("number").agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
+    return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in extents.to_numpy().tolist())
 
 
 def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
-    """What parts backward passes, in order of time; and autograd's functions, each with the `number` of its pass."""
+    """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
     events = trace.events
     annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
     spans, names = spans_of(trace)[annotated], events["name"][annotated]
@@ -124,33 +124,40 @@ def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
 
 
 def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:
-    """In order of time. The range around the hooks is `evaluate_function`'s; without one, the accumulation's own."""
+    """In order of time: the range `evaluate_function` around the hooks, or without it `AccumulateGrad`."""
     events, spans = trace.events, spans_of(trace).assign(event=np.arange(len(trace.events)))
     annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
     inner = spans[annotated & matching(events["name"], lambda name: name == _ACCUMULATE)]
     outer = spans[annotated & matching(events["name"], lambda name: name == _EVALUATE + _ACCUMULATE)]
     outer = outer if len(outer) else inner
     sent = [launch for launch in ran.launches if _is_bucket(launch)]
-    lanes_, starts = (np.array([getattr(launch, name) for launch in sent], np.int64) for name in ("lane", "start_ns"))
-    if not (around(outer, lanes_, starts) >= 0).any():
-        return  # none of these many is a bucket's last
-    both = pd.merge_asof(
-        outer, inner.assign(at_ns=inner["end_ns"]), on="start_ns", by="lane", direction="forward", suffixes=("", "_in")
+    threads, starts = (
+        np.array([getattr(launch, name) for launch in sent], np.int64) for name in ("thread", "start_ns")
     )
-    within = (both["at_ns"] <= both["end_ns"]).to_numpy()  # the first accumulation after the start may be another's
+    if not (around(outer, threads, starts) >= 0).any():
+        return  # spare the work: none of them launches a bucket
+    both = pd.merge_asof(
+        outer,
+        inner.assign(at_ns=inner["end_ns"]),
+        on="start_ns",
+        by="thread",
+        direction="forward",
+        suffixes=("", "_in"),
+    )
+    within = (both["at_ns"] <= both["end_ns"]).to_numpy()  # else the accumulation belongs to a later range
     inputs = trace.inputs
     shapes = dict(zip(inputs["event"].tolist(), inputs["shapes"], strict=True))
-    absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # a parameter that got no gradient
-    columns = (both[name].tolist() for name in ("start_ns", "end_ns", "lane", "at_ns", "event_in"))
-    for (start, end, lane, at, event), known in zip(zip(*columns, strict=True), within.tolist(), strict=True):
+    absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # parameters without a gradient
+    columns = (both[name].tolist() for name in ("start_ns", "end_ns", "thread", "at_ns", "event_in"))
+    for (start, end, thread, at, event), known in zip(zip(*columns, strict=True), within.tolist(), strict=True):
         if known and event in absent:
             continue
-        span = Span(start_ns=start, end_ns=end, lane=lane)
-        launched = tuple(launch for launch in ran.inside(span) if launch.lane == lane and _is_bucket(launch))
+        span = Span(start_ns=start, end_ns=end, thread=thread)
+        launched = tuple(launch for launch in ran.inside(span) if launch.thread == thread and _is_bucket(launch))
         yield _Accumulation(
             start_ns=start,
             end_ns=end,
-            lane=lane,
+            thread=thread,
             accumulated_ns=int(at) if known else min((launch.start_ns for launch in launched), default=end),
             shape=_shape(shapes.get(int(event))) if known else None,
             launched=launched,
@@ -158,12 +165,12 @@ def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:
 
 
 def _is_bucket(launch: Launch) -> bool:
-    """Not the flags of `find_unused_parameters`, which follow the last bucket as whole numbers."""
+    """Whether it sends gradients. The flags of `find_unused_parameters`, sent after the last bucket, are integers."""
     return launch.kind in ("all_reduce", None) and not (launch.dtype or "").startswith(("int", "uint", "bool"))
 
 
 def _shape(dimensions: str | None) -> tuple[int, ...] | None:
-    """Of the one tensor that `AccumulateGrad` takes, from the text of `Input Dims`: `[[1000, 512]]`."""
+    """The shape of the one tensor that `AccumulateGrad` takes, from the text of `Input Dims`: `[[1000, 512]]`."""
     try:
         shape = json.loads(dimensions or "[]")[0]
         return tuple(int(size) for size in shape)
@@ -172,13 +179,14 @@ def _shape(dimensions: str | None) -> tuple[int, ...] | None:
 
 
 def _buckets(accumulations: Sequence[_Accumulation]) -> Iterator[DDPBucket]:
-    """The buckets that these accumulations, one backward pass's, launched.
+    """The buckets that the accumulations of one backward pass launched.
 
-    Gradients wait in a pool until a bucket takes them. The first that an accumulation launches holds its gradient, and
-    so the last of the pool, as many as its size tells; those behind it were ready before, so nothing tells theirs.
+    Gradients wait in a pool until a bucket takes them. The first bucket that an accumulation launches holds the
+    gradient just accumulated, and so the last ones of the pool, as many as its size implies. Buckets launched right
+    after it were ready before, so their gradients are unknown.
     """
     pool: list[Gradient] = []
-    owed = 0  # elements of buckets that took nobody knows which of the pool
+    owed = 0  # elements in the pool that belong to buckets already launched
     for number, own in enumerate(accumulations, start=1):
         pool.append(Gradient(number=number, at_ns=own.accumulated_ns, shape=own.shape))
         sized = all(gradient.shape is not None for gradient in pool)
@@ -202,7 +210,7 @@ def _buckets(accumulations: Sequence[_Accumulation]) -> Iterator[DDPBucket]:
 
 
 def _last_of(pool: Sequence[Gradient], elements: int) -> int:
-    """How many of the last gradients have so many elements; 0 where no number does."""
+    """How many of the last gradients add up to so many elements; 0 if no number does."""
     held = accumulate(_elements(gradient) for gradient in reversed(pool))
     return next((count for count, total in enumerate(held, start=1) if total == elements), 0)
 

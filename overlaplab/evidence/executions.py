@@ -1,7 +1,7 @@
-"""From what the host launched to what ran: which communication a launch became, and when its work was reached.
+"""From launches on the host to execution: when a launched collective ran, and when the device reached a host moment.
 
-On CPU the host's time is the truth. On a GPU the host runs ahead, so readiness is device time: the end of the last
-event on the compute stream that had been launched by then (docs/design.md, "On a GPU, readiness is device time").
+On CPU the host's time counts. On a GPU the host runs ahead, so readiness is device time: the end of the last event on
+the compute stream that had been launched by then (docs/design.md, "On a GPU, readiness is device time").
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Kind, Trace, launchers, main_stream, matching, of_kind, once_per_trace, rule_of
+from overlaplab.events import Trace, Work, counting_as, launchers, main_stream, matching, once_per_trace, rule_of
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.launches import Launch, launches, spans_of
 from overlaplab.vocabulary import Rule
@@ -22,7 +22,7 @@ __all__ = ["Executions", "bounds_of", "executions"]
 
 
 class Executions(Protocol):
-    """Answers for one trace, in absolute ns."""
+    """How one trace's launches were executed; times in absolute ns."""
 
     @property
     def launches(self) -> Sequence[Launch]:
@@ -32,67 +32,67 @@ class Executions(Protocol):
         """The collectives launched inside a host range."""
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:
-        """Start and end of the communication launched inside a host range; None where the trace does not tell."""
+        """Start and end of the communication launched inside a host range; None where unknown."""
 
     def reached(self, host_ns: int) -> int:
-        """When the work that the host had issued by then was done."""
+        """When all work that the host had issued by then was done."""
 
     def begun(self, host_ns: int) -> int | None:
-        """When the first work that the host issued from then on began; None where none followed."""
+        """When the first work that the host issued from then on began; None if there was none."""
 
     def waited(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
         """How long this rank waited for communication that ended at `end_ns` (None: unknown).
 
-        `blocked` are the host's ranges that wait for it, in order; on a GPU the last one makes the stream wait. On CPU:
-        the time in them until the end. On a GPU: from when the host asked for the result and all computation
-        issued before was done, to the end.
+        `blocked` are the host's ranges that wait for it, in order. On CPU the wait is the time in them, until the end.
+        On a GPU the last range makes the stream wait. The wait there lasts from when the host asked for the result and
+        all computation issued before was done, until the end.
         """
 
     def backward(self, span: Span) -> tuple[int, int]:
-        """When the backward pass within the range began, and when autograd's last operation ended, before waiting."""
+        """Start and end of the backward pass in the range; it ends with autograd's last function, before any wait."""
 
 
 @once_per_trace
 def executions(trace: Trace) -> Executions:
-    """For a trace."""
+    """The executions of a trace."""
     if rule_of(trace) is Rule.GPU:
         return _OnDevice(trace)
     return _OnHost(trace)
 
 
-def bounds_of(found: Sequence[Launch]) -> tuple[int, int] | None:
-    """The first start and the last end of these collectives; None where no trace tells either."""
-    ran = [launch.ran for launch in found if launch.ran]
+def bounds_of(collectives: Sequence[Launch]) -> tuple[int, int] | None:
+    """The first start and the last end of these collectives; None where unknown."""
+    ran = [launch.ran for launch in collectives if launch.ran]
     return (min(start for start, _ in ran), max(end for _, end in ran)) if ran else None
 
 
 class _Launches:
-    """The collectives by the thread that launched them, each thread's in order of time."""
+    """The collectives by the thread that launched them, in order of time per thread."""
 
-    def __init__(self, found: Sequence[Launch], *, any_lane: bool) -> None:
-        self._any_lane = any_lane
-        self._found: dict[int, list[Launch]] = {}
-        for launch in found:
-            self._found.setdefault(self._lane(launch), []).append(launch)
-        self._starts = {lane: [launch.start_ns for launch in own] for lane, own in self._found.items()}
+    def __init__(self, collectives: Sequence[Launch], *, any_thread: bool) -> None:
+        self._any_thread = any_thread
+        self._launches: dict[int, list[Launch]] = {}
+        for launch in collectives:
+            self._launches.setdefault(self._thread(launch), []).append(launch)
+        self._starts = {thread: [launch.start_ns for launch in own] for thread, own in self._launches.items()}
 
     def inside(self, span: Span) -> Sequence[Launch]:
-        lane = self._lane(span)
-        starts = self._starts.get(lane, [])
-        return self._found.get(lane, [])[bisect_left(starts, span.start_ns) : bisect_right(starts, span.end_ns)]
+        thread = self._thread(span)
+        starts = self._starts.get(thread, [])
+        return self._launches.get(thread, [])[bisect_left(starts, span.start_ns) : bisect_right(starts, span.end_ns)]
 
-    def _lane(self, span: Span) -> int:
-        return -1 if self._any_lane else span.lane
+    def _thread(self, span: Span) -> int:
+        return -1 if self._any_thread else span.thread
 
 
 class _OnHost:
     def __init__(self, trace: Trace) -> None:
         self._autograd = _evaluated(trace)
         self.launches: Sequence[Launch] = launches(trace)
-        self._by_lane = _Launches(self.launches, any_lane=False)
+        self._by_thread = _Launches(self.launches, any_thread=False)
 
     def inside(self, span: Span) -> Sequence[Launch]:
-        return self._by_lane.inside(span)
+        return self._by_thread.inside(span)
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:
         return bounds_of(self.inside(span))
@@ -117,7 +117,7 @@ class _OnHost:
 class _OnDevice:
     def __init__(self, trace: Trace) -> None:
         events, calls = trace.events, launchers(trace)
-        compute = of_kind(trace, Kind.COMPUTE)
+        compute = counting_as(trace, Work.COMPUTE)
         on_main = compute & (events["stream"] == main_stream(trace)).to_numpy()
         rows = np.flatnonzero(on_main & (calls >= 0))
         starts = events["ts_ns"].to_numpy()[rows]
@@ -127,9 +127,9 @@ class _OnDevice:
         self._autograd = _evaluated(trace)
         self._hosts = hosts[order]
         self._done = np.maximum.accumulate(ends[order])
-        self._starts = starts[order]  # those of one launch, as of a graph, in order of start
+        self._starts = starts[order]  # kernels of one launch, such as a graph's, in order of start
         self.launches: Sequence[Launch] = launches(trace)
-        self._all = _Launches(self.launches, any_lane=True)
+        self._all = _Launches(self.launches, any_thread=True)
 
     def inside(self, span: Span) -> Sequence[Launch]:
         return self._all.inside(span)
@@ -156,7 +156,7 @@ class _OnDevice:
 
 
 def _evaluated(trace: Trace) -> pd.DataFrame:
-    """Autograd's functions, on whatever threads."""
+    """Autograd's functions, on any thread."""
     named = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
     return spans_of(trace)[named]
 

@@ -1,7 +1,7 @@
-"""Gathers as FSDP2's own ranges tell them, in a trace of anybody's (torch/distributed/fsdp/_fully_shard).
+"""Gathers from FSDP2's own ranges, in any trace (torch/distributed/fsdp/_fully_shard).
 
-FSDP2 says when it gathers, but not when it frees: `post_forward` and `post_backward_reshard` are there whether or not
-they free. That a unit was freed is known from its being gathered again.
+FSDP2 records when it gathers, but not when it frees: `post_forward` and `post_backward_reshard` occur whether or not
+they free. A unit was freed if it is gathered again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Passes", "fsdp2_gathers", "fsdp2_scatters", "sized", "unit_sizes"]
 
 
 class Passes:
-    """The backward passes of a trace: what lies after one belongs to the next microbatch."""
+    """The backward passes of a trace. Whatever follows one belongs to the next microbatch."""
 
     def __init__(self, ranges: Sequence[Label]) -> None:
         self._begun = [label.start_ns for label in ranges if label.word == "pre_backward"]
@@ -39,12 +39,13 @@ class Passes:
 
 
 def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
-    """The gathers that a trace's FSDP2 ranges (`fsdp2_ranges_of`) tell of, in order of launch.
+    """The gathers in a trace's FSDP2 ranges (`fsdp2_ranges_of`), in order of launch.
 
-    One for each `all_gather` that launched a collective, or for each where no launch is recorded. `microbatch` counts
-    the backward passes that ended before, from the trace's start. A gather is for the backward pass once that has
-    begun. The use begins after `all_gather_copy_out`. Freed: at the end of the last `post_forward` or
-    `post_backward_reshard` before the unit is gathered again; where it is not, of the last `post_backward_reshard`.
+    There is one for each `all_gather` that launched a collective; if no launch is recorded, one for each `all_gather`.
+    `microbatch` is the number of backward passes that ended before, from the trace's start. Once a backward pass has
+    begun, gathers are for it. The use begins after `all_gather_copy_out`. The unit is freed at the end of the last
+    `post_forward` or `post_backward_reshard` before it is gathered again; if it is never gathered again, at the end of
+    the last `post_backward_reshard`.
     """
     gathered = [label for label in ranges if label.word == "all_gather"]
     launching = [label for label in gathered if ran.inside(label)]
@@ -53,25 +54,25 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
     for label in ranges:
         of_unit.setdefault(_unit(label), []).append(label)
     units = {unit: _Words(own) for unit, own in of_unit.items()}
-    found: list[Gather] = []
+    gathers: list[Gather] = []
     next_ns: dict[str, float] = {}
     for label in reversed(launching or gathered):
         unit = _unit(label)
-        found.append(_gather(label, next_ns.get(unit, inf), units[unit], passes, ran))
+        gathers.append(_gather(label, next_ns.get(unit, inf), units[unit], passes, ran))
         next_ns[unit] = label.start_ns
-    return found[::-1]
+    return gathers[::-1]
 
 
 def fsdp2_scatters(ranges: Sequence[Label], ran: Executions) -> list[Label]:
-    """The ranges that reduce a unit's gradients: all of them, where no launch is recorded."""
+    """The ranges that launch the reduction of a unit's gradients; if no launch is recorded, all of that name."""
     reducing = [label for label in ranges if label.word == "post_backward_reduce"]
     return [label for label in reducing if ran.inside(label)] or reducing
 
 
 def unit_sizes(manifest: Manifest | None, ranges: Sequence[Label]) -> Callable[[str], int | None]:
-    """A unit's bytes, as the manifest tells them by its name; None for one that it does not name.
+    """A function that gives a unit's bytes from the manifest, by name; None for a unit that it does not name.
 
-    The root's group holds what no other unit does, so that its bytes are known, too, if those of all others are.
+    The root holds what no other unit does, so its bytes follow if those of all other units are known.
     """
     named = {unit.name: unit.bytes for unit in manifest.units} if manifest else {}
     others = {_unit(label) for label in ranges} - {FSDP2_ROOT}
@@ -80,14 +81,14 @@ def unit_sizes(manifest: Manifest | None, ranges: Sequence[Label]) -> Callable[[
     return named.get
 
 
-def sized(found: Sequence[Launch], ranges: Sequence[Label], size_of: Callable[[str], int | None]) -> list[Launch]:
-    """The collectives, with their units' bytes (see `unit_sizes`) for those that FSDP2 launched and nothing labels."""
+def sized(collectives: Sequence[Launch], ranges: Sequence[Label], size_of: Callable[[str], int | None]) -> list[Launch]:
+    """The collectives; those that FSDP2 launched without known bytes get their units' (see `unit_sizes`)."""
     around = Enclosing([label for label in ranges if label.word in ("all_gather", "post_backward_reduce")])
     return [
         replace(launch, bytes=size_of(_unit(label)))
-        if launch.bytes is None and launch.kind != "all_reduce" and (label := around.of(launch.lane, launch.start_ns))
+        if launch.bytes is None and launch.kind != "all_reduce" and (label := around.of(launch.thread, launch.start_ns))
         else launch
-        for launch in found
+        for launch in collectives
     ]
 
 
@@ -115,12 +116,12 @@ def _gather(label: Label, next_ns: float, unit: _Words, passes: Passes, ran: Exe
 
 
 def _blocked(label: Label, collectives: Sequence[Launch], copied: Label) -> tuple[Span, ...]:
-    """A call that is not asynchronous waits in the range that launches, any other in the one that copies out."""
+    """A synchronous call waits in the range that launches it, an asynchronous one in the range that copies out."""
     bounds = bounds_of(collectives)
     if bounds is not None and label.end_ns < bounds[1]:
         return (copied,)
     called = max((launch.end_ns for launch in collectives), default=label.end_ns)
-    return Span(start_ns=called, end_ns=label.end_ns, lane=label.lane), copied
+    return Span(start_ns=called, end_ns=label.end_ns, thread=label.thread), copied
 
 
 def _uses(gather: Gather, copied: Label, next_ns: float, unit: _Words) -> None:
@@ -129,7 +130,7 @@ def _uses(gather: Gather, copied: Label, next_ns: float, unit: _Words) -> None:
         ends = unit.first("post_forward", after=after, before=next_ns)
         begins = unit.first("pre_backward", after=after, before=next_ns)
         gather.last_use_ns = ends.start_ns if ends else None
-        if begins is None or begins.end_ns > next_ns:  # it gathers again, within the range
+        if begins is None or begins.end_ns > next_ns:  # the range itself gathers again
             return
         gather.backward_first_use_ns = begins.end_ns
         after = begins.start_ns
@@ -150,7 +151,7 @@ def _free(gather: Gather, next_ns: float, unit: _Words) -> None:
 
 
 class _Words:
-    """Ranges by word, each word's in order of start."""
+    """Ranges by word, in order of start per word."""
 
     def __init__(self, ranges: Sequence[Label]) -> None:
         self._ranges: dict[str, list[Label]] = {}

@@ -1,4 +1,4 @@
-"""Gathers as the engine's labels tell them: launch, wait, first and last use, free."""
+"""Gathers from the engine's labels: launch, wait, first and last use, free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Gather", "engine_gathers"]
 
 @dataclass(slots=True, kw_only=True)
 class Gather:
-    """One gather of one unit, as the host issued it: absolute host ns, None where no event tells."""
+    """One gather of one unit, as the host issued it: in absolute host ns, None where unknown."""
 
     unit: str
     microbatch: int
@@ -23,18 +23,18 @@ class Gather:
     launch: Span
     """The range that launched it."""
     blocked: tuple[Span, ...] = ()
-    """The ranges that wait for it."""
+    """The host ranges that wait for it."""
     first_use_ns: int | None = None
     last_use_ns: int | None = None
-    """Of its phase."""
+    """In its own phase."""
     backward_first_use_ns: int | None = None
     backward_last_use_ns: int | None = None
-    """Of a forward gather that is kept into the backward pass."""
+    """Of a forward gather that stays until the backward pass."""
     free_ns: int | None = None
     free_phase: str | None = None
 
     def use(self, phase: str, at_ns: int, *, begins: bool) -> None:
-        """Note a use: the first begin of each phase counts, and the last end."""
+        """Record a use: the first begin and the last end of each phase count."""
         kept = "backward_" if phase == "backward" and self.phase == "forward" else ""
         if not kept and phase != self.phase:
             return
@@ -44,13 +44,13 @@ class Gather:
 
 
 def engine_gathers(labels: Iterable[Label]) -> list[Gather]:
-    """The gathers that one step's labels, in order of time, tell of, in order of launch.
+    """The gathers in one step's labels, which must be in order of time; in order of launch.
 
-    A module may be used, gathered and freed several times in a microbatch. A wait speaks of the oldest gather that
-    nothing has waited for yet, a use or a free of the gather waited for last: so a lost label costs its own gather
-    alone. What speaks of no gather counts for nothing.
+    A module may be gathered, used and freed several times in a microbatch. A wait belongs to the oldest gather not yet
+    waited for; a use or a free belongs to the gather waited for last. So a missing label affects only its own gather.
+    Labels without a gather are ignored.
     """
-    found: list[Gather] = []
+    gathers: list[Gather] = []
     held: dict[tuple[str, str], list[Gather]] = {}
     for label in labels:
         if not {"unit", "microbatch"} <= label.fields.keys():
@@ -58,7 +58,7 @@ def engine_gathers(labels: Iterable[Label]) -> list[Gather]:
         of_unit = held.setdefault((label.fields["unit"], label.fields["microbatch"]), [])
         if label.word == "gather_launch":
             of_unit.append(_launched(label))
-            found.append(of_unit[-1])
+            gathers.append(of_unit[-1])
         elif label.word == "gather_wait":
             waiting = (g for g in of_unit if not g.blocked and g.phase == label.fields["phase"])
             if gather := next(waiting, None):
@@ -69,7 +69,7 @@ def engine_gathers(labels: Iterable[Label]) -> list[Gather]:
         elif label.word == "free" and (gather := _current(of_unit)):
             gather.free_ns, gather.free_phase = label.start_ns, label.fields["phase"]
             of_unit.remove(gather)
-    return found
+    return gathers
 
 
 def _launched(label: Label) -> Gather:
@@ -84,6 +84,6 @@ def _launched(label: Label) -> Gather:
 
 
 def _current(held: list[Gather]) -> Gather | None:
-    """The gather that was waited for last; where none was, the oldest."""
+    """The gather waited for last; the oldest, if none was."""
     waited = [gather for gather in held if gather.blocked]
     return max(waited, key=lambda gather: gather.blocked[0].start_ns) if waited else next(iter(held), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from overlaplab.events import Trace, lanes, matching, once_per_trace
+from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, fsdp2_range, label_fields
 
 __all__ = ["Label", "Span", "fsdp2_ranges_of", "labels_of"]
@@ -17,8 +17,8 @@ class Span:
 
     start_ns: int
     end_ns: int
-    lane: int
-    """A number that tells the thread."""
+    thread: int
+    """The thread's number, see `events.thread_numbers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Label(Span):
 
 @once_per_trace
 def labels_of(trace: Trace) -> tuple[Label, ...]:
-    """The trace's labels in order of start; what only begins like one, or is its mirror image on a GPU, is left out."""
+    """The trace's engine labels in order of start, without malformed ones and without their copies on a GPU."""
     return _ranges(trace, label_fields)
 
 
@@ -50,9 +50,11 @@ def _ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | No
     rows = events[chosen]
     starts = rows["ts_ns"].tolist()
     ends = (rows["ts_ns"] + rows["dur_ns"]).tolist()
-    found = []
-    for name, start, end, lane in zip(rows["name"], starts, ends, lanes(events)[chosen].tolist(), strict=True):
+    labels = []
+    for name, start, end, thread in zip(
+        rows["name"], starts, ends, thread_numbers(events)[chosen].tolist(), strict=True
+    ):
         parsed = parse(str(name))
         assert parsed is not None
-        found.append(Label(word=parsed[0], fields=parsed[1], start_ns=start, end_ns=end, lane=lane))
-    return tuple(found)
+        labels.append(Label(word=parsed[0], fields=parsed[1], start_ns=start, end_ns=end, thread=thread))
+    return tuple(labels)

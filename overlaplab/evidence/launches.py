@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.events import Trace, lanes
+from overlaplab.events import Trace, thread_numbers
 from overlaplab.evidence.arguments import NUMBERS
 from overlaplab.evidence.labels import Label, Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
@@ -19,16 +19,16 @@ __all__ = ["Enclosing", "Launch", "bytes_of", "launches", "spans_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch(Span):
-    """A collective, as the host's range that launched it."""
+    """A collective, as the host range that launched it."""
 
     kind: str | None = None
-    """`all_reduce`, `all_gather`, …; None where nothing tells."""
+    """`all_reduce`, `all_gather`, …; None where unknown."""
     bytes: int | None = None
-    """Of the full tensor; None where nothing tells."""
+    """Of the full tensor; None where unknown."""
     dtype: str | None = None
-    """As torch names it, `float32`."""
+    """torch's name, such as `float32`."""
     elements: int | None = None
-    """Of the larger of input and output, as arguments tell."""
+    """Of the larger of input and output, from arguments."""
     group: str | None = None
     """The process group's name."""
     group_size: int | None = None
@@ -36,27 +36,29 @@ class Launch(Span):
     sequence: int | None = None
     """Its number among the group's collectives."""
     ran: tuple[int, int] | None = None
-    """Start and end of the communication itself; None where the trace does not tell."""
+    """Start and end of the communication itself; None where unknown."""
 
 
 def launches(trace: Trace) -> tuple[Launch, ...]:
-    """The trace's collectives in order of launch, those left out that were launched before the recording began."""
+    """The trace's collectives in order of launch, without those launched before the recording began."""
     table = recorded(trace)
     table = table[table["launch_ns"] != UNKNOWN_NS].sort_values("launch_ns", kind="stable")
-    names = list(table)  # to go through a table's own names anew for each row would take most of the time
+    names = list(table)  # iterating over the table itself would take most of the time
     return tuple(_launch(dict(zip(names, row, strict=True))) for row in zip(*map(_listed, table.items()), strict=True))
 
 
-def bytes_of(found: Sequence[Launch]) -> int | None:
-    """The sum of these collectives' bytes; None where there is none, or one tells nothing."""
-    known = [launch.bytes for launch in found if launch.bytes is not None]
-    return sum(known) if known and len(known) == len(found) else None
+def bytes_of(collectives: Sequence[Launch]) -> int | None:
+    """The sum of these collectives' bytes; None if there are none, or any is unknown."""
+    known = [launch.bytes for launch in collectives if launch.bytes is not None]
+    return sum(known) if known and len(known) == len(collectives) else None
 
 
 def spans_of(trace: Trace) -> pd.DataFrame:
-    """Every event's `start_ns`, `end_ns` (absolute) and `lane`."""
+    """Every event's `start_ns`, `end_ns` (absolute) and `thread`."""
     starts = trace.events["ts_ns"]
-    return pd.DataFrame({"start_ns": starts, "end_ns": starts + trace.events["dur_ns"], "lane": lanes(trace.events)})
+    return pd.DataFrame(
+        {"start_ns": starts, "end_ns": starts + trace.events["dur_ns"], "thread": thread_numbers(trace.events)}
+    )
 
 
 def _listed(column: tuple[Hashable, pd.Series]) -> list[Any]:
@@ -68,7 +70,7 @@ def _launch(row: dict[Hashable, Any]) -> Launch:
     return Launch(
         start_ns=row["launch_ns"],
         end_ns=row["launch_end_ns"],
-        lane=row["lane"],
+        thread=row["thread"],
         ran=(row["start_ns"], row["end_ns"]) if row["start_ns"] != UNKNOWN_NS else None,
         kind=row["kind"] or None,
         dtype=row["dtype"] or None,
@@ -78,22 +80,22 @@ def _launch(row: dict[Hashable, Any]) -> Launch:
 
 
 class Enclosing:
-    """Which of some labels, not nested in each other, encloses a moment of a thread."""
+    """Finds which of some labels encloses a moment of a thread; the labels must not be nested."""
 
-    def __init__(self, labels: Sequence[Label], *, any_lane: bool = False) -> None:
+    def __init__(self, labels: Sequence[Label], *, any_thread: bool = False) -> None:
         self.labels = labels
-        self._any_lane = any_lane
-        self._by_lane: dict[int, list[Label]] = {}
+        self._any_thread = any_thread
+        self._by_thread: dict[int, list[Label]] = {}
         for label in labels:
-            self._by_lane.setdefault(self._lane(label.lane), []).append(label)
-        self._starts = {lane: [label.start_ns for label in found] for lane, found in self._by_lane.items()}
+            self._by_thread.setdefault(self._thread(label.thread), []).append(label)
+        self._starts = {thread: [label.start_ns for label in own] for thread, own in self._by_thread.items()}
 
-    def of(self, lane: int, at_ns: int) -> Label | None:
-        """The label around this moment of the thread, if there is one."""
-        lane = self._lane(lane)
-        place = bisect_right(self._starts.get(lane, []), at_ns) - 1
-        label = self._by_lane[lane][place] if place >= 0 else None
+    def of(self, thread: int, at_ns: int) -> Label | None:
+        """The label around this moment of the thread, or None."""
+        thread = self._thread(thread)
+        place = bisect_right(self._starts.get(thread, []), at_ns) - 1
+        label = self._by_thread[thread][place] if place >= 0 else None
         return label if label and at_ns <= label.end_ns else None
 
-    def _lane(self, lane: int) -> int:
-        return -1 if self._any_lane else lane
+    def _thread(self, thread: int) -> int:
+        return -1 if self._any_thread else thread

@@ -1,4 +1,4 @@
-"""Moments of exposed communication: disjoint pieces of time, each given to one collective (see `exposed`)."""
+"""Exposed communication as disjoint pieces of time, each attributed to one collective (see `exposed`)."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from overlaplab.intervals import Intervals, pieces, subtract, union
 __all__ = ["GRAIN_NS", "NEVER_NS", "Does", "Facts", "Moments", "last_moving", "owned"]
 
 Facts: TypeAlias = dict[str, NDArray[Any]]
-"""The columns of `causes.collective_facts`."""
+"""The columns of `collective_facts`, as arrays."""
 
 GRAIN_NS = 20_000
-"""A rank that computes again so shortly before a collective is over may have waited for it: threads wake up, and
-labels close, microseconds apart."""
+"""A rank that resumes computing so shortly before a collective ends may still have waited for it: threads wake up and
+labels close microseconds apart."""
 NEVER_NS = int(np.iinfo(np.int64).max)
 
 
 class Does(IntEnum):
-    """What a collective does at a moment; of several at once the first here counts."""
+    """What a collective does at a moment. Of several at once the one listed first here counts."""
 
     MOVES = 0
-    UNTOLD = 1
+    UNKNOWN = 1
     WAITS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Pieces of time, in absolute ns, one item each in every array."""
+    """Pieces of time in absolute ns: every array has one item per piece."""
 
     row: NDArray[np.int64]
-    """The collective's among the facts, -1 for none."""
+    """The collective's row among the facts, -1 for none."""
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     does: NDArray[np.int64]
     """A `Does`."""
     resumes: NDArray[np.int64]
-    """When the rank computes next, `NEVER_NS` if it does not."""
+    """When the rank computes next, or `NEVER_NS`."""
 
     def where(self, chosen: NDArray[np.bool_]) -> Moments:
-        """Only those."""
+        """Only the chosen pieces."""
         return Moments(self.row[chosen], self.start[chosen], self.end[chosen], self.does[chosen], self.resumes[chosen])
 
     def split(self, at_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
-        """What lies before and what lies after a moment, one for each piece."""
+        """The parts before and after a moment, which is given for each piece."""
         before = Moments(self.row, self.start, np.minimum(self.end, at_ns), self.does, self.resumes)
         after = Moments(self.row, np.maximum(self.start, at_ns), self.end, self.does, self.resumes)
         return before.where(before.start < before.end), after.where(after.start < after.end)
 
 
 def owned(facts: Facts, within: Intervals, compute: Intervals) -> Moments:
-    """The moments of a set in which the rank does not compute, each given to one collective."""
+    """The moments within a set in which the rank does not compute, each attributed to one collective."""
     rows, begins, until, does = _states(facts)
     of, begin, end = pieces(begins, until, within)
     borders = np.unique(np.concatenate((begin, end)))
@@ -73,19 +73,19 @@ def owned(facts: Facts, within: Intervals, compute: Intervals) -> Moments:
         row=np.append(row[best], np.full(len(alone), -1)),
         start=np.append(borders[slot[best]], alone[:, 0]),
         end=np.append(borders[slot[best] + 1], alone[:, 1]),
-        does=np.append(doing[best], np.full(len(alone), Does.UNTOLD)),
+        does=np.append(doing[best], np.full(len(alone), Does.UNKNOWN)),
         resumes=np.append(resumes[best], _resumes(compute, alone[:, 0])),
     )
 
 
 def _states(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """What each collective does from when until when: its row, start, end and the `Does`."""
+    """What each collective does over time, as arrays: row, start, end, `Does`."""
     starts, ends, moves, matched = (facts[name] for name in ("start_ns", "end_ns", "moves_ns", "matched"))
     number = np.arange(len(starts))
     parts = (
         (Does.WAITS, matched, starts, moves),
         (Does.MOVES, matched, moves, ends),
-        (Does.UNTOLD, ~matched, starts, ends),
+        (Does.UNKNOWN, ~matched, starts, ends),
     )
     return (
         np.concatenate([number[own] for _, own, _, _ in parts]),
@@ -100,7 +100,7 @@ def _resumes(compute: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def last_moving(moments: Moments, length_ns: int) -> tuple[Moments, Moments]:
-    """The moments less the last so many ns of those in which something moves, and these."""
+    """Split off the last `length_ns` of the moments in which something moves: the remainder, and what was split off."""
     moves = np.flatnonzero(moments.does == Does.MOVES)
     order = moves[np.argsort(moments.start[moves], kind="stable")[::-1]]
     lengths = (moments.end - moments.start)[order]

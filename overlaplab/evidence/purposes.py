@@ -1,7 +1,7 @@
 """What each collective is for: which bucket's gradients or unit's parameters it moves, and when these were ready.
 
-Read from the engine's labels, without them from torch's DistributedDataParallel and FSDP2. Where nothing tells, a
-collective has no purpose: what follows from times alone is all that is known of it.
+This comes from the engine's labels, or without them from the ranges of torch's DistributedDataParallel and FSDP2. Where
+neither exists, the purpose is unknown.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ GRADIENTS = (Role.BUCKET, Role.SCATTER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Purpose:
-    """Host ranges' times are absolute; `None` where the trace does not tell."""
+    """Why one host range launched its collective; times in absolute ns, None where unknown."""
 
     launch: Span
     role: Role
     what: str
     ready_ns: int | None = None
-    """When it could have been launched: by the device's time on a GPU."""
+    """When it could have been launched; on a GPU in device time."""
     backward_end_ns: int | None = None
-    """When that had been computed: by the device's time on a GPU."""
+    """When the backward pass had been computed; on a GPU in device time."""
     after_backward: bool = False
-    """Launched when the host was done with the pass."""
+    """Launched after the host was done with the pass."""
 
 
 @once_per_trace
 def purposes(trace: Trace) -> pd.DataFrame:
     """One row per row of `recorded`.
 
-    Columns: `role` (a `Role`'s value), `what` (`bucket 3`, `layers.4`; None where nothing tells), `ready_ns` and
+    Columns: `role` (a `Role`'s value), `what` (`bucket 3`, `layers.4`; None where unknown), `ready_ns` and
     `backward_end_ns` (int64, absolute, `UNKNOWN_NS` where unknown), `after_backward` (bool).
     """
     table = recorded(trace)
-    found = list(_told(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
-    place = _launched_inside(trace, table, [purpose.launch for purpose in found])
-    own = [found[at] if at >= 0 else None for at in place]
+    known = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
+    place = _launched_inside(trace, table, [purpose.launch for purpose in known])
+    own = [known[at] if at >= 0 else None for at in place]
     return pd.DataFrame(
         {
             "role": pd.Series([purpose.role.value if purpose else "" for purpose in own], dtype=object),
@@ -84,20 +84,20 @@ def _times(values: Sequence[int | None]) -> np.ndarray[tuple[int], np.dtype[np.i
 
 
 def _launched_inside(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> list[int]:
-    """For each collective the range that launched it, or -1. On a GPU another thread may have."""
-    any_lane = rule_of(trace) is Rule.GPU
+    """For each collective the range that launched it, or -1. On a GPU the launching thread may be another."""
+    any_thread = rule_of(trace) is Rule.GPU
     ranges = pd.DataFrame(
         {
             "start_ns": np.array([span.start_ns for span in spans], dtype=np.int64),
             "end_ns": np.array([span.end_ns for span in spans], dtype=np.int64),
-            "lane": np.array([0 if any_lane else span.lane for span in spans], dtype=np.int64),
+            "thread": np.array([0 if any_thread else span.thread for span in spans], dtype=np.int64),
         }
     )
-    lane = np.zeros(len(table), dtype=np.int64) if any_lane else table["lane"].to_numpy(np.int64)
-    return around(ranges, lane, table["launch_ns"].to_numpy(np.int64)).tolist()  # type: ignore[no-any-return]
+    thread = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
+    return around(ranges, thread, table["launch_ns"].to_numpy(np.int64)).tolist()  # type: ignore[no-any-return]
 
 
-def _told(trace: Trace) -> Iterator[_Purpose]:
+def _purposes(trace: Trace) -> Iterator[_Purpose]:
     labels = labels_of(trace)
     ran = executions(trace)
     if any(label.word.endswith("_launch") for label in labels):
@@ -105,7 +105,7 @@ def _told(trace: Trace) -> Iterator[_Purpose]:
     elif ranges := fsdp2_ranges_of(trace):
         yield from _with_readiness(trace, fsdp2_gathers(ranges, ran), ran)
         last = [label for label in ranges if label.word == "root_post_backward_callback"]
-        ends = [label.start_ns for label in last]  # in it, it sends the root's gradients, and waits
+        ends = [label.start_ns for label in last]  # the callback itself sends the root's gradients and waits
         for label in fsdp2_scatters(ranges, ran):
             number = int(np.searchsorted([label.end_ns for label in last], label.start_ns))
             yield _Purpose(
@@ -148,7 +148,7 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
 
 
 def _bucket_names(labels: Sequence[Label]) -> dict[str, str]:
-    """A bucket's name by its index; where each holds one parameter, as in `naive`, that one's."""
+    """A bucket's name by its index: the parameter's, if every bucket holds one, as in `naive`."""
     held = {label.fields["bucket"]: label_list(label.fields["parameters"]) for label in labels if _is_ready(label)}
     names = {label.fields["bucket"]: f"bucket {label.fields['bucket']}" for label in labels if "bucket" in label.fields}
     if len(held) > 1 and all(len(parameters) == 1 for parameters in held.values()):
@@ -161,7 +161,7 @@ def _is_ready(label: Label) -> bool:
 
 
 def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) -> Iterator[_Purpose]:
-    """A unit could be gathered from the step's start on, or from when it was freed before."""
+    """A unit can be gathered from the step's start on, or once it has been freed."""
     starts = [window.host_start_ns for window in step_windows(trace)]
     first = int(trace.events["ts_ns"].min()) if len(trace.events) else 0
     freed: dict[str, int] = {}

@@ -1,12 +1,11 @@
 """Every collective that a rank's trace holds, whether or not its launch was recorded.
 
-What is known of one depends on the recording: the engine's labels tell it; else the arguments of the kernel, or of the
-operator that launched it; else the kind follows from names, and the rest is unknown. Several kernels or copies that
-one label or one operator launched are one collective. Kernels of a CUDA graph share one correlation, that of the
-graph's launch: of those, nothing but the kernel itself is known.
+A collective's metadata come from the engine's labels; without them from the arguments of the kernel, or of the operator
+that launched it; without those only the kind is known, from names. All kernels or copies that one label or one operator
+launched are one collective. Kernels of a CUDA graph share the correlation of the graph's launch, so only the kernel
+itself is known.
 
-First comes the table's columns and how its rows are filled, then the three kinds of recording: a device's, the engine's
-emulated link on a host, plain gloo.
+There are three kinds of recordings: a device's, the engine's emulated link on a host, and plain gloo.
 """
 
 from __future__ import annotations
@@ -18,40 +17,40 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Kind, Trace, lanes, launchers, matching, of_kind, once_per_trace, rule_of
-from overlaplab.evidence.arguments import NUMBERS, TEXTS, Groups, around, first_known, operators, told_of
+from overlaplab.events import Trace, Work, counting_as, launchers, matching, once_per_trace, rule_of, thread_numbers
+from overlaplab.evidence.arguments import NUMBERS, TEXTS, Groups, arguments_of, around, first_known, operators
 from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
 __all__ = ["RECORDED_COLUMNS", "UNKNOWN_NS", "recorded", "recorded_of_events"]
 
 UNKNOWN_NS = int(np.iinfo(np.int64).min)
-"""A time that the trace does not tell."""
+"""An unknown time."""
 
 RECORDED_COLUMNS = {
-    **dict.fromkeys(("launch_ns", "launch_end_ns", "lane", "host_ns", "arrived_ns", "start_ns", "end_ns"), "int64"),
+    **dict.fromkeys(("launch_ns", "launch_end_ns", "thread", "host_ns", "arrived_ns", "start_ns", "end_ns"), "int64"),
     **dict.fromkeys((*TEXTS, "named"), "object"),
     **dict.fromkeys(NUMBERS, "int64"),
-    "told": "bool",
+    "kind_known": "bool",
 }
 """The columns of `recorded`.
 
-`launch_ns`, `launch_end_ns` and `lane`: the host's range that launched it; `host_ns`: when the host was there, which
-for a CUDA graph's kernels is all that is known; `start_ns`, `end_ns`: the communication itself; `arrived_ns`: from when
-the rank was there for it, which is its start, but on an emulated link when it was launched, or the link got free of the
-one before: its thread wakes up a little later. Absolute, `UNKNOWN_NS` where the trace does not tell. `kind` is what is
-told, else `named`: the kind by the kernel's name alone. `told` says which: NCCL's kernel of an all-to-all is called
-SendRecv, too.
+`launch_ns`, `launch_end_ns` and `thread`: the host range that launched it. `host_ns`: when it was launched, also
+for a CUDA graph's kernels. `start_ns`, `end_ns`: the communication itself. `arrived_ns`: when the rank arrived. That is
+the start, except on an emulated link: there it is the launch, or the end of the previous collective if that is later,
+since the link's thread wakes up a little later. Times are absolute, `UNKNOWN_NS` where unknown. `named`: the kind by
+the kernel's name alone. It is not certain: NCCL also calls the kernel of an all-to-all SendRecv. `kind`: the kind from
+labels or arguments (then `kind_known`), else `named`.
 """
 
 
 def recorded(trace: Trace) -> pd.DataFrame:
-    """The trace's collectives in order of start (launch, where it is not known that they ran): `RECORDED_COLUMNS`."""
+    """The trace's collectives in order of start, or of launch where the start is unknown: `RECORDED_COLUMNS`."""
     return _recorded(trace)[0]
 
 
 def recorded_of_events(trace: Trace) -> NDArray[np.int64]:
-    """For every event the row of `recorded` that it communicates for, -1 for none; read-only."""
+    """For every event its collective's row in `recorded`, -1 for none; read-only."""
     return _recorded(trace)[1]
 
 
@@ -60,14 +59,14 @@ def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
     labels = labels_of(trace)
     unit: NDArray[np.int64] | None = None
     rule = rule_of(trace)
-    # Around a launch on a GPU the engine's own ranges do not tell when it ran.
+    # On a GPU the engine's ranges show the launch, not the execution.
     if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
         found, unit = _on_device(trace, labels)
     elif any(label.word in ("launch", "comm") for label in labels):
         found = _on_link(trace, labels)
     else:
         found = _on_gloo(trace, labels)
-    if len(trace.groups) == 1:  # then it can be no other
+    if len(trace.groups) == 1:  # so it must be this one
         found["group"] = found["group"].where(found["group"] != "", trace.groups[0].name)
     for group in trace.groups:
         undescribed = (found["group"] == group.name) & (found["group_description"] == "")
@@ -75,7 +74,7 @@ def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
     began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
     order = np.argsort(began, kind="stable")
     found = found.iloc[order].reset_index(drop=True)
-    rows = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
+    rows = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
     of_event = np.full(len(trace.events), -1, dtype=np.int64)
     of_event[rows] = _by_time(found, trace.events.iloc[rows]) if unit is None else np.argsort(order)[unit]
     of_event.flags.writeable = False
@@ -83,7 +82,7 @@ def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
 
 
 def _by_time(found: pd.DataFrame, events: pd.DataFrame) -> NDArray[np.int64]:
-    """The row of `found` that has each event's times, else the last begun one that holds it, else -1."""
+    """For each event the row of `found` with the same times, else the last started one that contains it, else -1."""
     ran = np.flatnonzero(found["start_ns"] != UNKNOWN_NS)
     bounds = pd.MultiIndex.from_arrays([found["start_ns"].to_numpy()[ran], found["end_ns"].to_numpy()[ran]])
     starts = events["ts_ns"].to_numpy(np.int64)
@@ -97,17 +96,19 @@ def _by_time(found: pd.DataFrame, events: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDArray[np.int64]]:
-    """The collectives, and for each event that communicates the place of its own among them."""
+    """The collectives, and for each communication event the index of its collective."""
     events = trace.events
-    rows = np.flatnonzero(of_kind(trace, Kind.COMMUNICATION))
+    rows = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
     found = _device_events(trace, rows)
     calls, by_external_id = operators(trace)
     comms = _renumbered(_label_rows([label for label in labels if label.word == "comm"]), calls)
     launched = found["launch_ns"].to_numpy() != UNKNOWN_NS
     in_label = np.where(launched, _around_any(comms, found["host_ns"]), -1)
-    in_call = np.where(launched, around(calls, found["lane"].to_numpy(), found["host_ns"].to_numpy()), -1)
+    in_call = np.where(launched, around(calls, found["thread"].to_numpy(), found["host_ns"].to_numpy()), -1)
     linked = events["external_id"].to_numpy(np.int64)[rows]
-    linked = np.where(linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1)  # as old traces write it
+    linked = np.where(
+        linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1
+    )  # old traces repeat the correlation there
     by_id = by_external_id.reindex(linked, fill_value=-1).to_numpy(np.int64)
     graph = _of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
@@ -116,26 +117,26 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDA
     unit = np.where(in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls) + np.arange(len(found))))
     merged = _merged(found, unit)
     _fill_labelled(merged, comms, np.where(merged.index < 0, -1 - merged.index, -1))
-    merged["told"] |= merged.index < 0
+    merged["kind_known"] |= merged.index < 0
     place = merged.index.get_indexer(pd.Index(unit))
     return _stacked(merged, _not_run(comms, in_label)), place
 
 
 def _renumbered(comms: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
-    """The labels with the backend's numbers in those of its groups whose operators tell them.
+    """The labels, numbered as the backend does in groups whose operators have sequence numbers.
 
-    It counts what nobody labels, too: barriers, objects, what others send. So a label's own number would be another's.
+    The backend also counts unlabelled collectives, such as barriers, so its numbers differ from the labels' own.
     """
     inside = _around_any(comms, calls["start_ns"])
     numbered = (calls["sequence"] >= 0).to_numpy()
-    told = np.full(len(comms), -1, dtype=np.int64)
-    told[inside[numbered & (inside >= 0)]] = calls["sequence"].to_numpy()[numbered & (inside >= 0)]
+    sequence = np.full(len(comms), -1, dtype=np.int64)
+    sequence[inside[numbered & (inside >= 0)]] = calls["sequence"].to_numpy()[numbered & (inside >= 0)]
     counted = comms["group"].isin(calls.loc[numbered, "group"])
-    return comms.assign(sequence=np.where(counted, told, comms["sequence"]))
+    return comms.assign(sequence=np.where(counted, sequence, comms["sequence"]))
 
 
 def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:
-    """These device events, with the runtime call that launched each and what its own arguments tell."""
+    """These device events, with the runtime call that launched each and its own arguments."""
     device = trace.events.iloc[rows]
     found = _blank_rows(len(rows))
     found["start_ns"] = device["ts_ns"].to_numpy(np.int64)
@@ -144,9 +145,9 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:
     at = trace.events["ts_ns"].to_numpy(np.int64)[call]
     for name in ("launch_ns", "launch_end_ns", "host_ns"):
         found[name] = np.where(call >= 0, at, UNKNOWN_NS)
-    found["lane"] = np.where(call >= 0, lanes(trace.events.iloc[call]), -1)
+    found["thread"] = np.where(call >= 0, thread_numbers(trace.events.iloc[call]), -1)
     found["named"] = _kinds_by_name(device["name"])
-    _fill_told(found, trace, rows)
+    _fill_from_arguments(found, trace, rows)
     return found
 
 
@@ -159,7 +160,7 @@ def _of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_
 
 
 def _forget(found: pd.DataFrame, rows: NDArray[np.bool_]) -> None:
-    """Keep of these only when they ran, what their names tell, and when the host was there."""
+    """Keep only these rows' execution times, kinds by name and `host_ns`."""
     if not rows.any():
         return
     found.loc[rows, ["launch_ns", "launch_end_ns"]] = UNKNOWN_NS
@@ -179,16 +180,16 @@ def _merged(found: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
         table[name] = groups.reduced(np.maximum, found[name].to_numpy())
     table["arrived_ns"] = table["start_ns"]
     firsts = groups.first(np.ones(len(found), dtype=bool))
-    table["lane"], table["named"] = (found[name].to_numpy()[firsts] for name in ("lane", "named"))
-    table["told"] = table["kind"] != ""
-    table["kind"] = table["kind"].where(table["told"], table["named"])
+    table["thread"], table["named"] = (found[name].to_numpy()[firsts] for name in ("thread", "named"))
+    table["kind_known"] = table["kind"] != ""
+    table["kind"] = table["kind"].where(table["kind_known"], table["named"])
     return table[list(RECORDED_COLUMNS)]
 
 
 def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
-    """The emulated link: a call on the caller's thread, joined by its number with what the link's thread did.
+    """The emulated link: calls on the caller's thread, joined by number with the ranges of the link's thread.
 
-    The link's own gloo ranges run while it holds a collective, and are part of that; others are on their own.
+    Gloo ranges inside those belong to them; other gloo ranges are collectives of their own.
     """
     calls = _label_rows([label for label in labels if label.word == "launch"])
     comms = _label_rows([label for label in labels if label.word == "comm"])
@@ -199,14 +200,14 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     _fill_from_label(carried, comms, np.arange(len(comms)))
     carried[["start_ns", "end_ns"]] = comms[["start_ns", "end_ns"]].to_numpy()
     _fill_launch(carried, calls, call)
-    carried["arrived_ns"] = _arrivals(carried, comms["lane"])
+    carried["arrived_ns"] = _arrivals(carried, comms["thread"])
     alone = _gloo_ranges(trace)
     inside = _around_any(comms, alone["start_ns"]) >= 0
     return _stacked(carried, _not_run(calls, call), alone[~inside])
 
 
 def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:
-    """When each was launched, or the link got free of the one before, whichever is later, as engine/carrier.py does."""
+    """The later of each one's launch and the end of the previous one on the link, as the engine's carrier does it."""
     order = carried.sort_values("start_ns", kind="stable")
     before = order["end_ns"].groupby(thread).shift(fill_value=UNKNOWN_NS).reindex(carried.index)
     starts = carried["start_ns"]
@@ -215,7 +216,7 @@ def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:
 
 
 def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
-    """Plain gloo: c10d's operators, around them the engine's labels; gloo's own ranges in the order of the calls."""
+    """Plain gloo: c10d's operators inside the engine's labels, if any; gloo's own ranges follow in the same order."""
     rows = np.flatnonzero(matching(trace.events["name"], lambda text: text.startswith("c10d::")))
     labelled = _label_rows([label for label in labels if label.word == "collective"])
     ran = _gloo_ranges(trace)
@@ -223,11 +224,15 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
         events = trace.events.iloc[rows]
         starts = events["ts_ns"].to_numpy(np.int64)
         calls = pd.DataFrame(
-            {"start_ns": starts, "end_ns": starts + events["dur_ns"].to_numpy(np.int64), "lane": lanes(events)}
+            {
+                "start_ns": starts,
+                "end_ns": starts + events["dur_ns"].to_numpy(np.int64),
+                "thread": thread_numbers(events),
+            }
         )
-        in_label = around(labelled, calls["lane"].to_numpy(), starts)
+        in_label = around(labelled, calls["thread"].to_numpy(), starts)
     else:
-        calls, in_label = labelled[["start_ns", "end_ns", "lane"]], np.arange(len(labelled))
+        calls, in_label = labelled[["start_ns", "end_ns", "thread"]], np.arange(len(labelled))
     order = np.argsort(calls["start_ns"].to_numpy(), kind="stable")
     calls, in_label, rows = (
         calls.iloc[order].reset_index(drop=True),
@@ -238,7 +243,7 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     _fill_launch(found, calls, np.arange(len(calls)))
     _fill_from_label(found, labelled, in_label)
     if len(rows):
-        _fill_told(found, trace, rows)
+        _fill_from_arguments(found, trace, rows)
         named = _kinds_by_name(trace.events["name"].iloc[rows])
         found["named"] = named
         found["kind"] = found["kind"].where(found["kind"] != "", named)
@@ -253,35 +258,37 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
 
 
 def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
-    """How many of gloo's ranges were launched before the recording began: it starts them in the order of the calls.
+    """How many of gloo's ranges were launched before the recording began; gloo starts them in the order of the calls.
 
-    A recording may begin after a call whose collective it holds, and end before the collective of a call. So the
-    first few that ran are left out, as few as let none start before its call, and the last calls may have none.
+    The first ranges may lack their call, and the last calls their range. So as few ranges as possible are skipped from
+    the start such that none starts before its call.
     """
     for skipped in range(max(len(ran) - len(called), 0), len(ran) + 1):
-        rest = ran[skipped:]
-        if (rest[:, 0] >= called[: len(rest)]).all():
+        kept = ran[skipped:]
+        if (kept[:, 0] >= called[: len(kept)]).all():
             return skipped
-    raise AssertionError("an empty rest always fits")
+    raise AssertionError("skipping all always fits")
 
 
 def _gloo_ranges(trace: Trace) -> pd.DataFrame:
-    """Gloo's own ranges, as collectives whose launch is not known, in order of start."""
+    """Gloo's own ranges, as collectives of unknown launch, in order of start."""
     rows = np.flatnonzero(matching(trace.events["name"], lambda text: text.startswith("gloo:")))
     events = trace.events.iloc[rows]
     found = _blank_rows(len(rows))
     found["start_ns"] = events["ts_ns"].to_numpy(np.int64)
     found["end_ns"] = found["start_ns"] + events["dur_ns"].to_numpy(np.int64)
     found["arrived_ns"] = found["start_ns"]
-    _fill_told(found, trace, rows)
+    _fill_from_arguments(found, trace, rows)
     found["named"] = _kinds_by_name(events["name"])
     found["kind"] = found["kind"].where(found["kind"] != "", found["named"])
     return found
 
 
 def _blank_rows(rows: int) -> pd.DataFrame:
-    """So many rows of which nothing is known."""
-    unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True} | dict.fromkeys((*NUMBERS, "lane"), -1)
+    """Rows in which every field is unknown."""
+    unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True} | dict.fromkeys(
+        (*NUMBERS, "thread"), -1
+    )
     return pd.DataFrame(
         {
             name: pd.Series(np.full(rows, unknown.get(name, unknown[dtype]), dtype=dtype), dtype=dtype)
@@ -292,7 +299,7 @@ def _blank_rows(rows: int) -> pd.DataFrame:
 
 
 def _stacked(*tables: pd.DataFrame) -> pd.DataFrame:
-    """All their rows."""
+    """All rows of the tables."""
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
@@ -304,26 +311,26 @@ def _fill(found: pd.DataFrame, source: pd.DataFrame, place: NDArray[np.int64]) -
         found[name] = np.where((own == "") if name in TEXTS else (own < 0), values, own)
 
 
-def _fill_told(found: pd.DataFrame, trace: Trace, rows: NDArray[np.int64]) -> None:
-    """Take what the arguments of these events themselves tell, where it is unknown."""
-    told = told_of(trace)
-    _fill(found, told, told.index.get_indexer(pd.Index(rows)))
+def _fill_from_arguments(found: pd.DataFrame, trace: Trace, rows: NDArray[np.int64]) -> None:
+    """Fill unknown fields from these events' own arguments."""
+    metadata = arguments_of(trace)
+    _fill(found, metadata, metadata.index.get_indexer(pd.Index(rows)))
 
 
 def _kinds_by_name(names: pd.Series) -> NDArray[np.object_]:
-    """What collective each of these names tells of, empty where it tells none."""
+    """The kind of collective by each of these names, empty if it is none."""
     texts = names.cat.categories if isinstance(names.dtype, pd.CategoricalDtype) else names.unique()
     kinds = {text: collective_kind(str(text)) or "" for text in texts}
     return np.array([kinds[name] for name in names], dtype=object)
 
 
 def _label_rows(labels: Sequence[Label]) -> pd.DataFrame:
-    """Labels as rows, by lane and start, with what they tell."""
+    """Labels as rows, by thread and start."""
     rows = [
         {
             "start_ns": label.start_ns,
             "end_ns": label.end_ns,
-            "lane": label.lane,
+            "thread": label.thread,
             "kind": label.fields.get("kind", ""),
             "dtype": label.fields.get("dtype", ""),
             "group": label.fields.get("group", ""),
@@ -332,35 +339,35 @@ def _label_rows(labels: Sequence[Label]) -> pd.DataFrame:
         }
         for label in labels
     ]
-    columns = ["start_ns", "end_ns", "lane", "kind", "dtype", "group", "bytes", "sequence"]
+    columns = ["start_ns", "end_ns", "thread", "kind", "dtype", "group", "bytes", "sequence"]
     texts = dict.fromkeys(("kind", "dtype", "group"), "object")
     table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(set(columns) - texts.keys(), "int64") | texts)
-    return table.sort_values(["lane", "start_ns"], ignore_index=True, kind="stable")
+    return table.sort_values(["thread", "start_ns"], ignore_index=True, kind="stable")
 
 
 def _around_any(table: pd.DataFrame, at_ns: pd.Series) -> NDArray[np.int64]:
-    """`around`, whichever thread the ranges are on."""
-    return around(table.assign(lane=0), np.zeros(len(at_ns), np.int64), at_ns.to_numpy(np.int64))
+    """`around`, with ranges on any thread."""
+    return around(table.assign(thread=0), np.zeros(len(at_ns), np.int64), at_ns.to_numpy(np.int64))
 
 
 def _not_run(labelled: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
-    """The labels at none of these places: nothing tells when theirs ran, or that it did."""
-    rest = labelled[~np.isin(np.arange(len(labelled)), place)].reset_index(drop=True)
-    if rest.empty:
-        return rest
-    found = _blank_rows(len(rest))
-    _fill_labelled(found, rest, np.arange(len(rest)))
+    """The labels at none of these indices, as collectives whose execution is unknown."""
+    others = labelled[~np.isin(np.arange(len(labelled)), place)].reset_index(drop=True)
+    if others.empty:
+        return others
+    found = _blank_rows(len(others))
+    _fill_labelled(found, others, np.arange(len(others)))
     return found
 
 
 def _fill_labelled(found: pd.DataFrame, labelled: pd.DataFrame, place: NDArray[np.int64]) -> None:
-    """Take from the label at `place` (-1: none) what it tells, and its range as the launch."""
+    """Fill from the label at `place` (-1: none), and take its range as the launch."""
     _fill_from_label(found, labelled, place)
     _fill_launch(found, labelled, place)
 
 
 def _fill_from_label(found: pd.DataFrame, labelled: pd.DataFrame, place: NDArray[np.int64]) -> None:
-    """Take from the label at `place` (-1: none) what it tells."""
+    """Overwrite with the known fields of the label at `place` (-1: none)."""
     for name in ("kind", "dtype", "group", "bytes", "sequence"):
         values = np.append(labelled[name].to_numpy(), "" if name in TEXTS else -1)[place]
         known = values != "" if name in TEXTS else values >= 0
@@ -372,4 +379,4 @@ def _fill_launch(found: pd.DataFrame, calls: pd.DataFrame, place: NDArray[np.int
     has = place >= 0
     for name, source in (("launch_ns", "start_ns"), ("launch_end_ns", "end_ns"), ("host_ns", "start_ns")):
         found[name] = np.where(has, np.append(calls[source].to_numpy(), UNKNOWN_NS)[place], found[name].to_numpy())
-    found["lane"] = np.where(has, np.append(calls["lane"].to_numpy(), -1)[place], found["lane"].to_numpy())
+    found["thread"] = np.where(has, np.append(calls["thread"].to_numpy(), -1)[place], found["thread"].to_numpy())

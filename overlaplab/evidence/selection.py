@@ -1,4 +1,4 @@
-"""Which ranks and steps a figure is about."""
+"""The ranks and steps that a selection picks from a run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["launched_in", "selected_traces", "selected_windows"]
 Launched = TypeVar("Launched", bound=Span)
 
 
-def launched_in(found: Sequence[Launched], step: Window) -> Sequence[Launched]:
-    """Those of some ranges, in order of start, that began while the host was in the step."""
-    first = bisect_left(found, step.host_start_ns, key=lambda span: span.start_ns)
-    return found[first : bisect_left(found, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
+def launched_in(spans: Sequence[Launched], step: Window) -> Sequence[Launched]:
+    """The ranges that began while the host was in the step; they must be in order of start."""
+    first = bisect_left(spans, step.host_start_ns, key=lambda span: span.start_ns)
+    return spans[first : bisect_left(spans, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
 
 
 def selected_traces(run: Run, selection: Selection) -> list[Trace]:
-    """The run's traces of the selected ranks; raises `OverlaplabError` for a rank that it does not hold."""
+    """The run's traces of the selected ranks; raises `OverlaplabError` for a rank that is not in the run."""
     if (ranks := selection.ranks) is None:
         return list(run.traces)
     present = {trace.rank for trace in run.traces}
@@ -34,10 +34,10 @@ def selected_traces(run: Run, selection: Selection) -> list[Trace]:
 
 
 def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
-    """The trace's windows of the selected steps; raises `OverlaplabError` for a step that it does not hold."""
+    """The trace's windows of the selected steps; raises `OverlaplabError` for a step that is not in the trace."""
     every = step_windows(trace)
-    found = every[selection.skip_steps :]
-    if every and not found:
+    kept = every[selection.skip_steps :]
+    if every and not kept:
         raise OverlaplabError(
             f"no step is left after skipping {selection.skip_steps}",
             path=trace.path,
@@ -45,14 +45,14 @@ def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
             remedy=f"It holds {len(every)}.",
         )
     if (steps := selection.steps) is None:
-        return list(found)
-    present = {window.step for window in found}
+        return list(kept)
+    present = {window.step for window in kept}
     for step in steps:
         if step not in present:
             raise OverlaplabError(
                 f"no step {step}", path=trace.path, rank=trace.rank, remedy=f"It holds {_listed(present)}."
             )
-    return [window for window in found if window.step in set(steps)]
+    return [window for window in kept if window.step in set(steps)]
 
 
 def _listed(numbers: Collection[int | None]) -> str:

@@ -1,6 +1,6 @@
-"""Wait and transfer: a collective's time before its last rank arrived, and after it (docs/design.md).
+"""Wait and transfer: a collective's time before and after its last rank arrived (docs/design.md).
 
-Both are known only where every member's trace is here, and for kinds in which every rank needs every other's data.
+Both are known only if every member's trace is present, and for collectives in which every rank needs all others' data.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["Exposed", "arrivals", "exposed_parts", "numbered"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
-    """A rank's exposed communication by what it was, as disjoint sets of intervals in absolute ns of its own clock."""
+    """A rank's exposed communication, split into disjoint sets of intervals in absolute ns of its own clock."""
 
     wait: Intervals
     transfer: Intervals
     unknown: Intervals
-    """Neither can be told."""
+    """Wait and transfer cannot be distinguished."""
 
 
 @once_per_run
 def arrivals(run: Run) -> pd.DataFrame:
-    """`matched`'s rows with what is known of each, all ranks' times by the first one's clock.
+    """`matched`'s rows joined with `recorded`'s, all times by the first rank's clock.
 
     Columns: those of `matched`; `rank` (Int64); `launch_ns`, `host_ns`, `arrived_ns`, `start_ns`, `end_ns` (absolute
-    int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (of the collective, empty where no
-    rank tells), `bytes` (the largest rank's, -1 where none tells); `last_ns` (when its last rank arrived) and `wait_ns`
-    (this rank's, both `UNKNOWN_NS` where wait cannot be told).
+    int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (from any of the collective's
+    ranks, else empty), `bytes` (the largest rank's, -1 where unknown); `last_ns` (when its last rank arrived) and
+    `wait_ns` (this rank's; both `UNKNOWN_NS` where wait is unknown).
     """
     own = matched(run)
     offsets = corrections(run)
@@ -60,9 +60,9 @@ def arrivals(run: Run) -> pd.DataFrame:
 
 
 def _agree(found: pd.DataFrame) -> None:
-    """Give each collective's rows what any of its ranks tells."""
-    told = found["kind"].where(found["told"], "")
-    for name, values in (*((name, found[name]) for name in TEXTS if name != "kind"), ("kind", told)):
+    """Give all rows of a collective what is known from any of its ranks."""
+    kind = found["kind"].where(found["kind_known"], "")
+    for name, values in (*((name, found[name]) for name in TEXTS if name != "kind"), ("kind", kind)):
         known = values.where(values != "", None)
         agreed = known.groupby(found["match"]).transform("first")
         found[name] = agreed.where(agreed.notna(), found[name]).astype(object)
@@ -71,14 +71,14 @@ def _agree(found: pd.DataFrame) -> None:
 
 @once_per_run
 def exposed_parts(run: Run) -> tuple[Exposed, ...]:
-    """Each trace's exposed communication, each moment counted once, by its own clock.
+    """Each trace's exposed communication by its own clock; each moment counts once.
 
-    Where a rank is in several collectives at a moment: transfer, if one of them is known to transfer then; else
-    unknown, if nothing is known of one; else wait. So wait is only the time in which nothing moved.
+    At a moment in several collectives: transfer if any is known to transfer; else unknown if any is unknown; else wait.
+    So wait is only time in which nothing moved.
     """
     exposures = [subtract(busy.communication, busy.compute) for busy in map(activity, run.traces)]
     phantoms = run.manifest is not None and bool(run.manifest.phantom_ranks)
-    if len(exposures) == 1 and (run.traces[0].world_size or 1) > 1 and not phantoms:  # it tells nothing of the others
+    if len(exposures) == 1 and (run.traces[0].world_size or 1) > 1 and not phantoms:  # the other ranks are unknown
         return (Exposed(wait=EMPTY, transfer=EMPTY, unknown=exposures[0]),)
     found = arrivals(run)
     offsets = corrections(run)
@@ -91,17 +91,21 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
         arrived = starts[known] + waits[known]
         transfer = intersect(exposed, union(arrived, ends[known]))
         waiting = subtract(union(starts[known], arrived), union(starts[~known], ends[~known]))
-        rest = subtract(exposed, transfer)
-        wait = intersect(rest, waiting)
-        parts.append(Exposed(wait=wait, transfer=transfer, unknown=subtract(rest, wait) if total(rest) else EMPTY))
+        not_transfer = subtract(exposed, transfer)
+        wait = intersect(not_transfer, waiting)
+        parts.append(
+            Exposed(
+                wait=wait, transfer=transfer, unknown=subtract(not_transfer, wait) if total(not_transfer) else EMPTY
+            )
+        )
     return tuple(parts)
 
 
 @once_per_run
 def numbered(run: Run) -> pd.DataFrame:
-    """`arrivals`' rows in order of the collective's first start, with `index`, the number that `collectives` gives it.
+    """`arrivals`' rows in order of the collective's first start, with `index`, its number in `collectives`.
 
-    `trace` and `row` tell where each comes from: the place in `run.traces`, the row of `recorded`.
+    `trace` and `row` say where each comes from: the index in `run.traces`, the row of `recorded`.
     """
     found = arrivals(run)
     began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])

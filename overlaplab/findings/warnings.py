@@ -6,7 +6,7 @@ from collections import Counter
 
 import pandas as pd
 
-from overlaplab.events import Kind, Run, Trace, activity, of_kind, rule_of, window_warnings
+from overlaplab.events import Run, Trace, Work, activity, counting_as, rule_of, window_warnings
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS
 from overlaplab.vocabulary import Rule
@@ -82,7 +82,7 @@ def _clock_warnings(run: Run) -> tuple[str, ...]:
 
 def _longest_kernels(trace: Trace) -> str:
     """The names that took most time, for a reader to see what was missed."""
-    counted = trace.events[~of_kind(trace, Kind.NOTHING)]
+    counted = trace.events[~counting_as(trace, Work.NOTHING)]
     longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(MOST_KERNELS)
     names = [str(name) if len(str(name)) <= _NAME else f"{str(name)[: _NAME - 1]}…" for name in longest.index]
     return "most time is in " + ", ".join(names) if names else "nothing that counts was recorded"

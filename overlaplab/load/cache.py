@@ -1,8 +1,8 @@
-"""Tables of traces that were read before, so that a second look at a run takes a fraction of the first.
+"""A cache of tables from traces, so that opening a run again takes a fraction of the time.
 
-An entry is one file, `<key>.trace`, named after what it was made from: the trace's path, size and modification time,
-and the loader that read it. It is written beside and renamed, so that readers, in any number of processes, see a whole
-one or none; one that is damaged all the same counts as absent. Nothing that goes wrong here fails a load.
+An entry is one file, `<key>.trace`. The key is derived from the trace's path, size and modification time, and from the
+loader's code. Entries are written to a temporary file and renamed, so that other processes see a whole entry or none. A
+damaged entry counts as absent. No error here ever fails a load.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def _digest() -> str:
 
 
 LOADER = _digest()
-"""The format's version: a digest of the code that reads traces, so that no change of it serves old tables.
+"""The format's version: a digest of the code that reads traces, so that a change of it invalidates all entries.
 
-Taken at import: a process that runs on while overlaplab is replaced must not pass for the new one.
+Taken at import, so that a process still running old code after an upgrade does not count as the new version.
 """
 LIMIT_BYTES = 5_000_000_000
-"""What the cache may grow to, unless OVERLAPLAB_CACHE_BYTES says otherwise; least recently used entries go first."""
+"""The cache's size limit unless OVERLAPLAB_CACHE_BYTES is set; least recently used entries are evicted first."""
 SMALLEST_BYTES = 1 << 14
-"""Smaller files are read faster than they are looked up."""
+"""Smaller files are not worth caching."""
 _ABANDONED_S = 3600
-"""After this long a temporary file belongs to a process that was killed."""
+"""Older temporary files are left over from killed processes."""
 
 
 def is_off() -> bool:
-    """Whether the environment says OVERLAPLAB_NO_CACHE."""
+    """Whether OVERLAPLAB_NO_CACHE is set in the environment."""
     return os.environ.get("OVERLAPLAB_NO_CACHE", "").strip().lower() not in ("", "0", "false", "no")
 
 
@@ -56,24 +56,24 @@ class Cache:
         self._folder = folder()
 
     def keeps(self, source: Located) -> bool:
-        """Whether the file is worth keeping, and tells when it changes."""
+        """Whether the file is large enough, and its changes can be detected."""
         return source.version is not None and source.size >= SMALLEST_BYTES
 
     def get(self, source: Located) -> TraceFile | None:
-        """What the file holds; None where that is not known, or not certain any more."""
+        """The file's content; None if it is not cached, or may have changed."""
         entry = self._entry(source)
         if entry is None:
             return None
         try:
-            found = unpack(entry.read_bytes())
-        except Exception:  # absent, not ours to read, cut short, of another kind: then the trace itself is read
+            content = unpack(entry.read_bytes())
+        except Exception:  # absent, unreadable or damaged: read the trace instead
             return None
         with contextlib.suppress(OSError):
             os.utime(entry)  # the time of last use
-        return found
+        return content
 
     def put(self, source: Located, packed: bytes) -> None:
-        """Keep what `packed.pack` made of the file, if there is room for it."""
+        """Keep the output of `packed.pack` for the file, if there is room."""
         entry = self._entry(source)
         if entry is None or len(packed) > _limit():
             return
@@ -97,11 +97,11 @@ class Cache:
         return self._folder / f"{hashlib.sha256(made_from.encode(errors='surrogateescape')).hexdigest()}.trace"
 
     def _evict(self, newest: Path) -> None:
-        """Delete what was used longest ago until the limit holds."""
+        """Delete the least recently used entries until the limit holds."""
         kept: list[tuple[float, int, str]] = []
         with os.scandir(self._folder) as files:
             for file in files:
-                with contextlib.suppress(OSError):  # another process deletes, too
+                with contextlib.suppress(OSError):  # another process may be deleting as well
                     status = file.stat()
                     if file.name.endswith(".part") and status.st_mtime < time.time() - _ABANDONED_S:
                         os.unlink(file.path)
@@ -119,8 +119,8 @@ class Cache:
 
 def folder() -> Path:
     """Where entries are kept."""
-    if told := os.environ.get("OVERLAPLAB_CACHE_DIR"):
-        return Path(told)
+    if configured := os.environ.get("OVERLAPLAB_CACHE_DIR"):
+        return Path(configured)
     from platformdirs import user_cache_path
 
     return user_cache_path("overlaplab", appauthor=False)

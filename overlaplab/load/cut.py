@@ -1,4 +1,4 @@
-"""The part of a run that some of its steps need, as a run of its own."""
+"""Cut some steps out of a run, with everything that their figures need, as a run of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import NEXT_STEP, Kind, Run, Trace, Window, classify, launchers, matching, step_windows
+from overlaplab.events import NEXT_STEP, Run, Trace, Window, Work, classify, launchers, matching, step_windows
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.load.file.decode import Event
 from overlaplab.load.file.times import counts_ns, nanoseconds
@@ -47,7 +47,7 @@ class _Wanted:
     ends: Integers
     steps: frozenset[int]
     following: frozenset[int]
-    """The steps that only mark where the last one ends."""
+    """Steps that are kept only to mark the end of the last one."""
 
 
 def slice_run(
@@ -55,10 +55,10 @@ def slice_run(
 ) -> list[int]:
     """Copy the steps from `first` up to, not including, `last` (None: all on that side) to the new folder `out`.
 
-    It holds a gzipped trace per file of the run: the metadata, and as they are written the events that figures of
-    these steps follow from; and run.json with a note under `sliced`. Returns the steps' numbers.
+    It contains one gzipped trace per file of the run, with the metadata and the unchanged events that these steps'
+    figures depend on, and run.json with a note under `sliced`. Returns the steps' numbers.
 
-    Raises `OverlaplabError` where `out` exists, or a rank does not have all these steps.
+    Raises `OverlaplabError` if `out` exists, or a rank lacks one of these steps.
     """
     if out.exists() or out.is_symlink():
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
@@ -118,7 +118,7 @@ def _wanted(traces: Sequence[Trace], steps: Sequence[int], spans: Sequence[tuple
     starts, ends, following = [], [], set()
     for trace in traces:
         own = _span(trace, steps)
-        met = [span for span in spans if span[0] <= own[1] and span[1] >= own[0]]  # else clocks are far apart
+        met = [span for span in spans if span[0] <= own[1] and span[1] >= own[0]]  # others' clocks are far apart
         rows = rows_of_steps(trace, steps, (min(start for start, _ in met), max(end for _, end in met)))
         starts.append(trace.events["ts_ns"].to_numpy()[rows])
         ends.append(starts[-1] + trace.events["dur_ns"].to_numpy()[rows])
@@ -146,14 +146,18 @@ def _following(trace: Trace, steps: Sequence[int]) -> Window | None:
 
 
 def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -> Mask:
-    """Which rows of the trace's events the figures of these steps follow from.
+    """Which rows of the trace's events the figures of these steps depend on.
 
-    `within` is from when to when the ranks were in these steps, in absolute ns: a collective may have begun, or end,
-    on a rank that was not. Rows are: what ran on the device then, and what called it; what the host did meanwhile,
-    back to the first such call, and what that launched; both also for as long as communication among these lasts; on
-    each stream what was last to end of all that came before, for that is when the rank was ready; what begins the
-    step that follows; the collectives of the steps on both sides, for what reaches into a step is matched across
-    ranks; and the other half of every label that is joined by a number.
+    `within` is the time, in absolute ns, in which any rank was in these steps, since a collective may begin or end on a
+    rank outside of them. The rows are:
+
+    - device events in that time, and the calls that launched them
+    - host events in that time, back to the first such call, and what they launched
+    - both also for as long as communication among these lasts
+    - on each stream the last event to end before, since the rank was ready then
+    - the start of the following step
+    - the collectives of the adjacent steps, since they are matched across ranks
+    - the counterparts of all labels that are joined by a number
     """
     events, calls = trace.events, launchers(trace)
     windows = [window for window in step_windows(trace) if window.step in steps]
@@ -167,10 +171,10 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
     for _ in range(2):
         rows = device & (starts <= span[1]) & (ends >= span[0])
         host = min(host[0], int(called[rows].min(initial=_NEVER))), host[1]
-        hosts = host if device.any() else span  # without devices the two are the same, but for what lasts longer
+        hosts = host if device.any() else span  # without devices, `span` also covers longer communication
         rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
         rows = rows | (device & (called >= host[0]) & (called < host[1]))
-        communicates = rows & (classify(trace) == Kind.COMMUNICATION)
+        communicates = rows & (classify(trace) == Work.COMMUNICATION)
         span = (
             int(starts[communicates].min(initial=span[0])),
             int(ends[communicates].max(initial=span[1])),
@@ -178,7 +182,7 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
     rows = rows | _neighbours(trace, steps)
     rows[_last_ends(events["stream"].to_numpy(), ends, device & (called < host[0]))] = True
     after = _following(trace, steps)
-    if after is None:  # the trace may be a part itself, and tell where its last step ends
+    if after is None:  # the trace may be a slice itself, which marks the end of its last step
         rows = rows | matching(events["name"], lambda text: text.startswith(NEXT_STEP))
     else:
         rows = rows | (events["name"] == f"ProfilerStep#{after.step}").to_numpy()
@@ -188,21 +192,21 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
 
 
 def _neighbours(trace: Trace, steps: Sequence[int]) -> Mask:
-    """What tells of collectives, from the step before these to the one after."""
+    """Events of collectives, from the step before these to the one after."""
     windows = step_windows(trace)
     chosen = [place for place, window in enumerate(windows) if window.step in steps]
     before, after = windows[max(0, min(chosen) - 1)], windows[min(len(windows) - 1, max(chosen) + 1)]
     starts = trace.events["ts_ns"].to_numpy()
     near = (starts >= min(before.start_ns, before.host_start_ns)) & (starts <= max(after.end_ns, after.host_end_ns))
-    told = np.zeros(len(starts), dtype=bool)
-    told[trace.collectives["event"].to_numpy()] = True
+    described = np.zeros(len(starts), dtype=bool)
+    described[trace.collectives["event"].to_numpy()] = True
     named = matching(trace.events["name"], lambda text: text.startswith(_OF_COLLECTIVES))
-    found: Mask = near & (told | named | (classify(trace) == Kind.COMMUNICATION))
+    found: Mask = near & (described | named | (classify(trace) == Work.COMMUNICATION))
     return found
 
 
 def _last_ends(streams: NDArray[np.integer], ends: Integers, among: Mask) -> Integers:
-    """Of each stream the row that ends last among these."""
+    """For each stream the one of these rows that ends last."""
     rows = np.flatnonzero(among)
     rows = rows[np.lexsort((ends[rows], streams[rows]))]
     last = np.append(streams[rows][1:] != streams[rows][:-1], True) if len(rows) else np.empty(0, dtype=bool)
@@ -211,7 +215,7 @@ def _last_ends(streams: NDArray[np.integer], ends: Integers, among: Mask) -> Int
 
 
 def _joined(trace: Trace, rows: Mask) -> Mask:
-    """Labels that have a number in common with one of these rows."""
+    """Labels that share a number with one of these rows."""
     names = trace.events["name"].cat
     codes = names.codes.to_numpy()
     numbers = {code: match[1] for code, text in enumerate(names.categories) if (match := _SEQUENCE.match(str(text)))}
@@ -239,7 +243,7 @@ def _copy(raw: RawEvents, wanted: _Wanted, target: BinaryIO | gzip.GzipFile, pat
 
 
 def _kept(events: Sequence[Event], times: Integers, wanted: _Wanted) -> Mask:
-    """Metadata; what starts, or as the end of an event ends, when a chosen event does; counters in between."""
+    """Metadata, events that start or end when a chosen event does, and counters in between."""
     phases = np.array([event.ph or "" for event in events])
     during = (times >= wanted.starts[0]) & (times <= wanted.ends[-1]) if len(wanted.starts) else False
     kept: Mask = (
@@ -260,7 +264,7 @@ def _among(values: Integers, ordered: Integers) -> Mask:
 
 
 def _text(raw: bytes, event: Event, wanted: _Wanted) -> bytes | None:
-    """The event as written; a step that is not wanted only where it ends another one, under another name."""
+    """The event's text, or None. The step after the last one is kept under another name, as it marks the end."""
     match = _STEP.fullmatch(event.name or "")
     if match is None or int(match[1]) in wanted.steps:
         return raw

@@ -1,9 +1,9 @@
 """One file with several ranks: merged from several processes' traces, or of one process that drives several GPUs.
 
-The ranks are what the events' arguments tell, else the devices. What the host did belongs to the rank whose device it
-drove: each device's launches have their numbers (correlation) in one process. Numbers of different processes coincide,
-so the process is the one whose launches come before what they launched. A process that drives several devices belongs
-to each of their ranks.
+Ranks come from the events' arguments, else from the devices. A host process belongs to the rank whose device it drives.
+Its launches and the device's events share correlation numbers. Different processes may use the same numbers, so the
+right process is the one whose launches precede what they launched. A process that drives several devices belongs to all
+of their ranks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 __all__ = ["rank_masks"]
 
 _EARLY = 0.02
-"""A process whose launches come after what they launched more often than this did not launch it."""
+"""If a larger share of launches come after what they would have launched, the process is not the launching one."""
 
 
 def rank_masks(content: TraceFile, *, named: bool = False) -> dict[int, NDArray[np.bool_]]:
-    """Which events each rank has, in order of rank; empty where the file is one rank's.
+    """Which events belong to each rank, in order of rank; empty if the file is of one rank.
 
-    `named` says that the file's name is a rank's.
+    `named`: the file's name contains a rank.
     """
-    owners = _told(content)
+    owners = _ranks_in_arguments(content)
     if len(_known(owners)) < 2:
         owners = _devices(content, named)
     if len(_known(owners)) < 2:
@@ -45,24 +45,24 @@ def _known(owners: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(owners[owners >= 0])
 
 
-def _told(content: TraceFile) -> NDArray[np.int64]:
-    told = content.event_ranks
-    return np.full(len(content.events), -1) if told is None else np.asarray(told, dtype=np.int64)
+def _ranks_in_arguments(content: TraceFile) -> NDArray[np.int64]:
+    ranks = content.event_ranks
+    return np.full(len(content.events), -1) if ranks is None else np.asarray(ranks, dtype=np.int64)
 
 
 def _devices(content: TraceFile, named: bool) -> NDArray[np.int64]:
-    """The device of every device event; -1 everywhere where they are not ranks.
+    """The device of every device event; all -1 if devices are not ranks.
 
-    A process that tells its rank in a job of several is one rank, whatever devices it uses.
+    A process with a known rank in a job of several is one rank, whatever devices it uses.
     """
     events = content.events
     on_device = ((events["stream"] >= 0) & (events["device"] >= 0)).to_numpy()
     owners = np.where(on_device, events["device"].to_numpy().astype(np.int64), -1)
     kernels = events["category"].isin(DEVICE_KERNEL_CATEGORIES).to_numpy()
-    computing = _known(np.where(kernels, owners, -1))  # a copy on another device makes it no rank
+    computing = _known(np.where(kernels, owners, -1))  # copies alone do not make a device a rank
     hosts = runtime_calls(events)["pid"].nunique()
-    told = named or (content.rank is not None and (content.world_size or 1) > 1)
-    one_rank = told and hosts < 2
+    rank_known = named or (content.rank is not None and (content.world_size or 1) > 1)
+    one_rank = rank_known and hosts < 2
     return np.where(np.isin(owners, computing) & (not one_rank), owners, -1)
 
 

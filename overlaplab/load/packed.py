@@ -1,8 +1,8 @@
-"""A `TraceFile` as bytes and back: what the cache keeps, and what a worker process hands over.
+"""A `TraceFile` as bytes and back, for the cache and for worker processes.
 
-A zip archive (its checksums tell a damaged one) of a Parquet table for each table or array, and one JSON document for
-the rest. A dictionary-encoded column is stored as its numbers, and its dictionary in the JSON, because Parquet would
-give a dictionary back in the order of first use.
+It is a zip archive, whose checksums reveal damage. Each table or array is a Parquet table, and the other fields are one
+JSON document. A categorical column is stored as its codes, with its categories in the JSON, because Parquet would
+return the categories in order of first use.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from overlaplab.load.file import TraceFile
 
 __all__ = ["pack", "unpack"]
 
-_REST = "rest.json"
+_FIELDS = "rest.json"
 _ARRAY = "values"
 ROWS = 1 << 18
-"""Encoded at a time: what the writer holds grows with it."""
+"""Rows encoded at a time; the writer's memory grows with it."""
 
 
 def pack(content: TraceFile) -> bytes:
-    """All that a file holds, in about a tenth of the space of the table."""
-    rest: dict[str, Any] = {}
+    """The content as bytes, about a tenth of the table's size."""
+    plain: dict[str, Any] = {}
     columns: dict[str, dict[str, Any]] = {}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -42,10 +42,10 @@ def pack(content: TraceFile) -> bytes:
             elif isinstance(value, pd.DataFrame):
                 columns[field.name] = {str(name): _dictionary(value[name]) for name in value}
             else:
-                rest[field.name] = msgspec.to_builtins(value)
+                plain[field.name] = msgspec.to_builtins(value)
                 continue
             archive.writestr(field.name, _parquet(value))
-        archive.writestr(_REST, json.dumps({"fields": rest, "columns": columns}))
+        archive.writestr(_FIELDS, json.dumps({"fields": plain, "columns": columns}))
     return packed.getvalue()
 
 
@@ -53,12 +53,12 @@ def unpack(packed: bytes) -> TraceFile:
     """What `pack` was given, equal in every column, dtype and order of a dictionary; raises if anything is damaged."""
     types = typing.get_type_hints(TraceFile)
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        told = json.loads(archive.read(_REST))
+        document = json.loads(archive.read(_FIELDS))
         content: dict[str, Any] = {
             name: None if value is None else msgspec.convert(value, types[name])
-            for name, value in told["fields"].items()
+            for name, value in document["fields"].items()
         }
-        for name, dictionaries in told["columns"].items():
+        for name, dictionaries in document["columns"].items():
             content[name] = _restored(archive.read(name), dictionaries)
     return TraceFile(**content)
 
@@ -99,7 +99,7 @@ def _restored(parquet: bytes, dictionaries: dict[str, Any]) -> Any:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(parquet))
-    # One by one: all at once would hold the whole table twice.
+    # Column by column, to avoid holding the whole table twice.
     columns: dict[str, Any] = {
         name: file.read(columns=[name], use_threads=False).column(0).to_numpy() for name in file.schema_arrow.names
     }

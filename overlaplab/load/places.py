@@ -1,4 +1,4 @@
-"""Where a run's files lie: on this machine, or anywhere that fsspec reaches (`s3://bucket/run`)."""
+"""Where a run's files are: on this machine, or anywhere that fsspec reaches (`s3://bucket/run`)."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from overlaplab.folders import MANIFEST_NAME, is_trace_name
 __all__ = ["Located", "local_copy", "manifest_text", "sources", "stream"]
 
 _VERSION_KEYS = ("etag", "mtime", "lastmodified", "last_modified", "updated", "modified", "created")
-"""What file systems call that which changes when a file does."""
+"""File systems' names for a value that changes with the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """One trace file, and what tells whether it has changed."""
+    """One trace file, with what shows whether it has changed."""
 
     path: str
-    """As the user gave it, or below the folder that the user gave."""
+    """As given by the user, or within the given folder."""
     name: str
     size: int
     version: str | None
-    """Differs where the content does; None where the file system does not tell."""
+    """Changes with the content; None if the file system has no such value."""
     remote: bool = False
     shared: bool = True
-    """Whether other processes see it, too."""
+    """Whether other processes can read it as well."""
 
 
 def sources(path: str) -> list[Located]:
-    """The trace files of a folder in order of name, or the one file; raises `OverlaplabError` where there is none."""
+    """The trace files of a folder in order of name, or the one file; raises `OverlaplabError` if there is none."""
     found = _remote_sources(path) if _is_remote(path) else _local_sources(Path(path))
     if not found:
         inner = [] if _is_remote(path) else sorted(folder.name for folder in Path(path).iterdir() if folder.is_dir())
@@ -64,7 +64,7 @@ def manifest_text(path: str) -> bytes | None:
 
 @contextmanager
 def stream(path: str) -> Iterator[BinaryIO | None]:
-    """The file's bytes where it lies elsewhere; None for one on this machine."""
+    """The bytes of a remote file; None for one on this machine."""
     if not _is_remote(path):
         yield None
         return
@@ -76,7 +76,7 @@ def stream(path: str) -> Iterator[BinaryIO | None]:
 
 @contextmanager
 def local_copy(path: str) -> Iterator[Path]:
-    """The file on this machine: itself, or a copy for as long as the context lasts."""
+    """The file on this machine: itself, or a temporary copy for the length of the context."""
     if not _is_remote(path):
         yield Path(path)
         return
@@ -151,7 +151,7 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 @contextmanager
 def _one_line(path: str) -> Iterator[None]:
-    """Whatever a file system raises, and each raises its own, as one line with the path."""
+    """Turn any error of a file system, each of which raises its own types, into one line with the path."""
     try:
         yield
     except OverlaplabError:

@@ -1,4 +1,4 @@
-"""Which rank each file is, which traces a merged file holds, and which of several recordings is meant."""
+"""The rank of each file, the traces in a merged file, and the choice among several recordings."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def named(files: Sequence[Located], wanted: str) -> Located | None:
 
 
 def assigned(files: Sequence[Located], ranks: Mapping[str, int]) -> dict[str, int]:
-    """The ranks that the user gives, by path; a file is named by its name or its path.
+    """The ranks that the user assigns, by path; files may be given by name or path.
 
-    Raises `OverlaplabError` for a file that is not among these, and a rank that cannot be.
+    Raises `OverlaplabError` for an unknown file or an impossible rank.
     """
     found: dict[str, int] = {}
     for wanted, rank in ranks.items():
@@ -51,9 +51,9 @@ def assigned(files: Sequence[Located], ranks: Mapping[str, int]) -> dict[str, in
 
 
 def traces_of(file: Located, content: TraceFile, given: int | None) -> tuple[list[Trace], list[str]]:
-    """The file's traces, one per rank, and what a reader must know of them.
+    """The file's traces, one per rank, and warnings about them.
 
-    Its rank is the one that the user gave, else the one that the file tells, else the one in its name, else None.
+    The rank is the one that the user assigned, else the one in the file, else the one in its name, else None.
     """
     masks = rank_masks(content, named=_RANK_IN_NAME.match(file.name) is not None)
     if masks and given is not None:
@@ -61,10 +61,10 @@ def traces_of(file: Located, content: TraceFile, given: int | None) -> tuple[lis
     if masks:
         listed = ", ".join(map(str, masks))
         return [_trace(file, content, rank, mask) for rank, mask in masks.items()], [f"holds the ranks {listed}"]
-    told = _rank_of(file, content)
+    own = _rank_of(file, content)
     if given is not None and content.rank not in (None, given):
         return [_trace(file, content, given)], [f"says rank {content.rank}, and is taken for rank {given}"]
-    return [_trace(file, content, told if given is None else given)], []
+    return [_trace(file, content, own if given is None else given)], []
 
 
 def _rank_of(file: Located, content: TraceFile) -> int | None:
@@ -90,7 +90,7 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
 
 
 def _rows_of(table: pd.DataFrame, mask: NDArray[np.bool_]) -> pd.DataFrame:
-    """The rows about some events, which are numbered anew."""
+    """The rows of some events, renumbered."""
     events = table["event"].to_numpy()
     kept: pd.DataFrame = table[mask[events]].reset_index(drop=True)
     places = np.cumsum(mask) - 1
@@ -98,7 +98,7 @@ def _rows_of(table: pd.DataFrame, mask: NDArray[np.bool_]) -> pd.DataFrame:
 
 
 def one_recording(traces: Sequence[Trace], wanted: int | None, path: str) -> tuple[list[Trace], list[str]]:
-    """The traces of one recording in order of rank, at most one per rank; the last one where none is wanted.
+    """The traces of one recording in order of rank, at most one per rank; the last recording unless one is chosen.
 
     Traces of a rank at disjoint times are recordings; across ranks, what overlaps in time is one recording. Raises
     `OverlaplabError` where a rank is unknown, or a rank's traces overlap, or there is no such recording.
@@ -128,7 +128,7 @@ def _all_known(traces: Sequence[Trace]) -> None:
 
 
 def _by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
-    """Groups of traces that overlap in time, directly or through others; no rank is twice in one."""
+    """Groups of traces that overlap in time, directly or through others; no group has a rank twice."""
     spans = sorted(((*_extent(trace), place) for place, trace in enumerate(traces)))
     groups: list[list[Trace]] = []
     reached = 0

@@ -1,4 +1,4 @@
-"""A trace's events as they are written, streamed: for copying some of them into another trace."""
+"""A trace's events as raw text, streamed, for copying some of them into another trace."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _ATTEMPTS = 8
 
 
 class RawEvents:
-    """Iterating gives slices of (text, what is read of it); `head` and `tail` are the text around all events.
+    """Iterating gives slices of (raw text, decoded event); `head` and `tail` are the text around all events.
 
-    Of a file that is cut short there are the events before the cut, and `tail` closes it.
+    A file that is cut short gives the events before the cut, and a `tail` that closes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,13 +37,13 @@ class RawEvents:
         self._path = path
 
     def base_ns(self) -> int:
-        """What is to be added to all times; read ahead, because kineto writes it last."""
-        told, text = [b"0"], b""
+        """The offset of all times; found by a pass of its own, because kineto writes it last."""
+        values, text = [b"0"], b""
         with opened(self._path) as file:
             for chunk in Source(self._path, file):
-                text = text[-_KEY_BYTES:] + chunk  # the key may span two of them
-                told = _BASE.findall(text)[-1:] or told
-        return int(told[0])
+                text = text[-_KEY_BYTES:] + chunk  # the key may span two chunks
+                values = _BASE.findall(text)[-1:] or values
+        return int(values[0])
 
     def __iter__(self) -> Iterator[list[tuple[bytes, Event]]]:
         with opened(self._path) as file:

@@ -1,4 +1,4 @@
-"""Several files at once: in this process where they are small, else by an executor's workers."""
+"""Reading several files: small ones in this process, large ones in parallel by an executor's workers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from overlaplab.load.places import Located, stream
 __all__ = ["read_all"]
 
 WORTH_BYTES = 300_000_000
-"""Of text: what one process reads in the time that two need with their start."""
+"""From this size of text on, the start of worker processes pays off."""
 _SHRUNK = 12
-"""How many times smaller gzip makes a trace, at least."""
+"""The least factor by which gzip shrinks a trace."""
 
 
 def read_all(
@@ -30,9 +30,9 @@ def read_all(
     executor: Executor | None,
     progress: Callable[[int, int], None],
 ) -> list[TraceFile]:
-    """What each file holds, in order; `progress(done, files)` is called at the start and after each.
+    """The content of each file, in order; `progress(done, files)` is called at the start and after each.
 
-    Without an executor, large files that are not in the cache are read by processes of their own.
+    Without an executor, large files that are not in the cache are read by worker processes.
     """
     progress(0, len(files))
     read: dict[int, TraceFile] = {}
@@ -60,13 +60,13 @@ def _each(files: Sequence[Located], cache: Cache | None, executor: Executor | No
             except OverlaplabError:
                 raise
             except Exception as error:
-                if executor is not None:  # of which each has errors of its own
+                if executor is not None:  # whose errors may be of any type
                     raise OverlaplabError(
                         f"the executor did not read it ({type(error).__name__}: {error})", path=files[left[0]].path
                     ) from error
                 if not isinstance(error, BrokenExecutor):
                     raise
-                # Go on: one file at a time needs less memory than the processes that were killed for it.
+                # The workers were probably killed for lack of memory: one file at a time needs less.
     for place in left:
         yield place, _read_here(files[place], cache)
 
@@ -100,16 +100,16 @@ def _read(path: str) -> TraceFile:
 
 
 def _packed(path: str) -> bytes:
-    """What a worker does: a tenth of the table travels, and goes into the cache as it is."""
+    """The work of a worker. The packed form is a tenth of the table's size, and goes into the cache unchanged."""
     return pack(_read(path))
 
 
 def _workers(missing: Sequence[Located]) -> AbstractContextManager[Executor | None]:
-    """Processes, as many as there are files and processors, or None where they are not worth it."""
+    """Worker processes, at most one per file and processor; None if they do not pay off."""
     count = min(len(missing), _processors())
     if count < 2 or sum(map(_text_bytes, missing)) < WORTH_BYTES or not all(file.shared for file in missing):
         return nullcontext(None)
-    if multiprocessing.current_process().daemon:  # may not have children
+    if multiprocessing.current_process().daemon:  # daemons may not have children
         return nullcontext(None)
     from loky import ProcessPoolExecutor
 

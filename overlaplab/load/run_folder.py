@@ -72,7 +72,7 @@ def load_run(
 def load_sweep(
     path: str | os.PathLike[str], *, cache: bool = True, progress: Callable[[int, int], None] | None = None
 ) -> list[Run]:
-    """The runs of a sweep's folder, as `load_run` loads each; raises as it does."""
+    """The runs of a sweep's folder, each loaded by `load_run`; raises as it does."""
     return [load_run(folder, cache=cache, progress=progress) for folder in run_folders(path)]
 
 

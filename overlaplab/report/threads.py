@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Trace, lanes
+from overlaplab.events import Trace, thread_numbers
 from overlaplab.report.nesting import nesting_tracks
 
 __all__ = ["FIRST_THREAD", "Threads", "numbered", "threads_of"]
@@ -69,7 +69,7 @@ def numbered(name: str, count: int) -> list[str]:
 def _groups(events: pd.DataFrame, host: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
     """The rows of each stream, then of each thread, as `nesting_tracks` takes them."""
     device, stream = events["device"].to_numpy(np.int64), events["stream"].to_numpy(np.int64)
-    found = pd.DataFrame({"host": host, "device": np.where(host, lanes(events), device), "stream": stream})
+    found = pd.DataFrame({"host": host, "device": np.where(host, thread_numbers(events), device), "stream": stream})
     found.loc[host, "stream"] = -1
     longest_first = np.lexsort((-events["dur_ns"].to_numpy(), events["ts_ns"].to_numpy()))
     grouped = found.iloc[longest_first].groupby(["host", "device", "stream"], sort=True).indices

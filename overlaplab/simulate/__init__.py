@@ -1,4 +1,4 @@
-"""A recorded step played once more: what it could have taken, and what the link model says it must have taken."""
+"""Recorded steps replayed: how short they could have been, and what the link model predicts for them."""
 
 from overlaplab.simulate.bound import bound
 from overlaplab.simulate.replay import replay

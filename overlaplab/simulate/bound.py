@@ -1,12 +1,12 @@
-"""The least time that a step can take: its recorded computation and its link's T, played in launch order.
+"""The least time that a step can take: its recorded computation and its link's T, simulated in launch order.
 
 [Note: what is played]
-Computation is one queue, the link another. Computation counts by how long it ran, idle time left out. A collective
-starts once what was computed before its launch is done and the link is free of the one before, and ends T later:
+Computation is one queue, the link another. Computation counts by its duration, without idle time. A collective starts
+once the computation before its launch is done and the previous collective has left the link, and ends T later:
 start = max(ready, previous end). Computation waits for a bucket or a gathered unit where the engine did
-(`engine::bucket_done`, `engine::gather_wait`), and for a reduce-scatter where it did (`engine::scatter_done`), but not
-before the backward pass has ended: how many may be in flight is the engine's choice, and no law. Collectives of flags
-and norms are left out.
+(`engine::bucket_done`, `engine::gather_wait`). It waits for a reduce-scatter where the engine did
+(`engine::scatter_done`), but not before the end of the backward pass, since the number in flight is the engine's
+choice. Collectives of flags and norms are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd
 
 from overlaplab.costs import transfer_ns
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Kind, Run, Trace, Window, activity, launchers, main_stream, of_kind, rule_of
+from overlaplab.events import Run, Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
 from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
 from overlaplab.intervals import clip, total
@@ -38,21 +38,21 @@ _WAITERS = ("bucket_done", "gather_wait", "scatter_done")
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Computation that runs for so long."""
+    """Computation of a given length."""
 
     ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A collective that may start once the computation has come here, and then holds the link for so long."""
+    """A collective that may start once the computation has reached it, and then occupies the link for T."""
 
     transfer_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Computation goes on once the collective launched as this number, from 0, has ended."""
+    """Computation continues once the collective with this launch number, from 0, has ended."""
 
     number: int
 
@@ -61,9 +61,9 @@ Move = Compute | Launch | Wait
 
 
 def finish_ns(moves: Iterable[Move]) -> int:
-    """When the last computation of some moves ends, in ns from the first one's start.
+    """When the last computation of the moves ends, in ns from the start of the first move.
 
-    Raises IndexError for a wait for what is not launched yet.
+    Raises IndexError for a wait before its launch.
     """
     now = free = 0
     ends: list[int] = []
@@ -89,9 +89,9 @@ def bound(
 
     Columns: `rank`, `step` (Int64), `span_ns` (as measured), `compute_ns` (how long it computed), `transfer_ns` (T of
     all collectives played), `bound_ns` (int64). The link is the run's own, unless another is given. Each rank is
-    played by itself: to wait for other ranks is in no bound. Empty for runs without labels of buckets or of gathers,
-    and where updated parameters are gathered, which reaches into the next step. Raises `OverlaplabError` where there is
-    no link, for an unknown rank or step.
+    simulated alone, so bounds include no waiting for other ranks. Empty for runs without labels of buckets or gathers,
+    and where updated parameters are gathered, which reaches into the next step. Raises `OverlaplabError` without a
+    link, and for an unknown rank or step.
     """
     link = link or (run.manifest.link if run.manifest else None)
     if link is None:
@@ -121,7 +121,7 @@ def _of_step(trace: Trace, step: Window, link: Link) -> Iterator[dict[str, Any]]
 
 
 def _moves(points: Sequence[tuple[int, Launch | Wait]], done_by: Callable[[int], int], end_ns: int) -> Iterator[Move]:
-    """Launches and waits, given with the host's moments, and the computation issued between them."""
+    """The given launches and waits, and the computation issued between them."""
     done = 0
     for host_ns, move in points:
         yield Compute(done_by(host_ns) - done)
@@ -131,35 +131,35 @@ def _moves(points: Sequence[tuple[int, Launch | Wait]], done_by: Callable[[int],
 
 
 def _points(labels: Sequence[Label], link: Link) -> list[tuple[int, Launch | Wait]]:
-    """What one step's labels, in order of time, tell of launches and waits, each with the host's moment."""
+    """Launches and waits from one step's labels, which must be in order of time; each with its host time."""
     sizes = {label.fields["bucket"]: label.fields["bytes"] for label in labels if label.word == "bucket_ready"}
     due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
-    found: list[tuple[int, Launch | Wait]] = []
+    points: list[tuple[int, Launch | Wait]] = []
     launched: dict[tuple[str | None, ...], int] = {}
     numbers = count()
     for label in labels:
         size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
         if label.word in _SENDERS and size is not None:
             launched[_of(label)] = next(numbers)
-            found.append((label.start_ns, Launch(transfer_ns(_SENDERS[label.word], int(size), link))))
+            points.append((label.start_ns, Launch(transfer_ns(_SENDERS[label.word], int(size), link))))
         elif label.word in _WAITERS and _of(label) in launched:
             at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
-            found.append((at_ns, Wait(launched[_of(label)])))
-    return sorted(found, key=lambda point: point[0])
+            points.append((at_ns, Wait(launched[_of(label)])))
+    return sorted(points, key=lambda point: point[0])
 
 
 def _of(label: Label) -> tuple[str | None, ...]:
-    """What a launch and the wait for it have in common."""
+    """The fields that a launch and the wait for it share."""
     return tuple(label.fields.get(key) for key in ("bucket", "unit", "microbatch", "phase"))
 
 
 def _progress(trace: Trace, step: Window) -> Callable[[int], int]:
-    """How much computation of a step was issued before a moment of the host, in ns."""
+    """A function that gives the step's computation issued before a host time, in ns."""
     if rule_of(trace) is not Rule.GPU:
         computed = clip(activity(trace).compute, step.start_ns, step.end_ns)
         return lambda host_ns: total(clip(computed, step.start_ns, host_ns))
     events, calls = trace.events, launchers(trace)
-    works = of_kind(trace, Kind.COMPUTE) | of_kind(trace, Kind.MEMORY)
+    works = counting_as(trace, Work.COMPUTE) | counting_as(trace, Work.MEMORY)
     own = np.flatnonzero(works & (events["stream"] == main_stream(trace)).to_numpy() & (calls >= 0))
     hosts = events["ts_ns"].to_numpy()[calls[own]]
     own, hosts = (of[(step.host_start_ns <= hosts) & (hosts < step.host_end_ns)] for of in (own, hosts))

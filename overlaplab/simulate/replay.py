@@ -1,4 +1,4 @@
-"""What the link model says must have happened: buckets' recorded ready times, sent through the link once more."""
+"""What the link model predicts: buckets sent over the modelled link at their recorded ready times."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["replay"]
 def replay(run: Run, link: Link) -> pd.DataFrame:
     """One row per step and bucket, in launch order, with times in ns from the run's start.
 
-    A collective starts once its last rank is ready and the link has finished the one before, and ends T later:
-    start = max(ready, previous end), end = start + T; T is that of the collective by which the
-    strategy averages gradients, of an all-reduce where that is not known.
+    A collective starts once its last rank is ready and the link has finished the previous one, and ends T later:
+    start = max(ready, previous end), end = start + T. T is that of the collective by which the strategy averages
+    gradients, or of an all-reduce if that is unknown.
+
     Columns: `step`, `index`, `ready_ns` (of the last rank), `end_ns` (measured, of the last rank),
     `predicted_start_ns`, `predicted_end_ns`. Buckets without size or ready time are left out. The ranks' clocks must
     agree.

@@ -1,1 +1,1 @@
-"""What happened when: lanes of marks, as many as a screen can draw, and the statistics of a window."""
+"""The timeline: lanes of marks, no more than a screen can draw, and the statistics of a window."""

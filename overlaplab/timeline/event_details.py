@@ -1,4 +1,4 @@
-"""All that a trace tells of one event: when it ran, who launched it, and the collective that it is part of."""
+"""All details of one event: when it ran, what launched it, and the collective that it belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from overlaplab.analyses.collectives import collectives
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, classify, lanes, launchers, matching, step_windows
+from overlaplab.events import Run, Trace, classify, launchers, matching, step_windows, thread_numbers
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.recorded import recorded_of_events
 from overlaplab.evidence.waits import numbered
@@ -19,11 +19,11 @@ from overlaplab.vocabulary import OPERATOR_CATEGORIES
 __all__ = ["CollectiveDetails", "EventDetails", "LaunchDetails", "Peer", "event_details"]
 
 _NOTE = "record_param_comms"
-"""What c10d records its arguments by, inside its call."""
+"""The event inside c10d's call that holds the arguments."""
 
 
 class LaunchDetails(TypedDict):
-    """The host's call that launched an event."""
+    """The host call that launched an event."""
 
     name: str
     start_ns: int
@@ -47,7 +47,7 @@ class Peer(TypedDict):
 
 
 class CollectiveDetails(TypedDict):
-    """A collective as `overlaplab.collectives` has it; None where unknown."""
+    """A collective as in `overlaplab.collectives`; None where unknown."""
 
     index: int
     kind: str | None
@@ -68,7 +68,7 @@ class CollectiveDetails(TypedDict):
     last_rank: int | None
     unmatched: str | None
     peers: list[Peer]
-    """All ranks that are here, this one included, in order of rank."""
+    """All ranks with a trace, this one included, in order of rank."""
 
 
 class EventDetails(TypedDict):
@@ -80,9 +80,9 @@ class EventDetails(TypedDict):
     name: str
     category: str
     counts_as: str
-    """A word of `overlaplab.events.Kind`."""
+    """One of `overlaplab.events.Work`."""
     step: int | None
-    """The step whose window holds its start."""
+    """The step whose window contains its start."""
     start_ns: int
     end_ns: int
     duration_ns: int
@@ -96,7 +96,7 @@ class EventDetails(TypedDict):
 
 
 def event_details(run: Run, place: int, row: int) -> EventDetails:
-    """The event at `row` of `run.traces[place]`. Raises `OverlaplabError` where the run has none there."""
+    """The event at `row` of `run.traces[place]`. Raises `OverlaplabError` if there is none."""
     if not 0 <= place < len(run.traces):
         raise OverlaplabError(f"no trace {place}", path=run.path, remedy=f"It holds {len(run.traces)}.")
     trace = run.traces[place]
@@ -149,11 +149,11 @@ def _launch(trace: Trace, row: int, zero: int) -> LaunchDetails | None:
 
 
 def _operator_around(events: pd.DataFrame, call: int) -> str | None:
-    """The name of the innermost operator on the call's thread that holds it, if it can be one that does something."""
-    lane, starts = lanes(events), events["ts_ns"].to_numpy()
+    """The name of the innermost operator around the call on its thread, `record_param_comms` only as a last resort."""
+    thread, starts = thread_numbers(events), events["ts_ns"].to_numpy()
     ends = starts + events["dur_ns"].to_numpy()
     earlier = int(np.searchsorted(starts, starts[call], side="right"))
-    around: NDArray[np.bool_] = (lane[:earlier] == lane[call]) & (ends[:earlier] >= ends[call])
+    around: NDArray[np.bool_] = (thread[:earlier] == thread[call]) & (ends[:earlier] >= ends[call])
     around &= matching(events["category"].iloc[:earlier], OPERATOR_CATEGORIES.__contains__)
     rows = np.flatnonzero(around)
     if not len(rows):
@@ -171,12 +171,14 @@ def _collective(run: Run, place: int, row: int) -> CollectiveDetails | None:
     index = int(known.loc[here, "index"].iloc[0])
     table = collectives(run)
     table = table[table["index"] == index].sort_values("rank", kind="stable")
-    told = [
-        {name: None if _absent(value) else value for name, value in one.items()} for one in table.to_dict("records")
+    rows = [
+        {name: None if _absent(value) else value for name, value in row.items()} for row in table.to_dict("records")
     ]
-    own = next(one for one in told if one["rank"] == run.traces[place].rank)
+    own = next(row for row in rows if row["rank"] == run.traces[place].rank)
     found: Any = {name: own[str(name)] for name in CollectiveDetails.__annotations__ if name != "peers"}
-    details: CollectiveDetails = found | {"peers": [{name: one[name] for name in Peer.__annotations__} for one in told]}
+    details: CollectiveDetails = found | {
+        "peers": [{name: peer[name] for name in Peer.__annotations__} for peer in rows]
+    }
     return details
 
 

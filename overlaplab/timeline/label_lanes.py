@@ -1,4 +1,4 @@
-"""What labels tell of a rank, as lanes: buckets, gathers with their frees, reduce-scatters."""
+"""Lanes from labels: buckets, gathers with their frees, reduce-scatters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["label_lanes"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _LabelMark:
     """One mark of a label lane; ns from the run's zero."""
 
     start_ns: int
@@ -35,9 +35,10 @@ class _Told:
 
 
 def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
-    """Per trace the lanes that labels, or torch's own ranges, tell; `steps` are its windows, from the run's zero.
+    """Per trace the lanes from labels or torch's own ranges; `steps` are its windows, from the run's zero.
 
-    A bucket, gather or reduce-scatter is drawn while its collective runs, a free at its instant; device time on a GPU.
+    A bucket, gather or reduce-scatter is drawn while its collective runs, a free as an instant; on a GPU in device
+    time.
     """
     tables = (
         ("buckets", buckets(run), _bucket),
@@ -49,12 +50,12 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
     for place, trace in enumerate(run.traces):
         begun = {_step(step): start for step, start in zip(steps[place]["step"], steps[place]["start_ns"], strict=True)}
         lanes = []
-        for label, table, told_of in tables:
-            told = [told for row in _rows(table, trace) for told in told_of(row, begun[_step(row["step"])])]
+        for label, table, marks_of in tables:
+            marks = [mark for row in _rows(table, trace) for mark in marks_of(row, begun[_step(row["step"])])]
             if label == "gathers":
-                told += _parameter_gathers(trace, zero_of(run, trace))
-            if told:
-                lanes.append(_lane(label, told, known.get(place, {})))
+                marks += _parameter_gathers(trace, zero_of(run, trace))
+            if marks:
+                lanes.append(_lane(label, marks, known.get(place, {})))
         found.append(lanes)
     return found
 
@@ -64,44 +65,44 @@ def _step(step: Any) -> int | None:
 
 
 def _rows(table: pd.DataFrame, trace: Trace) -> list[dict[Any, Any]]:
-    """The rows of the trace's rank; where it tells none, it is the only one."""
+    """The rows of the trace's rank; a trace without a rank is the only one."""
     if table.empty:
         return []
     return (table if trace.rank is None else table[table["rank"] == trace.rank]).to_dict("records")
 
 
-def _bucket(row: dict[Any, Any], zero: int) -> Iterator[_Told]:
+def _bucket(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["start_ns"]):
         last = last_gradient(row)
         name = f"bucket {row['index']}" + ("" if last is None else f", last: {last}")
-        yield _Told(zero + row["start_ns"], zero + row["end_ns"], name, Mark.REDUCE)
+        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, Mark.REDUCE)
 
 
-def _gather(row: dict[Any, Any], zero: int) -> Iterator[_Told]:
+def _gather(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["gather_start_ns"]):
         name = f"gather {row['unit']} for {row['phase']}"
-        yield _Told(zero + row["gather_start_ns"], zero + row["gather_end_ns"], name, Mark.GATHER)
+        yield _LabelMark(zero + row["gather_start_ns"], zero + row["gather_end_ns"], name, Mark.GATHER)
     if not pd.isna(row["free_ns"]):
-        yield _Told(zero + row["free_ns"], zero + row["free_ns"], f"free {row['unit']}", Mark.FREE)
+        yield _LabelMark(zero + row["free_ns"], zero + row["free_ns"], f"free {row['unit']}", Mark.FREE)
 
 
-def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_Told]:
+def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["start_ns"]):
-        yield _Told(zero + row["start_ns"], zero + row["end_ns"], f"reduce-scatter {row['unit']}", Mark.REDUCE)
+        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], f"reduce-scatter {row['unit']}", Mark.REDUCE)
 
 
-def _parameter_gathers(trace: Trace, zero: int) -> list[_Told]:
+def _parameter_gathers(trace: Trace, zero: int) -> list[_LabelMark]:
     """zero1's and zero2's gathers of updated parameters."""
     launched = [label for label in labels_of(trace) if label.word == "param_gather_launch"]
     if not launched or rule_of(trace) is Rule.UNRECORDED:
         return []
     ran = executions(trace)
-    told = []
+    marks = []
     for label in launched:
         if bounds := ran.of_launch(label):
             name = f"gather bucket {label.fields['bucket']}'s parameters"
-            told.append(_Told(bounds[0] - zero, bounds[1] - zero, name, Mark.GATHER))
-    return told
+            marks.append(_LabelMark(bounds[0] - zero, bounds[1] - zero, name, Mark.GATHER))
+    return marks
 
 
 def _collectives(run: Run) -> dict[int, dict[int, int]]:
@@ -115,12 +116,12 @@ def _collectives(run: Run) -> dict[int, dict[int, int]]:
     return found
 
 
-def _lane(label: str, told: list[_Told], collective: dict[int, int]) -> Lane:
-    marks = marks_table(
-        [one.start_ns for one in told],
-        [one.end_ns for one in told],
-        [one.name for one in told],
-        np.array([mark_code(one.mark) for one in told], dtype=np.int8),
-        collective=[collective.get(one.start_ns, -1) if one.end_ns > one.start_ns else -1 for one in told],
+def _lane(label: str, marks: list[_LabelMark], collective: dict[int, int]) -> Lane:
+    table = marks_table(
+        [mark.start_ns for mark in marks],
+        [mark.end_ns for mark in marks],
+        [mark.name for mark in marks],
+        np.array([mark_code(mark.mark) for mark in marks], dtype=np.int8),
+        collective=[collective.get(mark.start_ns, -1) if mark.end_ns > mark.start_ns else -1 for mark in marks],
     )
-    return Lane(label=label, kind="labels", marks=marks)
+    return Lane(label=label, kind="labels", marks=table)

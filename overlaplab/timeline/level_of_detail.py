@@ -1,6 +1,4 @@
-"""Fewer marks than events: what stands too close together to be told apart becomes one mark that counts them
-all.
-"""
+"""Fewer marks than events: events too close together to be distinguished become one mark that counts them all."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ __all__ = ["added_ns", "merged_marks", "touching"]
 
 
 def touching(events: pd.DataFrame, start: int, end: int, lanes: NDArray[np.int64]) -> NDArray[np.intp]:
-    """The rows of events in these lanes that touch [start, end); an instant does if it stands in it."""
+    """The rows of events in these lanes that overlap [start, end), and of instants within it."""
     starts, ends = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     lane = events["lane"].to_numpy()
     chosen = np.zeros(int(lane.max(initial=-1)) + 1, dtype=bool)
@@ -23,16 +21,16 @@ def touching(events: pd.DataFrame, start: int, end: int, lanes: NDArray[np.int64
 
 
 def added_ns(group: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The time that each event adds to those before it in its group: the sum is the length of the group's union.
+    """The time that each event adds to the earlier ones of its group; the sum is the length of the group's union.
 
-    Groups stand together, in each the events by start.
+    Groups must be contiguous, with events in order of start.
     """
     if not len(group):
         return np.zeros(0, dtype=np.int64)
     first = np.append(True, group[1:] != group[:-1])
     low, number = int(begins.min()), np.cumsum(first) - 1
     shift = int(ends.max()) - low + 1
-    if (int(number[-1]) + 1) * shift < 2**62:  # one group after the other on one axis: no group's end reaches the next
+    if (int(number[-1]) + 1) * shift < 2**62:  # shift the groups apart on one axis
         reach = np.maximum.accumulate(ends - low + number * shift) - number * shift + low
     else:
         reach = pd.Series(ends).groupby(number).cummax().to_numpy()
@@ -41,12 +39,11 @@ def added_ns(group: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[
 
 
 def merged_marks(events: pd.DataFrame, start: int, end: int, limit: int) -> pd.DataFrame:
-    """At most `limit` marks (one per lane if lanes are more) of events that touch the window, by lane and
-    start.
+    """At most `limit` marks (or one per lane) of events that overlap the window, by lane and start.
 
-    Takes `lane`, `part`, `start_ns`, `end_ns`, `name`; returns the same per mark, cut to the window, `part`
-    being the busiest one and `name` the longest event's, with `events` (their number), `busy_ns` (the union of their
-    times) and, where events tell it, `collective` (the one of all of them, -1 where they are not of one).
+    Takes `lane`, `part`, `start_ns`, `end_ns`, `name`. Returns the same per mark, cut to the window: `part` is the
+    busiest one, `name` the longest event's. Adds `events` (their number), `busy_ns` (the union of their times) and, if
+    the events have it, `collective` (-1 unless all events are of the same one).
     """
     begins = np.clip(events["start_ns"].to_numpy(), start, end)
     ends = np.clip(events["end_ns"].to_numpy(), start, end)
@@ -65,7 +62,7 @@ def _fine_enough(
     span: int,
     limit: int,
 ) -> NDArray[np.int64]:
-    """The marks of the narrowest slots, in steps of a quarter, that make at most `limit` of them."""
+    """The marks by the narrowest slots that make at most `limit` marks; slot widths grow in steps of 25 %."""
 
     def marks(step: int) -> NDArray[np.int64]:
         width = max(int(span / limit / 16 * 1.25**step), 1)
@@ -84,7 +81,7 @@ def _fine_enough(
 
 
 def _runs(lane: NDArray[np.int64], slot: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number the marks: neighbours of a lane in one slot share a mark; slot -1 is a mark of its own."""
+    """Number the marks: neighbours of a lane in the same slot share a mark; an event in slot -1 has its own."""
     new = np.ones(len(lane), dtype=bool)
     new[1:] = (lane[1:] != lane[:-1]) | (slot[1:] != slot[:-1]) | (slot[1:] == -1)
     return np.cumsum(new) - 1
@@ -98,7 +95,7 @@ def _marks(
     part: NDArray[np.int64],
     group: NDArray[np.intp],
 ) -> pd.DataFrame:
-    """One row per mark: its extent, its count, the union of its events' time, its busiest part, its longest's name."""
+    """One row per mark: extent, number of events, union of their times, busiest part, name of the longest event."""
     adds, length = added_ns(group, begins, ends), ends - begins
     opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     parts = int(part.max(initial=0)) + 1
@@ -106,7 +103,7 @@ def _marks(
     np.add.at(by_part, group * parts + part, adds)
     present = np.bincount(group * parts + part, minlength=len(by_part)) > 0
     shares = np.where(present, by_part, -1).reshape(-1, parts)
-    busiest = parts - 1 - shares[:, ::-1].argmax(axis=1)  # the later one, where their times are equal
+    busiest = parts - 1 - shares[:, ::-1].argmax(axis=1)  # the later one on ties
     longest = np.flatnonzero(length == _of_groups(np.maximum, length, opens)[group])
     rows = longest[np.append(group[longest][1:] != group[longest][:-1], True)[: len(longest)]]
     told = events["collective"].to_numpy() if "collective" in events else np.full(len(group), -1, dtype=np.int64)

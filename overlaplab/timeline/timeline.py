@@ -1,8 +1,7 @@
 """What happened when, lane by lane, at a level of detail that a screen can draw.
 
-`timeline_events` makes a run's table once; `timeline_view` takes a window of it and merges what is too close
-together to be told apart. No event vanishes: each one that touches the window is inside exactly one mark and
-counted there.
+`timeline_events` builds a run's table once. `timeline_view` cuts a window out of it and merges events that are too
+close to be distinguished. No event vanishes: each one that overlaps the window is counted in exactly one mark.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from overlaplab.timeline.rank_lanes import rank_lanes
 from overlaplab.timeline.window_statistics import WindowStatistics, chosen_lanes, timeline_window, window_totals
 
 __all__ = [
-    "MARKS",
+    "MARK_LIMIT",
     "Mark",
     "Timeline",
     "View",
@@ -35,8 +34,8 @@ __all__ = [
     "timeline_window",
 ]
 
-MARKS = 1500
-"""Marks in a view: what a browser redraws within a third of a second."""
+MARK_LIMIT = 1500
+"""The default number of marks in a view: a browser redraws them within a third of a second."""
 
 _ORDER = tuple(Mark)
 
@@ -48,13 +47,13 @@ class View:
     start_ns: int
     end_ns: int
     marks: pd.DataFrame
-    """Columns `lane`, `label`, `rank`, `kind`, `part` (str), `collective` (the one that all its events are of, else
-    -1), `start_ns`, `end_ns` (cut to the window), `events` (their number), `busy_ns` (the union of their times), `name`
-    (of the longest)."""
+    """Columns `lane`, `label`, `rank`, `kind`, `part` (str), `collective` (-1 unless all events are of the same one),
+    `start_ns`, `end_ns` (cut to the window), `events` (their number), `busy_ns` (the union of their times), `name` (of
+    the longest)."""
     lanes: pd.DataFrame
     """`Timeline.lanes` of the chosen ranks."""
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """`Timeline.steps` of the chosen ranks, as far as they touch the window, not cut."""
+    """`Timeline.steps` of the chosen ranks that overlap the window, not cut."""
     offsets: tuple[tuple[int | None, int], ...] = ()
     """`Timeline.offsets` of the chosen ranks."""
     totals: pd.DataFrame
@@ -64,7 +63,7 @@ class View:
 def timeline_events(run: Run) -> Timeline:
     """The lanes and marks of a run: per rank its steps, phases, labels, streams or threads, and exposed communication.
 
-    All by the first rank's clock (see `clocks`).
+    All times are by the first rank's clock (see `clocks`).
     """
     found: list[tuple[int, Lane]] = []
     steps: list[pd.DataFrame] = []
@@ -120,9 +119,9 @@ def timeline_view(
     start_ns: int | None = None,
     end_ns: int | None = None,
     ranks: frozenset[int] | None = None,
-    marks: int = MARKS,
+    marks: int = MARK_LIMIT,
 ) -> View:
-    """The window [start_ns, end_ns) of the chosen ranks in at most `marks` marks (one per lane, if lanes are more)."""
+    """The window [start_ns, end_ns) of the chosen ranks in at most `marks` marks, or one per lane."""
     start, end = timeline.extent
     start, end = start if start_ns is None else start_ns, end if end_ns is None else end_ns
     end = max(end, start + 1)

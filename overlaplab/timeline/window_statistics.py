@@ -1,4 +1,4 @@
-"""What happened within a window of a timeline, from raw events and never from merged marks."""
+"""What happened within a window of a timeline, computed from raw events rather than merged marks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class WindowStatistics:
     start_ns: int
     end_ns: int
     ranks: pd.DataFrame
-    """As `window_totals` has them."""
+    """As from `window_totals`."""
     kernels: pd.DataFrame
-    """The names that took most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels the
-    word and the kind alone), `part` (a word of `Mark`, that with most of their time), `events` (how many touch the
-    window), `busy_ns` (within the window the union of their times on each rank, and of that the sum over ranks)."""
+    """The names with most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels only the
+    word and the kind), `part` (a `Mark`, the one with most of their time), `events` (how many overlap the window),
+    `busy_ns` (the union of their times within the window on each rank, summed over ranks)."""
     events: int
-    """How many events of streams touch the window."""
+    """How many events of streams overlap the window."""
 
 
 def timeline_window(
@@ -55,7 +55,7 @@ def timeline_window(
 
 
 def chosen_lanes(timeline: Timeline, ranks: Collection[int] | None) -> pd.DataFrame:
-    """The lanes of these ranks, or all; those of a trace that tells no rank are always in."""
+    """The lanes of these ranks, or of all; traces without a rank are always included."""
     lanes = timeline.lanes
     return lanes if ranks is None else lanes[lanes["rank"].isin(list(ranks)) | lanes["rank"].isna()]
 
@@ -67,12 +67,12 @@ def window_totals(timeline: Timeline, start_ns: int, end_ns: int, ranks: Collect
     the same time), `overlapped_ns` (compute and communication), `exposed_comm_ns`, `idle_ns`.
     """
     rows = []
-    for rank, found, origin in timeline.activities:
+    for rank, own, origin in timeline.activities:
         if ranks is not None and rank is not None and rank not in ranks:
             continue
         compute, comm, memory = (
             clip(intervals, start_ns + origin, end_ns + origin)
-            for intervals in (found.compute, found.communication, found.memory)
+            for intervals in (own.compute, own.communication, own.memory)
         )
         both = total(intersect(compute, comm))
         working = total(compute) + total(comm) - both
@@ -88,7 +88,7 @@ def window_totals(timeline: Timeline, start_ns: int, end_ns: int, ranks: Collect
 
 
 def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns: int) -> pd.DataFrame:
-    """The names of these events, those with most time first."""
+    """The names of these events, those with the most time first."""
     names = events["name"].array
     texts, of_name = np.unique(np.array([_group(str(name)) for name in names.categories], object), return_inverse=True)
     group = np.append(of_name, -1)[names.codes[here]]
@@ -100,11 +100,11 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
     order = order[np.argsort(_narrow(key[order]), kind="stable")]
     group, adds = group[order], added_ns(key[order], begins[order], ends[order])
     shares = np.zeros((len(texts) + 1, len(_ORDER)), dtype=np.int64)
-    np.add.at(shares, (group, events["part"].to_numpy()[here][order]), adds + 1)  # instants count, too
+    np.add.at(shares, (group, events["part"].to_numpy()[here][order]), adds + 1)  # +1: instants count as well
     opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     table = pd.DataFrame(
         {
-            "name": np.append(texts, "")[group[opens]],  # the last is that of no name
+            "name": np.append(texts, "")[group[opens]],  # the last stands for a missing name
             "part": [_ORDER[code].value for code in shares[group[opens]].argmax(axis=1)],
             "events": np.diff(np.append(opens, len(group))),
             "busy_ns": np.add.reduceat(adds, opens) if len(opens) else adds,
@@ -114,12 +114,12 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
 
 
 def _narrow(keys: NDArray[np.int64]) -> NDArray[Any]:
-    """The same, if they fit, in 16 bits, which numpy sorts in one pass."""
+    """The keys in 16 bits if they fit, which numpy sorts fastest."""
     return keys.astype(np.int16) if len(keys) and keys.min() >= -(1 << 15) and keys.max() < 1 << 15 else keys
 
 
 def _group(name: str) -> str:
-    """What an event is counted under: numbers in the engine's labels tell one from the next."""
+    """The name to count an event under: without the numbers in the engine's labels."""
     label = label_fields(name)
     if label is None:
         return name

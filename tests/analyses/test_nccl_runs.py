@@ -60,11 +60,13 @@ class Rank:
         self.correlation += 1
         self.events += launched("ampere_gemm", host, start, end, correlation=self.correlation)
 
-    def send(self, kind: str, host: float, start: float, end: float, *, labelled: bool = True, lane: int = 20) -> None:
+    def send(
+        self, kind: str, host: float, start: float, end: float, *, labelled: bool = True, stream: int = 20
+    ) -> None:
         """A collective of 1,000 elements of two bytes, called at `host`."""
         told = arguments(kind, 1000, self.number, self.rank, numbered=self.numbered)
         self.correlation += 1
-        call, kernel = launched(KERNELS[kind], host + 5, start, end, stream=lane, correlation=self.correlation)
+        call, kernel = launched(KERNELS[kind], host + 5, start, end, stream=stream, correlation=self.correlation)
         kernel["args"] |= {key: value for key, value in told.items() if key != "Seq"}
         self.events += [
             event(f"c10d::{NAMES.get(kind, kind)}_", host + 1, host + 9),
@@ -93,10 +95,10 @@ def step_of(rank: Rank, late: float = 0) -> None:
     """A gather, a barrier that nobody labels, a reduce-scatter, an all-reduce; they end together on both ranks."""
     rank.events.append(step(3, 0, 900))
     rank.compute(10, 20, 100)
-    rank.send("all_gather", 30, 40 + late, 90, lane=20)
-    rank.send("barrier", 110, 120 + late, 130, labelled=False, lane=7)
-    rank.send("reduce_scatter", 150, 160 + late, 200, lane=24)
-    rank.send("all_reduce", 210, 220 + late, 300, lane=24)
+    rank.send("all_gather", 30, 40 + late, 90, stream=20)
+    rank.send("barrier", 110, 120 + late, 130, labelled=False, stream=7)
+    rank.send("reduce_scatter", 150, 160 + late, 200, stream=24)
+    rank.send("all_reduce", 210, 220 + late, 300, stream=24)
     rank.compute(320, 330, 400)
 
 
@@ -126,8 +128,8 @@ def test_the_backends_number_is_the_collectives(tmp_path: Path) -> None:
     step_of(first)
     second.events.append(step(3, 0, 900))
     second.compute(10, 20, 100)
-    second.send("reduce_scatter", 150, 160, 200, lane=24)
-    second.send("all_reduce", 210, 220, 300, lane=24)
+    second.send("reduce_scatter", 150, 160, 200, stream=24)
+    second.send("all_reduce", 210, 220, 300, stream=24)
     table = overlaplab.collectives(run_of(tmp_path, first, second))
     assert table.groupby("index")[["rank", "kind"]].agg(list).to_numpy().tolist() == [
         [[0], ["all_gather"]],

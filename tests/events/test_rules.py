@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlaplab.events.rules import DEVICE_RULES, HOST_RULES, Kind, Part, device_kind, host_rule
+from overlaplab.events.rules import DEVICE_RULES, HOST_RULES, Part, Work, device_work, host_rule
 
 COMMUNICATION = [
     # NCCL, src/device/generate.py and, since 2.27, src/device/symmetric/generate.py
@@ -76,42 +76,42 @@ COMPUTE = [
 
 @pytest.mark.parametrize("name", COMMUNICATION)
 def test_communication_kernels(name: str) -> None:
-    assert device_kind("kernel", name) is Kind.COMMUNICATION
-    assert device_kind("gpu_user_annotation", name) is Kind.NOTHING
-    assert device_kind("user_annotation", name) is Kind.NOTHING
+    assert device_work("kernel", name) is Work.COMMUNICATION
+    assert device_work("gpu_user_annotation", name) is Work.NOTHING
+    assert device_work("user_annotation", name) is Work.NOTHING
 
 
 @pytest.mark.parametrize("name", COMPUTE)
 def test_compute_kernels(name: str) -> None:
-    assert device_kind("kernel", name) is Kind.COMPUTE
+    assert device_work("kernel", name) is Work.COMPUTE
 
 
 @pytest.mark.parametrize(
-    ("category", "name", "kind"),
+    ("category", "name", "counts_as"),
     [
-        ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", Kind.MEMORY),
-        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", Kind.MEMORY),
-        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", Kind.COMMUNICATION),
-        ("gpu_memcpy", "hipMemcpyAsync", Kind.MEMORY),
-        ("gpu_memcpy", "ncclCopyEngine", Kind.MEMORY),  # a rule of kernels is none of copies
-        ("gpu_memset", "Memset (Device)", Kind.MEMORY),
-        ("Memcpy", "Memcpy P2P", Kind.COMMUNICATION),  # as of 2021
-        ("Kernel", "ampere_sgemm", Kind.COMPUTE),
-        ("kernel", "Stream Wait Event", Kind.NOTHING),
-        ("kernel", "Event Sync", Kind.NOTHING),
-        ("kernel", "Context Sync", Kind.NOTHING),
-        ("gpu_memcpy", "Stream Synchronize", Kind.NOTHING),
-        ("kernel", "Device Synchronize", Kind.NOTHING),
-        ("cuda_sync", "Stream Wait Event", Kind.NOTHING),
-        ("cuda_runtime", "hipMemcpyAsync", Kind.NOTHING),
-        ("cuda_runtime", "cudaLaunchKernel", Kind.NOTHING),
-        ("gpu_user_annotation", "nccl:all_reduce", Kind.NOTHING),
-        ("gpu_user_annotation", "ProfilerStep#3", Kind.NOTHING),
-        ("cpu_op", "aten::mm", Kind.NOTHING),
+        ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", Work.MEMORY),
+        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", Work.MEMORY),
+        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", Work.COMMUNICATION),
+        ("gpu_memcpy", "hipMemcpyAsync", Work.MEMORY),
+        ("gpu_memcpy", "ncclCopyEngine", Work.MEMORY),  # a rule of kernels is none of copies
+        ("gpu_memset", "Memset (Device)", Work.MEMORY),
+        ("Memcpy", "Memcpy P2P", Work.COMMUNICATION),  # as of 2021
+        ("Kernel", "ampere_sgemm", Work.COMPUTE),
+        ("kernel", "Stream Wait Event", Work.NOTHING),
+        ("kernel", "Event Sync", Work.NOTHING),
+        ("kernel", "Context Sync", Work.NOTHING),
+        ("gpu_memcpy", "Stream Synchronize", Work.NOTHING),
+        ("kernel", "Device Synchronize", Work.NOTHING),
+        ("cuda_sync", "Stream Wait Event", Work.NOTHING),
+        ("cuda_runtime", "hipMemcpyAsync", Work.NOTHING),
+        ("cuda_runtime", "cudaLaunchKernel", Work.NOTHING),
+        ("gpu_user_annotation", "nccl:all_reduce", Work.NOTHING),
+        ("gpu_user_annotation", "ProfilerStep#3", Work.NOTHING),
+        ("cpu_op", "aten::mm", Work.NOTHING),
     ],
 )
-def test_copies_waits_and_what_is_no_device_event(category: str, name: str, kind: Kind) -> None:
-    assert device_kind(category, name) is kind
+def test_copies_waits_and_what_is_no_device_event(category: str, name: str, counts_as: Work) -> None:
+    assert device_work(category, name) is counts_as
 
 
 def test_every_rule_of_devices_decides_for_some_name() -> None:
@@ -120,40 +120,42 @@ def test_every_rule_of_devices_decides_for_some_name() -> None:
     seen += [("gpu_memcpy", name) for name in ("Memcpy PtoP (Device -> Device)", "Memcpy DtoD (Device -> Device)")]
     for rule in DEVICE_RULES:
         others = [other for other in DEVICE_RULES if other is not rule]
-        without = [next((o.kind for o in others if c in o.categories and o.names.search(n)), None) for c, n in seen]
-        assert without != [device_kind(*event) for event in seen], rule.names.pattern
+        without = [
+            next((o.counts_as for o in others if c in o.categories and o.names.search(n)), None) for c, n in seen
+        ]
+        assert without != [device_work(*event) for event in seen], rule.names.pattern
         assert rule.reason
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "part", "owns"),
+    ("name", "counts_as", "part", "owns"),
     [
-        ("gloo:all_reduce", Kind.COMMUNICATION, Part.WHOLE, True),
-        ("gloo:_all_gather_base", Kind.COMMUNICATION, Part.WHOLE, True),
-        ("gloo:send", Kind.COMMUNICATION, Part.WHOLE, False),
-        ("gloo:recv", Kind.COMMUNICATION, Part.WHOLE, False),
-        ("gloo:recvAnySource", Kind.COMMUNICATION, Part.WHOLE, False),
-        ("engine::comm seq=0 kind=all_reduce", Kind.COMMUNICATION, Part.WHOLE, True),
-        ("aten::_foreach_addcdiv_", Kind.COMPUTE, Part.WHOLE, False),
-        ("c10d::allreduce_", Kind.NOTHING, Part.CUT, False),
-        ("_c10d_functional::wait_tensor", Kind.NOTHING, Part.CUT, False),
-        ("c10d_functional::all_reduce", Kind.NOTHING, Part.CUT, False),
-        ("engine::wait", Kind.NOTHING, Part.CUT, False),
-        ("engine::gather_wait unit=a", Kind.NOTHING, Part.CUT, False),
-        ("engine::param_gather_wait bucket=0", Kind.NOTHING, Part.CUT, False),
-        ("engine::backward microbatch=0 sync=1", Kind.NOTHING, Part.NONE, False),
-        ("autograd::engine::evaluate_function: AddmmBackward0", Kind.NOTHING, Part.NONE, False),
-        ("torch::autograd::AccumulateGrad", Kind.NOTHING, Part.NONE, False),
-        ("profiler::_record_function_enter_new", Kind.NOTHING, Part.NONE, False),
-        ("FSDP::post_backward_reshard (layers.0)", Kind.NOTHING, Part.NONE, False),
-        ("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function", Kind.COMPUTE, Part.LEAF, False),
-        ("torch_sparse::spmm", Kind.COMPUTE, Part.LEAF, False),
+        ("gloo:all_reduce", Work.COMMUNICATION, Part.WHOLE, True),
+        ("gloo:_all_gather_base", Work.COMMUNICATION, Part.WHOLE, True),
+        ("gloo:send", Work.COMMUNICATION, Part.WHOLE, False),
+        ("gloo:recv", Work.COMMUNICATION, Part.WHOLE, False),
+        ("gloo:recvAnySource", Work.COMMUNICATION, Part.WHOLE, False),
+        ("engine::comm seq=0 kind=all_reduce", Work.COMMUNICATION, Part.WHOLE, True),
+        ("aten::_foreach_addcdiv_", Work.COMPUTE, Part.WHOLE, False),
+        ("c10d::allreduce_", Work.NOTHING, Part.CUT, False),
+        ("_c10d_functional::wait_tensor", Work.NOTHING, Part.CUT, False),
+        ("c10d_functional::all_reduce", Work.NOTHING, Part.CUT, False),
+        ("engine::wait", Work.NOTHING, Part.CUT, False),
+        ("engine::gather_wait unit=a", Work.NOTHING, Part.CUT, False),
+        ("engine::param_gather_wait bucket=0", Work.NOTHING, Part.CUT, False),
+        ("engine::backward microbatch=0 sync=1", Work.NOTHING, Part.NONE, False),
+        ("autograd::engine::evaluate_function: AddmmBackward0", Work.NOTHING, Part.NONE, False),
+        ("torch::autograd::AccumulateGrad", Work.NOTHING, Part.NONE, False),
+        ("profiler::_record_function_enter_new", Work.NOTHING, Part.NONE, False),
+        ("FSDP::post_backward_reshard (layers.0)", Work.NOTHING, Part.NONE, False),
+        ("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function", Work.COMPUTE, Part.LEAF, False),
+        ("torch_sparse::spmm", Work.COMPUTE, Part.LEAF, False),
     ],
 )
-def test_hosts_ranges(name: str, kind: Kind, part: Part, owns: bool) -> None:
+def test_hosts_ranges(name: str, counts_as: Work, part: Part, owns: bool) -> None:
     rule = host_rule(name)
     assert rule is not None
-    assert (rule.kind, rule.part, rule.owns_thread) == (kind, part, owns)
+    assert (rule.counts_as, rule.part, rule.owns_thread) == (counts_as, part, owns)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import overlaplab
 from overlaplab import Run
 from overlaplab.analyses import communication_by, exposed, idle, totals, volume
 from overlaplab.cli import main
-from overlaplab.events import Kind, classify
+from overlaplab.events import Work, classify
 from overlaplab.findings import run_warnings
 from overlaplab.findings.warnings import unrecorded
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_the_host_is_not_taken_for_the_computation(run: Run) -> None:
-    assert set(classify(run.traces[0])) == {Kind.NOTHING}
+    assert set(classify(run.traces[0])) == {Work.NOTHING}
     tables = (overlaplab.summary, totals, exposed, idle, overlaplab.buckets, overlaplab.schedule, volume)
     assert [len(analysis(run)) for analysis in (*tables, communication_by)] == [0] * 8
 

@@ -38,7 +38,7 @@ def test_a_range_holds_what_its_thread_launched_in_it(
     threads = list(trace.events["tid"].cat.categories)
     lanes = {tid: threads.index(str(tid)) for tid in (1, 2)}
     for start, length, tid in ranges:
-        span = Span(start_ns=1000 * start, end_ns=1000 * (start + length), lane=lanes[tid])
+        span = Span(start_ns=1000 * start, end_ns=1000 * (start + length), thread=lanes[tid])
         inside = [
             (seq, at, ran) for seq, (at, t, ran) in enumerate(calls) if t == tid and start <= at <= start + length
         ]
@@ -84,7 +84,7 @@ def test_on_a_gpu_any_thread_may_launch(tmp_path: Path) -> None:
         ("all_gather", 8, (18_000, 30_000)),
         ("reduce_scatter", None, (40_000, 50_000)),
     ]
-    assert found.of_launch(Span(start_ns=9_000, end_ns=15_000, lane=0)) == (18_000, 30_000)
+    assert found.of_launch(Span(start_ns=9_000, end_ns=15_000, thread=0)) == (18_000, 30_000)
     assert found.begun(0) == 2_000
     assert found.begun(1_001) is None
 

@@ -73,7 +73,7 @@ def test_the_operator_that_launched_it(tmp_path: Path) -> None:
 def test_operators_of_another_thread_or_moment_tell_nothing(tmp_path: Path) -> None:
     elsewhere = [e | {"tid": 5} for e in operator(2, 8)]
     table = table_of(tmp_path, elsewhere + operator(20, 26) + kernel("ncclDevKernel_Generic", 9, 10, 20, 1))
-    assert table[["kind", "bytes", "told"]].to_numpy().tolist() == [["", -1, False]]
+    assert table[["kind", "bytes", "kind_known"]].to_numpy().tolist() == [["", -1, False]]
 
 
 def test_older_operators_tell_by_their_inputs(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_an_all_to_all_is_sends_and_receives_on_the_device(tmp_path: Path) -> No
     events = operator(2, 8, **{"Collective name": "all_to_all"}) + kernel("ncclDevKernel_SendRecv", 5, 10, 20, 1)
     events += kernel("ncclDevKernel_SendRecv", 30, 40, 50, 2)
     table = table_of(tmp_path, events)
-    assert table[["kind", "named", "told"]].to_numpy().tolist() == [
+    assert table[["kind", "named", "kind_known"]].to_numpy().tolist() == [
         ["all_to_all", "send_recv", True],
         ["send_recv", "send_recv", False],
     ]

@@ -1,4 +1,4 @@
-"""Lists of Python numbers as arrays, exactly, or not at all."""
+"""Lists of Python numbers as arrays, without rounding where possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["floats", "integers"]
 
 
 def integers(values: Sequence[Any]) -> NDArray[np.int64] | None:
-    """As they are; None where one is no integer of 64 bits."""
+    """As int64; None if any is not a 64-bit integer."""
     try:
         return np.frombuffer(array("q", values), dtype=np.int64)
     except (TypeError, OverflowError):
@@ -23,7 +23,7 @@ def integers(values: Sequence[Any]) -> NDArray[np.int64] | None:
 
 
 def floats(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """As they are, integers rounded beyond 2**53; None where one is neither."""
+    """As floats, which round integers beyond 2**53; None if any is not a number."""
     try:
         return np.frombuffer(array("d", values), dtype=np.float64)
     except (TypeError, OverflowError):

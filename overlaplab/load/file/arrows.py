@@ -37,14 +37,14 @@ class Arrows:
 
     def __init__(self) -> None:
         self._found = {name: (Grown("int32"), Grown("int32")) for name in _NAMES}
-        """Rows and numbers. Not a list of small arrays: these, strewn over the heap, would keep it from shrinking."""
+        """Rows and numbers. Many small arrays, scattered over the heap, would keep it from shrinking."""
         self._lost: dict[str, list[NDArray[np.int64]]] = {name: [] for name in _NAMES}
         self._last = np.array([-1, -1, -1], dtype=np.int64)
 
     def append(
         self, ends: list[Event], before: NDArray[Any], where: NDArray[Any], rows: NDArray[Any], first_row: int
     ) -> None:
-        """Add a slice's ends.
+        """Add a slice's arrow ends.
 
         `where` are their (time, process, thread), `rows` those of the slice's events, `before` how many of these came
         before each end; `first_row` is the first event's row in the file.
@@ -64,7 +64,7 @@ class Arrows:
                 self._lost[name].append(np.column_stack((where[far], identity[far])))
 
     def column(self, name: str, columns: Columns) -> NDArray[np.int32] | Integers:
-        """The arrows' numbers of all rows, -1 where there is none; of several at one event, the first."""
+        """The arrows' numbers of all rows, -1 where there is none; the first, if an event has several."""
         values: NDArray[np.int32] | Integers = np.full(columns.rows, -1, dtype=np.int32)
         found, lost = self._found.pop(name), self._lost.pop(name)
         rows, identity = (grown.values() for grown in found)

@@ -83,7 +83,7 @@ class Columns:
         self.rows += len(columns["ts_ns"])
 
     def table(self, base_ns: int, added: Mapping[str, NDArray[Any]]) -> tuple[pd.DataFrame, NDArray[np.intp]]:
-        """The events in order of start, the longer first where two start together, as a parent does.
+        """The events in order of start; of equal starts the longer first, so that parents precede children.
 
         `added` are whole columns. Also gives the row of the file that each row of the table was.
         """
@@ -108,7 +108,7 @@ class Columns:
 
 
 class Grown:
-    """An array that grows by parts outside the heap, in which moving a whole one would leave holes."""
+    """An array that grows in parts outside the heap, where reallocating it as a whole would leave holes."""
 
     def __init__(self, dtype: str) -> None:
         self._parts: list[NDArray[Any]] = []
@@ -116,7 +116,7 @@ class Grown:
         self._room = 0
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Add values; the type widens where they need it."""
+        """Add values; the type widens as needed."""
         if values.dtype.itemsize > self._dtype.itemsize:
             self._dtype = values.dtype
             self._close()
@@ -144,7 +144,7 @@ class Grown:
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:
-    """As int32 where all of them fit."""
+    """As int32 if all of them fit."""
     fits = not len(values) or (values.min() >= _INT32.min and values.max() <= _INT32.max)
     return values.astype(np.int32) if fits else values
 

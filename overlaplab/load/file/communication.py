@@ -1,4 +1,4 @@
-"""What arguments tell of collectives, and the shapes of what communicates.
+"""Collective metadata from event arguments, and the input shapes of communication events.
 
 The names are those of torch/csrc/distributed/c10d/ParamCommsUtils.hpp, which kineto copies from the operator
 `record_param_comms` to the kernels it launched.
@@ -46,7 +46,7 @@ class Communication:
         """Of each name, by its code: whether it is one of `_COMMUNICATES`, `_SHAPED`."""
 
     def append(self, names: Texts, codes: NDArray[np.int32], arguments: Sequence[Arguments], first_row: int) -> None:
-        """Add what the events of a slice tell, whose names have these codes."""
+        """Add a slice's events, whose names have these codes."""
         for name in islice(names, len(self._flags), None):
             text = str(name)
             self._flags.append(_NAMED * bool(_COMMUNICATES.match(text)) | _GIVEN * bool(_SHAPED.match(text)))
@@ -109,7 +109,7 @@ def _text(value: Value) -> str:
 
 
 def _from_shapes(name: str, kind: str, told: Arguments) -> tuple[int, int, str]:
-    """Elements in and out and their dtype, from the tensors' shapes; -1 and empty where they do not tell."""
+    """Elements in and out and their dtype, from the tensors' shapes; -1 and empty where unknown."""
     tensors: list[tuple[int, str]] = []
     for shape, spelling in zip(_list(told.shapes), _list(told.types), strict=False):
         of = torch_dtype(str(spelling))
@@ -126,7 +126,7 @@ def _from_shapes(name: str, kind: str, told: Arguments) -> tuple[int, int, str]:
 
 
 def _elements(shape: object, dtype: str, depth: int = 3) -> int | None:
-    """How many elements a tensor, or a list of tensors, of this shape has; None for what is no tensor.
+    """How many elements a tensor, or a list of tensors, of this shape has; None if it is not a tensor.
 
     An empty shape is a scalar tensor's, but of a list it tells nothing: older torch wrote no shapes for lists.
     """

@@ -1,4 +1,4 @@
-"""Events one by one out of text that is not JSON: what can be mended is mended, what cannot does not harm the rest."""
+"""Events one by one from text that is not valid JSON: damaged ones are repaired if possible, and skipped otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEXT = re.compile(r"\}\s*(?:,\s*(?=\{)|(?=\]))")
 _WINDOW = 1 << 15
 _MOST_MENDED = 1 << 18
 _CANDIDATES = 4
-"""Places at which a damaged event may end; those before lie inside it."""
+"""Candidates for the end of a damaged event; earlier ones may lie inside it."""
 _INCOMPLETE_CHARACTERS = 16
 _ESCAPES = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4}|)")
 _TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|,(?=\s*[}\]])|-?\b(?:nan|inf|infinity)\b', re.S | re.I)
@@ -27,7 +27,7 @@ _MOST_DIGITS = 40
 
 
 def one_by_one(data: bytes, final: bool, repairs: Counter[str]) -> tuple[list[Event], bytes, bool]:
-    """The events, what is left to be read together with more, and whether the array ended.
+    """The events, the text left to be read together with more, and whether the array ended.
 
     `final` says that no more follows. Counts in `repairs` what was mended and what was left out.
     """
@@ -50,7 +50,7 @@ class _Reading:
 
     def __init__(self, repairs: Counter[str]) -> None:
         self.at = 0
-        """How much of the window was read."""
+        """How much of the window has been read."""
         self.ended = False
         self._text = ""
         self._final = False
@@ -58,7 +58,7 @@ class _Reading:
         self._repairs = repairs
         self._absent_numbers = 0
         self._lost = False
-        """Whether the last event was damaged, so that nobody knows what a bracket closes."""
+        """Whether the last event was damaged, so that the next closing bracket is ambiguous."""
         self._end: int | None = None
         """Where the array ends, unless more events follow."""
         self._decoder = json.JSONDecoder(strict=False, parse_float=str, parse_int=_integer, parse_constant=self._absent)
@@ -85,7 +85,7 @@ class _Reading:
         return found
 
     def _approach(self) -> bool:
-        """Move to the next value; whether there is one."""
+        """Move to the next value, and return whether there is one."""
         while self._pass_separators():
             if self._text[self.at] != "]":
                 return True
@@ -105,13 +105,13 @@ class _Reading:
         return False
 
     def _pass_separators(self) -> bool:
-        """Move to what may be a value or the end of the array; whether there is something."""
+        """Move to a possible value or the end of the array, and return whether there is one."""
         match = _SEPARATORS.match(self._text, self.at)
         self.at = match.end() if match else self.at
         return self.at < len(self._text)
 
     def _skip(self) -> bool:
-        """Move behind the next place where an event may end; whether there is one."""
+        """Move past the next possible end of an event, and return whether there is one."""
         match = _NEXT.search(self._text, self.at)
         if match is None:
             self.at = len(self._text) if self._final else self.at
@@ -120,7 +120,7 @@ class _Reading:
         return True
 
     def _one(self) -> dict[str, object] | None:
-        """The object here; None where it cannot be read, empty where it is something else."""
+        """The object here; None if it cannot be read, empty if it is something else."""
         try:
             raw, self.at = self._decoded(self._text, self.at)
         except (ValueError, RecursionError) as error:
@@ -173,7 +173,7 @@ def _token(match: re.Match[str]) -> str:
 
 
 class _Incomplete(Exception):  # noqa: N818 (it is not an error)
-    """The event goes on in what was not read yet."""
+    """The event continues in text that has not been read yet."""
 
 
 def _is_incomplete(error: Exception, size: int) -> bool:

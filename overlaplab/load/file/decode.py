@@ -1,4 +1,4 @@
-"""Events out of JSON text: quickly with a typed decoder, and with patience where that fails."""
+"""Events from JSON text: with a fast typed decoder, and a tolerant one where that fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = msgspec.Raw(b"")
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """What is read of an event's `args`; the names are kineto's."""
+    """The fields read from an event's `args`; the names are kineto's."""
 
     stream: Value = -1
     device: Value = -1
@@ -46,7 +46,7 @@ NO_ARGUMENTS = Arguments()
 
 
 class Event(msgspec.Struct, gc=False):
-    """What is read of an event; `ts` and `dur` as the file has them."""
+    """The fields read from an event; `ts` and `dur` as in the file."""
 
     ph: str | None = None
     cat: str | None = None
@@ -72,7 +72,7 @@ _exact = msgspec.json.Decoder(list[_ExactEvent])
 
 
 def decoded(text: bytes | bytearray | memoryview) -> list[Event]:
-    """The events of a JSON array; raises what msgspec raises where it is none of the usual events."""
+    """The events of a JSON array; raises msgspec's errors unless all are of the usual form."""
     events = _fast.decode(text)
     if needs_text([event.ts for event in events]):
         return _exact.decode(text)  # type: ignore[return-value]
@@ -80,7 +80,7 @@ def decoded(text: bytes | bytearray | memoryview) -> list[Event]:
 
 
 def lenient(raw: Mapping[str, object], repairs: Counter[str]) -> Event:
-    """The event in a JSON object of which anything may be amiss: what is of no use is absent, and counted."""
+    """The event in a JSON object with possible errors: unusable fields are dropped and counted."""
     arguments = raw.get("args")
     values: dict[str, Any] = {
         field.name: _value(raw[field.encode_name], repairs) for field in _FIELDS if field.encode_name in raw

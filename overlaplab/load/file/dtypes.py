@@ -27,7 +27,7 @@ DTYPE_BYTES = {
     "uint8": 1,
     "bool": 1,
 }
-"""Bytes per element; types of less than a byte are left out."""
+"""Bytes per element; types smaller than a byte are left out."""
 
 # c10/core/ScalarType.h names a type in two ways: what `Input type` holds is the C++ type, what collectives' `dtype`
 # holds is the enumerator.

@@ -22,12 +22,12 @@ CHUNK_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 _GZIP_BITS = zlib.MAX_WBITS | 16
 MOST_RATIO = 400
-"""Traces shrink to a 26th; the most that deflate can do, and that only a bomb does, is a 1032nd."""
+"""Traces shrink by a factor of up to 26. Deflate's maximum, which only a bomb reaches, is 1032."""
 RATIO_FROM_BYTES = 64 << 20
 
 
 class _Inflating(Protocol):
-    """What `zlib.decompressobj` gives, and isal's."""
+    """The interface of zlib's decompressor and of isal's."""
 
     eof: bool
     unconsumed_tail: bytes
@@ -37,7 +37,7 @@ class _Inflating(Protocol):
 
 
 class Source:
-    """The chunks of one file. `damage` says, once they have come to an end, what cut them short."""
+    """The chunks of one file. After the last chunk, `damage` says what cut the file short."""
 
     def __init__(self, path: object, file: BinaryIO) -> None:
         self.damage: str | None = None
@@ -46,7 +46,7 @@ class Source:
         self._read = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """Each chunk is read while the one before it is in use."""
+        """Each chunk is read while the previous one is in use."""
         first = self._file.read(CHUNK_BYTES)
         chunks = self._inflated(first) if first.startswith(GZIP) else self._plain(first)
         with ThreadPoolExecutor(1) as reader:
@@ -84,7 +84,7 @@ class Source:
             member = _member() if member.eof else member
 
     def _refilled(self, packed: bytes, before_member: bool) -> bytes:
-        """What was read, or the next if that is nothing; before a member there may be padding."""
+        """The given data, or the next chunk if it is empty; padding may precede a member."""
         packed = packed.lstrip(b"\0") if before_member else packed
         while not packed and (more := self._file.read(CHUNK_BYTES)):
             self._read += len(more)
@@ -101,7 +101,7 @@ class Source:
             )
 
     def _salvaged(self, known: int) -> bytes:
-        """What an inflater that failed had made of the last chunk: all after the known bytes, made one by one."""
+        """What a failed inflater had produced from the last chunk, recovered byte by byte."""
         found = bytearray()
         if not self._file.seekable():
             return b""
@@ -125,7 +125,7 @@ def _member() -> _Inflating:
 
 
 def opened(path: Path) -> BinaryIO:
-    """The file for reading; `OverlaplabError` for what is no file."""
+    """The file, opened for reading; raises `OverlaplabError` if it is not a file."""
     if not path.is_file():
         raise OverlaplabError("not a file" if path.exists() else "no such file", path=path)
     return path.open("rb")

@@ -1,4 +1,4 @@
-"""The keys of a trace beside its events: what the file says of its process."""
+"""The keys of a trace beside its events, which describe its process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
 class Keys(msgspec.Struct):
-    """The keys that are read, each whatever the file holds there."""
+    """The keys that are read, with unchecked values."""
 
     distributedInfo: Any = None  # noqa: N815 (the file's spelling)
     baseTimeNanoseconds: Any = None  # noqa: N815
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """What `distributedInfo` says of the process; None where it does not."""
+    """What `distributedInfo` says of the process; None where unknown."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -34,7 +34,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keys_before(text: bytes) -> Keys | None:
-    """The keys in what ends with the opening bracket of `traceEvents`; None where this is inside of something else."""
+    """The keys in text that ends with the opening bracket of `traceEvents`; None if that bracket is nested."""
     try:
         return msgspec.json.decode(text + b"]}", type=Keys)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -42,7 +42,7 @@ def keys_before(text: bytes) -> Keys | None:
 
 
 def keys_after(text: bytes, repairs: Counter[str]) -> Keys:
-    """The keys in what follows the array's closing bracket."""
+    """The keys in the text after the array's closing bracket."""
     text = text.strip()
     if text in (b"", b"}"):
         return Keys()
@@ -71,7 +71,7 @@ def _value(text: str, name: str) -> object:
 
 
 def base_ns(keys: Keys) -> int:
-    """What is to be added to all times; 0 where the file says nothing of use."""
+    """The offset of all times; 0 without a usable value."""
     return max(0, number(keys.baseTimeNanoseconds))
 
 

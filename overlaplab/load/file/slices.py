@@ -37,7 +37,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class NoTraceError(Exception):
-    """What was read is no trace; the text says why."""
+    """The file is not a trace; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Slices:
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self.keys = Keys()
         self.whole = False
-        """Whether the array came to its end."""
+        """Whether the array was complete."""
         self.repairs: Counter[str] = Counter()
-        """What was mended or left out, and how often."""
+        """What was repaired or left out, and how often."""
         self._chunks = chunks
 
     def __iter__(self) -> Iterator[list[Event]]:

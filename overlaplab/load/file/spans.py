@@ -1,4 +1,4 @@
-"""Events told by their begin and end (`B`, `E`) become complete ones (`X`)."""
+"""Pairs of begin and end events (`B`, `E`) become complete events (`X`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Spans"]
 
 
 class Spans:
-    """What has begun and not ended so far, per process and thread; an end belongs to the last begin."""
+    """The open events per process and thread; an end belongs to the last begin."""
 
     def __init__(self) -> None:
         self.unmatched_ends = 0

@@ -33,16 +33,16 @@ _PHASES: dict[str | None, int] = {
     "B": _BEGIN,
     "E": _END,
 }
-"""What of the Trace Event Format makes rows or arrows; counters, metadata and asynchronous ranges do not."""
+"""The phases of the Trace Event Format that become rows or arrows; not counters, metadata and asynchronous ranges."""
 
 
 class Gathered:
-    """What the slices so far hold."""
+    """The content of the slices so far."""
 
     def __init__(self) -> None:
         self.columns = Columns()
         self.repairs: Counter[str] = Counter()
-        """What was mended or left out, and how often."""
+        """What was repaired or left out, and how often."""
         self.communication = Communication()
         self._arrows = Arrows()
         self._spans = Spans()
@@ -120,7 +120,7 @@ class Gathered:
     def _paired(
         self, events: list[Event], kinds: NDArray[np.uint8], times: Integers
     ) -> tuple[list[Event], NDArray[np.uint8], Integers]:
-        """The same with complete events in place of the ends, without the begins."""
+        """The same, with begin and end events replaced by complete ones."""
         found: list[tuple[Event, int, int]] = []
         for event, kind, time_ns in zip(events, kinds.tolist(), times.tolist(), strict=True):
             if kind == _BEGIN:

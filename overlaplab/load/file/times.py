@@ -1,4 +1,4 @@
-"""Times as files write them, to int64 ns without an error of even 1 ns.
+"""Times from files as exact int64 ns.
 
 Files write µs, with any number of decimals. A float resolves 1 ns only below 2**43 µs (102 days); above, as epoch
 times are, the decimal text is read. Some tools write integer ns: no clock counts 1e17 µs (the year 5138), so a file
@@ -21,7 +21,7 @@ __all__ = ["ABSENT", "LIMIT_NS", "Time", "counts_ns", "nanoseconds", "needs_text
 Time = int | float | str | Decimal | None
 
 ABSENT = np.iinfo(np.int64).min
-"""In place of a time that is none."""
+"""Stands for a missing time."""
 LIMIT_NS = 2**61 - 1
 """Up to 2043 as Unix time; a difference between any two, with a duration added, still fits into 64 bits."""
 EXACT_FLOAT_US = 2.0**43
@@ -29,7 +29,7 @@ LEAST_NS = 10**17
 
 
 def needs_text(values: Sequence[Time]) -> bool:
-    """Whether some of the µs are floats too large to tell ns."""
+    """Whether some of the µs are floats too large to be exact to 1 ns."""
     known = floats(values)
     if known is not None and _are_exact(known):
         return False
@@ -41,13 +41,13 @@ def _are_exact(us: NDArray[np.float64]) -> bool:
 
 
 def counts_ns(values: Sequence[Time]) -> bool | None:
-    """Whether these are ns rather than µs; None where there is nothing to tell it by."""
+    """Whether these are ns rather than µs; None if that cannot be decided."""
     known = [number for value in values if (number := _decimal(value)) is not None and number]
     return sorted(known)[len(known) // 2] >= LEAST_NS if known else None
 
 
 def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> NDArray[np.int64]:
-    """Each value (µs, or ns) in ns; `ABSENT` for what is no number or beyond `LIMIT_NS`."""
+    """Each value (µs, or ns) in ns; `ABSENT` if it is not a number, or beyond `LIMIT_NS`."""
     scale = 1 if ns else 1000
     if (whole := integers(values)) is not None:
         most = LIMIT_NS // scale

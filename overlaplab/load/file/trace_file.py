@@ -31,16 +31,16 @@ __all__ = ["TraceFile", "read_trace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFile:
-    """What one file holds: its events, and what it says of its process."""
+    """The content of one file: its events, and the description of its process."""
 
     events: pd.DataFrame
-    """With the columns of `EVENT_COLUMNS`, in order of `ts_ns`, of equal ones the longest first."""
+    """With the columns of `EVENT_COLUMNS`, in order of `ts_ns`; of equal ones the longest first."""
     collectives: pd.DataFrame
     """With the columns of `COLLECTIVE_COLUMNS`."""
     inputs: pd.DataFrame
     """With the columns of `INPUT_COLUMNS`."""
     event_ranks: NDArray[np.int64] | None
-    """The rank that each event's arguments tell, -1 where they do not; None where none do."""
+    """The rank in each event's arguments, -1 where absent; None if no event has one."""
     rank: int | None
     world_size: int | None
     backend: str | None
