@@ -83,14 +83,14 @@ def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_file_records_where_nothing_is_installed(
     files: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("test_gpu_link", "test_engine_streams_gpu"):
+    for name in ("test_gpu_link", "test_streams_gpu"):
         monkeypatch.setattr(files[name], "RECORDING_S", 1000.0)  # this machine may be busy
     every = files["test_gpu_link"].recorded(tmp_path / "made", *TINY)
     for name in ("naive", "zero3", "torch-fsdp2"):
         manifest, events = files["test_gpu_link"].read(every / name)
         assert manifest["strategy"] == name
         assert events
-    alone = files["test_engine_streams_gpu"].recorded(tmp_path / "alone", "--strategy", "naive", *TINY)
+    alone = files["test_streams_gpu"].recorded(tmp_path / "alone", "--strategy", "naive", *TINY)
     assert (alone / "run.json").exists()
 
 
