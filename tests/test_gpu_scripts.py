@@ -72,7 +72,7 @@ def test_the_plan_says_what_holds_up_the_stream(tmp_path: Path, monkeypatch: pyt
     """Both for the parts and for the runs that are recorded."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     gpu = script("benchmarks/gpu.py")
-    measuring = gpu.Measuring(tmp_path, gpu.FULL | {"link_wait": "host"}, 0.0)
+    measuring = gpu.Measuring(tmp_path, gpu.FULL | {"link_wait": "host"}, 0.0, 60.0)
     ran: list[list[str]] = []
     monkeypatch.setattr(gpu.Measuring, "_run", lambda self, name, words, alone=True: ran.append(words))
     measuring.plan["link"] = "1Gbps,1us,8"

@@ -28,7 +28,7 @@ def clear_when_left(own: Uploads) -> None:
     known = weakref.ref(own)
     Thread(
         target=wait_until_left,
-        args=(known, lambda: runtime.get_instance().is_active_session(session)),
+        args=(known, lambda: runtime.exists() and runtime.get_instance().is_active_session(session)),
         name="overlaplab-uploads",
         daemon=True,
     ).start()

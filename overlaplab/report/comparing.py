@@ -18,7 +18,7 @@ def compared(reported: Sequence[Reported]) -> tuple[Shown, ...]:
     if len(good) < 2:
         return ()
     runs, selection = [one.run for one in good], good[0].selection
-    note = findings.links_note([run.manifest for run in runs])
+    note = "; ".join(sorted({link for run in runs if (link := findings.link_note(run.manifest)) is not None})) or None
     table = analyses.compare(runs, selection)
     if analyses.is_sweep(runs):
         first = sweep_section(analyses.sweep(runs, selection), analyses.sweep_links(runs, selection), note)

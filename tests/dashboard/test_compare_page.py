@@ -92,4 +92,4 @@ def test_of_a_large_sweep_every_cap_is_there_once_before_any_is_twice(tmp_path: 
     chosen = app.multiselect[0].value
     assert len(chosen) == 24
     assert {f"cap-{cap}" for cap in caps} | {f"cap-{cap}-4" for cap in caps} <= set(chosen)
-    assert "not every cap was recorded as often" in texts(app)
+    assert "Not every cap was recorded as often" in texts(app)

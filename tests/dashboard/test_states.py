@@ -99,7 +99,7 @@ def test_every_page_in_every_state(opened: Open, tmp_path: Path, state: str) -> 
             assert ("Device activity was not recorded" if unrecorded else NOTHING[page]) in said[0]
             assert drawn == 0
         else:
-            assert drawn > 0, page
+            assert drawn > 0 or (page == "collectives" and len(app.dataframe) > 0), page  # no bandwidth is known
             assert not app.error
 
 
