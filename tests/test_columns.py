@@ -86,7 +86,7 @@ def test_every_registered_column_is_returned_or_shown(tables: dict[str, pd.DataF
 
 def test_what_pages_ask_for_is_registered_and_has_different_headers() -> None:
     found = list(asked())
-    assert len(found) > 30
+    assert len(found) > 40
     for table, names in found:
         chosen = columns(table, *names)
         for headers in ([one.header for one in chosen], [one.title for one in chosen], [one.terse for one in chosen]):
