@@ -1,6 +1,4 @@
-"""Charts of the analyses' tables: pure functions to `altair.Chart`, light or dark, each with its finding as a
-title.
-"""
+"""Charts of the analyses' tables: pure functions that return an `altair.Chart`, light or dark, titled by a finding."""
 
 from overlaplab.charts.breakdown import summary
 from overlaplab.charts.collectives import bus_bandwidth, kind_word, late_ranks, waits

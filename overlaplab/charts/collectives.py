@@ -8,6 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from overlaplab.charts.parts import bars, dashed_lines, tooltip, words
 from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
 from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
@@ -15,21 +16,21 @@ from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_t
 from overlaplab.manifest import Link
 from overlaplab.words import count, ms, rank_word, shorten, to_ms
 
-__all__ = ["bus_bandwidth", "kind_word", "late_ranks", "waits"]
-
 MOST_POINTS = 1500
-"""More collectives than these share points: a browser draws no more at ease, and no eye tells them apart."""
+"""If there are more collectives, neighbours share a point: a browser draws this many without effort, and the eye cannot
+tell more of them apart."""
 MOST_RANKS = 32
 _KIND, _BUS, _WAIT, _TRANSFER = columns("each_collective", "kind", "bus_gb_per_s", "wait_ns", "transfer_ns")
-LEAST_MS = 0.001  # what took less stands here: a logarithm has no zero
+LEAST_MS = 0.001  # shorter times are drawn here: a logarithmic axis has no zero
 MEASURED, BOUND = "from the transfer", "lower bound, from the duration"
+_SHAPES = {MEASURED: "circle", BOUND: "triangle-up"}
 ALONE, SHARED = "gone if it came with the last but one", "gone only if others came earlier, too"
 _HEIGHT = 320
-_GRID = 40  # cells per decade in which points meet
+_GRID = 40  # cells per decade; collectives in one cell share a point
 
 
 def kind_word(kind: object) -> str:
-    """A kind of collective as people write it: `all-reduce`; `unknown` where nothing tells."""
+    """A kind of collective as people write it, such as `all-reduce`, or `unknown`."""
     return shorten(kind.replace("_", "-"), 30) if isinstance(kind, str) and kind else "unknown"
 
 
@@ -38,8 +39,8 @@ def bus_bandwidth(
 ) -> alt.LayerChart:
     """A point per collective: its bus bandwidth against its bytes, both logarithmic, by kind.
 
-    Takes `overlaplab.analyses.each_collective`'s rows. A hollow triangle is a lower bound: its transfer is unknown.
-    `link` draws a line at what one rank's link carries.
+    Takes rows of `overlaplab.analyses.each_collective`. A hollow triangle is a lower bound: its transfer is unknown.
+    `link` adds a line at the bandwidth of one rank's link.
     """
     tones = palette(dark)
     shown = table[(table["bus_gb_per_s"] > 0).fillna(False) & (table["bytes"] > 0).fillna(False)]
@@ -50,16 +51,12 @@ def bus_bandwidth(
     y_domain = log_domain([*rows["y"], *([] if line is None else [line])])
     x = alt.X("x:Q", scale=log_scale(x_domain), axis=size_axis(x_domain, "bytes of the full tensor"))
     y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, _BUS.title))
-    tooltip = [
-        alt.Tooltip("part:N", title=_KIND.header),
-        alt.Tooltip("x:Q", title="bytes", format=","),
-        alt.Tooltip("y:Q", title=_BUS.title, format=",.3f"),
-        alt.Tooltip("how:N", title="computed"),
-        alt.Tooltip("who:N", title="collectives"),
-    ]
-    layers = [_layer(rows, x, y, tones, tooltip, bounds=bool(rows["bound"].any()))]
-    if line is not None:
-        layers += _link_line(line, link, tones)
+    titles = {"part": _KIND.header, "x:Q": "bytes", "y:Q": _BUS.title, "how": "computed", "who": "collectives"}
+    layers = [_layer(rows, x, y, tones, tooltip(titles, x=","), bounds=bool(rows["bound"].any()))]
+    if link is not None:
+        name = f"{'emulated link' if link.emulated else 'link'} {link.bandwidth_gbps:g} Gbit/s = {line:g} GB/s"
+        where = pd.DataFrame({"y": [line]})
+        layers += dashed_lines(where, "y", "y", name, tones.ink, align="left", dx=6, dy=-8)
     title = bandwidth_title(shown, line)
     reading = "Bus bandwidth: bytes ÷ transfer × what a ring sends of them. Small collectives are bound by latency."
     return finish(
@@ -73,9 +70,9 @@ def bus_bandwidth(
 
 
 def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """A point per collective: the longest that a rank waited in it against how long its data took, by kind.
+    """A point per collective: the longest wait of a rank against the transfer, by kind.
 
-    Takes `overlaplab.analyses.each_collective`'s rows; those whose wait is unknown are left out.
+    Takes rows of `overlaplab.analyses.each_collective`; those whose wait is unknown are left out.
     """
     tones = palette(dark)
     known = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
@@ -87,13 +84,8 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     x_domain, y_domain = log_domain(rows["x"]), log_domain(rows["y"])
     x = alt.X("x:Q", scale=log_scale(x_domain), axis=_axis(x_domain, "transfer, after the last rank arrived (ms)"))
     y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "longest wait of a rank (ms)"))
-    tooltip = [
-        alt.Tooltip("part:N", title=_KIND.header),
-        alt.Tooltip("y:Q", title=_WAIT.title, format=",.3f"),
-        alt.Tooltip("x:Q", title=_TRANSFER.title, format=",.3f"),
-        alt.Tooltip("who:N", title="collectives"),
-    ]
-    layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, tooltip, bounds=False)]
+    lines = tooltip({"part": _KIND.header, "y:Q": _WAIT.title, "x:Q": _TRANSFER.title, "who": "collectives"})
+    layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, lines, bounds=False)]
     title = waits_title(known)
     reading = f"A wait ends when the last rank arrives. What took less than {LEAST_MS:g} ms stands at {LEAST_MS:g} ms."
     return finish(
@@ -109,7 +101,7 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
 def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """A bar per rank: how long the others waited for it, with how often it came last and how late.
 
-    Takes `overlaplab.analyses.stragglers`' rows; the 32 that cost most are drawn.
+    Takes rows of `overlaplab.analyses.stragglers`; the 32 ranks with the highest cost are drawn.
     """
     tones = palette(dark)
     drawn = table.head(MOST_RANKS)
@@ -121,31 +113,24 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
             {"rank": rank, "part": part, "begin": to_ms(begin), "end": to_ms(end), "ms": to_ms(end - begin)}
             for part, begin, end in spans
         ]
-    bars = pd.DataFrame(rows, columns=["rank", "part", "begin", "end", "ms"])
-    words = pd.DataFrame(
+    table_of_bars = pd.DataFrame(rows, columns=["rank", "part", "begin", "end", "ms"])
+    ends = pd.DataFrame(
         {
             "rank": [rank_word(rank) for rank in drawn["rank"]],
             "end": to_ms(drawn["cost_ns"].astype("float64")),
             "text": [_late_word(row) for row in drawn.to_dict("records")],
         }
     )
-    most = float(words["end"].max()) if len(words) else 0.0
-    y = alt.Y("rank:N", sort=list(words["rank"]), title="rank", axis=alt.Axis(domain=False, ticks=False))
-    # Room on the right for the words behind the longest bar.
-    scale = alt.Scale(domain=[0, most * 1.7 or 1.0], nice=False)
+    most = float(ends["end"].max()) if len(ends) else 0.0
+    y = alt.Y("rank:N", sort=list(ends["rank"]), title="rank", axis=alt.Axis(domain=False, ticks=False))
+    scale = alt.Scale(domain=[0, most * 1.7 or 1.0], nice=False)  # room for the words behind the longest bar
     axis = alt.Axis(title="waited for it, all other ranks together (ms)", format=",~f", tickCount=10)
-    tooltip = [
-        alt.Tooltip("rank:N"),
-        alt.Tooltip("part:N", title="what"),
-        alt.Tooltip("ms:Q", title="ms", format=",.3f"),
-    ]
-    fills = [(ALONE, tones.reduce), (SHARED, tones.queued)]
-    drawn_bars = alt.Chart(bars).mark_bar(height={"band": 0.7}, opacity=1)
-    labels = alt.Chart(words).mark_text(align="left", dx=6, color=tones.ink, fontSize=12)
     x = alt.X("begin:Q", scale=scale, axis=axis)
+    fills = colours([(ALONE, tones.reduce), (SHARED, tones.queued)])
+    lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms"})
     layers = [
-        drawn_bars.encode(x=x, x2=alt.X2("end:Q"), y=y, color=colours(fills), tooltip=tooltip),
-        labels.encode(x=alt.X("end:Q", scale=scale), y=y, text=alt.Text("text:N")),
+        bars(table_of_bars, x, y, fills, lines, 0.7),
+        words(ends, alt.X("end:Q", scale=scale), y, tones.ink, column="text", align="left", dx=6),
     ]
     title = late_ranks_title(table)
     reading = []
@@ -166,7 +151,7 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
 
 
 def _points(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """`x`, `y`, `part` (the kind), `bound`, `who` (which collectives) and `number`; near ones share a point if many."""
+    """`x`, `y`, `part` (the kind), `bound`, `who` (which collectives) and `number` (how many share the point)."""
     rows = pd.DataFrame(
         {
             "x": table[x].astype("float64"),
@@ -180,32 +165,31 @@ def _points(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
         return rows.assign(number=1, who=[f"number {index}" for index in rows["index"]]).drop(columns="index")
     cells = {f"{name}_cell": np.round(np.log10(rows[name]) * _GRID) for name in ("x", "y")}
     by = rows.assign(**cells).groupby([*cells, "part", "bound"], sort=False)
-    found = by.agg(x=("x", "median"), y=("y", "median"), number=("x", "size"), first=("index", "min")).reset_index()
-    found["who"] = [
+    points = by.agg(x=("x", "median"), y=("y", "median"), number=("x", "size"), first=("index", "min")).reset_index()
+    points["who"] = [
         f"number {first}" if number == 1 else f"{number} near each other, the first is number {first}"
-        for number, first in zip(found["number"], found["first"], strict=True)
+        for number, first in zip(points["number"], points["first"], strict=True)
     ]
-    return found[["x", "y", "part", "bound", "number", "who"]]
+    return points[["x", "y", "part", "bound", "number", "who"]]
 
 
 def _layer(
-    rows: pd.DataFrame, x: alt.X, y: alt.Y, tones: Palette, tooltip: list[alt.Tooltip], *, bounds: bool
+    rows: pd.DataFrame, x: alt.X, y: alt.Y, tones: Palette, lines: list[alt.Tooltip], *, bounds: bool
 ) -> alt.Chart:
-    """The points; where there are lower bounds, they are hollow triangles."""
-    encoding: dict[str, Any] = {"x": x, "y": y, "tooltip": tooltip}
-    encoding["color"] = colours(_kind_colours(list(dict.fromkeys(rows["part"])), tones), symbolType="circle")
+    """The points; where some are lower bounds, these are hollow triangles."""
+    kinds = [(kind, _kind_colour(kind, tones)) for kind in dict.fromkeys(rows["part"])]
+    encoding: dict[str, Any] = {"x": x, "y": y, "tooltip": lines, "color": colours(kinds, symbolType="circle")}
     if bounds:
+        shapes = {how: shape for how, shape in _SHAPES.items() if how in set(rows["how"])}
+        scale = alt.Scale(domain=list(shapes), range=list(shapes.values()))
         legend = alt.Legend(orient="top", labelLimit=0, title=None)
-        there = [how for how in (MEASURED, BOUND) if how in set(rows["how"])]
-        scale = alt.Scale(domain=there, range=[{MEASURED: "circle", BOUND: "triangle-up"}[how] for how in there])
         encoding["shape"] = alt.Shape("how:N", scale=scale, legend=legend)
-    chart: alt.Chart = alt.Chart(rows).mark_point(filled=not bounds, size=64, opacity=0.7, strokeWidth=2)
-    drawn: alt.Chart = chart.encode(**encoding)
-    return drawn
+    points: alt.Chart = alt.Chart(rows).mark_point(filled=not bounds, size=64, opacity=0.7, strokeWidth=2)
+    return points.encode(**encoding)
 
 
-def _kind_colours(kinds: list[str], tones: Palette) -> list[tuple[str, str]]:
-    """Each kind's colour, the same in every run; rarer kinds share the rest."""
+def _kind_colour(kind: str, tones: Palette) -> str:
+    """The colour of a kind, the same in every run; rare kinds share one."""
     fixed = {
         "all-reduce": tones.compute,
         "all-gather": tones.gather,
@@ -213,45 +197,24 @@ def _kind_colours(kinds: list[str], tones: Palette) -> list[tuple[str, str]]:
         "all-to-all": tones.exposed,
         "broadcast": tones.queued,
     }
-    return [(kind, fixed.get(kind, tones.memory)) for kind in kinds]
+    return fixed.get(kind, tones.memory)
 
 
 def _axis(domain: tuple[float, float], title: str) -> alt.Axis:
     return alt.Axis(title=title, values=log_ticks(domain), format="~g", labelOverlap=True)
 
 
-def _link_line(line: float, link: Link | None, tones: Palette) -> list[alt.Chart]:
-    """The line at the link's bandwidth, and its name."""
-    where = pd.DataFrame({"y": [line]})
-    rule = alt.Chart(where).mark_rule(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("y:Q"))
-    emulated = "emulated link" if link is not None and link.emulated else "link"
-    text = f"{emulated} {0 if link is None else link.bandwidth_gbps:g} Gbit/s = {line:g} GB/s"
-    word = (
-        alt.Chart(where)
-        .mark_text(color=tones.ink, align="left", dx=6, dy=-8, fontSize=12)
-        .encode(x=alt.value(0), y=alt.Y("y:Q"), text=alt.value(text))
-    )
-    return [rule, word]
-
-
 def _diagonal(x: tuple[float, float], y: tuple[float, float], tones: Palette) -> list[alt.Chart]:
-    """Where wait equals transfer, as far as both axes show it."""
+    """The line at which wait equals transfer, where both axes show it."""
     low, high = max(x[0], y[0]), min(x[1], y[1])
     if high < 2 * low:  # no more than a corner
         return []
-    ends = pd.DataFrame({"x": [low, high], "y": [low, high]})
-    middle = pd.DataFrame({"x": [(low * high) ** 0.5], "y": [(low * high) ** 0.5]})
-    line = (
-        alt.Chart(ends)
-        .mark_line(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5)
-        .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
-    )
-    word = (
-        alt.Chart(middle)
-        .mark_text(color=tones.ink, align="right", dx=-8, dy=-12, fontSize=12)
-        .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"), text=alt.value("wait = transfer"))
-    )
-    return [line, word]
+    middle = (low * high) ** 0.5
+    line = alt.Chart(pd.DataFrame({"x": [low, high], "y": [low, high]}))
+    line = line.mark_line(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5)
+    name = alt.Chart(pd.DataFrame({"x": [middle], "y": [middle]}))
+    name = name.mark_text(color=tones.ink, align="right", dx=-8, dy=-12, fontSize=12)
+    return [line.encode(x="x:Q", y="y:Q"), name.encode(x="x:Q", y="y:Q", text=alt.value("wait = transfer"))]
 
 
 def _late_word(row: dict[Any, Any]) -> str:

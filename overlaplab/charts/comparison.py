@@ -1,67 +1,36 @@
-"""The compare chart: step time of several runs, by what it is made of."""
+"""The compare chart: the step time of several runs and its parts."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Literal
+from typing import Any
 
 import altair as alt
 import pandas as pd
 
+from overlaplab.charts.parts import bars, row_axis, stacked, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import compare_title
 from overlaplab.words import count, duration, shorten
 
-__all__ = ["compare", "run_labels"]
-
-COMPUTE = "compute only"
-HIDDEN = "communication hidden by compute"
-EXPOSED = "communication exposed"
-REST = "neither (idle, memory)"
-
 
 def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """One bar per run out of `overlaplab.compare(runs)`: the median step in ms and its parts.
+    """One bar per run, from `overlaplab.compare(runs)`: the median step in ms and its parts.
 
     Rows are named by `bucket_cap_mb` where the runs differ only in it, else by the run's folder. Medians of
-    parts need not add up to the median of the whole: the rest takes up the difference.
+    parts need not add up to the median of the whole: the last part takes up the difference.
     """
     tones = palette(dark)
     axis, labels = run_labels(table)
     rows, ends = _rows(table, labels)
-    y = alt.Y("run:N", sort=labels, title=axis, axis=alt.Axis(domain=False, ticks=False, labelOverlap=False))
-    longest = max(ends["end"], default=1.0)
-    x = alt.X(
-        "begin:Q",
-        title="median step time (ms)",
-        scale=alt.Scale(domain=[0, longest * 1.28], nice=False),
-        axis=alt.Axis(tickCount=12),
-    )
-    fills = [(COMPUTE, tones.compute), (HIDDEN, tones.gather), (EXPOSED, tones.exposed), (REST, tones.idle)]
-    bars: alt.Chart = (
-        alt.Chart(rows)
-        .mark_bar(height={"band": 0.72}, opacity=1)
-        .encode(
-            x=x,
-            x2=alt.X2("end:Q"),
-            y=y,
-            color=colours(fills),
-            tooltip=[
-                alt.Tooltip("run:N"),
-                alt.Tooltip("part:N", title="what"),
-                alt.Tooltip("ms:Q", title="median ms", format=",.3f"),
-            ],
-        )
-    )
-    layers = [bars]
-    for fastest in (False, True):
-        weight: Literal["bold", "normal"] = "bold" if fastest else "normal"
-        words: alt.Chart = (
-            alt.Chart(ends[ends["fastest"] == fastest])
-            .mark_text(align="left", dx=6, color=tones.ink, fontSize=12, fontWeight=weight)
-            .encode(x=alt.X("end:Q"), y=y, text=alt.Text("word:N"))
-        )
-        layers.append(words)
+    y = row_axis("run", labels, axis)
+    scale = alt.Scale(domain=[0, max(ends["end"], default=1.0) * 1.28], nice=False)
+    x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=12))
+    lines = tooltip({"run": "", "part": "what", "ms:Q": "median ms"})
+    layers = [bars(rows, x, y, colours(step_fills(tones)), lines, 0.72)]
+    for fastest, weight in ((False, "normal"), (True, "bold")):
+        own = ends[ends["fastest"] == fastest]
+        layers.append(words(own, "end", y, tones.ink, align="left", dx=6, fontWeight=weight))
     title = compare_title(table, labels, by_cap=axis == "bucket_cap_mb")
     return finish(
         layers,
@@ -78,7 +47,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
 
 
 def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
-    """The axis' title and a distinct word per run."""
+    """The axis' title and a distinct label per run."""
     caps = table["bucket_cap_mb"]
     same = all(table[column].nunique(dropna=False) <= 1 for column in ("strategy", "ranks", "emulated"))
     if same and caps.notna().all() and caps.nunique() == len(table) > 1:
@@ -105,20 +74,16 @@ def _rows(table: pd.DataFrame, labels: list[str]) -> tuple[pd.DataFrame, pd.Data
         step, exposed = _number(run["step_ms_median"]), _number(run["exposed_ms_median"])
         hidden = max(_number(run["comm_ms_median"]) - exposed, 0.0)
         compute = max(_number(run["compute_ms_median"]) - hidden, 0.0)
-        done = 0.0
-        parts = [(COMPUTE, compute), (HIDDEN, hidden), (EXPOSED, exposed)]
-        for part, took in [*parts, (REST, step - compute - hidden - exposed)]:
-            if took > 0:
-                rows.append((label, part, took, done, done + took))
-                done += took
+        parts = stacked((compute, hidden, exposed, step - compute - hidden - exposed))
+        rows += [(label, *part) for part in parts]
         fastest = bool(run["fastest"])
         word = f"{duration(step)}, IQR {duration(_number(run['step_ms_iqr']))}" + (", fastest" if fastest else "")
-        ends.append((label, done, word, fastest))
+        ends.append((label, parts[-1][-1] if parts else 0.0, word, fastest))
     return (
         pd.DataFrame(rows, columns=["run", "part", "ms", "begin", "end"]),
         pd.DataFrame(ends, columns=["run", "end", "word", "fastest"]),
     )
 
 
-def _number(value: object) -> float:
-    return 0.0 if value is None or pd.isna(value) else float(value)  # type: ignore[call-overload,arg-type]
+def _number(value: Any) -> float:
+    return 0.0 if value is None or pd.isna(value) else float(value)

@@ -9,12 +9,10 @@ from overlaplab.charts.theme import LINE, finish, palette
 from overlaplab.findings import gathered_peak, gathered_title
 from overlaplab.words import to_ms, unit_of
 
-__all__ = ["LABELS_WIDTH", "gathered", "time_axis"]
-
 LABELS_WIDTH = 72
-"""Pixels left of the plot, the same for the curve and the schedule below it, so that their time axes stand in line."""
+"""Pixels left of the plot: the same for the curve and the schedule below it, so that their time axes line up."""
 
-_HEADROOM = 1.45  # of the highest point: the peak's name stands above it
+_HEADROOM = 1.45  # times the highest point: the peak's name stands above it
 
 
 def gathered(
@@ -26,12 +24,11 @@ def gathered(
     note: str | None = None,
     line: int = LINE,
 ) -> alt.LayerChart:
-    """What is held gathered over the step, with the peak named, out of `overlaplab.analyses.gathered_bytes` for one
-    rank and step: bytes, or layers where bytes are unknown.
+    """The gathered parameters that a rank holds over a step, with the peak named.
 
-    `window_ns` is the time axis (`schedule_window` makes it that of the schedule's chart below, which names it),
-    `top_bytes` a height that the other axis has room for at least, `line` how many characters of a subtitle fit on a
-    line.
+    Takes `overlaplab.analyses.gathered_bytes` of one rank and step; shows bytes, or layers where bytes are unknown.
+    `window_ns` is the time axis: that of the schedule drawn below, which has its title, or by default the curve's own.
+    The other axis goes up to `top_bytes` at least. `line` is how many characters of a subtitle fit on a line.
     """
     tones = palette(dark)
     curve = curve.sort_values("time_ns", kind="stable")
@@ -69,12 +66,12 @@ def gathered(
 def _peak(
     curve: pd.DataFrame, held: pd.Series[float], name: str, window: tuple[int, int], dark: bool
 ) -> list[alt.Chart]:
-    """A dot upon the first of the highest moments, and its name."""
+    """A dot on the curve's first maximum, and its name."""
     tones = palette(dark)
     place = int(held.argmax())
     at = int(curve["time_ns"].iloc[place])
     row = pd.DataFrame({"begin": [to_ms(max(at, window[0]))], "held": [held.iloc[place]], "word": [name]})
-    left = at > window[0] + 0.6 * (window[1] - window[0])  # where there is no room to the right
+    left = at > window[0] + 0.6 * (window[1] - window[0])  # there is no room to the right
     at_peak = alt.Chart(row).encode(x=alt.X("begin:Q"), y=alt.Y("held:Q"))
     dot: alt.Chart = at_peak.mark_point(size=70, filled=True, opacity=1, color=tones.exposed)
     word: alt.Chart = at_peak.mark_text(

@@ -8,31 +8,31 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
+from overlaplab.charts.parts import WHEN, tooltip
 from overlaplab.charts.theme import DARK, Palette, colours, finish, palette
 from overlaplab.findings import clocks_note, timeline_title
 from overlaplab.timeline.timeline import Mark, View
 from overlaplab.words import shorten, to_ms
 
-__all__ = ["POINTED", "WINDOW", "mark_colours", "timeline", "timeline_rows"]
-
 WINDOW = "window"
 """The name of the chart's selection parameter: the visible part of the time axis, in ms."""
 
 POINTED = "pointed"
-"""The name of the selection parameter that holds the collective pointed at."""
-_ROOM = 0.0075  # share of the window that a name needs for each of its characters
+"""The name of the selection parameter that holds the collective under the pointer."""
+_ROOM = 0.0075  # share of the window that a name needs for each character
 _PHASES = {
     Mark.FORWARD: ("#C3C9D6", "#565D6B"),
     Mark.BACKWARD: ("#98A2B3", "#7C8494"),
     Mark.OPTIMIZER: ("#6E7684", "#A9B0BD"),
 }
-"""Phases are grey, as steps are, in the light and the dark theme: hues are for what streams do."""
+"""Phases are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
 _ON_GROUND = (Mark.STEP.value, Mark.FORWARD.value)
-"""The marks whose names are written in the colour of text upon the background,"""
+"""Marks whose names have the colour of text on the background."""
 _ON_LIGHT = (Mark.BACKWARD.value, Mark.GATHER.value)
-"""and upon light marks; the same ones in both themes, so that a report's chart follows its reader's."""
-_OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # what the lane and the phase tell
-_WIDE = 0.008  # share of the window from which labels' marks are drawn apart
+"""Marks whose names have the colour of text on light marks. Both sets hold in either theme, because the reader of a
+report may switch themes."""
+_OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # the lane and the phase say this already
+_WIDE = 0.008  # share of the window: labels' marks at least this wide get an outline of their own
 _STEPS = 80  # more lines would hide what they separate
 _LEADS = "test(/^rank [0-9?]+ steps$/, {})"
 _SHORT = (
@@ -43,8 +43,8 @@ _SHORT = (
 def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """The marks of `overlaplab.timeline.timeline.timeline_view`; the wheel zooms and drag pans along the time axis.
 
-    Pointing at a collective fades all that is no part of it, on every rank. Lines down a rank's lanes show where its
-    steps begin. All marks stand in one table at the chart's top (`timeline_rows`).
+    Pointing at a collective fades all other marks, on every rank. Vertical lines show where a rank's steps begin. All
+    layers draw one table, the chart's data (`timeline_rows`).
     """
     tones = palette(dark)
     labels = list(view.lanes["label"])
@@ -71,7 +71,7 @@ def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.
 
 
 def _lanes_axis(view: View, tones: Palette) -> alt.Y:
-    """A row per lane; the first of a rank carries its name, the others what they are."""
+    """A row per lane; the label of a rank's first lane is the rank, and that of the others what the lane shows."""
     labels = list(view.lanes["label"])
     leads = _LEADS.format("datum.value")
     axis = alt.Axis(
@@ -87,7 +87,7 @@ def _lanes_axis(view: View, tones: Palette) -> alt.Y:
 
 
 def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
-    """The marks. The stroke tells one step from the next, and gives marks narrower than a pixel a visible width."""
+    """The marks. Their outline separates steps, and makes marks narrower than a pixel visible."""
     fills = _fills(view, tones)
     edges = [tones.soft if word == Mark.STEP.value else tone for word, tone in fills]
     pointed = alt.selection_point(
@@ -95,6 +95,7 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
     )
     apart = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
     legend = alt.Legend(orient="top", labelLimit=0, symbolType="square")  # the same as the fill's: both are one
+    titles = {"what": "", "part": "counts as", "events:Q": "events in this mark", "busy:Q": "busy ms"}
     domain = [word for word, _ in fills]
     bars: alt.Chart = (
         alt.Chart()
@@ -113,15 +114,7 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
                 condition={"test": "datum.apart", "value": tones.on_dark},
             ),
             opacity=alt.condition(apart, alt.value(0.15), alt.value(1)),
-            tooltip=[
-                alt.Tooltip("what:N"),
-                alt.Tooltip("part:N", title="counts as"),
-                alt.Tooltip("events:Q", format=",", title="events in this mark"),
-                alt.Tooltip("busy:Q", format=",.3f", title="busy ms"),
-                alt.Tooltip("begin:Q", format=",.3f", title="from ms"),
-                alt.Tooltip("end:Q", format=",.3f", title="to ms"),
-                alt.Tooltip("lane:N"),
-            ],
+            tooltip=tooltip(titles | WHEN | {"lane": ""}, events=","),
         )
         .add_params(alt.selection_interval(name=WINDOW, bind="scales", encodings=["x"]), pointed)
     )
@@ -137,29 +130,19 @@ def _words(y: alt.Y, tones: Palette) -> alt.Chart:
         "condition": [{"test": on_ground, "value": tones.ink}, {"test": on_light, "value": tones.on_light}],
         "value": tones.on_dark,
     }
-    chart: alt.Chart = (
-        alt.Chart()
-        .mark_text(fontSize=11, clip=True)
-        .encode(
-            x="middle:Q",
-            y=y,
-            text="word:N",
-            color=cast(Any, ink),
-        )
-        .transform_filter("datum.word !== ''")
-    )
-    return chart
+    texts: alt.Chart = alt.Chart().mark_text(fontSize=11, clip=True)
+    return texts.encode(x="middle:Q", y=y, text="word:N", color=cast(Any, ink)).transform_filter("datum.word !== ''")
 
 
 def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
-    """A line above each rank's lanes, and down them where its steps begin."""
+    """Lines between the ranks, and vertical ones where each rank's steps begin."""
     lanes = view.lanes.assign(group=view.lanes["rank"].astype("Int64").fillna(-1))
     firsts, lasts = (lanes.groupby("group", sort=False)["label"].agg(which) for which in ("first", "last"))
-    found = []
+    lines = []
     if len(firsts) > 1:
         tops = pd.DataFrame({"lane": list(firsts)[1:]})
         rule = alt.Chart(tops).mark_rule(color=tones.soft, strokeWidth=1, opacity=0.6)
-        found.append(rule.encode(y=y.bandPosition(0)))
+        lines.append(rule.encode(y=y.bandPosition(0)))
     steps = view.steps
     if len(steps):
         group = steps["rank"].astype("Int64").fillna(-1)
@@ -173,12 +156,12 @@ def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
         )
         if 0 < len(edges) <= _STEPS:
             rule = alt.Chart(edges).mark_rule(color=tones.soft, strokeDash=[2, 3], strokeWidth=1, clip=True)
-            found.append(rule.encode(x=x, y=y.bandPosition(0), y2=alt.Y2("until", bandPosition=1)))
-    return found
+            lines.append(rule.encode(x=x, y=y.bandPosition(0), y2=alt.Y2("until", bandPosition=1)))
+    return lines
 
 
 def timeline_rows(view: View) -> pd.DataFrame:
-    """The chart's table: a row per mark, times in ms, and the word on those marks that have room for one."""
+    """The chart's table: a row per mark, times in ms, and `word`, a name for the marks with room for one."""
     marks = view.marks
     rows = pd.DataFrame(
         {
@@ -202,9 +185,9 @@ def timeline_rows(view: View) -> pd.DataFrame:
 
 
 def _fills(view: View, tones: Palette) -> list[tuple[str, str]]:
-    """The colours of what these lanes hold."""
-    found = set(view.marks["part"])
-    return [(mark.value, tone) for mark, tone in mark_colours(tones).items() if mark.value in found]
+    """The colours of the kinds of marks that these lanes hold."""
+    held = set(view.marks["part"])
+    return [(mark.value, tone) for mark, tone in mark_colours(tones).items() if mark.value in held]
 
 
 def mark_colours(tones: Palette) -> dict[Mark, str]:
@@ -223,7 +206,7 @@ def mark_colours(tones: Palette) -> dict[Mark, str]:
 
 
 def _word(part: str, kind: str, name: str, events: int) -> str:
-    """What a mark of a step, a phase or a label is called on the chart, where it has room."""
+    """The name that a mark of a step, a phase or a label has on the chart; empty for other marks."""
     if part == Mark.STEP.value:
         return shorten(name, 24)
     if Mark(part) in _PHASES:

@@ -1,6 +1,6 @@
 """Charts in notebooks, drawn without a network.
 
-Altair's own renderer fetches Vega from a CDN, shows nothing where a notebook is only viewed, and writes data into a
+Altair's own renderer fetches Vega from a CDN, shows nothing in a notebook that is not running, and writes data into a
 script. This one gives each output twice: as PNG, which GitHub, nbviewer and nbconvert show, and as Vega-Lite, which
 JupyterLab draws itself, with tooltips.
 """
@@ -12,24 +12,22 @@ from typing import Any
 import altair as alt
 from altair.utils.mimebundle import spec_to_mimebundle
 
-__all__ = ["draw_offline"]
-
 VEGA_LITE = f"application/vnd.vegalite.v{alt.SCHEMA_VERSION[1:].partition('.')[0]}+json"
 _SCALE = 1.5  # PNG pixels per pixel of the chart
 
 
 def draw_offline(*, width: int = 880) -> None:
-    """Let all Altair charts of this session draw so; `width`, in pixels, is for charts that would fill their place."""
+    """Use this renderer for all Altair charts; charts that fill their container become `width` pixels wide."""
     alt.renderers.register("overlaplab", _bundle)
     alt.renderers.enable("overlaplab", width=width)
 
 
 def _bundle(spec: dict[str, Any], *, width: int, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A chart as a MIME bundle and its metadata; on white, for a page whose colour nobody knows."""
+    """A chart as a MIME bundle and its metadata; on white, since the page's colour is unknown."""
     shown = spec | {"background": "#FFFFFF"}
     if shown.get("width") == "container":
         shown["width"] = width
-    said = str(shown.get("description", "chart"))
+    description = str(shown.get("description", "chart"))
     png, metadata = spec_to_mimebundle(shown, format="png", mode="vega-lite", scale_factor=_SCALE)
-    metadata["image/png"]["alt"] = said
-    return {VEGA_LITE: shown, "text/plain": said, **png}, metadata
+    metadata["image/png"]["alt"] = description
+    return {VEGA_LITE: shown, "text/plain": description, **png}, metadata

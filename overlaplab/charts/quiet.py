@@ -1,7 +1,7 @@
-"""Charts that no text of a trace can make run script.
+"""Charts in which no name from a trace can run as a script.
 
-Altair's HTML, which notebooks show and `Chart.save` writes, holds a chart's JSON in a script element as it is: a kernel
-called `</script><script>…` ends that element and begins its own.
+Altair's HTML, which notebooks show and `Chart.save` writes, puts a chart's JSON into a script element without escaping:
+a kernel called `</script><script>…` would end that element and begin its own.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from typing import Any, ClassVar
 
 import altair as alt
 
-__all__ = ["QuietChart"]
-
 _JOINER = "\N{WORD JOINER}"
-"""Is not drawn, and stands between `<` and what would make it a tag's end or a comment's beginning."""
+"""Invisible; put after each `<` that would begin a closing tag or a comment."""
 
 
 class QuietChart(alt.LayerChart):
-    """Layers whose `to_dict`, from which everything else is made, holds no `</` and no `<!`."""
+    """A layered chart whose `to_dict`, on which all of Altair's output is based, holds no `</` and no `<!`."""
 
     checked: ClassVar[bool] = False
-    """Whether charts are validated against Vega-Lite's schema: tests set it; on a page it takes a third of the time."""
+    """Whether to validate charts against Vega-Lite's schema: only in tests, since it takes a third of a page's time."""
 
     def to_dict(self, validate: bool = True, **options: Any) -> dict[str, Any]:
-        """As Altair's, its tables included."""
+        """As Altair's, including the chart's tables."""
         options["validate"] = validate and self.checked
-        found: dict[str, Any] = _quiet(super().to_dict(**options))
-        return found
+        quiet: dict[str, Any] = _quiet(super().to_dict(**options))
+        return quiet
 
 
 def _quiet(value: Any) -> Any:

@@ -1,6 +1,4 @@
-"""The buckets chart: when each bucket's gradients arrived, what it waited for, and what of its communication
-shows.
-"""
+"""The buckets chart: when each bucket's gradients arrived, what it waited for, and how much of it was exposed."""
 
 from __future__ import annotations
 
@@ -10,11 +8,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.charts.parts import WHEN, bars, dashed_lines, known_ms, tooltip
+from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.findings import buckets_remarks, buckets_title
 from overlaplab.words import count, gradient_word, last_gradient, shorten, size, to_ms
-
-__all__ = ["buckets"]
 
 ARRIVING = "gradients arriving"
 WAITING = "ready, waits for an earlier bucket"
@@ -25,9 +22,9 @@ EXPOSED = "communication exposed"
 
 
 def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """One row per bucket out of `overlaplab.buckets(run)` for one rank and step; time from the step's start.
+    """One row per bucket, from `overlaplab.buckets(run)` for one rank and step; time from the step's start.
 
-    A bucket's exposed time is known as a sum: it is drawn at the end of its communication.
+    Of a bucket's exposed time only the sum is known: it is drawn at the end of its communication.
     """
     tones = palette(dark)
     ordered = table.sort_values("index", kind="stable")
@@ -37,7 +34,7 @@ def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     axis = alt.Axis(domain=False, ticks=False, labelOverlap=True)
     y = alt.Y("bucket:N", sort=labels, title=None, axis=axis, scale=alt.Scale(domain=labels))
     step = 20 if len(rows) <= 40 else 14
-    layers = _bars([band for row in rows for band in row["bands"]], y, _domain(table), dark)
+    layers = _bars([band for row in rows for band in row["bands"]], y, _domain(table), tones)
     marks = ["bucket", "begin", "parameter"]
     ticks = pd.DataFrame([tick for row in rows for tick in row["ticks"]], columns=marks)
     ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=marks)
@@ -60,20 +57,13 @@ def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
 
 
 def _bars(
-    bands: list[tuple[str, str, float, float, float]], y: alt.Y, domain: list[float], dark: bool
+    bands: list[tuple[str, str, float, float, float]], y: alt.Y, domain: list[float], tones: Palette
 ) -> list[alt.Chart]:
     """The bars: thin while gradients arrive, thick from then on."""
-    tones = palette(dark)
     table = pd.DataFrame(bands, columns=["bucket", "part", "begin", "end", "ms"])
     scale = alt.Scale(zero=False, nice=False, domain=domain)
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16))
-    tooltip = [
-        alt.Tooltip("bucket:N"),
-        alt.Tooltip("part:N", title="what"),
-        alt.Tooltip("ms:Q", title="took ms", format=",.3f"),
-        alt.Tooltip("begin:Q", title="from ms", format=",.3f"),
-        alt.Tooltip("end:Q", title="to ms", format=",.3f"),
-    ]
+    lines = tooltip({"bucket": "", "part": "what", "ms:Q": "took ms"} | WHEN)
     fills = [
         (ARRIVING, tones.idle),
         (WAITING, tones.memory),
@@ -83,47 +73,39 @@ def _bars(
         (EXPOSED, tones.exposed),
     ]
     thin = table["part"] == ARRIVING
-    return [
-        alt.Chart(part)
-        .mark_bar(height={"band": band}, opacity=1)
-        .encode(x=x, x2=alt.X2("end:Q"), y=y, color=colours(fills, columns=3, offset=22), tooltip=tooltip)
-        for part, band in ((table[thin], 0.2), (table[~thin], 0.6))
-    ]
+    legend = colours(fills, columns=3, offset=22)
+    return [bars(table[thin], x, y, legend, lines, 0.2), bars(table[~thin], x, y, legend, lines, 0.6)]
 
 
 def _link_free(ordered: pd.DataFrame) -> list[float]:
-    """Of each bucket: when the link is done with all before it, in ms; the beginning of time for the first."""
+    """When the link has finished all earlier buckets, for each bucket, in ms; minus infinity for the first."""
     ends = to_ms(ordered["end_ns"].astype("float64"))
     return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
 
 
 def _row(bucket: dict[Any, Any], free_ms: float) -> dict[str, Any]:
-    """What is drawn in a bucket's row, times in ms; `free_ms` is when the link is done with those before."""
-    times = {key: _ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")}
-    told = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
-    names = [gradient_word(*gradient) for gradient in told]
+    """What is drawn in a bucket's row, times in ms; `free_ms` is when the link has finished the earlier ones."""
+    times = {key: known_ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")}
+    gradients = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
+    names = [gradient_word(*gradient) for gradient in gradients]
     what = shorten(names[0], 28) if len(names) == 1 else f"{len(names) or 'unknown'} gradients"
     weight = "" if pd.isna(bucket["bytes"]) else f"{size(int(bucket['bytes']))}, "
     label = f"{bucket['index']}: {weight}{what}"
-    arrivals = [
-        (label, _ms(time), name)
-        for name, time in zip(names, bucket["gradient_ready_ns"], strict=True)
-        if _ms(time) is not None
-    ]
-    first = min((time for _, time, _ in arrivals if time is not None), default=None)
+    arrived = [(known_ms(time), name) for name, time in zip(names, bucket["gradient_ready_ns"], strict=True)]
+    arrivals = [(label, time, name) for time, name in arrived if time is not None]
+    first = min((time for _, time, _ in arrivals), default=None)
     go = max((time for time in (times["ready_ns"], times["launch_ns"]) if time is not None), default=None)
-    shows = None
-    if times["end_ns"] is not None and times["start_ns"] is not None:
-        shows = max(times["end_ns"] - (times["exposed_ns"] or 0.0), times["start_ns"])
-    begun = times["start_ns"]
-    busy = begun if begun is None or go is None else min(max(go, free_ms), begun)
+    begun, ended, exposed_from = times["start_ns"], times["end_ns"], None
+    if begun is not None and ended is not None:
+        exposed_from = max(ended - (times["exposed_ns"] or 0.0), begun)
+    free = begun if begun is None or go is None else min(max(go, free_ms), begun)
     spans = [
         (ARRIVING, first, times["ready_ns"]),
         (WAITING, None if bucket.get("source") == "ddp" else times["ready_ns"], go),
-        (QUEUED, go, busy),
-        (STARTING, busy, begun),
-        (HIDDEN, times["start_ns"], shows),
-        (EXPOSED, shows, times["end_ns"]),
+        (QUEUED, go, free),
+        (STARTING, free, begun),
+        (HIDDEN, begun, exposed_from),
+        (EXPOSED, exposed_from, ended),
     ]
     bands = [
         (label, part, begin, end, end - begin)
@@ -141,60 +123,34 @@ def _row(bucket: dict[Any, Any], free_ms: float) -> dict[str, Any]:
 
 def _ticks(ticks: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
     """A tick for each gradient."""
-    tooltip = [
-        alt.Tooltip("parameter:N", title="gradient of"),
-        alt.Tooltip("begin:Q", title="arrived at ms", format=",.3f"),
-        alt.Tooltip("bucket:N"),
-    ]
-    chart: alt.Chart = (
-        alt.Chart(ticks)
-        .mark_tick(color=tone, thickness=1, size=step * 0.5, orient="vertical")
-        .encode(x=alt.X("begin:Q"), y=y, tooltip=tooltip)
-    )
-    return chart
+    lines = tooltip({"parameter": "gradient of", "begin:Q": "arrived at ms", "bucket": ""})
+    drawn: alt.Chart = alt.Chart(ticks).mark_tick(color=tone, thickness=1, size=step * 0.5, orient="vertical")
+    return drawn.encode(x=alt.X("begin:Q"), y=y, tooltip=lines)
 
 
 def _triangles(ready: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
     """A triangle, standing on the row, where the bucket is ready."""
-    tooltip = [
-        alt.Tooltip("bucket:N"),
-        alt.Tooltip("begin:Q", title="ready at ms", format=",.3f"),
-        alt.Tooltip("parameter:N", title="last gradient of"),
-    ]
-    chart: alt.Chart = (
-        alt.Chart(ready)
-        .mark_point(shape="triangle-down", color=tone, filled=True, size=48, opacity=1, yOffset=-step * 0.36)
-        .encode(x=alt.X("begin:Q"), y=y, tooltip=tooltip)
+    lines = tooltip({"bucket": "", "begin:Q": "ready at ms", "parameter": "last gradient of"})
+    drawn: alt.Chart = alt.Chart(ready).mark_point(
+        shape="triangle-down", color=tone, filled=True, size=48, opacity=1, yOffset=-step * 0.36
     )
-    return chart
+    return drawn.encode(x=alt.X("begin:Q"), y=y, tooltip=lines)
 
 
 def _backward_ends(table: pd.DataFrame, tone: str) -> list[alt.Chart]:
     """The dashed line where backward ends, and its name above the rows."""
-    ends = pd.DataFrame({"begin": [_ms(table["backward_end_ns"].iloc[0])]}) if len(table) else pd.DataFrame()
-    if ends.empty or ends["begin"].isna().all():
+    end = known_ms(table["backward_end_ns"].iloc[0]) if len(table) else None
+    if end is None:
         return []
-    rule: alt.Chart = (
-        alt.Chart(ends).mark_rule(color=tone, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("begin:Q"))
-    )
-    word: alt.Chart = (
-        alt.Chart(ends)
-        .mark_text(color=tone, align="right", dx=-4, dy=-7, fontSize=12)
-        .encode(x=alt.X("begin:Q"), y=alt.value(0), text=alt.value("backward ends"))
-    )
-    return [rule, word]
+    place = pd.DataFrame({"begin": [end]})
+    return dashed_lines(place, "x", "begin", "backward ends", tone, align="right", dx=-4, dy=-7)
 
 
 def _domain(table: pd.DataFrame) -> list[float]:
     """From the first gradient to the last end, with a little room on both sides, in ms."""
-    firsts = [_ms(time) for times in table["gradient_ready_ns"] for time in times]
-    values = [time for time in firsts if time is not None]
-    for column in ("ready_ns", "start_ns", "end_ns", "backward_end_ns"):
-        values += [time for time in (_ms(value) for value in table[column]) if time is not None]
+    times = [time for times in table["gradient_ready_ns"] for time in times]
+    times += [time for column in ("ready_ns", "start_ns", "end_ns", "backward_end_ns") for time in table[column]]
+    values = [value for value in map(known_ms, times) if value is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = max(high - low, 0.001) * 0.015
     return [low - room, high + room]
-
-
-def _ms(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) else to_ms(float(value))

@@ -1,4 +1,4 @@
-"""Logarithmic axes whose numbers are written as people say them: `256 kB`, `0.5 ms`."""
+"""Logarithmic axes with readable numbers, such as `256 kB` or `0.5 ms`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 
 import altair as alt
-
-__all__ = ["log_domain", "log_scale", "log_ticks", "size_axis"]
 
 _SIZE = (
     "datum.value >= 1e9 ? format(datum.value / 1e9, '~g') + ' GB' : datum.value >= 1e6 ?"
@@ -17,7 +15,7 @@ _SIZE = (
 
 
 def log_domain(values: Iterable[float]) -> tuple[float, float]:
-    """From a little below the least to a little above the largest of the positive values; a decade around one alone."""
+    """The range of the positive values with some room on both sides; 1 to 10 if there are none."""
     positive = [value for value in values if value > 0 and math.isfinite(value)]
     if not positive:
         return 1.0, 10.0
@@ -27,14 +25,14 @@ def log_domain(values: Iterable[float]) -> tuple[float, float]:
 
 
 def log_ticks(domain: tuple[float, float]) -> list[float]:
-    """Where ticks stand: 1, 2 and 5 of each decade, or every so many decades where there are many."""
+    """The places of ticks: 1, 2 and 5 of each decade; on long axes 1 alone, or 1 of every few decades."""
     low, high = (math.log10(bound) for bound in domain)
     decades = high - low
     steps = (1, 2, 5) if decades <= 3.5 else (1,)
     every = max(1, round(decades / 9))
     powers = range(math.floor(low), math.ceil(high) + 1)
-    found = [digit * 10.0**power for power in powers if power % every == 0 for digit in steps]
-    return [tick for tick in found if domain[0] <= tick <= domain[1]]
+    ticks = [digit * 10.0**power for power in powers if power % every == 0 for digit in steps]
+    return [tick for tick in ticks if domain[0] <= tick <= domain[1]]
 
 
 def log_scale(domain: tuple[float, float]) -> alt.Scale:

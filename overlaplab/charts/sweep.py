@@ -1,65 +1,62 @@
-"""The charts of a sweep over bucket_cap_mb, made to stand side by side: the step by cap, and the link by cap."""
+"""The two charts of a sweep over bucket_cap_mb, shown side by side: the step by cap, and the link by cap."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
+from overlaplab.charts.parts import STEP_PARTS, bars, row_axis, stacked, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import sweep_title
 from overlaplab.words import count, duration, percent, size, to_ms
 
-__all__ = ["caps", "links"]
+_, HIDDEN, EXPOSED, _ = STEP_PARTS
+_LENGTHS = ["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]
+"""The columns of `overlaplab.sweep` with the lengths of `STEP_PARTS`."""
 
-COMPUTE = "compute only"
-HIDDEN = "communication hidden by compute"
-EXPOSED = "communication exposed"
-REST = "neither (idle, memory)"
-
-_ROW = 38  # pixels; both charts have the same, and as many lines above, so that rows stand side by side
+_ROW = 38  # pixels, the same in both charts; with as many lines above, their rows line up
 _LINE = 66  # characters of a line in half the dashboard's column at 1280 pixels
-_SLOTS = 400  # stretches of hidden and exposed time are told apart if they are wider than this part of the axis
+_SLOTS = 400  # hidden and exposed time are distinguished in stretches of at least this fraction of the axis
 
 
 def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """One bar per cap out of `overlaplab.sweep(runs)`: the median step in ms, and its parts, which add up to it."""
+    """One bar per cap, from `overlaplab.sweep(runs)`: the median step in ms, and its parts, which add up to it."""
     tones = palette(dark)
     rows, ends = _steps(table)
-    fills = [(COMPUTE, tones.compute), (HIDDEN, tones.gather), (EXPOSED, tones.exposed), (REST, tones.idle)]
     y = _by_cap(table)
     longest = max(ends["end"], default=1.0)
     scale = alt.Scale(domain=[0, longest * 1.55], nice=False)
-    bars: alt.Chart = (
-        alt.Chart(rows)
-        .mark_bar(height={"band": 0.7}, opacity=1)
-        .encode(
-            x=alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=8)),
-            x2=alt.X2("end:Q"),
-            y=y,
-            color=colours(fills, columns=2),
-            tooltip=[
-                alt.Tooltip("cap:N", title="bucket_cap_mb"),
-                alt.Tooltip("part:N", title="what"),
-                alt.Tooltip("ms:Q", title="ms of the step", format=",.3f"),
-                alt.Tooltip("share:N", title="of the step"),
-            ],
-        )
-    )
-    words = [
-        _words(ends[~ends["fastest"]], "word", y, tones.ink, 0),
-        _words(ends[ends["fastest"]], "word", y, tones.ink, -7),
-        _words(ends[ends["fastest"]].assign(fastest="fastest"), "fastest", y, tones.ink, 8, "bold"),
-    ]
+    x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=8))
+    lines = tooltip({"cap": "bucket_cap_mb", "part": "what", "ms:Q": "ms of the step", "share": "of the step"})
+    fastest = ends[ends["fastest"]]
+    look: dict[str, Any] = {"align": "left", "dx": 6}
     title = sweep_title(table)
     return finish(
-        [bars, *words],
+        [
+            bars(rows, x, y, colours(step_fills(tones), columns=2), lines, 0.7),
+            words(ends[~ends["fastest"]], "end", y, tones.ink, dy=0, fontWeight="normal", **look),
+            words(fastest, "end", y, tones.ink, dy=-7, fontWeight="normal", **look),
+            words(
+                fastest.assign(fastest="fastest"),
+                "end",
+                y,
+                tones.ink,
+                column="fastest",
+                dy=8,
+                fontWeight="bold",
+                **look,
+            ),
+        ],
         title=title,
-        subtitle=["Medians over every rank's steps of all recordings of a cap.", note or _link(table)],
+        subtitle=[
+            "Medians over every rank's steps of all recordings of a cap.",
+            note or ("emulated link" if table["emulated"].any() else None),
+        ],
         description=f"Bars of the median step time by bucket_cap_mb, {count(len(table), 'cap')}, each made of compute,"
         f" hidden and exposed communication. {title}.",
         dark=dark,
@@ -69,9 +66,9 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
 
 
 def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """One row per cap out of `overlaplab.analyses.sweep_links(runs)`: when its buckets were on the link.
+    """One row per cap, from `overlaplab.analyses.sweep_links(runs)`: when its buckets were on the link.
 
-    Where hidden and exposed time alternate faster than the eye can see, a stretch shows what most of it was.
+    Where hidden and exposed time alternate faster than the eye can see, a stretch has the colour of the longer one.
     """
     tones = palette(dark)
     low, high = _extent(table)
@@ -81,26 +78,13 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     )
     y = _by_cap(table)
     scale = alt.Scale(zero=False, nice=False, domain=[low - (high - low) * 0.02, high + (high - low) * 0.02])
+    x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=8))
+    legend = colours(step_fills(tones)[1:3], columns=1)
+    titles = {"cap": "bucket_cap_mb", "what": "bucket", "weight": "size", "from:Q": "on the link from ms"}
+    lines = tooltip(titles | {"to:Q": "to ms", "exposed:Q": "exposed ms"})
     other = rows["what"] == "no bucket"
-    layers: list[alt.Chart] = [
-        alt.Chart(part)
-        .mark_bar(height={"band": band}, opacity=1)
-        .encode(
-            x=alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=8)),
-            x2=alt.X2("end:Q"),
-            y=y,
-            color=colours([(HIDDEN, tones.gather), (EXPOSED, tones.exposed)], columns=1),
-            tooltip=[
-                alt.Tooltip("cap:N", title="bucket_cap_mb"),
-                alt.Tooltip("what:N", title="bucket"),
-                alt.Tooltip("weight:N", title="size"),
-                alt.Tooltip("from:Q", title="on the link from ms", format=",.3f"),
-                alt.Tooltip("to:Q", title="to ms", format=",.3f"),
-                alt.Tooltip("exposed:Q", title="exposed ms", format=",.3f"),
-            ],
-        )
-        for part, band in ((rows[~other], 0.7), (rows[other], 0.3))
-        if len(part)
+    layers = [
+        bars(part, x, y, legend, lines, band) for part, band in ((rows[~other], 0.7), (rows[other], 0.3)) if len(part)
     ]
     title = "When each bucket is on the link"
     which = f"Rank {table['rank'].iloc[0]}'s" if len(table) and pd.notna(table["rank"].iloc[0]) else "The"
@@ -118,48 +102,27 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
 
 
 def _by_cap(table: pd.DataFrame) -> alt.Y:
-    labels = [f"{cap:g}" for cap in table["bucket_cap_mb"].drop_duplicates()]
-    axis = alt.Axis(domain=False, ticks=False, labelOverlap=False)
-    return alt.Y("cap:N", sort=labels, title="bucket_cap_mb", axis=axis)
+    return row_axis("cap", [f"{cap:g}" for cap in table["bucket_cap_mb"].drop_duplicates()], "bucket_cap_mb")
 
 
 def _steps(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The bars' parts, and the words at their ends."""
     rows, ends = [], []
     for row in table.to_dict("records"):
-        cap, done = f"{row['bucket_cap_mb']:g}", 0.0
-        parts = ((COMPUTE, "compute_only_ms"), (HIDDEN, "hidden_ms"), (EXPOSED, "exposed_ms"), (REST, "rest_ms"))
-        for part, column in parts:
-            took = float(row[column])
-            if took > 0:
-                rows.append((cap, part, took, percent(took, float(row["step_ms"])), done, done + took))
-                done += took
+        cap, step = f"{row['bucket_cap_mb']:g}", float(row["step_ms"])
+        parts = stacked(float(row[column]) for column in _LENGTHS)
+        rows += [(cap, part, took, percent(took, step), begin, end) for part, took, begin, end in parts]
         buckets = "" if pd.isna(row["buckets"]) else f", {count(row['buckets'], 'bucket')}"
-        ends.append((cap, done, f"{duration(row['step_ms'])}{buckets}", bool(row["fastest"])))
+        end = parts[-1][-1] if parts else 0.0
+        ends.append((cap, end, f"{duration(step)}{buckets}", bool(row["fastest"])))
     return (
         pd.DataFrame(rows, columns=["cap", "part", "ms", "share", "begin", "end"]),
         pd.DataFrame(ends, columns=["cap", "end", "word", "fastest"]).astype({"fastest": "bool"}),
     )
 
 
-def _words(
-    ends: pd.DataFrame, column: str, y: alt.Y, tone: str, down: int, weight: Literal["normal", "bold"] = "normal"
-) -> alt.Chart:
-    """Words at the bars' ends."""
-    chart: alt.Chart = (
-        alt.Chart(ends)
-        .mark_text(align="left", dx=6, dy=down, color=tone, fontSize=12, fontWeight=weight)
-        .encode(x=alt.X("end:Q"), y=y, text=alt.Text(f"{column}:N"))
-    )
-    return chart
-
-
-def _link(table: pd.DataFrame) -> str | None:
-    return "emulated link" if table["emulated"].any() else None
-
-
 def _extent(table: pd.DataFrame) -> tuple[float, float]:
-    """The axis, in ms."""
+    """The range of the time axis, in ms."""
     if table.empty:
         return 0.0, 1.0
     low, high = to_ms(float(table["start_ns"].min())), to_ms(float(table["end_ns"].max()))
@@ -167,7 +130,7 @@ def _extent(table: pd.DataFrame) -> tuple[float, float]:
 
 
 def _buckets(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
-    """A bucket's stretches at a time; what is no bucket's is a group of its own at each gap."""
+    """The stretches of one bucket at a time; those of no bucket are grouped between gaps."""
     starts, ends = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     gaps = np.r_[True, starts[1:] > ends[:-1]] if len(table) else np.zeros(0, dtype=bool)
     apart = pd.Series(np.cumsum(gaps & table["bucket"].isna().to_numpy()), index=table.index)
@@ -175,8 +138,9 @@ def _buckets(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
 
 
 def _stretches(bucket: pd.DataFrame, slot: float) -> list[tuple[object, ...]]:
-    """What is drawn of a bucket, in ms: in slots of about this width, each in the colour of most of it; then a narrow
-    gap.
+    """A bucket's stretches as drawn, in ms: slots of about this width, each hidden or exposed by what most of it was.
+
+    Neighbouring slots of one kind are one stretch; a narrow gap follows the last.
     """
     begin, end = to_ms(float(bucket["start_ns"].min())), to_ms(float(bucket["end_ns"].max()))
     edges = np.linspace(begin, end, max(int((end - begin) / slot), 1) + 1)

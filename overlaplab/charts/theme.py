@@ -1,6 +1,4 @@
-"""The look that all charts share: one palette per theme, one finish. Times become ms here and nowhere
-earlier.
-"""
+"""The look that all charts share: a palette per theme, and titles, sizes and fonts."""
 
 from __future__ import annotations
 
@@ -14,18 +12,8 @@ import altair as alt
 
 from overlaplab.charts.quiet import QuietChart
 
-__all__ = [
-    "DARK",
-    "LIGHT",
-    "LINE",
-    "Palette",
-    "colours",
-    "finish",
-    "palette",
-]
-
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
-LINE = 145  # characters of a subtitle's line: what fits the dashboard's column at 1280 pixels
+LINE = 145  # characters of a subtitle's line in the dashboard's column at 1280 pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +22,7 @@ class Palette:
 
     compute: str
     gather: str
-    """Hidden communication, and communication where hidden and exposed are not told apart."""
+    """Hidden communication, and communication where hidden and exposed are not distinguished."""
     reduce: str
     other: str
     """Communication that neither gathers nor reduces."""
@@ -51,9 +39,9 @@ class Palette:
     """Secondary text."""
     grid: str
     on_dark: str
-    """Text upon compute and exposed."""
+    """Text on compute and exposed."""
     on_light: str
-    """Text upon hidden communication and idle."""
+    """Text on hidden communication and idle."""
 
 
 LIGHT = Palette(
@@ -96,7 +84,7 @@ def palette(dark: bool) -> Palette:
 
 
 def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
-    """A colour encoding of the field `part` by (word, colour), every word in the legend, in this order."""
+    """The colours of the field `part`, from pairs of a value and its colour; all are in the legend, in this order."""
     words, tones = [word for word, _ in pairs], [tone for _, tone in pairs]
     look: dict[str, Any] = {"orient": "top", "labelLimit": 0, "symbolType": "square"} | legend
     return alt.Color(
@@ -104,7 +92,7 @@ def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
         title=None,
         sort=words,
         scale=alt.Scale(domain=words, range=tones),
-        legend=alt.Legend(**look) if words else None,  # one without words has an infinite size
+        legend=alt.Legend(**look) if words else None,  # Vega gives an empty legend an infinite size
     )
 
 
@@ -119,7 +107,7 @@ def finish(
     height: alt.Step | int,
     line: int = LINE,
 ) -> alt.LayerChart:
-    """Put layers upon each other with a title, a description for screen readers, a size and the theme.
+    """A chart of these layers with a title, a description for screen readers, a size and the theme.
 
     `line` is how many characters of a subtitle fit on a line; a title, which is larger, gets three quarters of it.
     """
@@ -172,6 +160,6 @@ def _config(tones: Palette) -> alt.Config:
 
 
 def _wrap_title(title: str, line: int) -> list[str]:
-    """The lines of a title; what stands in parentheses stays on one."""
+    """The lines of a title; parentheses are not broken."""
     glued = re.sub(r"\([^)]*\)", lambda group: group[0].replace(" ", "\u00a0"), title)
     return [part.replace("\u00a0", " ") for part in textwrap.wrap(glued, line)]

@@ -1,4 +1,4 @@
-"""How a chart's rows are made of units: their order, their labels, and which labels have room."""
+"""Units as the rows of a chart: their order, their labels, and which labels have room."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import pandas as pd
 
 from overlaplab.words import unit_name
 
-__all__ = ["shown_rows", "unit_rows"]
-
 _LABEL_HEIGHT = 13  # pixels
 
 
 def unit_rows(table: pd.DataFrame, scatters: pd.DataFrame) -> dict[str, str]:
     """The units from top to bottom, and the label of each row.
 
-    Layers stand in their order, what is gathered before the first of them above, other units below.
+    Layers come in their order, units gathered before the first layer above them, other units below.
     """
     order = table.sort_values("gather_launch_ns", kind="stable").drop_duplicates("unit")
     layers = order[order["layer"].notna()].sort_values("layer", kind="stable")
@@ -27,16 +25,15 @@ def unit_rows(table: pd.DataFrame, scatters: pd.DataFrame) -> dict[str, str]:
     numbers = {unit: str(number) for unit, number in zip(layers["unit"], layers["layer"], strict=True)}
     if len(set(numbers.values())) < len(numbers):
         numbers = {}
-    found: dict[str, str] = {}
+    rows: dict[str, str] = {}
     for unit in [*above, *layers["unit"], *(unit for unit in others if unit not in above)]:
         label = numbers.get(unit) or unit_name(unit, 12)
-        taken = set(found.values())
-        found[unit] = label if label not in taken else f"{label} {len(found)}"
-    return found
+        rows[unit] = label if label not in rows.values() else f"{label} {len(rows)}"
+    return rows
 
 
 def shown_rows(table: pd.DataFrame, names: dict[str, str], step: int) -> list[str]:
-    """The labels that have room: the units beside the layers, the first and the last layer, and every so many."""
+    """The labels with room, preferred in this order: units that are no layers, the first and last layer, every n-th."""
     rows = list(names.values())
     layers = {names[unit] for unit in table.loc[table["layer"].notna(), "unit"]}
     numbered = [row for row in rows if row in layers]

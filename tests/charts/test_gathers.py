@@ -323,11 +323,11 @@ def test_costs_stand_beside_theory(draw: Any) -> None:
             compared("runs/old", None, None),
         )
     )
-    assert [(row["run"], row["found"], row["word"]) for row in rows(chart, 0)] == [
+    assert [(row["run"], row["measured"], row["word"]) for row in rows(chart, 0)] == [
         ("zero3", 12.6, "12.6 MB, theory 12.0 MB"),
         ("foreign", 5.0, "5.00 MB, theory unknown"),
     ]
-    assert [(row["run"], row["said"]) for row in rows(chart, 1)] == [("zero3", 12.0)]
+    assert [(row["run"], row["theory"]) for row in rows(chart, 1)] == [("zero3", 12.0)]
     assert "zero3 is furthest from theory, 5 % more" in spec(chart)["title"]["text"]
 
 

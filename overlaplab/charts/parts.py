@@ -1,0 +1,88 @@
+"""The parts that several charts are made of: rows, bars, words at their ends, dashed lines, tooltips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.theme import Palette
+from overlaplab.words import to_ms
+
+STEP_PARTS = ("compute only", "communication hidden by compute", "communication exposed", "neither (idle, memory)")
+"""The parts of a median step, left to right."""
+
+
+WHEN = {"begin:Q": "from ms", "end:Q": "to ms"}
+"""The lines of a tooltip that say when a bar begins and ends."""
+
+
+def step_fills(tones: Palette) -> list[tuple[str, str]]:
+    """The colour of each of `STEP_PARTS`."""
+    return list(zip(STEP_PARTS, (tones.compute, tones.gather, tones.exposed, tones.idle), strict=True))
+
+
+def stacked(lengths: Iterable[float]) -> list[tuple[str, float, float, float]]:
+    """The `STEP_PARTS` with these lengths, one after the other: part, length, begin, end. Empty ones are left out."""
+    bars, done = [], 0.0
+    for part, length in zip(STEP_PARTS, lengths, strict=True):
+        if length > 0:
+            bars.append((part, length, done, done + length))
+            done += length
+    return bars
+
+
+def row_axis(column: str, labels: Sequence[str], title: str) -> alt.Y:
+    """One row per label, each with its label."""
+    axis = alt.Axis(domain=False, ticks=False, labelOverlap=False)
+    return alt.Y(f"{column}:N", sort=list(labels), title=title, axis=axis)
+
+
+def tooltip(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
+    """One line per field with its title, or its own name where the title is empty.
+
+    `name:Q` is a number, in ms and shown to the µs unless `formats` says otherwise.
+    """
+    lines = []
+    for field, title in titles.items():
+        name, _, kind = field.partition(":")
+        look: dict[str, Any] = {"title": title} if title else {}
+        if kind == "Q":
+            look["format"] = formats.get(name, ",.3f")
+        lines.append(alt.Tooltip(f"{name}:{kind or 'N'}", **look))
+    return lines
+
+
+def bars(
+    table: pd.DataFrame, x: alt.X, y: alt.Y, colour: alt.Color, lines: Sequence[alt.Tooltip], band: float, **mark: Any
+) -> alt.Chart:
+    """Bars from `x` to the column `end`; `band` is their share of a row's height, `lines` their tooltip."""
+    drawn = alt.Chart(table).mark_bar(height={"band": band}, opacity=1, **mark)
+    chart: alt.Chart = drawn.encode(x=x, x2=alt.X2("end:Q"), y=y, color=colour, tooltip=list(lines))
+    return chart
+
+
+def words(table: pd.DataFrame, x: str | alt.X, y: alt.Y, ink: str, *, column: str = "word", **look: Any) -> alt.Chart:
+    """The texts of a column, at `x`; `look` is what Altair's `mark_text` takes."""
+    place = alt.X(f"{x}:Q") if isinstance(x, str) else x
+    drawn = alt.Chart(table).mark_text(color=ink, fontSize=12, **look)
+    chart: alt.Chart = drawn.encode(x=place, y=y, text=alt.Text(f"{column}:N"))
+    return chart
+
+
+def dashed_lines(
+    table: pd.DataFrame, axis: Literal["x", "y"], column: str, name: str, ink: str, width: float = 1.5, **look: Any
+) -> list[alt.Chart]:
+    """A dashed line across the chart at each value of a column, which is a place on the axis; the first has a name."""
+    place: dict[str, Any] = {axis: f"{column}:Q"}
+    start: dict[str, Any] = {"y" if axis == "x" else "x": alt.value(0)}
+    rule: alt.Chart = alt.Chart(table).mark_rule(color=ink, strokeDash=[5, 4], strokeWidth=width).encode(**place)
+    text = alt.Chart(table.head(1)).mark_text(color=ink, fontSize=12, **look)
+    return [rule, text.encode(**place, **start, text=alt.value(name))]
+
+
+def known_ms(ns: Any) -> float | None:
+    """A time as ms; None where it is unknown."""
+    return None if ns is None or pd.isna(ns) else to_ms(float(ns))
