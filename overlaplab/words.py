@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,6 +15,7 @@ __all__ = [
     "count",
     "duration",
     "gradient_word",
+    "joined",
     "last_gradient",
     "ms",
     "percent",
@@ -112,6 +114,11 @@ def duration(milliseconds: float) -> str:
 def count(number: int, noun: str) -> str:
     """A number of things: `1 rank`, `2 ranks`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def joined(names: Sequence[str]) -> str:
+    """One name or more as a list: `a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def rank_word(rank: object) -> str:

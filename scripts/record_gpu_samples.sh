@@ -1,5 +1,5 @@
 #!/bin/sh
-# Records the GPU sample runs anew: one rank of an emulated group of eight on one GPU, its peers phantoms; numerics not meant.
+# Records the GPU sample runs anew: one rank of an emulated group of eight on one GPU, its peers phantoms; losses are meaningless.
 #
 #   scripts/record_gpu_samples.sh                   into traces/GPU, such as traces/h200, with nothing else on the GPU
 #   DEVICE=cpu scripts/record_gpu_samples.sh DIR    the same commands with a tiny model on the CPU: whether they work

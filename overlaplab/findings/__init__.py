@@ -1,8 +1,8 @@
 """Every sentence that says what was measured, why, or what to do: plain text, neither Markdown nor HTML.
 
-Per subject there is a `…_lead`, which opens a page's section, a `…_title` for its chart, with `…_remarks` on what the
-chart leaves open, `…_notes`, which a reader of the figures must know, and `…_advice`: what to do. All take the tables
-that the page shows, so that no sentence says more than what was measured.
+Each subject has a `…_lead`, which opens a page's section; a `…_title` for its chart, and `…_remarks` on what the chart
+does not show; `…_notes`, which a reader of the figures must know; and `…_advice`: what to do. All take the tables that
+the page shows, so that no sentence says more than what was measured.
 """
 
 from overlaplab.findings.buckets import (

@@ -9,21 +9,21 @@ import pandas as pd
 from overlaplab.analyses import launched_after_backward
 from overlaplab.findings.thresholds import MOST_BUCKETS_LISTED, MOST_LATE_BUCKETS, PROMPT_LAUNCH_NS
 from overlaplab.findings.windows import window_name
-from overlaplab.words import count, gradient_word, ms, percent, to_ms
-
-__all__ = ["bucket_notes", "buckets_advice", "buckets_lead", "buckets_remarks", "buckets_title", "late_sentences"]
+from overlaplab.words import count, gradient_word, joined, ms, percent, to_ms
 
 
 def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of `overlaplab.buckets`' table must know, a line each."""
     if table.empty:
-        return ("no buckets are known: that takes the engine's labels or torch's DDP, and a GPU's recorded activity",)
+        return ("no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity",)
     notes = []
     if (table["source"] == "ddp").any():
-        notes.append("read from torch's DDP: a bucket is an all-reduce launched as a gradient is accumulated, unnamed")
+        notes.append(
+            "read from torch's DDP: its buckets are all-reduces launched while a gradient is accumulated, without names"
+        )
     if by_order := int((table["told_by"] == "order").sum()):
         notes.append(
-            f"sizes do not tell which gradients {by_order} of {len(table)} buckets hold: taken by order of arrival"
+            f"sizes do not determine the gradients of {by_order} of {len(table)} buckets: taken in order of arrival"
         )
     if unknown := int(table["told_by"].isna().sum()):
         notes.append(f"which gradients {unknown} of {len(table)} buckets hold is unknown")
@@ -33,7 +33,10 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
 
 
 def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
-    """Of `overlaplab.buckets`' rows of one rank and step, and what `late_buckets` makes of them: how many were late."""
+    """How many buckets were late.
+
+    Takes rows of `overlaplab.buckets` of one rank and step, and what `overlaplab.analyses.late_buckets` makes of them.
+    """
     where = window_name(table)
     number = count(len(table), "bucket") + (f" of {where}" if where else "")
     if table["end_ns"].isna().all():
@@ -41,7 +44,7 @@ def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     if late.empty:
         return f"{number}: none was late, all of their communication is hidden behind compute."
     if launched_after_backward(table):
-        return f"{number}: nothing was launched before backward ended, so that no parameter held a bucket."
+        return f"{number}: nothing was launched before backward ended, so no gradient held up a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
     return f"{number}: {exposed} with exposed communication, {held} that made a ready bucket wait."
 
@@ -60,7 +63,7 @@ def buckets_remarks(table: pd.DataFrame) -> list[str]:
     remarks = []
     if missing := int(table["end_ns"].isna().sum()):
         remarks.append(f"The communication of {count(missing, 'bucket')} was not found in the trace.")
-    labelled = table[table["source"] != "ddp"] if "source" in table else table  # DDP's are known by their launches
+    labelled = table[table["source"] != "ddp"] if "source" in table else table  # DDP's launch defines readiness
     if waited := int((labelled["launch_ns"] - labelled["ready_ns"] > PROMPT_LAUNCH_NS).sum()):
         least = f"{to_ms(PROMPT_LAUNCH_NS):g} ms"
         remarks.append(f"{waited} were ready, but waited more than {least} for their launch (launches keep order).")
@@ -68,7 +71,7 @@ def buckets_remarks(table: pd.DataFrame) -> list[str]:
 
 
 def late_sentences(late: pd.DataFrame, limit: int = MOST_LATE_BUCKETS) -> list[str]:
-    """What `overlaplab.analyses.late_buckets` found, a line per bucket."""
+    """A sentence for each of the first `limit` rows of `overlaplab.analyses.late_buckets`."""
     lines = [_late_sentence(row) for row in late.head(limit).to_dict("records")]
     if len(late) > limit:
         lines.append(f"{count(len(late) - limit, 'more late bucket')} in the table below.")
@@ -76,7 +79,7 @@ def late_sentences(late: pd.DataFrame, limit: int = MOST_LATE_BUCKETS) -> list[s
 
 
 def buckets_advice(table: pd.DataFrame, late: pd.DataFrame) -> str:
-    """Takes what `buckets_lead` takes."""
+    """What to do about late buckets; takes the same tables as `buckets_lead`."""
     if table["end_ns"].isna().all():
         return "Record with the engine, or with the communication threads' ranges, to see when buckets were sent."
     if late.empty:
@@ -109,7 +112,7 @@ def buckets_advice(table: pd.DataFrame, late: pd.DataFrame) -> str:
 
 
 def _late_sentence(row: dict[Any, Any]) -> str:
-    """Which gradient came last and when; whether the bucket was held by it or by the link; what it cost."""
+    """Which gradient came last and when, whether it or the link held up the bucket, and what that cost."""
     name = gradient_word(row["parameter"], row["arrival"], row["shape"])
     alone = pd.isna(row["gap_ns"])
     gap = "the only one in it" if alone else f"{ms(row['gap_ns'])} after the one before it"
@@ -119,14 +122,12 @@ def _late_sentence(row: dict[Any, Any]) -> str:
         came = "which came last" if pd.isna(row["parameter"]) else "whose gradient came last"
         line = f"was held by {name}, {came}, {gap}"
     if row["held"]:
-        upto = "up to " if len(row["held"]) > 1 else ""
-        line += f"; {_listed(row['held'])} stood ready and waited {upto}{ms(row['held_ns'])} for it"
+        at_most = "up to " if len(row["held"]) > 1 else ""
+        line += f"; {_listed(row['held'])} stood ready and waited {at_most}{ms(row['held_ns'])} for it"
     return f"Bucket {row['index']} {line}. Exposed: {ms(row['exposed_ns'])}."
 
 
 def _listed(indices: tuple[int, ...]) -> str:
-    if len(indices) == 1:
-        return f"bucket {indices[0]}"
     if len(indices) > MOST_BUCKETS_LISTED:
         return f"{len(indices)} buckets"
-    return f"buckets {', '.join(str(index) for index in indices[:-1])} and {indices[-1]}"
+    return f"bucket{'' if len(indices) == 1 else 's'} {joined([str(index) for index in indices])}"

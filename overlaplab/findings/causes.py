@@ -13,18 +13,6 @@ from overlaplab.findings.thresholds import MAJORITY, MOST_CAUSES, MUCH
 from overlaplab.findings.verdict import other_problem
 from overlaplab.words import ms, percent, rank_word, shorten
 
-__all__ = [
-    "CAUSE_MEANINGS",
-    "cause_label",
-    "collective_label",
-    "exposed_advice",
-    "exposed_finding",
-    "exposed_heading",
-    "exposed_in_median_step",
-    "exposed_lead",
-    "rank_and_step",
-]
-
 CAUSE_MEANINGS = {
     Cause.STRAGGLER: "its last rank had not arrived",
     Cause.LATE: "ready, and the link free, but not launched yet",
@@ -33,7 +21,7 @@ CAUSE_MEANINGS = {
     Cause.BLOCKING: "waited for at once, or launched after the backward",
     Cause.LINK: "takes longer than the compute there is to hide it behind",
     Cause.GAP: "compute paused, but not to wait for it",
-    Cause.UNKNOWN: "waiting for absent ranks, or transfer: nothing tells",
+    Cause.UNKNOWN: "waiting for ranks whose traces are missing, or transfer",
 }
 """What each cause means, in a few words."""
 
@@ -45,7 +33,7 @@ def cause_label(row: Mapping[Any, Any]) -> str:
 
 
 def collective_label(row: Mapping[Any, Any], limit: int = 60) -> str:
-    """The collective of a row of `overlaplab.exposed`: `bucket 3, all-reduce 19`, as `collectives` numbers it."""
+    """The collective of a row of `overlaplab.exposed`, with its number in `collectives`: `bucket 3, all-reduce 19`."""
     if pd.isna(row["collective"]):
         return "of no collective"
     kind = "collective" if pd.isna(row["kind"]) else str(row["kind"]).replace("_", "-")
@@ -54,7 +42,7 @@ def collective_label(row: Mapping[Any, Any], limit: int = 60) -> str:
 
 
 def exposed_finding(rows: pd.DataFrame) -> str:
-    """Rows of one rank and step, one or more, in a few words: the causes, the dearest first."""
+    """The causes in one or more rows of one rank and step, the most expensive first."""
     sums = rows.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
     parts = [f"{ms(int(took))} {cause}" for cause, took in sums.items()]
     rest = f", {ms(int(sums.iloc[MOST_CAUSES:].sum()))} the rest" if len(parts) > MOST_CAUSES else ""
@@ -62,19 +50,19 @@ def exposed_finding(rows: pd.DataFrame) -> str:
 
 
 def rank_and_step(window: Mapping[str, Any]) -> str:
-    """Which rank and step a row of `overlaplab.summary` is about: `rank 0, step 4`."""
+    """The rank and step of a row of `overlaplab.summary`: `rank 0, step 4`."""
     step = "" if pd.isna(window["step"]) else f", step {window['step']}"
     return f"rank {rank_word(window['rank'])}{step}"
 
 
 def exposed_heading(rows: pd.DataFrame, window: Mapping[str, Any]) -> str:
-    """Over a table of `overlaplab.exposed`'s rows of one rank and step, a row of `overlaplab.summary`."""
+    """The heading of a table with rows of `overlaplab.exposed`; `window` is their row of `overlaplab.summary`."""
     whole = ms(int(rows["exposed_ns"].sum()))
     return f"Where the {whole} of {rank_and_step(window)} went: {exposed_finding(rows)}"
 
 
 def exposed_lead(rows: pd.DataFrame, window: Mapping[str, Any]) -> str:
-    """The same as `exposed_heading` for the section of a report; the rows may be none."""
+    """The same as `exposed_heading`, as the lead of a report's section; there may be no rows."""
     share = percent(window["exposed_comm_ns"], window["span_ns"])
     finding = f" {exposed_finding(rows)}." if len(rows) else ""
     return (
@@ -84,7 +72,7 @@ def exposed_lead(rows: pd.DataFrame, window: Mapping[str, Any]) -> str:
 
 
 def exposed_in_median_step(rows: pd.DataFrame, window: Mapping[str, Any], table: pd.DataFrame) -> str:
-    """The same for a page that shows `table`, rows of `overlaplab.summary`, of which `window` is the worst."""
+    """The same for a page that shows `table`, rows of `overlaplab.summary`, where `window` is the worst step."""
     several = table["rank"].nunique(dropna=False) > 1
     where = f"Rank {rank_word(window['rank'])}{' (the one most exposed)' if several else ''}"
     if pd.notna(window["step"]):
@@ -93,9 +81,9 @@ def exposed_in_median_step(rows: pd.DataFrame, window: Mapping[str, Any], table:
 
 
 def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFrame | None = None) -> str:
-    """What to do about it, in a sentence or two.
+    """What to do about exposed communication, in a sentence or two.
 
-    Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` about the same ranks and steps.
+    Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps.
     """
     span = int(table["span_ns"].sum())
     if span == 0:
@@ -109,12 +97,12 @@ def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFram
     cause, took = Cause(str(sums.idxmax())), int(sums.max())
     share = percent(took, whole)
     begin = f"Go after {cause.value} first: it is {share} of all exposed communication ({CAUSE_MEANINGS[cause]})."
-    if whole - int(sums.sum()) > took:  # the table above has it first
+    if whole - int(sums.sum()) > took:  # compute gaps, which head the table above
         begin += " Compute gaps, the largest part, are pauses of the host that communication does not cause."
-    found = f"{begin} {_remedy(cause, causes[causes['cause'] == cause])}"
+    advice = f"{begin} {_remedy(cause, causes[causes['cause'] == cause])}"
     if cause is not Cause.UNKNOWN and table["exposed_wait_ns"].isna().any():
-        found += " But some of it may be waiting for other ranks: open all their traces together to tell."
-    return found
+        advice += " But some of it may be waiting for other ranks: open all their traces together to tell."
+    return advice
 
 
 def _leave(table: pd.DataFrame, other: str) -> str:
@@ -159,7 +147,7 @@ def _remedy(cause: Cause, rows: pd.DataFrame) -> str:
 
 
 def _moved_most(rows: pd.DataFrame) -> str:
-    """What the collectives move that were exposed longest: `bucket`, `unit` (or a parameter), `unknown`."""
+    """What most of the exposed time moved: a `bucket`, a `unit` (or a parameter), or something `unknown`."""
     what = rows["what"].astype("object")
     moved = what.map(lambda name: "unknown" if pd.isna(name) else "bucket" if _BUCKET.match(str(name)) else "unit")
     return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
@@ -171,7 +159,7 @@ _TAILS = {
     "unit": "Make what is reduced last smaller, or leave something to compute until it is sent.",
     "unknown": "Make the last one smaller, launch it earlier, or leave something to compute until it is sent.",
 }
-"""Against a tail that is no gather, by what it moves."""
+"""The remedy for a tail that is not a gather, by what it moves."""
 _REMEDIES = {
     Cause.QUEUED: "Send less while the link is busy: lower precision, fewer synchronisations by accumulating; or put"
     " gathers ahead of reductions.",

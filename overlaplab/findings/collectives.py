@@ -7,18 +7,9 @@ import pandas as pd
 from overlaplab.findings.thresholds import LARGE_COLLECTIVE, LITTLE_WAIT, STANDS_OUT
 from overlaplab.words import count, ms, percent, rank_word
 
-__all__ = [
-    "bandwidth_remarks",
-    "bandwidth_title",
-    "collectives_advice",
-    "collectives_lead",
-    "late_ranks_title",
-    "waits_title",
-]
-
 
 def collectives_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
-    """What ranks' time in collectives was, and for whom they waited.
+    """How much of the ranks' time in collectives was waiting, and for which rank they waited most.
 
     Takes rows of `overlaplab.collectives` and what `overlaplab.analyses.stragglers_of` makes of them.
     """
@@ -34,20 +25,21 @@ def collectives_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     spent_ns, waited_ns = int((known["end_ns"] - known["start_ns"]).sum()), int(known["wait_ns"].sum())
     first = (
         f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in them,"
-        f" {ms(waited_ns)} ({percent(waited_ns, spent_ns)}) is waiting for the last rank to come."
+        f" {ms(waited_ns)} ({percent(waited_ns, spent_ns)}) is waiting for the last rank to arrive."
     )
     if late.empty or not late["last"].any():
         return f"{first} No rank came last by more than clocks may differ."
     worst = late.iloc[0]
     return (
         f"{first} Rank {rank_word(worst['rank'])} cost most: it came last in {worst['last']} of {worst['collectives']},"
-        f" and the others waited {ms(worst['cost_ns'])} for it, from their arrivals on."
+        f" and the others waited {ms(worst['cost_ns'])} for it."
     )
 
 
 def bandwidth_title(known: pd.DataFrame, link_gb_per_s: float | None) -> str:
-    """How fast the largest of `overlaplab.analyses.each_collective`'s rows moved their data; `known` are those whose
-    bus bandwidth and bytes are known.
+    """How fast the largest collectives moved their data.
+
+    `known`: the rows of `overlaplab.analyses.each_collective` whose bus bandwidth and bytes are known.
     """
     if known.empty:
         return "No bus bandwidth: sizes or groups of the collectives are unknown"
@@ -59,7 +51,7 @@ def bandwidth_title(known: pd.DataFrame, link_gb_per_s: float | None) -> str:
 
 
 def bandwidth_remarks(table: pd.DataFrame, known: pd.DataFrame) -> list[str]:
-    """How many of the known are lower bounds, and how many of all rows are not shown."""
+    """How many known bandwidths are lower bounds, and how many rows of the table are left out as unknown."""
     remarks = []
     if bounds := int(known["bus_is_lower_bound"].sum()):
         remarks.append(
@@ -71,7 +63,7 @@ def bandwidth_remarks(table: pd.DataFrame, known: pd.DataFrame) -> list[str]:
 
 
 def waits_title(known: pd.DataFrame) -> str:
-    """In how many of the rows whose wait and transfer are known the wait was longer."""
+    """In how many of these rows, whose wait and transfer are known, the wait was longer."""
     if known.empty:
         return "Wait and transfer are unknown: not all members' traces are here"
     longer = int((known["wait_ns"] > known["transfer_ns"]).sum())
@@ -79,7 +71,7 @@ def waits_title(known: pd.DataFrame) -> str:
 
 
 def late_ranks_title(late: pd.DataFrame) -> str:
-    """Of `overlaplab.stragglers`' rows: for whom the others waited longest."""
+    """The rank for which the others waited longest, from rows of `overlaplab.stragglers`."""
     if late.empty or not late["last"].any():
         return "No rank came last by more than clocks may differ"
     worst = late.iloc[0]
@@ -90,7 +82,7 @@ def late_ranks_title(late: pd.DataFrame) -> str:
 
 
 def collectives_advice(late: pd.DataFrame, table: pd.DataFrame) -> str:
-    """Of `overlaplab.stragglers`' rows and `overlaplab.collectives`' rows."""
+    """What to do about waiting: takes rows of `overlaplab.stragglers` and of `overlaplab.collectives`."""
     known = table[table["transfer_ns"].notna()]
     if known.empty:
         return "Open all ranks' traces together to tell waiting from transfer."

@@ -9,11 +9,9 @@ import pandas as pd
 from overlaplab.findings.thresholds import FEWEST_STEPS
 from overlaplab.words import duration
 
-__all__ = ["compare_advice", "compare_title", "no_fastest"]
-
 
 def no_fastest(table: pd.DataFrame) -> str | None:
-    """Why none of `overlaplab.compare`'s rows is the fastest; None where one is, or there is but one run."""
+    """Why no row of `overlaplab.compare` is the fastest; None if one is, or if there is only one run."""
     if len(table) < 2 or table["fastest"].any():
         return None
     if table["model"].nunique() > 1:
@@ -24,7 +22,7 @@ def no_fastest(table: pd.DataFrame) -> str | None:
 
 
 def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> str:
-    """The fastest of `overlaplab.compare`'s rows, or why there is none; `by_cap`: the labels are caps."""
+    """The fastest row of `overlaplab.compare`, or why there is none; `by_cap`: the labels are caps."""
     if len(table) < 2:
         return "Step time of one run: choose another to compare"
     if (why := no_fastest(table)) is not None:
@@ -38,7 +36,7 @@ def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> s
 
 
 def compare_advice(table: pd.DataFrame) -> str:
-    """Of `overlaplab.compare`'s rows."""
+    """What to do next, from rows of `overlaplab.compare`."""
     if len(table) < 2:
         return "Choose another run to compare this one with."
     if table["fastest"].any():
@@ -47,7 +45,7 @@ def compare_advice(table: pd.DataFrame) -> str:
         return "Compare runs of one model: its layers, width, batch and sequence decide how long a step takes."
     if table["spread_ms"].isna().any():
         return (
-            f"Record at least {FEWEST_STEPS} steps of each run before choosing: fewer do not tell how much steps"
+            f"Record at least {FEWEST_STEPS} steps of each run before choosing: fewer do not show how much steps"
             " differ."
         )
     return "Record more steps or repeat the runs before choosing: the difference is within the spread."

@@ -9,19 +9,17 @@ from overlaplab.findings.thresholds import CLOSE_TO_THEORY
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, shorten, size_exact
 
-__all__ = ["COSTS_ADVICE", "costs_title", "held_lead", "held_notes", "sent_lead", "sent_notes", "unknown_sizes"]
-
 COSTS_ADVICE = (
     "Choose the run that fits into memory and whose communication hides; where a figure is far from theory, look into"
     " that run's collectives."
 )
-"""What to do about a comparison of costs."""
+"""What to do with a comparison of costs."""
 
 
 def costs_title(rows: pd.DataFrame, verb: str) -> str:
-    """Whether runs cost what theory says, or which of them is furthest from it.
+    """Whether the runs' costs agree with theory, or which run is furthest from it.
 
-    Columns: `run`, `measured` and `theory` in bytes, null where there is no theory. `verb`: `Sent` or `Held`.
+    `rows`: `run`, `measured` and `theory` in bytes, null where there is no theory. `verb`: `Sent` or `Held`.
     """
     known = rows[rows["theory"].notna()]
     if known.empty:
@@ -45,14 +43,14 @@ def sent_lead(sent_bytes: float, theory: Theory | None) -> str:
     measured = size_exact(round(sent_bytes))
     if theory is None:
         return f"{measured} in all; there is no theory for this run."
-    found = f"{measured} in all; theory says {size_exact(theory.sent_bytes)}: {shorten(theory.formula, 120)}"
+    lead = f"{measured} in all; theory says {size_exact(theory.sent_bytes)}: {shorten(theory.formula, 120)}"
     if theory.upper_formula != theory.formula:
-        found += f" (at most {theory.upper_formula}, {size_exact(theory.upper_sent_bytes)})"
-    return f"{found}."
+        lead += f" (at most {theory.upper_formula}, {size_exact(theory.upper_sent_bytes)})"
+    return f"{lead}."
 
 
 def sent_notes(manifest: Manifest | None) -> str:
-    """How full bytes become sent bytes, and what Ψ stands for."""
+    """How the bytes of full tensors become bytes sent, and what n and Ψ stand for."""
     ring = "As a ring sends: all-reduce 2(n−1)/n of the full tensor, all-gather and reduce-scatter (n−1)/n."
     if manifest is None or not manifest.parameters:
         return ring
@@ -62,17 +60,17 @@ def sent_notes(manifest: Manifest | None) -> str:
 
 
 def unknown_sizes(volume: pd.DataFrame) -> str:
-    """Which collectives of `overlaplab.volume`'s rows leave what was sent unknown; empty where all sizes are known."""
+    """Why the bytes sent are unknown: the collectives of unknown size in rows of `overlaplab.volume`; else empty."""
     counts = volume[volume["sent_bytes"].isna()].groupby("kind", sort=False)["count"].sum()
     kinds = [
         f"{count(int(number), 'collective')} of kind {shorten(str(kind).replace('_', '-'), 40)}"
         for kind, number in counts.items()
     ]
-    return f"Unknown, since the trace does not tell all sizes of {', '.join(kinds)}." if kinds else ""
+    return f"Unknown: the trace does not hold all sizes of {', '.join(kinds)}." if kinds else ""
 
 
 def held_lead(held: pd.DataFrame) -> str:
-    """Of `overlaplab.memory`'s rows: what the rank that holds most holds, measured and in theory."""
+    """The memory of the rank that holds most, measured and in theory, from rows of `overlaplab.memory`."""
     sums = held.groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
     most = sums.loc[[sums["bytes"].astype("int64").idxmax()]].iloc[0]
     measured = f"{size_exact(int(most['bytes']))} on the rank that holds most"
@@ -82,7 +80,7 @@ def held_lead(held: pd.DataFrame) -> str:
 
 
 def held_notes(manifest: Manifest | None, peaks: pd.DataFrame) -> str:
-    """What was measured, what the formulas' letters stand for, and what `analyses.peaks`' rows add."""
+    """What was measured, what the letters in formulas stand for, and how `analyses.peaks` differs."""
     number = manifest.model.parameters if manifest and manifest.model else None
     ranks = count(manifest.world_size, "rank") if manifest else "all ranks"
     many = "" if number is None else f"{number:,} = "
@@ -93,5 +91,5 @@ def held_notes(manifest: Manifest | None, peaks: pd.DataFrame) -> str:
     if peaks["peak_bytes"].notna().any():
         notes.append("The peak is the most that was allocated at any time, activations and buffers included.")
     if peaks["scratch_bytes"].notna().any():
-        notes.append("What is lent to phantoms is in no other figure.")
+        notes.append("Memory lent to phantoms is in no other figure.")
     return " ".join(notes)

@@ -1,4 +1,4 @@
-"""What is known of one event of a trace, fact by fact."""
+"""The known facts of one event of a trace."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from overlaplab.formats import text
 from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
 from overlaplab.words import rank_word, shorten, size_exact
 
-__all__ = ["event_facts"]
-
-_NAME = 400  # characters of a name; the search finds the whole of it
+_NAME = 400  # characters of a name
 
 
 def event_facts(details: EventDetails) -> list[tuple[str, str]]:
-    """Pairs of what is known of the event and its value, in the order in which one asks."""
+    """Pairs of a fact's name and value, the most asked for first; unknown facts are left out."""
     facts: list[tuple[str, object]] = [
         ("name", shorten(details["name"], _NAME)),
         ("counts as", f"{details['counts_as']} ({shorten(details['category'], 40)})"),
@@ -32,7 +30,7 @@ def event_facts(details: EventDetails) -> list[tuple[str, str]]:
 
 
 def _exact(ns: int | None) -> str | None:
-    """A time to the ns."""
+    """A time in ms, to the ns."""
     return None if ns is None else f"{text(ns, 'ns', 6, grouped=True)} ms"
 
 
@@ -53,22 +51,28 @@ def _launch(launch: LaunchDetails | None) -> list[tuple[str, object]]:
     ]
 
 
-def _collective(found: CollectiveDetails) -> list[tuple[str, object]]:
-    group = found["group_description"] or found["group"]
-    size = found["group_size"]
-    bound = " or more: the transfer alone is not known" if found["bus_is_lower_bound"] else ""
-    bus = found["bus_gb_per_s"]
-    error = ", within clock error" if found["within_clock_error"] else ""
+def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
+    group = collective["group_description"] or collective["group"]
+    size = collective["group_size"]
+    bound = " or more: the transfer alone is not known" if collective["bus_is_lower_bound"] else ""
+    bus = collective["bus_gb_per_s"]
+    error = ", within clock error" if collective["within_clock_error"] else ""
     return [
-        ("collective", f"{found['index']}: {(found['kind'] or 'unknown').replace('_', '-')}"),
+        ("collective", f"{collective['index']}: {(collective['kind'] or 'unknown').replace('_', '-')}"),
         ("group", None if group is None else shorten(str(group), 80) + ("" if size is None else f", {size} ranks")),
-        ("bytes", None if found["bytes"] is None else f"{found['bytes']:,} ({size_exact(found['bytes'])})"),
-        ("dtype", found["dtype"]),
-        ("waits here", _exact(found["wait_ns"])),
-        ("transfer", _exact(found["transfer_ns"])),
-        ("exposed here", _exact(found["exposed_ns"])),
+        (
+            "bytes",
+            None if collective["bytes"] is None else f"{collective['bytes']:,} ({size_exact(collective['bytes'])})",
+        ),
+        ("dtype", collective["dtype"]),
+        ("waits here", _exact(collective["wait_ns"])),
+        ("transfer", _exact(collective["transfer_ns"])),
+        ("exposed here", _exact(collective["exposed_ns"])),
         ("bus bandwidth", None if bus is None else f"{bus:.2f} GB/s{bound}"),
-        ("skew of starts", None if found["skew_ns"] is None else f"{_exact(found['skew_ns'])}{error}"),
-        ("last rank", found["last_rank"]),
-        ("not matched across ranks", None if found["unmatched"] is None else shorten(found["unmatched"], 200)),
+        ("skew of starts", None if collective["skew_ns"] is None else f"{_exact(collective['skew_ns'])}{error}"),
+        ("last rank", collective["last_rank"]),
+        (
+            "not matched across ranks",
+            None if collective["unmatched"] is None else shorten(collective["unmatched"], 200),
+        ),
     ]

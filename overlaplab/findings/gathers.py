@@ -9,20 +9,7 @@ import pandas as pd
 from overlaplab.analyses import gathered_bytes, schedule_steps
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_UNITS_LISTED
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, ms, percent, size_exact, unit_name
-
-__all__ = [
-    "GatherCost",
-    "gathered_peak",
-    "gathered_title",
-    "gathers_advice",
-    "gathers_lead",
-    "prefetch_gain",
-    "schedule_notes",
-    "schedule_remarks",
-    "schedule_title",
-    "turn_label",
-]
+from overlaplab.words import count, joined, ms, percent, size_exact, unit_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,46 +18,49 @@ class GatherCost:
 
     name: str
     strategy: str | None
-    """None where nothing tells."""
+    """None if unknown."""
     prefetch: int | None
-    """Units gathered ahead; None where nothing tells."""
+    """Units gathered ahead; None if unknown."""
     wait_ns: float | None
-    """How long compute waits for gathers per step; None where the trace does not tell."""
+    """How long compute waits for gathers per step; None if unknown."""
     step_ns: float
     setting: tuple[object, ...] | None = None
-    """What else must be equal before a difference is put down to prefetching; None where nothing tells."""
+    """The other settings: only if they are equal, a difference is due to prefetching. None if unknown."""
 
 
 def gathers_lead(table: pd.DataFrame, where: str) -> str:
-    """What was counted in `overlaplab.schedule`'s rows of one rank and step (`where`, in words), in a few sentences."""
-    found = schedule_steps(table).iloc[0]
-    counts = f"{count(found['gathers'], 'gather')} and {count(found['frees'], 'free')}"
-    if found["layer_gathers"]:
+    """How many gathers there were, and what they held and cost.
+
+    Takes rows of `overlaplab.schedule` of one rank and step; `where` names these.
+    """
+    counted = schedule_steps(table).iloc[0]
+    counts = f"{count(counted['gathers'], 'gather')} and {count(counted['frees'], 'free')}"
+    if counted["layer_gathers"]:
         layers = count(table.loc[table["layer"].notna(), "unit"].nunique(), "layer")
-        counts = f"{count(found['layer_gathers'], 'gather')} and {count(found['layer_frees'], 'free')} of {layers}"
-        if found["gathers"] > found["layer_gathers"]:
-            others = count(found["gathers"] - found["layer_gathers"], "gather")
+        counts = f"{count(counted['layer_gathers'], 'gather')} and {count(counted['layer_frees'], 'free')} of {layers}"
+        if counted["gathers"] > counted["layer_gathers"]:
+            others = count(counted["gathers"] - counted["layer_gathers"], "gather")
             counts += f", and {others} of other units"
-    if pd.isna(found["peak_gathered_bytes"]):
-        peak = f"At most {count(found['peak_layers'], 'layer')} held in full at a time, bytes unknown."
+    if pd.isna(counted["peak_gathered_bytes"]):
+        peak = f"At most {count(counted['peak_layers'], 'layer')} held in full at a time, bytes unknown."
     else:
-        peak = f"At most {size_exact(found['peak_gathered_bytes'])}"
+        peak = f"At most {size_exact(counted['peak_gathered_bytes'])}"
         most = int(gathered_bytes(table)["layers"].max())
-        if not found["layer_gathers"]:
+        if not counted["layer_gathers"]:
             peak += " held in full at a time."
-        elif most == found["peak_layers"]:
+        elif most == counted["peak_layers"]:
             peak += f" ({count(most, 'layer')}) held in full at a time."
-        else:  # smaller layers at another moment
+        else:  # more, but smaller, layers at another moment
             peak += f" held in full at a time, and at most {count(most, 'layer')}."
     wait = "How long compute waited for them is unknown."
-    if not pd.isna(found["wait_ns"]):
-        wait = f"Compute waited {ms(found['wait_ns'])} for gathers."
+    if not pd.isna(counted["wait_ns"]):
+        wait = f"Compute waited {ms(counted['wait_ns'])} for gathers."
     begin = f"{where[0].upper()}{where[1:]}: " if where else ""
     return f"{begin}{counts}. {peak} {wait}"
 
 
 def prefetch_gain(first: GatherCost, second: GatherCost) -> str:
-    """Both runs' waits and step times, and what the deeper prefetch hides if the runs differ in nothing else."""
+    """The waits and step times of two runs, and what the deeper prefetch hides if the runs differ in nothing else."""
     same = (
         first.strategy is not None
         and first.strategy == second.strategy
@@ -99,7 +89,7 @@ def _waits(name: str, cost: GatherCost) -> str:
 
 
 def gathers_advice(table: pd.DataFrame, manifest: Manifest | None, step_ns: int | None) -> str:
-    """Of `overlaplab.schedule`'s rows of one rank and step, whose step took `step_ns`."""
+    """What to do about waits: takes rows of `overlaplab.schedule` of one rank and step, which took `step_ns`."""
     wait = schedule_steps(table)["wait_ns"].iloc[0]
     if pd.isna(wait):
         return "Record with labels or device activity to see how long compute waited for gathers."
@@ -117,22 +107,22 @@ def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of `overlaplab.schedule`'s table must know, a line each."""
     if table.empty:
         return (
-            "no gathers are known: that takes the engine's labels or FSDP2's ranges, and a GPU's recorded activity",
+            "no gathers were found: they show in the engine's labels or FSDP2's ranges, and on a GPU in its activity",
         )
     notes = []
     if (table["source"] == "fsdp2").any():
         notes.append(
-            "read from FSDP2's ranges: freed after its forward is what is gathered again, else after its backward"
+            "read from FSDP2's ranges: a unit that is gathered again was freed after its forward, others after backward"
         )
     for column, what in (("free_ns", "when they were freed"), ("bytes", "their bytes"), ("gather_end_ns", "their end")):
         if unknown := int(table[column].isna().sum()):
-            notes.append(f"{unknown} of {len(table)} gathers left no event that tells {what}: unknown")
+            notes.append(f"for {unknown} of {len(table)} gathers no event shows {what}: unknown")
     return tuple(notes)
 
 
 def schedule_title(table: pd.DataFrame) -> str:
-    """How often layers (where there are none: units) were gathered, for which pass."""
-    counted, what = _counted(table)
+    """How often layers, or units if there are no layers, were gathered, and for which pass."""
+    counted, what = _layers_or_units(table)
     forward = int((counted["phase"] == "forward").sum())
     microbatches = table["microbatch"].nunique()
     among = f" in {microbatches} microbatches" if microbatches > 1 else ""
@@ -143,10 +133,8 @@ def schedule_title(table: pd.DataFrame) -> str:
 
 
 def schedule_remarks(table: pd.DataFrame, prefetch: int | None, undrawn: pd.DataFrame) -> list[str]:
-    """What the chart's rows leave open, and what the trace does not tell; `undrawn` are the rows whose uses the chart
-    does not draw.
-    """
-    counted, what = _counted(table)
+    """What the chart does not show, and what the trace does not hold; `undrawn` rows have a use that is not drawn."""
+    counted, what = _layers_or_units(table)
     remarks = [] if prefetch is None else [f"Prefetch depth {prefetch}."]
     if table["wait_ns"].notna().any():
         remarks.append(f"Compute waited {ms(table['wait_ns'].sum())} for gathers.")
@@ -155,9 +143,9 @@ def schedule_remarks(table: pd.DataFrame, prefetch: int | None, undrawn: pd.Data
     if what == "layer" and len(counted) < len(table):
         remarks.append(f"With {_listed(table[table['layer'].isna()])}: {len(table)} gathers.")
     if len(undrawn):
-        remarks.append(f"Compute of {_listed(undrawn)} stands around the layers' and is not drawn.")
+        remarks.append(f"Compute of {_listed(undrawn)} surrounds that of the layers and is not drawn.")
     if (table["source"] == "fsdp2").any():
-        remarks.append("Read from FSDP2's ranges: what is gathered again was freed after its forward.")
+        remarks.append("Read from FSDP2's ranges: a unit that is gathered again was freed after its forward.")
     return [" ".join(remarks), _unknown(table)]
 
 
@@ -169,23 +157,23 @@ def turn_label(table: pd.DataFrame) -> str:
         f"layer {layer}" if not pd.isna(layer) else unit_name(unit, 20)
         for unit, layer in kept.drop_duplicates("unit")[["unit", "layer"]].itertuples(index=False)
     ]
-    return f"turn: {_joined(units)} {'stays' if len(units) == 1 else 'stay'} gathered" if units else "turn"
+    return f"turn: {_few(units)} {'stays' if len(units) == 1 else 'stay'} gathered" if units else "turn"
 
 
 def gathered_title(curve: pd.DataFrame) -> str:
-    """The most that was held at a time in the rows of `overlaplab.analyses.gathered_bytes`."""
+    """The most that was held at a time, from rows of `overlaplab.analyses.gathered_bytes`."""
     of_what = " of parameters" if curve["bytes"].notna().all() else ""
     return f"At most {_most(curve)[0]}{of_what} held in full"
 
 
 def gathered_peak(curve: pd.DataFrame) -> str:
-    """The same for the point at which it was held, with the number of layers."""
+    """The same as a label for the point on the curve, with the number of layers."""
     most, layers = _most(curve)
     return f"peak {most}{layers}"
 
 
 def _most(curve: pd.DataFrame) -> tuple[str, str]:
-    """The most that was held: bytes, and how many layers that was; or layers alone where bytes are unknown."""
+    """The most bytes held, and how many layers these are; or the most layers, where bytes are unknown."""
     if curve["bytes"].isna().any():
         return count(int(curve["layers"].max()), "layer"), ""
     peak = curve.iloc[int(curve["bytes"].argmax())]
@@ -193,14 +181,14 @@ def _most(curve: pd.DataFrame) -> tuple[str, str]:
     return size_exact(int(peak["bytes"])), layers
 
 
-def _counted(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The rows that are counted, and what they are: layers, or units where there are no layers."""
+def _layers_or_units(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows of layers, or all rows if no unit is a layer, and which of the two."""
     layers = table[table["layer"].notna()]
     return (layers, "layer") if len(layers) else (table, "unit")
 
 
 def _unknown(table: pd.DataFrame) -> str:
-    """What the trace does not tell, in one line; empty where it tells everything."""
+    """What the trace does not hold, in one line; empty if it holds everything."""
     lacks = {
         "gather_end_ns": "when gathers ran",
         "first_use_ns": "when units were used",
@@ -215,10 +203,8 @@ def _unknown(table: pd.DataFrame) -> str:
 
 
 def _listed(table: pd.DataFrame) -> str:
-    return _joined([unit_name(unit, 24) for unit in table["unit"].unique()])
+    return _few([unit_name(unit, 24) for unit in table["unit"].unique()])
 
 
-def _joined(units: list[str]) -> str:
-    if len(units) > MOST_UNITS_LISTED:
-        return f"{len(units)} units"
-    return units[0] if len(units) == 1 else f"{', '.join(units[:-1])} and {units[-1]}"
+def _few(units: list[str]) -> str:
+    return f"{len(units)} units" if len(units) > MOST_UNITS_LISTED else joined(units)

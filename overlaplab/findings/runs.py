@@ -8,11 +8,9 @@ from overlaplab.events import Run
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, shorten
 
-__all__ = ["describe_link", "describe_ranks", "describe_settings", "link_note", "links_note", "note", "run_title"]
-
 
 def run_title(run: Run) -> str:
-    """The run's path, and what its manifest tells; an emulated link and phantom ranks are always named."""
+    """The run's path and the gist of its manifest; an emulated link and phantom ranks are always named."""
     if run.manifest is None:
         return run.path
     link = run.manifest.emulated_link
@@ -25,9 +23,7 @@ def run_title(run: Run) -> str:
 
 
 def note(manifest: Manifest | None) -> str | None:
-    """The line about a run that stands under its charts: strategy, ranks, device, prefetch depth or bucket cap, each
-    where it has one, and the link if emulated.
-    """
+    """The line about a run under its charts: strategy, ranks, device, prefetch depth or bucket cap, emulated link."""
     if manifest is None:
         return None
     parts = [shorten(manifest.strategy or ""), describe_ranks(manifest), shorten(manifest.device or "")]
@@ -39,7 +35,7 @@ def note(manifest: Manifest | None) -> str | None:
 
 
 def link_note(manifest: Manifest | None) -> str | None:
-    """The emulated link and group alone, where there is no room for the whole `note`; None without one."""
+    """The emulated link and group alone, for charts without room for the whole `note`; None without such a link."""
     if manifest is None or not (link := describe_link(manifest)):
         return None
     return f"{link}, one rank of a group of {manifest.world_size}" if manifest.phantom_ranks else link
@@ -60,11 +56,11 @@ def links_note(manifests: Sequence[Manifest | None]) -> str | None:
 
 
 def describe_ranks(manifest: Manifest, ranks: int | None = None) -> str:
-    """`2 ranks` (as many as `ranks` says, else as the job had), or one rank whose peers are phantoms."""
+    """`2 ranks` (the number given, or else the job's), or one rank whose peers are phantoms."""
     if not manifest.phantom_ranks:
         return count(manifest.world_size if ranks is None else ranks, "rank")
-    meant = "" if manifest.numerics_meant else "; numerics not meant"
-    return f"one rank of an emulated group of {manifest.world_size} (peers are phantoms{meant})"
+    made_up = "" if manifest.numerics_meant else "; losses are meaningless"
+    return f"one rank of an emulated group of {manifest.world_size} (peers are phantoms{made_up})"
 
 
 def describe_link(manifest: Manifest) -> str:
@@ -75,7 +71,7 @@ def describe_link(manifest: Manifest) -> str:
 
 
 def describe_settings(manifest: Manifest | None) -> str:
-    """The settings of the strategy that differ from run to run; empty where the manifest tells none."""
+    """The strategy's options as the manifest has them; empty if it has none."""
     if manifest is None:
         return ""
     parts = []

@@ -6,11 +6,9 @@ import pandas as pd
 
 from overlaplab.words import ms, percent
 
-__all__ = ["summary_advice", "summary_scope", "summary_title"]
-
 
 def summary_title(table: pd.DataFrame) -> str:
-    """How much communication is exposed in the rows of `overlaplab.summary` or `.totals`, and how much is waiting."""
+    """How much communication is exposed in rows of `overlaplab.summary` or `.totals`, and how much of it is waiting."""
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
     if comm == 0:
         return "No communication in these steps"
@@ -21,7 +19,7 @@ def summary_title(table: pd.DataFrame) -> str:
 
 
 def summary_scope(table: pd.DataFrame) -> str:
-    """Over how many ranks and steps the same rows go."""
+    """How many ranks and steps the same rows cover."""
     ranks = table["rank"].nunique(dropna=False)
     windows = len(table) if "step" in table else 0
     scope = f"all {ranks} ranks" if ranks > 1 else "1 rank"
@@ -31,7 +29,7 @@ def summary_scope(table: pd.DataFrame) -> str:
 
 
 def summary_advice(table: pd.DataFrame) -> str:
-    """Of `overlaplab.summary`'s rows: what hiding communication could gain at most."""
+    """What hiding communication could gain at most, from rows of `overlaplab.summary`."""
     span, exposed = int(table["span_ns"].sum()), int(table["exposed_comm_ns"].sum())
     if exposed == 0:
         return "Leave communication as it is: none is exposed."

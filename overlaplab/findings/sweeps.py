@@ -10,17 +10,15 @@ import pandas as pd
 from overlaplab.findings.thresholds import ENOUGH_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
 from overlaplab.words import count, duration, shorten
 
-__all__ = ["sweep_advice", "sweep_finding", "sweep_notes", "sweep_subject", "sweep_title"]
-
 
 def sweep_subject(strategy: str | None, ranks: int, recordings: int, note: str | None) -> str:
-    """What was swept, in a line; `note` is that of `links_note`."""
+    """The subject of a sweep in one line; `note` is that of `links_note`."""
     parts = (strategy, count(ranks, "rank"), count(recordings, "recording"), note)
     return shorten(", ".join(part for part in parts if part), 200)
 
 
 def sweep_title(table: pd.DataFrame) -> str:
-    """`sweep_finding` as short as a chart needs it."""
+    """`sweep_finding`, short enough for a chart."""
     won = table[table["fastest"].astype(bool)]
     if len(won) == 1:
         return f"Fastest: bucket_cap_mb {won['bucket_cap_mb'].iloc[0]:g}, {duration(won['step_ms'].iloc[0])} per step"
@@ -30,7 +28,7 @@ def sweep_title(table: pd.DataFrame) -> str:
 
 
 def sweep_finding(table: pd.DataFrame) -> str:
-    """Of `sweep`'s rows: the fastest cap, or that none is beyond the spread."""
+    """The fastest cap, or that no difference exceeds the spread, from rows of `overlaplab.sweep`."""
     first, second = _two_shortest(table)
     if table["fastest"].any():
         lead = second["step_ms"] - first["step_ms"]
@@ -47,16 +45,16 @@ def sweep_finding(table: pd.DataFrame) -> str:
 
 
 def sweep_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    """What a reader of `sweep`'s figures must know, a line each."""
+    """What a reader of a sweep's figures must know, a line each."""
     notes = []
     if table["spread_ms"].isna().any():
-        notes.append(f"fewer than {FEWEST_STEPS} steps of a cap tell no spread, so that none can be the fastest")
+        notes.append(f"fewer than {FEWEST_STEPS} steps of a cap have no spread, so no cap can be called the fastest")
     fewest = int(table["runs"].min())
     if fewest == 1:
-        notes.append("one recording of a cap: what differs between recordings of the same cap is not known")
+        notes.append("one recording of a cap: how much recordings of the same cap differ is unknown")
     elif fewest < ENOUGH_RECORDINGS:
         notes.append(
-            f"{fewest} recordings of a cap tell little of what differs between them; {ENOUGH_RECORDINGS} tell enough"
+            f"{fewest} recordings of a cap show little of how much they differ; {ENOUGH_RECORDINGS} show enough"
         )
     if table["runs"].nunique() > 1:
         counts = ", ".join(f"{_cap(row)}: {row['runs']}" for row in table.to_dict("records"))
@@ -65,12 +63,12 @@ def sweep_notes(table: pd.DataFrame) -> tuple[str, ...]:
     for buckets, same in known.groupby("buckets", sort=True):
         if len(same) > 1:
             caps = " and ".join(_cap(row) for row in same.to_dict("records"))
-            notes.append(f"caps {caps} make as many buckets, {buckets}: a difference between them is chance")
+            notes.append(f"caps {caps} make the same number of buckets, {buckets}: a difference between them is chance")
     return tuple(notes)
 
 
 def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
-    """What to do about it, a sentence each."""
+    """What to do after a sweep, a sentence each."""
     first, second = _two_shortest(table)
     if not table["fastest"].any():
         return (_tell_apart(table, first, second),)
@@ -96,7 +94,7 @@ def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _tell_apart(table: pd.DataFrame, first: Mapping[Any, Any], second: Mapping[Any, Any]) -> str:
-    """What tells the two apart that are not, or why that is not worth it."""
+    """How to find out which of the two shortest is faster, or why that is not worth it."""
     lead = second["step_ms"] - first["step_ms"]
     if lead <= LITTLE_GAIN * second["step_ms"]:
         return (
@@ -117,7 +115,7 @@ def _two_shortest(table: pd.DataFrame) -> tuple[Mapping[Any, Any], Mapping[Any, 
 
 
 def _is_largest(table: pd.DataFrame, row: Mapping[Any, Any]) -> bool:
-    """Whether a larger cap would make other buckets that nobody tried."""
+    """Whether this is the largest cap, and a larger one would make different buckets."""
     return bool(
         row["bucket_cap_mb"] == table["bucket_cap_mb"].max() and (pd.isna(row["buckets"]) or row["buckets"] > 1)
     )

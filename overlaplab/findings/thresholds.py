@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from overlaplab.analyses.spread import FEWEST as FEWEST_STEPS  # defined there, because it decides what a spread is
+from overlaplab.analyses import spread
 
-__all__ = [
-    "CLOSE_TO_THEORY",
-    "ENOUGH_RECORDINGS",
-    "FEWEST_STEPS",
-    "IDLE_OVER_EXPOSED",
-    "LARGE_COLLECTIVE",
-    "LITTLE_EXPOSED",
-    "LITTLE_GAIN",
-    "LITTLE_WAIT",
-    "MAJORITY",
-    "MOST_BUCKETS_LISTED",
-    "MOST_CAUSES",
-    "MOST_CLOCKS",
-    "MOST_KERNELS",
-    "MOST_LATE_BUCKETS",
-    "MOST_RANKS",
-    "MOST_REASONS",
-    "MOST_UNITS_LISTED",
-    "MUCH",
-    "PROMPT_LAUNCH_NS",
-    "STANDS_OUT",
-]
+FEWEST_STEPS = spread.FEWEST
+"""Steps: with fewer there is no spread, which is why the analysis defines the number."""
 
 # LITTLE_EXPOSED and LITTLE_GAIN mean almost the same. They stay apart because several steps of the sample runs lie
 # between them: with one number, what is said of those would change.

@@ -13,8 +13,6 @@ from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MA
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, shorten
 
-__all__ = ["other_problem", "verdict"]
-
 
 def verdict(
     table: pd.DataFrame,
@@ -24,29 +22,32 @@ def verdict(
 ) -> str:
     """The summary in a few sentences.
 
-    Takes the rows of `overlaplab.summary`, and, for whom was waited for and what is the problem where communication is
-    not, those of `overlaplab.exposed` and `analyses.idle` about the same ranks and steps.
+    Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps.
+    The second shows which ranks were waited for, the third what the problem is if it is not communication.
     """
     if table.empty:
         return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
     ranks = table["rank"].nunique(dropna=False)
     strategy = shorten(manifest.strategy or "Recorded loop") if manifest is not None else "Foreign traces"
     start = f"{strategy}, {count(ranks, 'rank')}, median step {ms(table['span_ns'].median())}"
-    found = [f"{start}, {_worst(table, causes)}" if table["comm_ns"].any() else f"{start}. No communication is in it."]
+    sentences = [
+        f"{start}, {_worst(table, causes)}" if table["comm_ns"].any() else f"{start}. It has no communication."
+    ]
     if table["comm_ns"].any():
         hidden, comm = int(table["overlapped_ns"].sum()), int(table["comm_ns"].sum())
         over = "" if len(table) == 1 else ", over all ranks and steps," if ranks > 1 else ", over all steps,"
-        found.append(f"{percent(hidden, comm)} of communication time{over} is hidden.")
+        sentences.append(f"{percent(hidden, comm)} of communication time{over} is hidden.")
     if (other := other_problem(table, causes, idled)) is not None:
-        found.append(other)
-    return " ".join(found)
+        sentences.append(other)
+    return " ".join(sentences)
 
 
 def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None) -> str | None:
-    """That communication is not the problem, and what is; None where it is, or there is none. Arguments as above.
+    """What the problem is if it is not communication; None if it is communication, or if there is no problem.
 
-    Communication is not the problem where its exposed time, without the gaps of compute that did not wait for it, is at
-    most `LITTLE_EXPOSED` of the step time, or where the idle time is much and `IDLE_OVER_EXPOSED` times as long.
+    Takes the same tables as `verdict`. Communication is not the problem in two cases: if its exposed time, without
+    pauses of compute that did not wait for it, is at most `LITTLE_EXPOSED` of the step time; or if idle time is more
+    than `MUCH` of the step time and more than `IDLE_OVER_EXPOSED` times as long.
     """
     span = int(table["span_ns"].sum())
     exposed = int(table["exposed_comm_ns"].sum())
@@ -104,7 +105,7 @@ def _worst(table: pd.DataFrame, causes: pd.DataFrame | None) -> str:
 
 
 def _number(ns: int) -> str:
-    """ms without the unit, which stands in front."""
+    """A time in ms without the unit, which is already in the sentence."""
     return ms(ns).removesuffix(" ms")
 
 

@@ -1,4 +1,4 @@
-"""What a reader of any figure must know: what is missing from a run, what was corrected, what could not be matched."""
+"""What a reader of any figure must know: what a run lacks, what was corrected, what could not be matched."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import sentence, to_ms
 
-__all__ = ["not_recorded", "run_warnings", "unmatched_notes", "unrecorded"]
-
 _NAME = 60  # characters of a kernel's name
 _REMEDY = (
     "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and see with `overlaplab doctor` whether the"
@@ -24,33 +22,33 @@ _MOST_NAMED = 8
 
 def run_warnings(run: Run) -> tuple[str, ...]:
     """What a reader of any figure of this run must know, a line each."""
-    found = list(run.warnings)
+    warnings = list(run.warnings)
     if run.manifest and run.manifest.link_attained is False:  # decided by the engine, which wrote it into run.json
-        found.append("link not attained: more than 5 % of the collectives overran the emulated link")
-    found += _clock_warnings(run)
+        warnings.append("link not attained: more than 5 % of the collectives overran the emulated link")
+    warnings += _clock_warnings(run)
     missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
-    found += [missing] if missing else []
+    warnings += [missing] if missing else []
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
         if rule_of(trace) is Rule.UNRECORDED:
             continue
-        found += [where + warning for warning in window_warnings(trace)]
+        warnings += [where + warning for warning in window_warnings(trace)]
         ranks = max(len(run.traces), trace.world_size or 1)
         if ranks > 1 and not len(activity(trace).communication):
-            found.append(f"{where}no communication recognised among {ranks} ranks; {_longest_kernels(trace)}")
-    return tuple(found)
+            warnings.append(f"{where}no communication recognised among {ranks} ranks; {_longest_kernels(trace)}")
+    return tuple(warnings)
 
 
 def not_recorded(run: Run) -> str | None:
-    """Why there is nothing to show, and what to do, where device activity was not recorded; None where it was."""
+    """Why there is nothing to show, and what to do, if device activity was not recorded; None if it was."""
     missing = unrecorded(run)
     return None if missing is None else sentence(missing)
 
 
 def unrecorded(run: Run, why: str | None = None) -> str | None:
-    """That device activity was not recorded, and what to do about it; None where that is so of no rank.
+    """On which ranks device activity was not recorded, and what to do about it; None if it was on all.
 
-    `why` stands in place of the general remedy, where it is known why the profiler saw nothing.
+    `why`, if it is known why the profiler saw nothing, replaces the general remedy.
     """
     ranks = [trace.rank for trace in run.traces if rule_of(trace) is Rule.UNRECORDED]
     if not ranks:
@@ -63,7 +61,7 @@ def unrecorded(run: Run, why: str | None = None) -> str | None:
 
 
 def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    """How many of `overlaplab.collectives`' rows have no counterpart on other ranks, and why, a line per reason."""
+    """How many rows of `overlaplab.collectives` have no counterpart on other ranks, a line per reason."""
     reasons = Counter(table["unmatched"].dropna()).most_common(MOST_REASONS)
     return tuple(f"{number} without a counterpart: {reason}" for reason, number in reasons)
 
@@ -81,7 +79,7 @@ def _clock_warnings(run: Run) -> tuple[str, ...]:
 
 
 def _longest_kernels(trace: Trace) -> str:
-    """The names that took most time, for a reader to see what was missed."""
+    """The names with the most time, among which a reader may recognise communication."""
     counted = trace.events[~counting_as(trace, Work.NOTHING)]
     longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(MOST_KERNELS)
     names = [str(name) if len(str(name)) <= _NAME else f"{str(name)[: _NAME - 1]}…" for name in longest.index]

@@ -11,33 +11,22 @@ from overlaplab.timeline.timeline import View
 from overlaplab.timeline.window_statistics import WindowStatistics
 from overlaplab.words import count, ms, percent, rank_word
 
-__all__ = [
-    "clocks_note",
-    "timeline_advice",
-    "timeline_lead",
-    "timeline_title",
-    "window_advice",
-    "window_lead",
-    "window_name",
-    "window_size",
-]
-
 
 def window_name(table: pd.DataFrame) -> str:
-    """Which rank and step a table's rows are about, if they are all about one: `rank 0, step 4`; empty if unknown."""
+    """The rank and step of a table whose rows have the same ones: `rank 0, step 4`; empty if unknown."""
     first = table[["rank", "step"]].iloc[0]
     return ", ".join(f"{column} {value}" for column, value in first.items() if pd.notna(value))
 
 
-def window_size(found: WindowStatistics) -> str:
+def window_size(window: WindowStatistics) -> str:
     """How long the window is, and how many events are in it."""
-    return f"{ms(found.end_ns - found.start_ns)}, {found.events:,} events on streams."
+    return f"{ms(window.end_ns - window.start_ns)}, {window.events:,} events on streams."
 
 
-def window_lead(found: WindowStatistics) -> str:
+def window_lead(window: WindowStatistics) -> str:
     """How much of the window's communication is exposed, and on which rank most."""
-    table = found.ranks
-    where = f"{count(len(table), 'rank')}, {ms(found.end_ns - found.start_ns)} from {ms(found.start_ns)} on"
+    table = window.ranks
+    where = f"{count(len(table), 'rank')}, {ms(window.end_ns - window.start_ns)} from {ms(window.start_ns)} on"
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
     if comm == 0:
         busy, span = int(table["busy_ns"].sum()), int(table["span_ns"].sum())
@@ -51,9 +40,9 @@ def window_lead(found: WindowStatistics) -> str:
     return f"{lead} Most on rank {rank_word(worst['rank'])}: {ms(int(worst['exposed_comm_ns']))}." if exposed else lead
 
 
-def window_advice(found: WindowStatistics) -> list[str]:
+def window_advice(window: WindowStatistics) -> list[str]:
     """What to look at next, or to change."""
-    table = found.ranks
+    table = window.ranks
     span = max(int(table["span_ns"].sum()), 1)
     comm, exposed, idle = (int(table[name].sum()) for name in ("comm_ns", "exposed_comm_ns", "idle_ns"))
     if comm and exposed > LITTLE_GAIN * span and exposed >= idle:
@@ -83,7 +72,7 @@ def timeline_title(view: View) -> str:
 
 
 def timeline_lead(view: View, where: str, ranks: int) -> str:
-    """What a chart shows that nobody can zoom far into; `ranks` is how many there are, shown or not."""
+    """What a report's timeline shows, which cannot be zoomed to single events; `ranks` are all, shown or not."""
     shown, marks, events = len(view.totals), len(view.marks), int(view.marks["events"].sum())
     left_out = f" The first {shown} of {ranks} ranks." if ranks > shown else ""
     merged = "." if marks == events else f", drawn as {marks:,} marks: neighbours too close to tell apart share one."
@@ -94,7 +83,7 @@ def timeline_lead(view: View, where: str, ranks: int) -> str:
 
 
 def timeline_advice(view: View) -> str:
-    """What to do about such a chart."""
+    """What to look at on a report's timeline."""
     if not view.totals["exposed_comm_ns"].any():
         return "Nothing to do: no communication is exposed here."
     return (
@@ -104,7 +93,7 @@ def timeline_advice(view: View) -> str:
 
 
 def clocks_note(offsets: Sequence[tuple[int | None, int]]) -> str | None:
-    """Which ranks' clocks were corrected by how many ns, those that were furthest off first; None if none was."""
+    """The corrections of the ranks' clocks, the largest first; None if none was corrected. Takes ranks and ns."""
     if not offsets:
         return None
     worst = sorted(offsets, key=lambda pair: -abs(pair[1]))

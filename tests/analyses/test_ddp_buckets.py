@@ -111,7 +111,7 @@ def test_without_shapes_gradients_are_taken_by_order(tmp_path: Path) -> None:
     assert held(table) == [(1, 2), (3,)]
     assert set(table["told_by"]) == {"order"}
     assert table["bytes"].isna().all()
-    assert "sizes do not tell which gradients 2 of 2 buckets hold: taken by order of arrival" in bucket_notes(table)
+    assert "sizes do not determine the gradients of 2 of 2 buckets: taken in order of arrival" in bucket_notes(table)
 
 
 def test_a_bucket_that_stood_ready_behind_another_has_no_known_gradients_or_ready_time(tmp_path: Path) -> None:

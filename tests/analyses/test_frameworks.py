@@ -104,10 +104,10 @@ def nothing_is_guessed(run: Run) -> None:
     assert gathers.empty
     assert buckets.empty
     assert schedule_notes(gathers) == (
-        "no gathers are known: that takes the engine's labels or FSDP2's ranges, and a GPU's recorded activity",
+        "no gathers were found: they show in the engine's labels or FSDP2's ranges, and on a GPU in its activity",
     )
     assert bucket_notes(buckets) == (
-        "no buckets are known: that takes the engine's labels or torch's DDP, and a GPU's recorded activity",
+        "no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity",
     )
     assert run_warnings(run) == ("1 of 2 ranks have no trace here",)
     assert len(timeline_events(run).events)

@@ -109,8 +109,8 @@ def test_a_forward_pass_alone_frees_if_the_next_one_gathers_again(tmp_path: Path
     first, second = rows(tmp_path, events)
     assert (first["free_ns"], second["free_ns"], second["phase"]) == (25_400, None, "forward")
     notes = schedule_notes(overlaplab.schedule(run_of(tmp_path / "again", events)))
-    assert "1 of 2 gathers left no event that tells when they were freed: unknown" in notes
-    assert "2 of 2 gathers left no event that tells their bytes: unknown" in notes
+    assert "for 1 of 2 gathers no event shows when they were freed: unknown" in notes
+    assert "for 2 of 2 gathers no event shows their bytes: unknown" in notes
 
 
 def test_a_unit_that_stays_gathered_over_microbatches_is_freed_in_the_last(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from overlaplab import collectives, compare, exposed, findings, summary
 from overlaplab.analyses import is_sweep, memory, peaks
 from overlaplab.report import console
 
-TOLD = "one rank of an emulated group of 8 (peers are phantoms; numerics not meant)"
+TOLD = "one rank of an emulated group of 8 (peers are phantoms; losses are meaningless)"
 
 
 def test_nothing_is_missing_and_nobody_waits(tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def test_nothing_is_told_where_nothing_is_gathered_or_the_device_was_not_recorde
     table = overlaplab.schedule(run_of(tmp_path / "a", [step(3, 0, 9), op("mm", 1, 2)]))
     assert len(table) == len(schedule_steps(table)) == 0
     assert table.dtypes.astype(str)["free_ns"] == "Int64"
-    assert "no gathers are known" in schedule_notes(table)[0]
+    assert "no gathers were found" in schedule_notes(table)[0]
     events = [step(3, 0, 30), *whole(of("a"), 0, 1)]
     assert len(overlaplab.schedule(run_of(tmp_path / "b", events, backend="nccl"))) == 0
     assert schedule_notes(overlaplab.schedule(run_of(tmp_path / "c", events))) == ()

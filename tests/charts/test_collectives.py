@@ -166,7 +166,7 @@ def test_many_collectives_share_points_and_none_vanishes() -> None:
 def test_the_words_name_the_denominator_and_the_rank() -> None:
     assert collectives_lead(late(), stragglers_of(late())) == (
         "2 collectives: of the 26.0 ms that 2 ranks spent in them, 6.0 ms (23\u00a0%) is waiting for the last rank to"
-        " come. Rank 1 cost most: it came last in 1 of 2, and the others waited 6.0 ms for it, from their arrivals on."
+        " arrive. Rank 1 cost most: it came last in 1 of 2, and the others waited 6.0 ms for it."
     )
     together = table(row(0, 0), row(0, 1))
     assert collectives_lead(together, stragglers_of(together)).endswith("by more than clocks may differ.")

@@ -178,10 +178,10 @@ def test_what_is_unknown_is_not_drawn_and_said() -> None:
     chart = charts.schedule(integers(pd.DataFrame(found)))
     assert {part for _, part, _, _, _ in bars(chart)} == {"parameters live", "all-gather"}
     assert {row for row, part, _, _, _ in bars(chart) if part == "parameters live"} == {"0"}
-    assert len(spec(chart)["layer"]) == 3  # nothing tells where forward ended
+    assert len(spec(chart)["layer"]) == 3  # where forward ended is unknown
     assert spec(chart)["title"]["subtitle"] == [
-        "Tick: layer freed. With (root): 3 gathers. Read from FSDP2's ranges: what is gathered again was"
-        " freed after its forward.",
+        "Tick: layer freed. With (root): 3 gathers. Read from FSDP2's ranges: a unit that is gathered"
+        " again was freed after its forward.",
         "Unknown from this trace: when units were used, how long compute waited, how large units are, when units were"
         " freed (1 of 3 gathers).",
     ]
@@ -194,7 +194,9 @@ def test_what_stands_around_the_layers_is_no_compute_of_its_own() -> None:
         *("parameters live", "all-gather", "compute waits for gather")
     }
     assert ("0", "forward compute", "forward", 7.0, 9.0) in bars(chart)
-    assert "Compute of (root) stands around the layers' and is not drawn." in " ".join(spec(chart)["title"]["subtitle"])
+    assert "Compute of (root) surrounds that of the layers and is not drawn." in " ".join(
+        spec(chart)["title"]["subtitle"]
+    )
 
 
 def test_the_most_layers_and_the_most_bytes_may_be_at_different_moments() -> None:

@@ -198,13 +198,13 @@ def test_schedule_in_words(command: Any, sharded: Path, monkeypatch: pytest.Monk
 def test_a_run_that_gathers_nothing_says_so(command: Any, folder: Path) -> None:
     code, out, _ = command("schedule", folder)
     assert code == 0
-    assert "no gathers are known" in out
+    assert "no gathers were found" in out
     _, out, _ = command("schedule", folder, "--json")
     document = json.loads(out)
     counts = [(step["gathers"], step["events"]) for rank in document["ranks"] for step in rank["steps"]]
     assert set(map(str, counts)) == {"(0, [])"}
     assert all(step["volume"] for rank in document["ranks"] for step in rank["steps"])
-    assert "no gathers are known" in document["warnings"][-1]
+    assert "no gathers were found" in document["warnings"][-1]
 
 
 def test_compare_shows_what_was_sent_and_held(

@@ -38,7 +38,7 @@ def test_a_sweep_is_shown_by_cap(opened: Open, sweeps: Path) -> None:
     assert len(charts_of(app)) == 2
     assert "No difference beyond the spread: bucket_cap_mb 5 has" in texts(app)
     assert "bucketed, 2 ranks, 3 recordings, emulated link 1Gbps,200us" in texts(app)
-    assert "Caps 5 and 25 make as many buckets, 2" in texts(app)
+    assert "Caps 5 and 25 make the same number of buckets, 2" in texts(app)
     (table,) = app.dataframe
     assert table.value["bucket_cap_mb"].tolist() == [5, 25]
     assert table.value["recordings"].tolist() == [2, 1]

@@ -16,7 +16,7 @@ from overlaplab.cli import app as command_line
 
 Open = Callable[..., AppTest]
 PAGES = ("summary", "timeline", "buckets", "compare", "zero3", "collectives")
-TOLD = "one rank of an emulated group of 8 (peers are phantoms; numerics not meant)"
+TOLD = "one rank of an emulated group of 8 (peers are phantoms; losses are meaningless)"
 
 
 @pytest.fixture

@@ -88,5 +88,5 @@ def test_where_communication_is_not_the_problem(opened, tmp_path: Path) -> None:
 def test_without_communication_there_is_no_list(opened, tmp_path: Path) -> None:
     run_of(tmp_path / "run", [op("mm", 0, 9)])
     app = opened(tmp_path, run="run")
-    assert "No communication is in it." in words(app)
+    assert "It has no communication." in words(app)
     assert [next(iter(table)) for table in tables(app)] == ["rank"]

@@ -143,7 +143,7 @@ def test_summary_says_why_what_was_sent_is_unknown(
 
     monkeypatch.setattr(data, "volume", one_unknown)
     said = words(opened(gathering, run="ahead"))
-    assert "Unknown, since the trace does not tell all sizes of 9 collectives of kind all-gather." in said
+    assert "Unknown: the trace does not hold all sizes of 9 collectives of kind all-gather." in said
 
 
 def test_summary_of_one_rank_shows_its_memory_alone(opened: Open, gathering: Path) -> None:

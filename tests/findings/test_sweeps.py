@@ -52,4 +52,4 @@ def test_what_a_reader_of_a_sweep_must_know() -> None:
     assert "no spread" in sweep_notes(swept(spread_ms=[2.0, None, 2.0]))[0]
     assert "one recording" in sweep_notes(swept(runs=[1, 1, 1]))[0]
     assert sweep_notes(swept(runs=[3, 2, 3]))[1].endswith("(recordings by cap: 1: 3, 5: 2, 25: 3)")
-    assert "caps 5 and 25 make as many buckets, 1" in sweep_notes(swept(buckets=[20, 1, 1]))[0]
+    assert "caps 5 and 25 make the same number of buckets, 1" in sweep_notes(swept(buckets=[20, 1, 1]))[0]

@@ -33,7 +33,7 @@ def test_the_verdict_names_its_denominators(comm: int) -> None:
         }
     )
     start = "Foreign traces, 2 ranks, median step 100.0 ms"
-    expected = f"{start}. No communication is in it."
+    expected = f"{start}. It has no communication."
     if comm:
         expected = (
             f"{start}, worst rank 5 (step 1): 25.0 ms exposed (25\u00a0% of its step): 20.0 waiting for other ranks,"
@@ -48,7 +48,7 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
     run = run_of(tmp_path / "idle", events)
     sentence = verdict(overlaplab.summary(run), None, overlaplab.exposed(run), idle(run))
     assert sentence == (
-        "Foreign traces, 1 rank, median step 0.10 ms. No communication is in it."
+        "Foreign traces, 1 rank, median step 0.10 ms. It has no communication."
         " 80\u00a0% of the step time is idle, since the host launches too slowly."
     )
     events = [op("mm", 0, 97), event("gloo:all_reduce", 96, 98, cat="user_annotation", tid=7), op("mm", 98, 100)]

@@ -124,7 +124,7 @@ def test_a_rank_behind_an_emulated_link_is_named_so(tmp_path: Path) -> None:
     lonely = phantom_run(tmp_path / "run", engine_events(), link_attained=False)
     name, *_ = named(events_of(lonely), "process_name").values()
     assert name == (
-        "rank 0, one rank of an emulated group of 8 (peers are phantoms; numerics not meant), "
+        "rank 0, one rank of an emulated group of 8 (peers are phantoms; losses are meaningless), "
         "emulated link 400Gbps,10us, link not attained"
     )
 
