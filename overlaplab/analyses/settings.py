@@ -9,11 +9,10 @@ from typing import Any
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest
 
-__all__ = ["differing", "is_emulated", "is_sweep", "model_settings"]
-
 _SAME = (
     *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
-    *("keep_last", "checkpointing", "main_grad", "accumulate", "link", "link_wait", "phantom_ranks", "hardware"),
+    *("keep_last", "checkpointing", "main_grad", "accumulate", "communicators", "link", "link_wait"),
+    *("phantom_ranks", "hardware"),
 )
 """The keys of run.json that a sweep holds fixed."""
 
@@ -55,7 +54,8 @@ def is_emulated(run: Run) -> bool:
 
 
 def _fixed(manifest: Manifest) -> tuple[str, ...]:
-    settings = manifest.raw | {"phantom_ranks": manifest.phantom_ranks}  # older run.json files lack it
+    # Older run.json files lack these two.
+    settings = {"communicators": 1} | manifest.raw | {"phantom_ranks": manifest.phantom_ranks}
     return tuple(_plain(settings.get(key)) for key in _SAME)
 
 

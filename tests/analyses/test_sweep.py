@@ -106,6 +106,10 @@ def test_what_is_a_sweep(tmp_path: Path) -> None:
     assert not is_sweep([five, other])
     with pytest.raises(OverlaplabError, match=r"no sweep.*differ in first_bucket_mb"):
         overlaplab.sweep([five, other])
+    one, two = (recording(tmp_path / f"f{number}", 25, 100, communicators=number) for number in (1, 2))
+    assert is_sweep([five, one])  # an older run.json does not have the option, which is 1 by default
+    with pytest.raises(OverlaplabError, match=r"no sweep.*differ in communicators"):
+        overlaplab.sweep([five, two])
     with pytest.raises(OverlaplabError, match=r"no sweep.*bucket_cap_mb is the same"):
         overlaplab.sweep([five, again])
     foreign = run_of(tmp_path / "e", bucketed_step(0, 0, 100))
