@@ -13,8 +13,8 @@ from math import inf
 
 from overlaplab.evidence.executions import Executions, bounds_of
 from overlaplab.evidence.gathers import Gather
-from overlaplab.evidence.labels import Label, Span
-from overlaplab.evidence.launches import Enclosing, Launch, bytes_of
+from overlaplab.evidence.labels import Label, Ordered, Span
+from overlaplab.evidence.launches import Launch, bytes_of
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import FSDP2_ROOT
 
@@ -50,15 +50,12 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
     gathered = [label for label in ranges if label.word == "all_gather"]
     launching = [label for label in gathered if ran.inside(label)]
     passes = Passes(ranges)
-    of_unit: dict[str, list[Label]] = {}
-    for label in ranges:
-        of_unit.setdefault(_unit(label), []).append(label)
-    units = {unit: _Words(own) for unit, own in of_unit.items()}
+    words = Ordered(ranges, lambda label: (_unit(label), label.word))
     gathers: list[Gather] = []
     next_ns: dict[str, float] = {}
     for label in reversed(launching or gathered):
         unit = _unit(label)
-        gathers.append(_gather(label, next_ns.get(unit, inf), units[unit], passes, ran))
+        gathers.append(_gather(label, next_ns.get(unit, inf), words, passes, ran))
         next_ns[unit] = label.start_ns
     return gathers[::-1]
 
@@ -83,10 +80,16 @@ def unit_sizes(manifest: Manifest | None, ranges: Sequence[Label]) -> Callable[[
 
 def sized(collectives: Sequence[Launch], ranges: Sequence[Label], size_of: Callable[[str], int | None]) -> list[Launch]:
     """The collectives; those that FSDP2 launched without known bytes get their units' (see `unit_sizes`)."""
-    around = Enclosing([label for label in ranges if label.word in ("all_gather", "post_backward_reduce")])
+    launching = [label for label in ranges if label.word in ("all_gather", "post_backward_reduce")]
+    by_thread = Ordered(launching, lambda label: label.thread)
+
+    def unit_of(launch: Launch) -> str | None:
+        label = by_thread.last_before(launch.thread, launch.start_ns + 1)
+        return _unit(label) if label and launch.start_ns <= label.end_ns else None
+
     return [
-        replace(launch, bytes=size_of(_unit(label)))
-        if launch.bytes is None and launch.kind != "all_reduce" and (label := around.of(launch.thread, launch.start_ns))
+        replace(launch, bytes=size_of(unit))
+        if launch.bytes is None and launch.kind != "all_reduce" and (unit := unit_of(launch))
         else launch
         for launch in collectives
     ]
@@ -96,7 +99,7 @@ def _unit(label: Label) -> str:
     return label.fields["unit"]
 
 
-def _gather(label: Label, next_ns: float, unit: _Words, passes: Passes, ran: Executions) -> Gather:
+def _gather(label: Label, next_ns: float, words: Ordered[Label], passes: Passes, ran: Executions) -> Gather:
     at = label.start_ns
     collectives = ran.inside(label)
     gather = Gather(
@@ -106,12 +109,12 @@ def _gather(label: Label, next_ns: float, unit: _Words, passes: Passes, ran: Exe
         bytes=bytes_of(collectives),
         launch=label,
     )
-    copied = unit.first("all_gather_copy_out", after=at, before=next_ns)
+    copied = _first(words, gather, "all_gather_copy_out", at, next_ns)
     if copied is not None:
         gather.blocked = _blocked(label, collectives, copied) if bounds_of(collectives) else ()
         gather.first_use_ns = copied.end_ns
-        _uses(gather, copied, next_ns, unit)
-    _free(gather, next_ns, unit)
+        _uses(gather, copied, next_ns, words)
+    _free(gather, next_ns, words)
     return gather
 
 
@@ -124,46 +127,33 @@ def _blocked(label: Label, collectives: Sequence[Launch], copied: Label) -> tupl
     return Span(start_ns=called, end_ns=label.end_ns, thread=label.thread), copied
 
 
-def _uses(gather: Gather, copied: Label, next_ns: float, unit: _Words) -> None:
+def _uses(gather: Gather, copied: Label, next_ns: float, words: Ordered[Label]) -> None:
     after = copied.start_ns
     if gather.phase == "forward":
-        ends = unit.first("post_forward", after=after, before=next_ns)
-        begins = unit.first("pre_backward", after=after, before=next_ns)
+        ends = _first(words, gather, "post_forward", after, next_ns)
+        begins = _first(words, gather, "pre_backward", after, next_ns)
         gather.last_use_ns = ends.start_ns if ends else None
         if begins is None or begins.end_ns > next_ns:  # the range itself gathers again
             return
         gather.backward_first_use_ns = begins.end_ns
         after = begins.start_ns
-    ends = unit.first("post_backward_accumulate", after=after, before=next_ns)
+    ends = _first(words, gather, "post_backward_accumulate", after, next_ns)
     if ends is not None:
         gather.use("backward", ends.start_ns, begins=False)
 
 
-def _free(gather: Gather, next_ns: float, unit: _Words) -> None:
+def _first(words: Ordered[Label], gather: Gather, word: str, after: int, before: float) -> Label | None:
+    """The first range of the gather's unit with this word that starts between two moments."""
+    label = words.first_after((gather.unit, word), after)
+    return label if label and label.start_ns < before else None
+
+
+def _free(gather: Gather, next_ns: float, words: Ordered[Label]) -> None:
     at = gather.launch.start_ns
-    frees = [unit.latest("post_backward_reshard", before=next_ns)]
+    frees = [words.last_before((gather.unit, "post_backward_reshard"), next_ns)]
     if next_ns < inf:
-        frees.append(unit.latest("post_forward", before=next_ns))
+        frees.append(words.last_before((gather.unit, "post_forward"), next_ns))
     free = max((f for f in frees if f and f.start_ns > at), key=lambda f: f.start_ns, default=None)
     if free is not None:
         gather.free_ns = free.end_ns
         gather.free_phase = "forward" if free.word == "post_forward" else "backward"
-
-
-class _Words:
-    """Ranges by word, in order of start per word."""
-
-    def __init__(self, ranges: Sequence[Label]) -> None:
-        self._ranges: dict[str, list[Label]] = {}
-        for label in ranges:
-            self._ranges.setdefault(label.word, []).append(label)
-        self._starts = {word: [label.start_ns for label in own] for word, own in self._ranges.items()}
-
-    def latest(self, word: str, *, before: float) -> Label | None:
-        place = bisect_left(self._starts.get(word, []), before)
-        return self._ranges[word][place - 1] if place else None
-
-    def first(self, word: str, *, after: float, before: float) -> Label | None:
-        place = bisect_right(self._starts.get(word, []), after)
-        label = self._ranges[word][place] if place < len(self._starts.get(word, [])) else None
-        return label if label and label.start_ns < before else None

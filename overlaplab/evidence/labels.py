@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, fsdp2_range, label_fields
 
-__all__ = ["Label", "Span", "fsdp2_ranges_of", "labels_of"]
+__all__ = ["Label", "Ordered", "Span", "fsdp2_ranges_of", "labels_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,35 @@ class Label(Span):
     word: str
     fields: dict[str, str]
     """Values by key; lists and names are still percent-encoded (see `vocabulary.label_list`)."""
+
+
+Ranges = TypeVar("Ranges", bound=Span)
+
+
+class Ordered(Generic[Ranges]):
+    """Ranges by a key, each key's in order of start; answers which of them start when."""
+
+    def __init__(self, ranges: Iterable[Ranges], key: Callable[[Ranges], Hashable]) -> None:
+        self._ranges: dict[Hashable, list[Ranges]] = {}
+        for own in ranges:
+            self._ranges.setdefault(key(own), []).append(own)
+        self._starts = {key: [one.start_ns for one in own] for key, own in self._ranges.items()}
+
+    def starting_in(self, key: Hashable, start_ns: int, end_ns: int) -> Sequence[Ranges]:
+        """Those that start from `start_ns` up to and including `end_ns`."""
+        starts = self._starts.get(key, [])
+        return self._ranges.get(key, [])[bisect_left(starts, start_ns) : bisect_right(starts, end_ns)]
+
+    def last_before(self, key: Hashable, at_ns: float) -> Ranges | None:
+        """The last one that starts before this moment."""
+        place = bisect_left(self._starts.get(key, []), at_ns)
+        return self._ranges[key][place - 1] if place else None
+
+    def first_after(self, key: Hashable, at_ns: float) -> Ranges | None:
+        """The first one that starts after this moment."""
+        starts = self._starts.get(key, [])
+        place = bisect_right(starts, at_ns)
+        return self._ranges[key][place] if place < len(starts) else None
 
 
 @once_per_trace

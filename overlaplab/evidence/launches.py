@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,10 @@ import pandas as pd
 
 from overlaplab.events import Trace, thread_numbers
 from overlaplab.evidence.arguments import NUMBERS
-from overlaplab.evidence.labels import Label, Span
+from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 
-__all__ = ["Enclosing", "Launch", "bytes_of", "launches", "spans_of"]
+__all__ = ["Launch", "bytes_of", "launches", "spans_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,25 +76,3 @@ def _launch(row: dict[Hashable, Any]) -> Launch:
         group=row["group"] or None,
         **known,
     )
-
-
-class Enclosing:
-    """Finds which of some labels encloses a moment of a thread; the labels must not be nested."""
-
-    def __init__(self, labels: Sequence[Label], *, any_thread: bool = False) -> None:
-        self.labels = labels
-        self._any_thread = any_thread
-        self._by_thread: dict[int, list[Label]] = {}
-        for label in labels:
-            self._by_thread.setdefault(self._thread(label.thread), []).append(label)
-        self._starts = {thread: [label.start_ns for label in own] for thread, own in self._by_thread.items()}
-
-    def of(self, thread: int, at_ns: int) -> Label | None:
-        """The label around this moment of the thread, or None."""
-        thread = self._thread(thread)
-        place = bisect_right(self._starts.get(thread, []), at_ns) - 1
-        label = self._by_thread[thread][place] if place >= 0 else None
-        return label if label and at_ns <= label.end_ns else None
-
-    def _thread(self, thread: int) -> int:
-        return -1 if self._any_thread else thread

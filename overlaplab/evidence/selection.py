@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, Window, step_windows
+from overlaplab.events import Run, Trace, Window, rule_of, step_windows
 from overlaplab.evidence.labels import Span
 from overlaplab.selection import Selection
+from overlaplab.vocabulary import Rule
 
-__all__ = ["launched_in", "selected_traces", "selected_windows"]
+__all__ = ["launched_in", "measured_traces", "rows_by_rank", "selected_traces", "selected_windows"]
 
 Launched = TypeVar("Launched", bound=Span)
 
@@ -31,6 +32,24 @@ def selected_traces(run: Run, selection: Selection) -> list[Trace]:
         if rank not in present:
             raise OverlaplabError("not in this run", path=run.path, rank=rank, remedy=f"It holds {_listed(present)}.")
     return [trace for trace in run.traces if trace.rank in set(ranks)]
+
+
+def measured_traces(run: Run, selection: Selection) -> list[Trace]:
+    """The selected traces, as above, without those whose device activity was not recorded."""
+    return [trace for trace in selected_traces(run, selection) if rule_of(trace) is not Rule.UNRECORDED]
+
+
+def rows_by_rank(
+    run: Run, selection: Selection, rows_of: Callable[[Trace, Sequence[Window]], Iterable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The rows that a function yields for each measured trace and its selected windows, with `rank` added."""
+    windows = [(trace, selected_windows(trace, selection)) for trace in selected_traces(run, selection)]
+    return [
+        row | {"rank": trace.rank}
+        for trace, chosen in windows
+        if rule_of(trace) is not Rule.UNRECORDED
+        for row in rows_of(trace, chosen)
+    ]
 
 
 def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
