@@ -16,8 +16,9 @@ from overlaplab.analyses.settings import is_sweep
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals
 from overlaplab.analyses.sweep import sweep, sweep_links
-from overlaplab.analyses.volume import Theory, volume, volume_theory
+from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import rows_of, worst_step
+from overlaplab.costs import Theory
 
 __all__ = [
     "CAUSES",

@@ -11,12 +11,10 @@ from overlaplab.events import Run, Trace, Window, activity
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, labels_of
-from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import Intervals, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import Rule, label_list
-
-__all__ = ["buckets"]
+from overlaplab.vocabulary import label_list
 
 _IDENTITY = ("rank", "step", "backward_start_ns", "backward_end_ns")
 _TIMES = ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")
@@ -47,29 +45,21 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Empty if the trace shows no buckets, or device activity was not recorded. Raises `OverlaplabError` for an unknown
     rank or step.
     """
-    rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, selection):
-        chosen = selected_windows(trace, selection)
-        rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen))
-    table = pd.DataFrame(rows, columns=list(_COLUMNS), dtype="object")
+    table = pd.DataFrame(rows_by_rank(run, selection, _of_trace), columns=list(_COLUMNS), dtype="object")
     whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64")
     return table.astype(whole | {"index": "int64", "passes": "int64"})
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    busy = activity(trace)
-    if busy.rule is Rule.UNRECORDED:
-        return
-    labels = labels_of(trace)
-    ran = executions(trace)
+    compute, labels, ran = activity(trace).compute, labels_of(trace), executions(trace)
     if any(label.word == "bucket_launch" for label in labels):
         passes = _synchronising(trace, labels)
         for step in steps:
             own = launched_in(labels, step)
-            yield from _of_step(own, launched_in(passes, step), step, ran, busy.compute)
+            yield from _of_step(own, launched_in(passes, step), step, ran, compute)
     elif backwards := ddp_backwards(trace, ran):
         for step in steps:
-            yield from _of_ddp(launched_in(backwards, step), step, ran, busy.compute)
+            yield from _of_ddp(launched_in(backwards, step), step, ran, compute)
 
 
 def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:

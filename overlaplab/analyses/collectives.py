@@ -19,8 +19,6 @@ from overlaplab.intervals import subtract, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["COLUMNS", "collectives", "each_collective"]
-
 _TIMES = ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns", "transfer_ns", "skew_ns")
 _NUMBERS = ("step", "group_size", "bytes", *_TIMES, "last_rank")
 COLUMNS = (

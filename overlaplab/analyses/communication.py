@@ -10,12 +10,9 @@ import pandas as pd
 from overlaplab.analyses.collectives import collectives
 from overlaplab.events import Run, Trace, activity
 from overlaplab.evidence.clocks import zero_of
-from overlaplab.evidence.selection import selected_traces, selected_windows
+from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, intersect, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import Rule
-
-__all__ = ["communication_by"]
 
 _COLUMNS = ("rank", "group", "group_description", "kind", "count", "bytes", "busy_ns", "exposed_ns")
 
@@ -33,9 +30,7 @@ def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFram
     launched = collectives(run, selection)
     timed = collectives(run, Selection(ranks=selection.ranks))
     rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, selection):
-        if activity(trace).rule is Rule.UNRECORDED:
-            continue
+    for trace in measured_traces(run, selection):
         chosen = selected_windows(trace, selection)
         window = union([step.start_ns for step in chosen], [step.end_ns for step in chosen])
         stepless = any(step.step is None for step in chosen)

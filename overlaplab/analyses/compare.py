@@ -17,8 +17,6 @@ from overlaplab.events import Run, once_per_run
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
 
-__all__ = ["MEASURES", "compare"]
-
 MEASURES = {
     "step_ms": "span_ns",
     "exposed_ms": "exposed_comm_ns",
@@ -63,23 +61,8 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
     numbers = ("bucket_cap_mb", "overlap_ratio", "spread_ms", *figures, *_SIZES)
     table = table.astype(dict.fromkeys(numbers, "Float64"))
-    return table[
-        [
-            "path",
-            "strategy",
-            "bucket_cap_mb",
-            "ranks",
-            "steps",
-            *figures,
-            "overlap_ratio",
-            "fastest",
-            "emulated",
-            *_SIZES,
-            "phantoms",
-            "spread_ms",
-            "model",
-        ]
-    ]
+    shown = ["path", "strategy", "bucket_cap_mb", "ranks", "steps", *figures, "overlap_ratio", "fastest", "emulated"]
+    return table[[*shown, *_SIZES, "phantoms", "spread_ms", "model"]]
 
 
 def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:

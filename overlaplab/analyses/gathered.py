@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-__all__ = ["gathered_bytes", "schedule_steps"]
-
 _COUNTS = (
     *("microbatches", "gathers", "frees", "layer_gathers", "layer_frees"),
     *("forward_layer_gathers", "backward_layer_gathers"),

@@ -7,8 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["last_gap_ns", "late_buckets", "launched_after_backward"]
-
+_COLUMNS = (
+    *("index", "parameter", "arrival", "shape", "gap_ns"),
+    *("held_ns", "held", "link_ns", "exposed_ns", "cost_ns"),
+)
 _COST_NS = 1_000  # shorter waits are within the clock's resolution
 
 
@@ -46,20 +48,8 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
                 "cost_ns": cost,
             }
         )
-    columns = [
-        "index",
-        "parameter",
-        "arrival",
-        "shape",
-        "gap_ns",
-        "held_ns",
-        "held",
-        "link_ns",
-        "exposed_ns",
-        "cost_ns",
-    ]
-    found = pd.DataFrame(rows, columns=columns).astype({"gap_ns": "Int64", "arrival": "Int64"})
-    return found.sort_values("cost_ns", ascending=False, kind="stable", ignore_index=True)
+    late = pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"gap_ns": "Int64", "arrival": "Int64"})
+    return late.sort_values("cost_ns", ascending=False, kind="stable", ignore_index=True)
 
 
 def _last(bucket: dict[Any, Any]) -> dict[str, Any]:

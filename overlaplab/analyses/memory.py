@@ -8,8 +8,6 @@ from overlaplab.costs.memory import formula
 from overlaplab.events import Run
 from overlaplab.manifest import traits_of
 
-__all__ = ["memory", "peaks"]
-
 _COLUMNS = ("rank", "part", "bytes", "formula_bytes", "formula")
 _PEAKS = ("rank", "peak_bytes", "scratch_bytes")
 

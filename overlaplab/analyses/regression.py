@@ -10,8 +10,6 @@ import pandas as pd
 from overlaplab.analyses.summary import FIGURES
 from overlaplab.errors import OverlaplabError
 
-__all__ = ["Condition", "parse_condition"]
-
 _CONDITION = re.compile(r"\s*(\w+)\s*(>|<)\s*([-+]?\d+(?:\.\d+)?)\s*%\s*")
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Window, rule_of
+from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.executions import bounds_of, executions
 from overlaplab.evidence.fsdp2 import Passes, fsdp2_scatters, unit_sizes
 from overlaplab.evidence.labels import Label, fsdp2_ranges_of, labels_of
 from overlaplab.evidence.launches import bytes_of
-from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import Rule, layer_of
-
-__all__ = ["scatters"]
+from overlaplab.vocabulary import layer_of
 
 _COLUMNS = ("rank", "step", "unit", "layer", "microbatch", "launch_ns", "start_ns", "end_ns", "bytes")
 
@@ -31,27 +30,18 @@ def scatters(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     unknown. They come from the engine's labels, or without them from FSDP2's ranges. Raises `OverlaplabError` for
     an unknown rank or step.
     """
-    rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, selection):
-        chosen = selected_windows(trace, selection)
-        rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen, run.manifest))
-    table = pd.DataFrame(rows, columns=list(_COLUMNS))
-    return table.astype({column: "Int64" for column in _COLUMNS if column != "unit"})
+    rows = rows_by_rank(run, selection, partial(_of_trace, run.manifest))
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({name: "Int64" for name in _COLUMNS if name != "unit"})
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[dict[str, Any]]:
-    if rule_of(trace) is Rule.UNRECORDED:
-        return
-    labels = labels_of(trace)
-    launched = [label for label in labels if label.word == "scatter_launch"]
-    if launched:
-        ran = executions(trace)
+def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+    ran = executions(trace)
+    if launched := [label for label in labels_of(trace) if label.word == "scatter_launch"]:
         for label, step in _in_steps(launched, steps):
             fields = label.fields
             row = _row(label, unquote(fields["unit"]), step, ran.of_launch(label))
             yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
     elif ranges := fsdp2_ranges_of(trace):
-        ran = executions(trace)
         passes, size_of = Passes(ranges), unit_sizes(manifest, ranges)
         for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
             microbatch = passes.before(label.start_ns) - passes.before(step.host_start_ns)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Window, rule_of
+from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, unit_sizes
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
-from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import Rule, layer_of
-
-__all__ = ["schedule"]
+from overlaplab.vocabulary import layer_of
 
 _TIMES = (
     *("gather_launch_ns", "gather_start_ns", "gather_end_ns", "first_use_ns", "last_use_ns"),
@@ -45,27 +44,18 @@ def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     collective or the manifest. Empty if nothing is gathered, or device activity was not recorded.
     Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, selection):
-        chosen = selected_windows(trace, selection)
-        rows += (row | {"rank": trace.rank} for row in _of_trace(trace, chosen, run.manifest))
+    rows = rows_by_rank(run, selection, partial(_of_trace, run.manifest))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "Int64"))
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[dict[str, Any]]:
-    if rule_of(trace) is Rule.UNRECORDED:
-        return
-    labels = labels_of(trace)
+def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+    labels, ran = labels_of(trace), executions(trace)
     if any(label.word == "gather_launch" for label in labels):
-        ran = executions(trace)
         for step in steps:
             for gather in engine_gathers(launched_in(labels, step)):
                 yield _row(gather, step, ran) | {"source": "engine"}
     elif ranges := fsdp2_ranges_of(trace):
-        ran = executions(trace)
-        gathers = fsdp2_gathers(ranges, ran)
-        passes = Passes(ranges)
-        size_of = unit_sizes(manifest, ranges)
+        gathers, passes, size_of = fsdp2_gathers(ranges, ran), Passes(ranges), unit_sizes(manifest, ranges)
         for step in steps:
             earlier = passes.before(step.host_start_ns)
             for gather in gathers:

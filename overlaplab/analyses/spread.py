@@ -25,8 +25,6 @@ import pandas as pd
 
 from overlaplab.words import to_ms
 
-__all__ = ["FEWEST", "Steps", "fastest", "spread", "step_times"]
-
 FEWEST = 3
 """The fewest steps with a spread."""
 _QUARTILES = 8

@@ -15,8 +15,6 @@ from overlaplab.events import Run
 from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["stragglers", "stragglers_of"]
-
 
 def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank that took part in a collective whose waits are known; the most expensive first.

@@ -6,15 +6,12 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from overlaplab.events import Activity, Run, Trace, activity, rule_of, step_windows
+from overlaplab.events import Run, Trace, Window, activity, step_windows
 from overlaplab.evidence.clocks import zero_of
-from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.evidence.waits import Exposed, exposed_parts
+from overlaplab.evidence.selection import measured_traces, selected_windows
+from overlaplab.evidence.waits import exposed_parts
 from overlaplab.intervals import clip, intersect, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import Rule
-
-__all__ = ["PARTS", "summary", "totals"]
 
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 """The parts that add up to `span_ns` exactly, each moment counted once."""
@@ -42,20 +39,10 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = []
-    for trace in selected_traces(run, selection):
-        own = activity(trace)
-        if own.rule is Rule.UNRECORDED:
-            continue
+    for trace in measured_traces(run, selection):
         for window in selected_windows(trace, selection):
-            breakdown = _breakdown(own, _parts(run, trace), window.start_ns, window.end_ns)
-            rows.append(
-                {
-                    "rank": trace.rank,
-                    "step": window.step,
-                    "start_ns": window.start_ns - zero_of(run, trace),
-                    **breakdown,
-                }
-            )
+            start = window.start_ns - zero_of(run, trace)
+            rows.append({"rank": trace.rank, "step": window.step, "start_ns": start, **_breakdown(run, trace, window)})
     return _finished(pd.DataFrame(rows, columns=["rank", "step", "start_ns", *_SUMMED, *_MATCHED]))
 
 
@@ -66,20 +53,13 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     steps are selected; the other columns do not include it. A rank whose device activity was not recorded has no row.
     """
     rows = []
-    for trace in selected_traces(run, selection):
-        if rule_of(trace) is Rule.UNRECORDED:
-            continue
-        chosen = selected_windows(trace, selection)
-        parts = [_breakdown(activity(trace), _parts(run, trace), window.start_ns, window.end_ns) for window in chosen]
+    for trace in measured_traces(run, selection):
+        parts = [_breakdown(run, trace, window) for window in selected_windows(trace, selection)]
         rows.append(
             {"rank": trace.rank, "outside_ns": _outside(trace)}
             | {column: _sum(part[column] for part in parts) for column in (*_SUMMED, *_MATCHED)}
         )
     return _finished(pd.DataFrame(rows, columns=["rank", "outside_ns", *_SUMMED, *_MATCHED]))
-
-
-def _parts(run: Run, trace: Trace) -> Exposed:
-    return exposed_parts(run)[run.traces.index(trace)]
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
@@ -89,7 +69,9 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _breakdown(own: Activity, parts: Exposed, start: int, end: int) -> dict[str, int | None]:
+def _breakdown(run: Run, trace: Trace, window: Window) -> dict[str, int | None]:
+    own, parts = activity(trace), exposed_parts(run)[run.traces.index(trace)]
+    start, end = window.start_ns, window.end_ns
     compute = clip(own.compute, start, end)
     comm = clip(own.communication, start, end)
     memory = clip(own.memory, start, end)

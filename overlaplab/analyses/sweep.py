@@ -19,8 +19,6 @@ from overlaplab.intervals import Intervals, clip, intersect, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
 
-__all__ = ["LINK_PARTS", "STEP_PARTS", "sweep", "sweep_links"]
-
 STEP_PARTS = {
     "compute_only_ms": ("compute_only_ns",),
     "hidden_ms": ("overlapped_ns",),

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from overlaplab.costs import Theory, ring_factor
 from overlaplab.costs.volume import theory
-from overlaplab.events import Run, Trace, Window, rule_of
+from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.fsdp2 import sized, unit_sizes
 from overlaplab.evidence.labels import fsdp2_ranges_of
 from overlaplab.evidence.launches import Launch, bytes_of, launches
-from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import traits_of
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import Rule
-
-__all__ = ["Theory", "volume", "volume_theory"]
 
 _COLUMNS = ("rank", "step", "kind", "count", "bytes", "sent_bytes")
 
@@ -31,10 +29,7 @@ def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     1); both null if any is unknown: bytes come from the engine's labels, and for FSDP2 from the manifest. Empty if
     nothing is launched, or device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows: list[dict[str, Any]] = []
-    for trace in selected_traces(run, selection):
-        chosen = selected_windows(trace, selection)
-        rows += (row | {"rank": trace.rank} for row in _of_trace(run, trace, chosen))
+    rows = rows_by_rank(run, selection, partial(_of_trace, run))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({c: "Int64" for c in _COLUMNS if c != "kind"})
 
 
@@ -45,9 +40,7 @@ def volume_theory(run: Run) -> Theory | None:
 
 
 def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    if rule_of(trace) is Rule.UNRECORDED:
-        return
-    world_size = _world_size(run, trace)
+    world_size = (run.manifest and run.manifest.world_size) or trace.world_size or len(run.traces)
     ranges = fsdp2_ranges_of(trace)
     found = sized(launches(trace), ranges, unit_sizes(run.manifest, ranges))
     for step in steps:
@@ -58,7 +51,3 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
             full = bytes_of(own)
             sent = None if full is None else round(full * ring_factor(kind, world_size))
             yield {"step": step.step, "kind": kind, "count": len(own), "bytes": full, "sent_bytes": sent}
-
-
-def _world_size(run: Run, trace: Trace) -> int:
-    return (run.manifest and run.manifest.world_size) or trace.world_size or len(run.traces)

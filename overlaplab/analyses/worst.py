@@ -7,8 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["rows_of", "worst_step"]
-
 
 def worst_step(table: pd.DataFrame) -> dict[str, Any]:
     """The row of a median step of the most exposed rank, from one or more rows of `overlaplab.summary`.

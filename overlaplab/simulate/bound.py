@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,13 +24,11 @@ from overlaplab.costs import transfer_ns
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
 from overlaplab.evidence.labels import Label, labels_of
-from overlaplab.evidence.selection import launched_in, selected_traces, selected_windows
+from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import clip, total
 from overlaplab.manifest import Link, traits_of
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
-
-__all__ = ["Compute", "Launch", "Move", "Wait", "bound", "finish_ns"]
 
 _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
 _SENDERS = {"bucket_launch": "all_reduce", "gather_launch": "all_gather", "scatter_launch": "reduce_scatter"}
@@ -79,12 +78,7 @@ def finish_ns(moves: Iterable[Move]) -> int:
     return now
 
 
-def bound(
-    run: Run,
-    selection: Selection = EVERYTHING,
-    *,
-    link: Link | None = None,
-) -> pd.DataFrame:
+def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = None) -> pd.DataFrame:
     """One row per rank and step, from the engine's labels; see [Note: what is played].
 
     Columns: `rank`, `step` (Int64), `span_ns` (as measured), `compute_ns` (how long it computed), `transfer_ns` (T of
@@ -96,28 +90,26 @@ def bound(
     link = link or (run.manifest.link if run.manifest else None)
     if link is None:
         raise OverlaplabError("no link to reckon with", path=run.path, remedy="Give one, or record with --link.")
-    rows: list[dict[str, Any]] = []
     traits = traits_of(run.manifest)
     across_steps = traits is not None and traits.gathers == "updated_parameters"
-    for trace in [] if across_steps else selected_traces(run, selection):
-        for step in selected_windows(trace, selection):
-            rows += (row | {"rank": trace.rank} for row in _of_step(trace, step, link))
+    rows = [] if across_steps else rows_by_rank(run, selection, partial(_of_trace, link))
     table = pd.DataFrame(rows, columns=["rank", "step", *_NUMBERS])
     return table.astype({"rank": "Int64", "step": "Int64"} | dict.fromkeys(_NUMBERS, "int64"))
 
 
-def _of_step(trace: Trace, step: Window, link: Link) -> Iterator[dict[str, Any]]:
-    points = [] if rule_of(trace) is Rule.UNRECORDED else _points(launched_in(labels_of(trace), step), link)
-    if not points:
-        return
-    moves = list(_moves(points, _progress(trace, step), step.host_end_ns))
-    yield {
-        "step": step.step,
-        "span_ns": step.end_ns - step.start_ns,
-        "compute_ns": sum(move.ns for move in moves if isinstance(move, Compute)),
-        "transfer_ns": sum(move.transfer_ns for move in moves if isinstance(move, Launch)),
-        "bound_ns": finish_ns(moves),
-    }
+def _of_trace(link: Link, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+    for step in steps:
+        points = _points(launched_in(labels_of(trace), step), link)
+        if not points:
+            continue
+        moves = list(_moves(points, _progress(trace, step), step.host_end_ns))
+        yield {
+            "step": step.step,
+            "span_ns": step.end_ns - step.start_ns,
+            "compute_ns": sum(move.ns for move in moves if isinstance(move, Compute)),
+            "transfer_ns": sum(move.transfer_ns for move in moves if isinstance(move, Launch)),
+            "bound_ns": finish_ns(moves),
+        }
 
 
 def _moves(points: Sequence[tuple[int, Launch | Wait]], done_by: Callable[[int], int], end_ns: int) -> Iterator[Move]:

@@ -10,8 +10,6 @@ from overlaplab.costs import transfer_ns
 from overlaplab.events import Run
 from overlaplab.manifest import Link, traits_of
 
-__all__ = ["replay"]
-
 
 def replay(run: Run, link: Link) -> pd.DataFrame:
     """One row per step and bucket, in launch order, with times in ns from the run's start.
