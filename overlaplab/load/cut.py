@@ -1,4 +1,4 @@
-"""Cut some steps out of a run, with everything that their figures need, as a run of its own."""
+"""Cut some steps out of a run, with everything that their figures need, and write them as a run of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import NEXT_STEP, Run, Trace, Window, Work, classify, launchers, matching, step_windows
+from overlaplab.events import NEXT_STEP, Run, Trace, Window, Work, counting_as, launchers, matching, step_windows
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.load.file.decode import Event
 from overlaplab.load.file.times import counts_ns, nanoseconds
@@ -174,7 +174,7 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
         hosts = host if device.any() else span  # without devices, `span` also covers longer communication
         rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
         rows = rows | (device & (called >= host[0]) & (called < host[1]))
-        communicates = rows & (classify(trace) == Work.COMMUNICATION)
+        communicates = rows & (counting_as(trace, Work.COMMUNICATION))
         span = (
             int(starts[communicates].min(initial=span[0])),
             int(ends[communicates].max(initial=span[1])),
@@ -187,8 +187,7 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
     else:
         rows = rows | (events["name"] == f"ProfilerStep#{after.step}").to_numpy()
     rows[calls[rows & (calls >= 0)]] = True
-    found: Mask = rows | _joined(trace, rows)
-    return found
+    return np.asarray(rows | _joined(trace, rows))
 
 
 def _neighbours(trace: Trace, steps: Sequence[int]) -> Mask:
@@ -201,8 +200,7 @@ def _neighbours(trace: Trace, steps: Sequence[int]) -> Mask:
     described = np.zeros(len(starts), dtype=bool)
     described[trace.collectives["event"].to_numpy()] = True
     named = matching(trace.events["name"], lambda text: text.startswith(_OF_COLLECTIVES))
-    found: Mask = near & (described | named | (classify(trace) == Work.COMMUNICATION))
-    return found
+    return np.asarray(near & (described | named | counting_as(trace, Work.COMMUNICATION)))
 
 
 def _last_ends(streams: NDArray[np.integer], ends: Integers, among: Mask) -> Integers:
@@ -210,8 +208,7 @@ def _last_ends(streams: NDArray[np.integer], ends: Integers, among: Mask) -> Int
     rows = np.flatnonzero(among)
     rows = rows[np.lexsort((ends[rows], streams[rows]))]
     last = np.append(streams[rows][1:] != streams[rows][:-1], True) if len(rows) else np.empty(0, dtype=bool)
-    found: Integers = rows[last]
-    return found
+    return np.asarray(rows[last])
 
 
 def _joined(trace: Trace, rows: Mask) -> Mask:
@@ -246,21 +243,16 @@ def _kept(events: Sequence[Event], times: Integers, wanted: _Wanted) -> Mask:
     """Metadata, events that start or end when a chosen event does, and counters in between."""
     phases = np.array([event.ph or "" for event in events])
     during = (times >= wanted.starts[0]) & (times <= wanted.ends[-1]) if len(wanted.starts) else False
-    kept: Mask = (
-        (phases == "M")
-        | ((phases == "C") & during)
-        | ((phases == "E") & _among(times, wanted.ends))
-        | (~np.isin(phases, ["C", "E", "M"]) & _among(times, wanted.starts))
-    )
-    return kept
+    starts = ~np.isin(phases, ["C", "E", "M"]) & _among(times, wanted.starts)
+    ends = (phases == "E") & _among(times, wanted.ends)
+    return np.asarray(starts | ends | (phases == "M") | ((phases == "C") & during))
 
 
 def _among(values: Integers, ordered: Integers) -> Mask:
     """Which of the values are among the ordered ones."""
     if not len(ordered):
         return np.zeros(len(values), dtype=bool)
-    found: Mask = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    return found
+    return np.asarray(ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values)
 
 
 def _text(raw: bytes, event: Event, wanted: _Wanted) -> bytes | None:

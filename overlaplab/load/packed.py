@@ -50,7 +50,7 @@ def pack(content: TraceFile) -> bytes:
 
 
 def unpack(packed: bytes) -> TraceFile:
-    """What `pack` was given, equal in every column, dtype and order of a dictionary; raises if anything is damaged."""
+    """The content that was packed, equal in every column, dtype and order of categories; raises if it is damaged."""
     types = typing.get_type_hints(TraceFile)
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         document = json.loads(archive.read(_FIELDS))

@@ -21,7 +21,7 @@ _VERSION_KEYS = ("etag", "mtime", "lastmodified", "last_modified", "updated", "m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """One trace file, with what shows whether it has changed."""
+    """One trace file, with its size and version, which show whether it has changed."""
 
     path: str
     """As given by the user, or within the given folder."""
@@ -134,8 +134,8 @@ def _remote_sources(path: str) -> list[Located]:
 
 
 def _version(about: Mapping[str, Any]) -> str | None:
-    told = [str(value) for key, value in about.items() if key.lower() in _VERSION_KEYS and value is not None]
-    return " ".join(told) or None
+    versions = [str(value) for key, value in about.items() if key.lower() in _VERSION_KEYS and value is not None]
+    return " ".join(versions) or None
 
 
 def _file_system(path: str) -> tuple[Any, str]:

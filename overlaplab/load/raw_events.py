@@ -90,7 +90,7 @@ def _boundaries(buffer: bytes) -> list[tuple[int, int]]:
 
 
 def _events(text: bytes) -> list[tuple[bytes, Event]] | None:
-    """The events in the text, or None where it was not cut between two of them."""
+    """The events in the text, or None if it was not cut between two events."""
     text = _mended(b"[" + text + b"]")
     try:
         raws = msgspec.json.decode(text, type=list[msgspec.Raw])
@@ -104,7 +104,7 @@ def _events(text: bytes) -> list[tuple[bytes, Event]] | None:
 
 
 def _mended(text: bytes) -> bytes:
-    """Half a surrogate pair, which msgspec refuses, becomes what the reader makes of it; it is as long."""
+    """Replace half surrogate pairs, which msgspec refuses, as the reader does; the length stays the same."""
     if rb"\ud" not in text and rb"\uD" not in text:
         return text
     return _SURROGATES.sub(lambda match: rb"\ufffd" if match[1] else match[0], text)
@@ -112,14 +112,14 @@ def _mended(text: bytes) -> bytes:
 
 def _patiently(raw: bytes) -> Event:
     try:
-        told: Any = msgspec.json.decode(raw)
+        value: Any = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        told = None
-    return lenient(told if isinstance(told, dict) else {}, Counter())
+        value = None
+    return lenient(value if isinstance(value, dict) else {}, Counter())
 
 
 def _end(buffer: bytes) -> int | None:
-    """Where the array's closing bracket stands; None where it does not."""
+    """The place of the array's closing bracket; None if the text does not hold it."""
     text = _mended(b"[" + buffer)
     try:
         msgspec.json.decode(text, type=list[msgspec.Raw])

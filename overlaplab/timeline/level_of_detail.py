@@ -106,13 +106,13 @@ def _marks(
     busiest = parts - 1 - shares[:, ::-1].argmax(axis=1)  # the later one on ties
     longest = np.flatnonzero(length == _of_groups(np.maximum, length, opens)[group])
     rows = longest[np.append(group[longest][1:] != group[longest][:-1], True)[: len(longest)]]
-    told = events["collective"].to_numpy() if "collective" in events else np.full(len(group), -1, dtype=np.int64)
-    one = _of_groups(np.minimum, told, opens)
+    own = events["collective"].to_numpy() if "collective" in events else np.full(len(group), -1, dtype=np.int64)
+    lowest, highest = _of_groups(np.minimum, own, opens), _of_groups(np.maximum, own, opens)
     return pd.DataFrame(
         {
             "lane": lane[opens],
             "part": busiest,
-            "collective": np.where(one == _of_groups(np.maximum, told, opens), one, -1),
+            "collective": np.where(lowest == highest, lowest, -1),
             "start_ns": _of_groups(np.minimum, begins, opens),
             "end_ns": _of_groups(np.maximum, ends, opens),
             "events": np.diff(np.append(opens, len(group))),

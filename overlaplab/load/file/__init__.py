@@ -1,4 +1,4 @@
-"""One file's text becomes tables, in bounded memory, whatever it holds."""
+"""From the text of one file to tables, in bounded memory, even if the file is damaged."""
 
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 

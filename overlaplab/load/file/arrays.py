@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 __all__ = ["floats", "integers"]
 
-# The standard library's `array` is quicker than numpy, and refuses what it would have to convert or cut.
+# The standard library's `array` is faster than numpy, and refuses values that it would have to convert or truncate.
 
 
 def integers(values: Sequence[Any]) -> NDArray[np.int64] | None:

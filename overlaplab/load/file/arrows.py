@@ -1,7 +1,8 @@
 """Arrows between events: from a launch to what it launched, from a forward operator to its backward.
 
-A file tells an arrow's ends (`s`, `f`) apart from the events they belong to. kineto writes an end right after its
-event, with the event's process, thread and start; other writers are searched for an event that has these.
+In a file the ends of an arrow (phases `s` and `f`) are entries of their own, apart from their events. kineto writes an
+end right after its event, with the event's process, thread and start. For other writers the event with these three is
+searched for.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ _PLACE = ["time", "process", "thread"]
 
 
 class Arrows:
-    """The ends of arrows so far, each with its event's row in the file, or with what to search it by."""
+    """The ends of arrows so far, each with its event's row in the file, or with what identifies its event."""
 
     def __init__(self) -> None:
-        self._found = {name: (Grown("int32"), Grown("int32")) for name in _NAMES}
-        """Rows and numbers. Many small arrays, scattered over the heap, would keep it from shrinking."""
-        self._lost: dict[str, list[NDArray[np.int64]]] = {name: [] for name in _NAMES}
+        self._adjacent = {name: (Grown("int32"), Grown("int32")) for name in _NAMES}
+        """Rows and numbers of ends right after their event. (Many small arrays would keep the heap from shrinking.)"""
+        self._searched: dict[str, list[NDArray[np.int64]]] = {name: [] for name in _NAMES}
+        """Place and number of the other ends, by slice."""
         self._last = np.array([-1, -1, -1], dtype=np.int64)
 
     def append(
@@ -58,31 +60,33 @@ class Arrows:
         for index, name in enumerate(_NAMES):
             here, far = adjacent & (column == index), ~adjacent & (column == index)
             if here.any():
-                for grown, part in zip(self._found[name], (before[here] + first_row - 1, identity[here]), strict=True):
+                for grown, part in zip(
+                    self._adjacent[name], (before[here] + first_row - 1, identity[here]), strict=True
+                ):
                     grown.extend(narrowed(part))
             if far.any():
-                self._lost[name].append(np.column_stack((where[far], identity[far])))
+                self._searched[name].append(np.column_stack((where[far], identity[far])))
 
     def column(self, name: str, columns: Columns) -> NDArray[np.int32] | Integers:
         """The arrows' numbers of all rows, -1 where there is none; the first, if an event has several."""
         values: NDArray[np.int32] | Integers = np.full(columns.rows, -1, dtype=np.int32)
-        found, lost = self._found.pop(name), self._lost.pop(name)
-        rows, identity = (grown.values() for grown in found)
+        searched = self._searched.pop(name)
+        rows, identity = (grown.values() for grown in self._adjacent.pop(name))
         values = values.astype(identity.dtype)
         values[rows[::-1]] = identity[::-1]
-        if lost:
-            rows, identity = _searched(np.concatenate(lost), columns)
+        if searched:
+            rows, identity = _search(np.concatenate(searched), columns)
             values = values.astype(np.int64)
-            fresh = values[rows] < 0
-            values[rows[fresh][::-1]] = identity[fresh][::-1]
+            new = values[rows] < 0
+            values[rows[new][::-1]] = identity[new][::-1]
         return values
 
 
-def _searched(lost: Integers, columns: Columns) -> tuple[Integers, Integers]:
-    """The rows of the first events with these (time, process, thread), and the arrows' numbers."""
+def _search(ends: Integers, columns: Columns) -> tuple[Integers, Integers]:
+    """The rows of the first events at these ends' time, process and thread, and the arrows' numbers."""
     place = columns.places()
-    rows = np.flatnonzero(np.isin(place[0], lost[:, 0]))
+    rows = np.flatnonzero(np.isin(place[0], ends[:, 0]))
     candidates = pd.DataFrame({key: values[rows] for key, values in zip(_PLACE, place, strict=True)} | {"row": rows})
-    ends = pd.DataFrame(lost, columns=[*_PLACE, "identity"])
-    found = ends.merge(candidates.drop_duplicates(_PLACE), on=_PLACE)
-    return found["row"].to_numpy(), found["identity"].to_numpy()
+    table = pd.DataFrame(ends, columns=[*_PLACE, "identity"])
+    joined = table.merge(candidates.drop_duplicates(_PLACE), on=_PLACE)
+    return joined["row"].to_numpy(), joined["identity"].to_numpy()

@@ -48,13 +48,13 @@ def _text(value: Value) -> str:
 
 
 def numbers(values: Sequence[Value]) -> Integers:
-    """Each value as an integer, -1 for what is none."""
+    """Each value as a 64-bit integer, -1 if it is none."""
     known = integers(values)
     return known if known is not None else np.array([number(value) for value in values], dtype=np.int64)
 
 
 def number(value: object) -> int:
-    """The value as an integer of 64 bits, -1 for what is none."""
+    """The value as a 64-bit integer, -1 if it is none."""
     try:
         if isinstance(value, str):
             value = int(value) if value.strip().lstrip("-").isdecimal() else float(value)
@@ -77,29 +77,29 @@ class Columns:
         self._grown = {name: Grown(_dtype(name)) for name in EVENT_COLUMNS}
 
     def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Add a slice: each column's values, of texts their codes."""
+        """Add a slice: the values of each column, as codes where they are texts."""
         for name, part in columns.items():
             self._grown[name].extend(part if EVENT_COLUMNS[name] != "int32" else narrowed(part))
         self.rows += len(columns["ts_ns"])
 
     def table(self, base_ns: int, added: Mapping[str, NDArray[Any]]) -> tuple[pd.DataFrame, NDArray[np.intp]]:
-        """The events in order of start; of equal starts the longer first, so that parents precede children.
+        """The events in order of start, and the row that each of them had in the file.
 
-        `added` are whole columns. Also gives the row of the file that each row of the table was.
+        Of equal starts the longer comes first, so that parents precede children. `added` are whole columns.
         """
         times = self._grown.pop("ts_ns").values()
         times += base_ns
         durations = self._grown.pop("dur_ns").values()
         order = _order(times, durations)
         times, durations = times[order], durations[order]
-        found: dict[str, object] = {}
+        columns: dict[str, object] = {}
         for name in EVENT_COLUMNS:
             if name in ("ts_ns", "dur_ns"):
-                found[name] = times if name == "ts_ns" else durations
+                columns[name] = times if name == "ts_ns" else durations
                 continue
             values = (narrowed(added[name]) if name in added else self._grown.pop(name).values())[order]
-            found[name] = self.texts[name].categorical(values) if name in self.texts else values
-        return pd.DataFrame(found, copy=False), order
+            columns[name] = self.texts[name].categorical(values) if name in self.texts else values
+        return pd.DataFrame(columns, copy=False), order
 
     def places(self) -> tuple[Integers, Integers, Integers]:
         """Every row's time, and the codes of its process and thread."""
@@ -108,7 +108,7 @@ class Columns:
 
 
 class Grown:
-    """An array that grows in parts outside the heap, where reallocating it as a whole would leave holes."""
+    """An array that grows in parts outside the heap; reallocating it as a whole would fragment the heap."""
 
     def __init__(self, dtype: str) -> None:
         self._parts: list[NDArray[Any]] = []
@@ -122,7 +122,7 @@ class Grown:
             self._close()
         while len(values):
             if not self._room:
-                memory = mmap(-1, _PART_ROWS * self._dtype.itemsize)  # goes back to the system once it is read
+                memory = mmap(-1, _PART_ROWS * self._dtype.itemsize)  # returned to the system once it is read
                 self._parts.append(np.frombuffer(memory, dtype=self._dtype))
                 self._room = _PART_ROWS
             fitting = values[: self._room]
@@ -144,7 +144,7 @@ class Grown:
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:
-    """As int32 if all of them fit."""
+    """As int32 if all values fit."""
     fits = not len(values) or (values.min() >= _INT32.min and values.max() <= _INT32.max)
     return values.astype(np.int32) if fits else values
 

@@ -28,8 +28,8 @@ __all__ = ["Communication"]
 _COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functional|c10d_functional):", re.I)
 _SHAPED = re.compile(_COMMUNICATES.pattern + "|.*AccumulateGrad", re.I)
 _OUTPUT_FIRST = re.compile(r"c10d::", re.I)
-"""Its operators take output, then input, unless they work in place."""
-_NAMED, _GIVEN = 1, 2
+"""These operators take output, then input, unless they work in place."""
+_NAMED, _INPUTS = 1, 2
 _TENSORS = {*DTYPE_BYTES, "tensorlist"}
 _MOST_ELEMENTS = 2**48
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
@@ -43,40 +43,40 @@ class Communication:
         self._collectives: list[tuple[Any, ...]] = []
         self._inputs: list[tuple[int, str, str]] = []
         self._flags = bytearray()
-        """Of each name, by its code: whether it is one of `_COMMUNICATES`, `_SHAPED`."""
+        """Per code of a name: `_NAMED` if it matches `_COMMUNICATES`, plus `_INPUTS` if it matches `_SHAPED`."""
 
     def append(self, names: Texts, codes: NDArray[np.int32], arguments: Sequence[Arguments], first_row: int) -> None:
         """Add a slice's events, whose names have these codes."""
         for name in islice(names, len(self._flags), None):
             text = str(name)
-            self._flags.append(_NAMED * bool(_COMMUNICATES.match(text)) | _GIVEN * bool(_SHAPED.match(text)))
+            self._flags.append(_NAMED * bool(_COMMUNICATES.match(text)) | _INPUTS * bool(_SHAPED.match(text)))
         flags = np.frombuffer(bytes(self._flags), dtype=np.uint8)[codes]
-        collectives = [told.collective for told in arguments]
-        told = np.zeros(len(collectives), dtype=bool)
+        collectives = [own.collective for own in arguments]
+        described = np.zeros(len(collectives), dtype=bool)
         if collectives.count(None) < len(collectives):
-            told[:] = [collective is not None for collective in collectives]
-        texts = list(names) if flags.any() or told.any() else []
-        for row in np.flatnonzero((flags > 0) | told).tolist():
-            given, shaped = arguments[row], arguments[row].shapes is not NOTHING
-            if told[row] or (flags[row] & _NAMED and shaped):
-                self._collectives.append((first_row + row, *_collective(str(texts[codes[row]]), given)))
-            if flags[row] & _GIVEN and shaped:
-                self._inputs.append((first_row + row, _json(given.shapes), _json(given.types)))
+            described[:] = [collective is not None for collective in collectives]
+        texts = list(names) if flags.any() or described.any() else []
+        for row in np.flatnonzero((flags > 0) | described).tolist():
+            own, shaped = arguments[row], arguments[row].shapes is not NOTHING
+            if described[row] or (flags[row] & _NAMED and shaped):
+                self._collectives.append((first_row + row, *_collective(str(texts[codes[row]]), own)))
+            if flags[row] & _INPUTS and shaped:
+                self._inputs.append((first_row + row, _json(own.shapes), _json(own.types)))
 
     def collectives(self, position: NDArray[np.intp]) -> pd.DataFrame:
-        """The table, where row `i` of the file has become row `position[i]` of the events."""
+        """The table of collectives; `position[i]` is the row of the events that row `i` of the file has become."""
         return _table(self._collectives, COLLECTIVE_COLUMNS, position)
 
     def inputs(self, position: NDArray[np.intp]) -> pd.DataFrame:
-        """The table, where row `i` of the file has become row `position[i]` of the events."""
+        """The table of inputs; `position` as above."""
         return _table(self._inputs, INPUT_COLUMNS, position)
 
 
 def _table(rows: list[Any], columns: Mapping[str, str], position: NDArray[np.intp]) -> pd.DataFrame:
     values: list[Any] = list(zip(*rows, strict=True)) or [()] * len(columns)
-    found = {name: _column(of, dtype) for of, (name, dtype) in zip(values, columns.items(), strict=True)}
-    found["event"] = position[np.array(values[0], dtype=np.intp)].astype(np.int64)
-    return pd.DataFrame(found).sort_values("event", kind="stable", ignore_index=True)
+    table = {name: _column(of, dtype) for of, (name, dtype) in zip(values, columns.items(), strict=True)}
+    table["event"] = position[np.array(values[0], dtype=np.intp)].astype(np.int64)
+    return pd.DataFrame(table).sort_values("event", kind="stable", ignore_index=True)
 
 
 def _column(values: Sequence[Any], dtype: str) -> object:
@@ -87,20 +87,19 @@ def _column(values: Sequence[Any], dtype: str) -> object:
     return np.array(values, dtype=dtype)
 
 
-def _collective(name: str, told: Arguments) -> tuple[str, str, int, int, int, str, str, int, int]:
+def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str, str, int, int]:
     """kind, dtype, elements in and out, bytes, group, its description and size, sequence number."""
-    kind = collective_kind(str(told.collective or name)) or ""
-    dtype = torch_dtype(told.dtype) if isinstance(told.dtype, str) else ""
-    size, sequence, elements_in, elements_out = numbers(
-        [told.group_size, told.sequence, told.elements_in, told.elements_out]
-    ).tolist()
+    kind = collective_kind(str(own.collective or name)) or ""
+    dtype = torch_dtype(own.dtype) if isinstance(own.dtype, str) else ""
+    given = numbers([own.group_size, own.sequence, own.elements_in, own.elements_out])
+    size, sequence, elements_in, elements_out = given.tolist()
     if elements_in < 0 and elements_out < 0:
-        elements_in, elements_out, of_inputs = _from_shapes(name, kind, told)
+        elements_in, elements_out, of_inputs = _from_shapes(name, kind, own)
         dtype = dtype or of_inputs
     known = elements_in if elements_out < 0 and kind in _INPUT_IS_LARGER else min(elements_in, elements_out)
     each = DTYPE_BYTES.get(dtype)
     sent = max(elements_in, elements_out) * each if each is not None and known >= 0 else -1
-    group, description = (_text(value) for value in (told.group, told.group_description))
+    group, description = (_text(value) for value in (own.group, own.group_description))
     return kind, dtype, elements_in, elements_out, sent if sent < 2**63 else -1, group, description, size, sequence
 
 
@@ -108,10 +107,10 @@ def _text(value: Value) -> str:
     return "" if value is None else str(value)
 
 
-def _from_shapes(name: str, kind: str, told: Arguments) -> tuple[int, int, str]:
+def _from_shapes(name: str, kind: str, own: Arguments) -> tuple[int, int, str]:
     """Elements in and out and their dtype, from the tensors' shapes; -1 and empty where unknown."""
     tensors: list[tuple[int, str]] = []
-    for shape, spelling in zip(_list(told.shapes), _list(told.types), strict=False):
+    for shape, spelling in zip(_list(own.shapes), _list(own.types), strict=False):
         of = torch_dtype(str(spelling))
         elements = _elements(shape, of)
         if elements is not None and of in _TENSORS:
@@ -126,9 +125,9 @@ def _from_shapes(name: str, kind: str, told: Arguments) -> tuple[int, int, str]:
 
 
 def _elements(shape: object, dtype: str, depth: int = 3) -> int | None:
-    """How many elements a tensor, or a list of tensors, of this shape has; None if it is not a tensor.
+    """The number of elements of a tensor, or list of tensors, of this shape; None if it is not a tensor.
 
-    An empty shape is a scalar tensor's, but of a list it tells nothing: older torch wrote no shapes for lists.
+    The empty shape is that of a scalar tensor; for a list it means nothing, as older torch wrote no shapes for lists.
     """
     if not isinstance(shape, list) or not depth:
         return None

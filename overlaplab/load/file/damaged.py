@@ -14,11 +14,11 @@ __all__ = ["one_by_one"]
 _SEPARATORS = re.compile(r"[\s,\[]*")
 _AFTER = re.compile(r"[\s,\]]*")
 _NEXT = re.compile(r"\}\s*(?:,\s*(?=\{)|(?=\]))")
-"""Where an event may end and the next begin, or the array may end."""
+"""A place where an event may end and the next begin, or the array may end."""
 _WINDOW = 1 << 15
-_MOST_MENDED = 1 << 18
+_MOST_REPAIRED = 1 << 18  # characters
 _CANDIDATES = 4
-"""Candidates for the end of a damaged event; earlier ones may lie inside it."""
+"""Places tried as the end of a damaged event; the first ones may lie inside it."""
 _INCOMPLETE_CHARACTERS = 16
 _ESCAPES = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4}|)")
 _TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|,(?=\s*[}\]])|-?\b(?:nan|inf|infinity)\b', re.S | re.I)
@@ -27,25 +27,25 @@ _MOST_DIGITS = 40
 
 
 def one_by_one(data: bytes, final: bool, repairs: Counter[str]) -> tuple[list[Event], bytes, bool]:
-    """The events, the text left to be read together with more, and whether the array ended.
+    """The events, the remaining text, which continues in what follows, and whether the array ended.
 
-    `final` says that no more follows. Counts in `repairs` what was mended and what was left out.
+    `final`: no more text follows. Counts in `repairs` what was repaired and what was left out.
     """
     whole = data.decode(errors="surrogateescape")
-    reading, found, start, size = _Reading(repairs), [], 0, _WINDOW
+    reading, events, start, size = _Reading(repairs), [], 0, _WINDOW
     while not reading.ended and start < len(whole):
         end = min(start + size, len(whole))
-        found += reading.events(whole[start:end], final and end == len(whole))
+        events += reading.events(whole[start:end], final and end == len(whole))
         start, size = start + reading.at, _WINDOW if reading.at else 2 * size
         if end == len(whole):
             break
-    return found, whole[start:].encode(errors="surrogateescape"), reading.ended
+    return events, whole[start:].encode(errors="surrogateescape"), reading.ended
 
 
 class _Reading:
     """A place in a window of the text that moves from event to event.
 
-    A window is small because the decoder counts its lines for every error that it tells.
+    Windows are small because the decoder counts a window's lines for every error that it reports.
     """
 
     def __init__(self, repairs: Counter[str]) -> None:
@@ -64,12 +64,12 @@ class _Reading:
         self._decoder = json.JSONDecoder(strict=False, parse_float=str, parse_int=_integer, parse_constant=self._absent)
 
     def events(self, text: str, final: bool) -> list[Event]:
-        """Read to the end of the array, of the window, or of its last whole event."""
+        """The events up to the end of the array, or the last whole one in the window."""
         self._text, self._final, self.at, self._end = text, final, 0, None
         found: list[Event] = []
         while self._approach():
             try:
-                raw = self._one()
+                raw = self._object()
             except _Incomplete:
                 break
             if raw is None:
@@ -92,7 +92,7 @@ class _Reading:
             after = _AFTER.match(self._text, self.at + 1)
             follows = self._text[after.end() : after.end() + 1] if after else ""
             if follows == "{":
-                self.at += 1  # events go on, so that it is not the end of their array
+                self.at += 1  # events follow, so it is not the end of their array
             elif not follows and not self._final:
                 return False
             elif not self._lost:
@@ -119,33 +119,33 @@ class _Reading:
         self.at = match.end()
         return True
 
-    def _one(self) -> dict[str, object] | None:
+    def _object(self) -> dict[str, object] | None:
         """The object here; None if it cannot be read, empty if it is something else."""
         try:
             raw, self.at = self._decoded(self._text, self.at)
         except (ValueError, RecursionError) as error:
             if not self._final and _is_incomplete(error, len(self._text)):
                 raise _Incomplete from None
-            return self._mended()
+            return self._repaired()
         return raw
 
-    def _mended(self) -> dict[str, object] | None:
-        """The object here, if there is a way to read it that ends where an event may end."""
+    def _repaired(self) -> dict[str, object] | None:
+        """The object here, if its text can be repaired so that it ends where an event may end; else None."""
         ends = [match.end() for match in islice(_NEXT.finditer(self._text, self.at), _CANDIDATES)]
         if not self._final and len(ends) < _CANDIDATES and len(self._text) - self.at < _WINDOW:
             raise _Incomplete
         for end in ends or [len(self._text)] * self._final:
-            if end - self.at > _MOST_MENDED:
+            if end - self.at > _MOST_REPAIRED:
                 break
             piece = self._text[self.at : end].rstrip(", \t\r\n")
             for text in (piece, _CLOSING.sub(r'\\\\"', piece)):
-                mended = _TOKENS.sub(_token, _ESCAPES.sub(_escape, text))
+                repaired = _TOKENS.sub(_token, _ESCAPES.sub(_escape, text))
                 try:
-                    raw, used = self._decoded(mended, 0)
+                    raw, used = self._decoded(repaired, 0)
                 except (ValueError, RecursionError):
                     continue
-                if used == len(mended):
-                    self._repairs["events with invalid escapes were read literally"] += "\\" in mended
+                if used == len(repaired):
+                    self._repairs["events with invalid escapes were read literally"] += "\\" in repaired
                     self.at = end
                     return raw
         return None

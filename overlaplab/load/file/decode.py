@@ -1,4 +1,4 @@
-"""Events from JSON text: with a fast typed decoder, and a tolerant one where that fails."""
+"""Events from JSON text: a fast typed decoder, and a tolerant one for what that refuses."""
 
 from __future__ import annotations
 

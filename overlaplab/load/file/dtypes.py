@@ -29,8 +29,8 @@ DTYPE_BYTES = {
 }
 """Bytes per element; types smaller than a byte are left out."""
 
-# c10/core/ScalarType.h names a type in two ways: what `Input type` holds is the C++ type, what collectives' `dtype`
-# holds is the enumerator.
+# c10/core/ScalarType.h has two names for a type: `Input type` in a trace is the C++ type, the `dtype` of collectives is
+# the enumerator.
 _SPELLINGS = {
     "double": "float64",
     "float": "float32",

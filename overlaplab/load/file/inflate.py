@@ -1,4 +1,4 @@
-"""A trace's bytes: from a path or an opened file, plain or gzipped, in chunks of bounded size."""
+"""The bytes of a trace, plain or gzipped, in chunks of bounded size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 _GZIP_BITS = zlib.MAX_WBITS | 16
 MOST_RATIO = 400
-"""Traces shrink by a factor of up to 26. Deflate's maximum, which only a bomb reaches, is 1032."""
+"""Gzip makes traces up to 26 times smaller. Deflate's maximum is 1032, which only a bomb comes near."""
 RATIO_FROM_BYTES = 64 << 20
 
 
@@ -76,7 +76,7 @@ class Source:
             self._refuse_bombs(written, self._read - len(packed))
             if chunk:
                 yield chunk
-            if member.eof or len(chunk) < CHUNK_BYTES:  # else it may hold more than it gave
+            if member.eof or len(chunk) < CHUNK_BYTES:  # else the member may have more output ready
                 packed = self._refilled(packed, member.eof)
                 if not packed:
                     self.damage = None if member.eof else "the gzip file is cut short"
@@ -84,16 +84,16 @@ class Source:
             member = _member() if member.eof else member
 
     def _refilled(self, packed: bytes, before_member: bool) -> bytes:
-        """The given data, or the next chunk if it is empty; padding may precede a member."""
+        """The data given, or the next chunk of the file if there is none; skips padding before a member."""
         packed = packed.lstrip(b"\0") if before_member else packed
         while not packed and (more := self._file.read(CHUNK_BYTES)):
             self._read += len(more)
             packed = more.lstrip(b"\0") if before_member else more
         return packed
 
-    def _refuse_bombs(self, written: int, inflated: int) -> None:
-        """`written` bytes came of `inflated` bytes of the file."""
-        if written > RATIO_FROM_BYTES and written > MOST_RATIO * inflated:
+    def _refuse_bombs(self, written: int, packed: int) -> None:
+        """Raise `OverlaplabError` if so few bytes of the file became so many."""
+        if written > RATIO_FROM_BYTES and written > MOST_RATIO * packed:
             raise OverlaplabError(
                 f"unpacks to over {MOST_RATIO} times its size, as no trace does",
                 path=self._path,
@@ -101,22 +101,22 @@ class Source:
             )
 
     def _salvaged(self, known: int) -> bytes:
-        """What a failed inflater had produced from the last chunk, recovered byte by byte."""
-        found = bytearray()
+        """The output of the chunk in which inflating failed, up to the failure; recovered byte by byte."""
+        output = bytearray()
         if not self._file.seekable():
             return b""
         self._file.seek(0)
         member, packed, written, chunk = zlib.decompressobj(wbits=_GZIP_BITS), b"", 0, b""
         with suppress(zlib.error):
-            while len(found) < CHUNK_BYTES and (
+            while len(output) < CHUNK_BYTES and (
                 (packed := self._refilled(packed, before_member=not written or member.eof)) or chunk
             ):
                 member = zlib.decompressobj(wbits=_GZIP_BITS) if member.eof else member
                 chunk = member.decompress(packed, min(CHUNK_BYTES, max(known - written, 1)))
                 written += len(chunk)
-                found += chunk if written > known else b""
+                output += chunk if written > known else b""
                 packed = member.unused_data if member.eof else member.unconsumed_tail
-        return bytes(found)
+        return bytes(output)
 
 
 def _member() -> _Inflating:

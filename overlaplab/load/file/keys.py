@@ -1,4 +1,4 @@
-"""The keys of a trace beside its events, which describe its process."""
+"""The keys of a trace beside `traceEvents`, which describe its process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Keys(msgspec.Struct):
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """What `distributedInfo` says of the process; None where unknown."""
+    """The process, from `distributedInfo`; None where unknown."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -34,7 +34,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keys_before(text: bytes) -> Keys | None:
-    """The keys in text that ends with the opening bracket of `traceEvents`; None if that bracket is nested."""
+    """The keys in text that ends with the opening bracket of `traceEvents`; None if that is in a nested value."""
     try:
         return msgspec.json.decode(text + b"]}", type=Keys)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -76,7 +76,7 @@ def base_ns(keys: Keys) -> int:
 
 
 def process(keys: Keys) -> Process:
-    """What `distributedInfo` tells."""
+    """The process, from `distributedInfo`."""
     info = keys.distributedInfo
     if not isinstance(info, dict):
         return Process()
@@ -86,25 +86,21 @@ def process(keys: Keys) -> Process:
         rank=rank if rank >= 0 else None,
         world_size=size if size > 0 else None,
         backend=_text(backend) if isinstance(backend, str) else None,
-        groups=tuple(map(_group, filter(_is_object, groups))) if isinstance(groups, list) else (),
+        groups=tuple(_group(group) for group in groups if isinstance(group, dict)) if isinstance(groups, list) else (),
     )
 
 
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _group(told: dict[str, Any]) -> Group:
-    size, ranks = number(told.get("pg_size")), told.get("ranks")
+def _group(raw: dict[str, Any]) -> Group:
+    size, ranks = number(raw.get("pg_size")), raw.get("ranks")
     members = [number(rank) for rank in ranks] if isinstance(ranks, list) else []
     return Group(
-        name=_text(told.get("pg_name", "")),
-        description=_text(told.get("pg_desc", "")),
+        name=_text(raw.get("pg_name", "")),
+        description=_text(raw.get("pg_desc", "")),
         size=size if size >= 0 else None,
         ranks=tuple(members) if min(members, default=0) >= 0 else (),
     )
 
 
 def _text(value: object) -> str:
-    """A value as text that UTF-8 can hold: JSON can name the half of a character."""
+    """A value as text that UTF-8 can encode: JSON may contain half a surrogate pair."""
     return str(value).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,8 +1,9 @@
 """A trace's text as slices of whole events, and the keys around them.
 
-A trace is a JSON object whose `traceEvents` array holds nearly all of it, or that array alone. What was read is cut at
-the last place where one event ends and the next begins. Such a place is right exactly if what lies before it is whole
-JSON, so text that only looks like one fools nobody. Where a slice is no JSON at all, its events are read one by one.
+A trace is a JSON object that consists almost only of its `traceEvents` array, or that array alone. The text read so far
+is cut at the last place where one event ends and the next begins. The cut is right if and only if the text before it is
+valid JSON; text inside an event that merely looks like a border is recognised by that. Where a slice is not JSON at
+all, its events are read one by one.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from overlaplab.load.file.keys import Keys, keys_after, keys_before
 __all__ = ["NoTraceError", "Slices"]
 
 MOST_BYTES = 64 << 20
-"""Of text before or after the array."""
+"""Limit for the text before or after the array."""
 MOST_EVENT_BYTES = 16 << 20
 _MOST_ARRAYS = 16
-"""Of other keys of the same name before it."""
+"""How many keys called `traceEvents` are tried; one may be nested in another value."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _NEAR_BYTES = 1 << 14
 _ATTEMPTS = 8
-"""How many boundaries are tried before more of the file is read; all but the last lie inside an event's arguments."""
+"""How many boundaries are tried before more of the file is read: some lie inside an event's arguments."""
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _GOES_ON = re.compile(rb"[\s,\]]*(\{|$)")
 _BOM = b"\xef\xbb\xbf"
@@ -41,14 +42,16 @@ class NoTraceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Slice:
     events: list[Event]
-    rest: bytes
+    remainder: bytes
+    """The text after them."""
     ended: bool = False
+    """Whether the array ended with them."""
 
 
 class Slices:
-    """Iterating gives the events, slice by slice; `keys` and `whole` are known when it has ended."""
+    """Iterating gives the events, slice by slice; `keys` and `whole` are known once it has finished."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self.keys = Keys()
@@ -62,17 +65,17 @@ class Slices:
         buffer, wanted, final = self._head(), 0, False
         while not self.whole and not final:
             text, final = self._more(buffer, wanted, b"[")
-            taken = self._taken(text, final)
-            if taken is None:
+            found = self._slice(text, final)
+            if found is None:
                 buffer, wanted = bytes(text[1:]), 2 * len(text)
                 continue
-            buffer, wanted, self.whole = taken.rest, 0, taken.ended
-            yield taken.events
+            buffer, wanted, self.whole = found.remainder, 0, found.ended
+            yield found.events
         if self.whole:
             self._tail(buffer)
 
     def _more(self, buffer: bytes, wanted: int, opening: bytes = b"") -> tuple[bytearray, bool]:
-        """What was read and the next chunk, or as many as are wanted; and whether there are no more."""
+        """The buffer with the next chunk, or as many as make `wanted` bytes, and whether the file has ended."""
         parts, size = [opening, buffer], len(buffer)
         for chunk in self._chunks:
             parts.append(chunk)
@@ -82,7 +85,7 @@ class Slices:
         return bytearray().join(parts), True
 
     def _head(self) -> bytes:
-        """Read the keys before the array; what was read after its opening bracket."""
+        """Read the keys before the array; returns the text already read after its opening bracket."""
         buffer, final = b"", False
         while not final and len(buffer) < MOST_BYTES:
             read, final = self._more(buffer, 2 * len(buffer))
@@ -97,18 +100,18 @@ class Slices:
                     return buffer[match.end() :]
         raise NoTraceError("no list of traceEvents" if buffer else "empty")
 
-    def _taken(self, text: bytearray, final: bool) -> _Taken | None:
-        """As many whole events as there are after the bracket; None where more has to be read first."""
+    def _slice(self, text: bytearray, final: bool) -> _Slice | None:
+        """As many whole events as there are after the bracket; None if more has to be read first."""
         try:
-            taken = _quickly(text, final)
+            found = _fast(text, final)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         else:
-            if taken is not None or (not final and len(text) < MOST_EVENT_BYTES and b"\\u" not in text):
-                return taken
+            if found is not None or (not final and len(text) < MOST_EVENT_BYTES and b"\\u" not in text):
+                return found
         buffer = bytes(text[1:])
-        events, rest, ended = one_by_one(buffer, final or len(buffer) >= MOST_EVENT_BYTES, self.repairs)
-        return _Taken(events, rest, ended) if events or ended or final or len(rest) < len(buffer) else None
+        events, remainder, ended = one_by_one(buffer, final or len(buffer) >= MOST_EVENT_BYTES, self.repairs)
+        return _Slice(events, remainder, ended) if events or ended or final or len(remainder) < len(buffer) else None
 
     def _tail(self, buffer: bytes) -> None:
         text, _ = self._more(buffer, MOST_BYTES)
@@ -116,13 +119,13 @@ class Slices:
         self.keys = Keys(*(getattr(self.keys, name) or getattr(keys, name) for name in Keys.__struct_fields__))
 
 
-def _quickly(text: bytearray, final: bool) -> _Taken | None:
-    """Raises where this, a bracket first, is not usual JSON of usual events."""
+def _fast(text: bytearray, final: bool) -> _Slice | None:
+    """The slice of a text that begins with a bracket; raises msgspec's errors unless it is JSON of the usual form."""
     if final:
         return _to_end(text)
-    for cut, rest in _boundaries(text):
+    for end, start in _boundaries(text):
         try:
-            return _Taken(_up_to(text, cut), bytes(memoryview(text)[rest:]))
+            return _Slice(_up_to(text, end), bytes(memoryview(text)[start:]))
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError as error:
@@ -133,20 +136,20 @@ def _quickly(text: bytearray, final: bool) -> _Taken | None:
     return None
 
 
-def _up_to(text: bytearray, cut: int) -> list[Event]:
-    """The events before this place, as a list that ends there: without copying the text, which takes as long."""
-    there = text[cut]
-    text[cut] = ord("]")
+def _up_to(text: bytearray, end: int) -> list[Event]:
+    """The events before this place, where a bracket is put meanwhile: copying the text would take as long as this."""
+    replaced = text[end]
+    text[end] = ord("]")
     try:
-        return decoded(memoryview(text)[: cut + 1])
+        return decoded(memoryview(text)[: end + 1])
     finally:
-        text[cut] = there
+        text[end] = replaced
 
 
-def _to_end(text: bytearray) -> _Taken:
-    """The events of an array that may have something after it."""
+def _to_end(text: bytearray) -> _Slice:
+    """The events of a whole array, which other text may follow."""
     try:
-        return _Taken(decoded(text), b"", ended=True)
+        return _Slice(decoded(text), b"", ended=True)
     except msgspec.DecodeError as error:
         trailing = _TRAILING.search(str(error))
         if trailing is None:
@@ -154,11 +157,11 @@ def _to_end(text: bytearray) -> _Taken:
         end = text.rindex(b"]", 0, int(trailing[1])) + 1
         if _GOES_ON.match(text, end):
             raise
-        return _Taken(decoded(text[:end]), bytes(text[end:]), ended=True)
+        return _Slice(decoded(text[:end]), bytes(text[end:]), ended=True)
 
 
 def _boundaries(buffer: bytearray) -> Iterator[tuple[int, int]]:
-    """The last places where an event may end and the next begin, latest first: (end of the one, start of the other)."""
+    """The last places where an event may end and the next begin, latest first: its end, and the start of the next."""
     for start in (max(0, len(buffer) - _NEAR_BYTES), 0):
         matches = list(_BOUNDARY.finditer(buffer, start))[-_ATTEMPTS:]
         if matches:

@@ -9,7 +9,7 @@ __all__ = ["Spans"]
 
 
 class Spans:
-    """The open events per process and thread; an end belongs to the last begin."""
+    """The open events of each process and thread; an end belongs to the last begin."""
 
     def __init__(self) -> None:
         self.unmatched_ends = 0
@@ -17,15 +17,15 @@ class Spans:
 
     @property
     def unmatched_begins(self) -> int:
-        """How many have not ended."""
+        """How many events are still open."""
         return sum(map(len, self._open.values()))
 
     def begin(self, event: Event, time_ns: int) -> None:
-        """Remember it until its end comes."""
+        """Open an event."""
         self._open.setdefault((event.pid, event.tid), []).append((event, time_ns))
 
     def end(self, event: Event, time_ns: int) -> tuple[Event, int] | None:
-        """What ends here and its start in ns; None where nothing has begun."""
+        """The event that ends here and its start in ns; None if none is open."""
         begun = self._open.get((event.pid, event.tid))
         if not begun or ABSENT in (time_ns, begun[-1][1]) or time_ns < begun[-1][1]:
             self.unmatched_ends += 1

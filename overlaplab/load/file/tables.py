@@ -86,9 +86,9 @@ class Gathered:
         durations[kinds == _INSTANT] = -1
         phases = self.columns.texts["phase"].codes(["X", "i"])
         arguments = [event.args or NO_ARGUMENTS for event in events]
-        external = numbers([told.external for told in arguments])
+        external = numbers([own.external for own in arguments])
         if (external < 0).all():
-            external = numbers([told.external_2021 for told in arguments])
+            external = numbers([own.external_2021 for own in arguments])
         self._add_ranks(arguments)
         texts = self.columns.texts
         names = texts["name"].codes([event.name for event in events])
@@ -102,18 +102,18 @@ class Gathered:
                 "dur_ns": np.maximum(durations, 0),
                 "pid": pids,
                 "tid": tids,
-                "stream": numbers([told.stream for told in arguments]),
-                "device": numbers([told.device for told in arguments]),
-                "correlation": numbers([told.correlation for told in arguments]),
+                "stream": numbers([own.stream for own in arguments]),
+                "device": numbers([own.device for own in arguments]),
+                "correlation": numbers([own.correlation for own in arguments]),
                 "external_id": external,
             }
         )
 
     def _add_ranks(self, arguments: Sequence[Arguments]) -> None:
-        ranks = [told.rank for told in arguments]
+        ranks = [own.rank for own in arguments]
         if ranks.count(-1) == len(ranks):
             # torch writes a collective's `Rank`, which for send and receive is the other side's.
-            ranks = [told.collective_rank if told.collective is None else -1 for told in arguments]
+            ranks = [own.collective_rank if own.collective is None else -1 for own in arguments]
         unknown = np.broadcast_to(np.int32(-1), len(arguments))  # without memory of its own
         self._ranks.append(unknown if ranks.count(-1) == len(ranks) else narrowed(numbers(ranks)))
 

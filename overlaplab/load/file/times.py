@@ -1,9 +1,8 @@
 """Times from files as exact int64 ns.
 
-Files write µs, with any number of decimals. A float resolves 1 ns only below 2**43 µs (102 days); above, as epoch
-times are, the decimal text is read. Some tools write integer ns: no clock counts 1e17 µs (the year 5138), so a file
-whose times are larger counts ns. `displayTimeUnit` says nothing of it: it is how viewers show times, and torch writes
-`ms` there whatever it does.
+Files hold µs, with any number of decimals. A float resolves 1 ns only below 2**43 µs (102 days); for larger times, such
+as Unix time, the decimal text is read. Some tools write integer ns. As 1e17 µs is the year 5138, times beyond it must
+be ns. `displayTimeUnit` does not help: it is the unit in which viewers show times, and torch always writes `ms`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["ABSENT", "LIMIT_NS", "Time", "counts_ns", "nanoseconds", "needs_text
 Time = int | float | str | Decimal | None
 
 ABSENT = np.iinfo(np.int64).min
-"""Stands for a missing time."""
+"""A missing time."""
 LIMIT_NS = 2**61 - 1
 """Up to 2043 as Unix time; a difference between any two, with a duration added, still fits into 64 bits."""
 EXACT_FLOAT_US = 2.0**43
@@ -41,7 +40,7 @@ def _are_exact(us: NDArray[np.float64]) -> bool:
 
 
 def counts_ns(values: Sequence[Time]) -> bool | None:
-    """Whether these are ns rather than µs; None if that cannot be decided."""
+    """Whether these are ns rather than µs; None if there is no time to decide by."""
     known = [number for value in values if (number := _decimal(value)) is not None and number]
     return sorted(known)[len(known) // 2] >= LEAST_NS if known else None
 

@@ -34,7 +34,7 @@ class TraceFile:
     """The content of one file: its events, and the description of its process."""
 
     events: pd.DataFrame
-    """With the columns of `EVENT_COLUMNS`, in order of `ts_ns`; of equal ones the longest first."""
+    """With the columns of `EVENT_COLUMNS`, in order of `ts_ns`; of equal times the longest first."""
     collectives: pd.DataFrame
     """With the columns of `COLLECTIVE_COLUMNS`."""
     inputs: pd.DataFrame
@@ -50,10 +50,10 @@ class TraceFile:
 
 
 def read_trace(path: str | Path, file: BinaryIO | None = None) -> TraceFile:
-    """Read a plain or gzipped trace from the path, or from a binary stream that is named so.
+    """Read a plain or gzipped trace from the path, or from a binary stream of that name.
 
-    Raises `OverlaplabError` naming the file for what is no trace. Of one that is damaged the whole events are read,
-    and `warnings` says what is missing.
+    Raises `OverlaplabError`, which names the file, if it is not a trace. If it is damaged, all undamaged events are
+    read, and `warnings` says what is missing.
     """
     try:
         with opened(Path(path)) if file is None else nullcontext(file) as stream, _no_garbage_collection():
@@ -77,16 +77,16 @@ def _read(source: Source) -> TraceFile:
     repairs = slices.repairs + gathered.repairs
     if not len(tables.events) and repairs:
         raise NoTraceError(_sentences(repairs)[0])
-    told = process(slices.keys)
+    described = process(slices.keys)
     return TraceFile(
         events=tables.events,
         collectives=tables.collectives,
         inputs=tables.inputs,
         event_ranks=tables.event_ranks,
-        rank=told.rank,
-        world_size=told.world_size,
-        backend=told.backend,
-        groups=told.groups,
+        rank=described.rank,
+        world_size=described.world_size,
+        backend=described.backend,
+        groups=described.groups,
         warnings=(*_cut_short(source, slices), *_sentences(repairs)),
     )
 
@@ -104,7 +104,7 @@ def _sentences(repairs: Counter[str]) -> list[str]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Millions of short-lived objects that reference none of their kind would be searched for cycles."""
+    """Without the garbage collector, which would search millions of short-lived objects for cycles they cannot form."""
     enabled = gc.isenabled()
     gc.disable()
     try:
