@@ -17,6 +17,7 @@ __all__ = [
     "OPERATOR_CATEGORIES",
     "RUNTIME_CATEGORIES",
     "Rule",
+    "category_of_uncategorised",
     "collective_kind",
     "fsdp2_range",
     "label_fields",
@@ -39,6 +40,19 @@ DEVICE_COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memse
 RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 ANNOTATION_CATEGORIES = frozenset({"user_annotation", "cpu_op", "Operator"})
+
+_UNCATEGORISED = re.compile(r"aten::|c10d::|gloo:")
+
+
+def category_of_uncategorised(name: str, process: object) -> str | None:
+    """The category of an event that has none, as in exports of the autograd profiler; None if it is no event of that.
+
+    torch/autograd/profiler_util.py, `export_chrome_trace`: a device's events are those of the process `CUDA functions`.
+    """
+    if process == "CUDA functions":
+        return "kernel"
+    return "cpu_op" if _UNCATEGORISED.match(name) else None
+
 
 _REQUIRED = {
     "backward": {"sync"},
@@ -94,7 +108,7 @@ _KINDS = {
     "reduce_scatter": re.compile(r"reduce_?scatter", re.I),
     "all_reduce": re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce", re.I),
     "all_gather": re.compile(r"all_?gather", re.I),
-    "all_to_all": re.compile(r"all_?to_?all", re.I),
+    "all_to_all": re.compile(r"all_?to_?all|moe_?a2a|(?:deep_ep|::ep)::\w+::\w*(?:dispatch|combine|notify)", re.I),
     "broadcast": re.compile(r"broadcast", re.I),
     "barrier": re.compile(r"barrier", re.I),
     "send_recv": re.compile(r"send|recv", re.I),

@@ -60,7 +60,9 @@ def exposed(
     table, causes = analyses.summary(loaded, selection), analyses.exposed(loaded, selection)
     idled = analyses.idle(loaded, selection)
     missing = findings.not_recorded(loaded) if table.empty else None
-    show(missing or findings.verdict(table, loaded.manifest, causes, idled), findings.run_title(loaded))
+    only_ends = findings.sees_only_ends(loaded)
+    verdict = missing or findings.verdict(table, loaded.manifest, causes, idled, only_ends=only_ends)
+    show(verdict, findings.run_title(loaded))
     if len(causes):
         window = analyses.worst_step(table)
         show(causes_table(table, causes))

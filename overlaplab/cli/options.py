@@ -41,6 +41,8 @@ class Opening:
     """`FILE=N` for files that do not tell their rank."""
     recording: int | None = None
     """Which of several recordings of the same ranks; None: the last."""
+    communication: str | None = None
+    """Which kernels and copies communicate beside those that are known: a regular expression."""
     no_cache: bool = False
     """Whether to read the traces themselves and keep no tables of them."""
 
@@ -57,6 +59,10 @@ AssignRank = Annotated[
 Recording = Annotated[
     int | None, typer.Option(min=1, help="Of several recordings of the same ranks, this one. The default is the last.")
 ]
+Communication = Annotated[
+    str | None,
+    typer.Option(metavar="REGEX", help="Kernels and copies whose names match communicate, too; case is ignored."),
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Read the traces themselves, and keep no tables of them.")]
 
 
@@ -66,7 +72,10 @@ def _selection(given: Mapping[str, Any]) -> Selection:
 
 def _opening(given: Mapping[str, Any]) -> Opening:
     return Opening(
-        assign_rank=tuple(given["assign_rank"] or ()), recording=given["recording"], no_cache=given["no_cache"]
+        assign_rank=tuple(given["assign_rank"] or ()),
+        recording=given["recording"],
+        communication=given["communication"],
+        no_cache=given["no_cache"],
     )
 
 
@@ -74,7 +83,12 @@ _GROUPS: dict[Any, tuple[Callable[[Mapping[str, Any]], Any], dict[str, tuple[Any
     Selection: (_selection, {"rank": (Ranks, None), "step": (Steps, None), "skip_steps": (SkipSteps, 0)}),
     Opening: (
         _opening,
-        {"assign_rank": (AssignRank, None), "recording": (Recording, None), "no_cache": (NoCache, False)},
+        {
+            "assign_rank": (AssignRank, None),
+            "recording": (Recording, None),
+            "communication": (Communication, None),
+            "no_cache": (NoCache, False),
+        },
     ),
 }
 """Per type of a parameter how it is made of options, and these with their types and defaults."""

@@ -37,7 +37,14 @@ def load(paths: Sequence[str], opening: Opening) -> list[Run]:
             bar.update(task, completed=done, total=files)
 
         return [
-            load_run(path, assign_ranks=own, recording=opening.recording, cache=not opening.no_cache, progress=advance)
+            load_run(
+                path,
+                assign_ranks=own,
+                recording=opening.recording,
+                communication=opening.communication,
+                cache=not opening.no_cache,
+                progress=advance,
+            )
             for path, own in zip(paths, _by_run(paths, ranks), strict=True)
         ]
 

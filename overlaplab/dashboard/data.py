@@ -6,7 +6,7 @@ DataFrame and return a stale result; here the key is the file's stamp and the ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import streamlit as st
 import overlaplab
 from overlaplab import findings
 from overlaplab.analyses import Theory, idle, memory, peaks, scatters, volume, volume_theory
+from overlaplab.dashboard import links
 from overlaplab.dashboard.folder import confined, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
@@ -32,6 +33,20 @@ class Opened:
     name: str
     """Its name below the opened folder."""
     run: Run
+    other: dict[str, Opened] = field(default_factory=dict)
+    """The same with the user's own rule for communication, by that rule; the last one that was asked for."""
+
+    def counting(self, communication: str | None) -> Opened:
+        """The same, with `load_run`'s `communication`."""
+        if communication is None:
+            return self
+        found = self.other.get(communication)
+        if found is None:
+            traces = tuple(replace(trace, communication=communication) for trace in self.run.traces)
+            found = Opened(name=self.name, run=replace(self.run, traces=traces))
+            self.other.clear()
+            self.other[communication] = found
+        return found
 
     @cached_property
     def summary(self) -> pd.DataFrame:
@@ -119,7 +134,8 @@ def open_run(root: Path | None, name: str) -> Opened | OverlaplabError:
         if root is None and not brought:
             raise OverlaplabError("no folder is open")
         path = confined(root, name) if root is not None and not brought else uploads().folder(name)
-        return _opened(str(path), stamp(path), name, not brought)
+        rule = links.communication_rule(links.kept(links.COMMUNICATION))
+        return _opened(str(path), stamp(path), name, not brought).counting(rule)
     except OverlaplabError as error:
         return OverlaplabError(uploads().without_folder(str(error))) if brought else error
     except OSError as error:

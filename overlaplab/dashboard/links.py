@@ -1,8 +1,8 @@
 """Permalinks: what the reader has chosen stands in the query string, and what stands there is chosen.
 
 A page's path is the page. `run` is a run's name below the opened folder, `rank` one rank, `ranks` several (`0,3`),
-`step` a `ProfilerStep`'s number, `from` and `to` the Timeline's window in ns from the run's zero, `event` its selected
-event.
+`step` a `ProfilerStep`'s number, `communication` the names of kernels that communicate, too (`a|b`), `from` and `to`
+the Timeline's window in ns from the run's zero, `event` its selected event.
 Whatever stands in a query string is a stranger's: it is checked, and never drawn.
 
 The browser drops the query string when the reader turns to another page, and Streamlit forgets what a page's controls
@@ -20,6 +20,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 __all__ = [
+    "COMMUNICATION",
     "EVENT",
     "FROM",
     "RANK",
@@ -28,6 +29,7 @@ __all__ = [
     "STEP",
     "TO",
     "begin",
+    "communication_rule",
     "control_used",
     "event_of_query",
     "go_to_timeline",
@@ -44,17 +46,21 @@ __all__ = [
 ]
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
+COMMUNICATION = "communication"
 
-_CHOICES = (RUN, RANK, RANKS, STEP)  # what every page keeps
+_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION)  # what every page keeps
 _LONGEST = 500  # characters of a value that are kept
 _UNKNOWN = {
     RUN: "The link names a run that is not here. Another one is shown.",
     RANK: "The link names a rank that this run does not have. Another one is shown.",
     RANKS: "The link names ranks that this run does not have. All are shown.",
+    COMMUNICATION: "The link's rule for kernels that communicate is not one of names and |. It is left out.",
     STEP: "The link names a step that this run does not have. The page shows what it shows without one.",
 }
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
+_RULE = re.compile(r"[\w:<>, |-]{1,200}")
+"""Names with `|` between them: a stranger's regular expression could otherwise take for ever."""
 _EVENT = re.compile(r"([0-9]{1,9})-([0-9]{1,18})")
 
 T = TypeVar("T")
@@ -198,6 +204,11 @@ def warn_of_spot(*, has_window: bool, has_event: bool) -> None:
     if window_is_wrong or event_is_wrong:
         what = "a window" if window_is_wrong else "an event"
         st.warning(f"The link names {what} that this run does not have. It is left out.")
+
+
+def communication_rule(text: str | None) -> str | None:
+    """Names of kernels that communicate, with `|` between them; None for anything else."""
+    return text if text is not None and _RULE.fullmatch(text) and all(text.split("|")) else None
 
 
 def number(text: str | None) -> int | None:

@@ -16,6 +16,7 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
 from overlaplab.dashboard.folder import HERE, Entry, find_runs
 from overlaplab.dashboard.heap import rest_modules
+from overlaplab.dashboard.pickers import pick_communication
 from overlaplab.dashboard.upload_form import close_button, upload_form
 from overlaplab.dashboard.widgets import opened_folder
 from overlaplab.words import shorten
@@ -83,6 +84,7 @@ def _pick_run() -> bool:
         chosen = st.selectbox("Run", names, format_func=_run_word, key="run_picker", on_change=links.control_used)
         close_button(chosen)
     links.settle(links.RUN, chosen, plain=False)
+    pick_communication()
     st.session_state["folder"], st.session_state["run"], st.session_state["names"] = folder, chosen, names
     return True
 

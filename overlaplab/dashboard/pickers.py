@@ -8,7 +8,7 @@ import streamlit as st
 from overlaplab.dashboard import links
 from overlaplab.events import Run
 
-__all__ = ["one_window", "pick_ranks", "pick_step"]
+__all__ = ["one_window", "pick_communication", "pick_ranks", "pick_step"]
 
 
 def pick_ranks(run: Run) -> frozenset[int] | None:
@@ -40,6 +40,31 @@ def pick_step(table: pd.DataFrame) -> int | None:
         )
     links.settle(links.STEP, None if chosen is None else str(chosen), plain=False)
     return chosen if len(steps) > 1 else None
+
+
+class _Rules:
+    """What the control for communication may say: nothing, or what `links.communication_rule` accepts."""
+
+    def __contains__(self, text: str) -> bool:
+        return not text or links.communication_rule(text) is not None
+
+
+def pick_communication() -> None:
+    """Ask which kernels communicate beside those that are known. `open_run` reads what is kept of it."""
+    key = "communication_rule"
+    if st.session_state.get(key, "") not in _Rules():
+        st.warning("Kernels that communicate: give names, with | between them.")
+    told = links.communication_rule(links.kept(links.COMMUNICATION))
+    links.start(links.COMMUNICATION, key, told, "", _Rules())
+    rule = st.sidebar.text_input(
+        "Kernels that communicate, too",
+        placeholder="names, with | between them",
+        help="Kernels and copies whose names contain one of these count as communication, as by --communication.",
+        key=key,
+        on_change=links.control_used,
+        max_chars=200,
+    )
+    links.settle(links.COMMUNICATION, rule or None, plain=False)
 
 
 def one_window(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """The event table of a run, what each event counts as, and where steps begin and end."""
 
 from overlaplab.events.activity import Activity, activity, classify, counting_as, matching, rule_of, thread_numbers
+from overlaplab.events.doubts import only_ends_recorded, said_to_communicate, unknown_communication
 from overlaplab.events.launching import launchers, runtime_calls
 from overlaplab.events.rules import Work
 from overlaplab.events.run import (
@@ -36,10 +37,13 @@ __all__ = [
     "matching",
     "once_per_run",
     "once_per_trace",
+    "only_ends_recorded",
     "rule_of",
     "runtime_calls",
+    "said_to_communicate",
     "step_windows",
     "thread_numbers",
+    "unknown_communication",
     "window_warnings",
     "windows",
 ]

@@ -140,7 +140,7 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
     of_pair = np.full(len(category.cat.categories) * names, _WORKS.index(Work.NOTHING), dtype=np.int8)
     for pair in np.flatnonzero(np.bincount(pairs)).tolist():  # the rules are tried once per pair of category and name
         texts = category.cat.categories[pair // names], name.cat.categories[pair % names]
-        of_pair[pair] = _WORKS.index(device_work(*texts))
+        of_pair[pair] = _WORKS.index(device_work(*texts, trace.communication))
     device_codes = of_pair[pairs]
     ranges = _comm_ranges(trace.events)
     inside = _range_of(trace, union(ranges[:, 0], ranges[:, 1]))[device] >= 0

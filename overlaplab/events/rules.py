@@ -12,7 +12,18 @@ from enum import StrEnum
 
 from overlaplab.vocabulary import DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
 
-__all__ = ["DEVICE_RULES", "HOST_RULES", "DeviceRule", "HostRule", "Part", "Work", "device_work", "host_rule"]
+__all__ = [
+    "DEVICE_RULES",
+    "HOST_RULES",
+    "DeviceRule",
+    "HostRule",
+    "Part",
+    "Work",
+    "device_rule",
+    "device_work",
+    "host_rule",
+    "reads_like_communication",
+]
 
 
 class Work(StrEnum):
@@ -46,6 +57,12 @@ _WAIT = r"^(Stream|Event|Context|Device) ?(Wait|Sync)"
 DEVICE_RULES: tuple[DeviceRule, ...] = (
     _device(Work.NOTHING, _KERNEL | _COPY, _WAIT, "a stream waits for another, or the host for the device: no work"),
     _device(
+        Work.COMPUTE, _KERNEL, r"^triton_\w*fused", "Inductor, which names kernels after the operators around them"
+    ),
+    _device(
+        Work.COMPUTE, _KERNEL, r"get_dispatch_layout", "DeepEP, UCCL: counts a rank's own tokens before a dispatch"
+    ),
+    _device(
         Work.COMMUNICATION, _KERNEL, r"(?<![a-z])[nr]ccl", "NCCL, RCCL: ncclDevKernel_, ncclSymk, rcclGenericKernel"
     ),
     _device(Work.COMMUNICATION, _KERNEL, r"msccl", "RCCL's MSCCL, and MSCCL++"),
@@ -54,7 +71,8 @@ DEVICE_RULES: tuple[DeviceRule, ...] = (
     _device(Work.COMMUNICATION, _KERNEL, r"(one|two)_?shot_?all_?reduce", "TensorRT-LLM, torch's symmetric memory"),
     _device(Work.COMMUNICATION, _KERNEL, r"all_?reduce_?fusion", "TensorRT-LLM, FlashInfer: with the norm after it"),
     _device(Work.COMMUNICATION, _KERNEL, r"lamport", "TensorRT-LLM, FlashInfer: all-reduce with Lamport's flags"),
-    _device(Work.COMMUNICATION, _KERNEL, r"moe_?(a2a|all_?to_?all)", "TensorRT-LLM, FlashInfer: between experts"),
+    _device(Work.COMMUNICATION, _KERNEL, r"moe_?a2a", "TensorRT-LLM, FlashInfer: between experts"),
+    _device(Work.COMMUNICATION, _KERNEL, r"all_?to_?all", "between experts, in Triton and over symmetric memory, too"),
     _device(Work.COMMUNICATION, _KERNEL, r"multimem_", "torch's symmetric memory over NVLink SHARP"),
     _device(Work.COMMUNICATION, _KERNEL, r"nvshmem", "NVSHMEM"),
     _device(Work.COMMUNICATION, _KERNEL, r"deep_ep|::ep::", "DeepEP, UCCL: dispatch to experts, and combine"),
@@ -67,14 +85,38 @@ DEVICE_RULES: tuple[DeviceRule, ...] = (
     _device(Work.MEMORY, _COPY, r"", "copies within a GPU, from and to the host; memset"),
 )
 """For devices. Whatever was launched inside an `engine::comm` range (by correlation) is communication as well, copies
-included, unless it waits. A bare `all_reduce` matches no rule on purpose: Inductor names compute kernels after the
-operators around them, such as `triton_poi_fused_add_all_reduce_4`."""
+included, unless it waits; so is what matches the user's own rule."""
+
+_WORD = re.compile(r"\w+")
+_READS_LIKE = re.compile(
+    r"(?<!block)(?<!warp)(?<!block_)(?<!warp_)all_?reduce|all_?gather|reduce_?scatter|symm_?mem"
+    r"|(?<![a-z0-9])(a2a|p2p|rdma)|(?<![a-z])(send|recv)(?![a-z])",
+    re.I,
+)
+"""Within a block or a warp, every library's kernels reduce: that is no communication."""
+_LONGEST_WORD = 40
 
 
-def device_work(category: str, name: str) -> Work:
-    """What a device event of this category and name counts as."""
-    matches = (rule.counts_as for rule in DEVICE_RULES if category in rule.categories and rule.names.search(name))
-    return next(matches, Work.NOTHING)
+def device_rule(category: str, name: str) -> DeviceRule | None:
+    """The rule for a device event of this category and name; None if it has none, and counts as nothing."""
+    return next((rule for rule in DEVICE_RULES if category in rule.categories and rule.names.search(name)), None)
+
+
+def device_work(category: str, name: str, communication: str | None = None) -> Work:
+    """What a device event of this category and name counts as; `communication` is the user's own rule."""
+    rule = device_rule(category, name)
+    if rule is None or rule.counts_as is Work.NOTHING:
+        return Work.NOTHING
+    own = communication is not None and re.search(communication, name, re.I)
+    return Work.COMMUNICATION if own else rule.counts_as
+
+
+def reads_like_communication(name: str) -> str | None:
+    """The word in a kernel's name that reads like communication; None if there is none, or a rule knows the kernel."""
+    rule = device_rule("kernel", name)
+    if rule is None or rule.names.pattern:
+        return None
+    return next((word[:_LONGEST_WORD] for word in _WORD.findall(name) if _READS_LIKE.search(word)), None)
 
 
 class Part(StrEnum):

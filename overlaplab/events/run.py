@@ -112,6 +112,8 @@ class Trace:
     """torch.distributed's backend, such as `nccl`."""
     device: str | None = None
     """Where the rank computed, from run.json: `cpu` or `cuda`; None without a manifest."""
+    communication: str | None = None
+    """The user's own rule: device events whose names match this regular expression communicate; case is ignored."""
     origin_ns: int = 0
     """The run's zero in Unix ns, the same for all its traces."""
 

@@ -67,7 +67,7 @@ from overlaplab.findings.runs import (
 from overlaplab.findings.summary import summary_advice, summary_scope, summary_title
 from overlaplab.findings.sweeps import sweep_advice, sweep_finding, sweep_notes, sweep_subject, sweep_title
 from overlaplab.findings.verdict import other_problem, verdict
-from overlaplab.findings.warnings import not_recorded, run_warnings, unmatched_notes
+from overlaplab.findings.warnings import not_recorded, run_warnings, sees_only_ends, unmatched_notes
 from overlaplab.findings.windows import (
     clocks_note,
     timeline_advice,
@@ -128,6 +128,7 @@ __all__ = [
     "schedule_notes",
     "schedule_remarks",
     "schedule_title",
+    "sees_only_ends",
     "sent_lead",
     "sent_notes",
     "summary_advice",

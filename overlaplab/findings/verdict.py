@@ -19,11 +19,14 @@ def verdict(
     manifest: Manifest | None,
     causes: pd.DataFrame | None = None,
     idled: pd.DataFrame | None = None,
+    *,
+    only_ends: bool = False,
 ) -> str:
     """The summary in a few sentences.
 
     Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps.
-    The second shows which ranks were waited for, the third what the problem is if it is not communication.
+    The second shows which ranks were waited for, the third what the problem is if it is not communication. `only_ends`:
+    of some collectives only the kernels at either end were recorded, so what is hidden of communication is unknown.
     """
     if table.empty:
         return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
@@ -36,7 +39,13 @@ def verdict(
     if table["comm_ns"].any():
         hidden, comm = int(table["overlapped_ns"].sum()), int(table["comm_ns"].sum())
         over = "" if len(table) == 1 else ", over all ranks and steps," if ranks > 1 else ", over all steps,"
-        sentences.append(f"{percent(hidden, comm)} of communication time{over} is hidden.")
+        share = percent(hidden, comm)
+        sentences.append(
+            f"How much of communication is hidden is unknown: of low-latency DeepEP only the kernels that send and that"
+            f" receive are seen ({share} of their and the others' time{over} is hidden), not the time between."
+            if only_ends
+            else f"{share} of communication time{over} is hidden."
+        )
     if (other := other_problem(table, causes, idled)) is not None:
         sentences.append(other)
     return " ".join(sentences)

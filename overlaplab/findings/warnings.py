@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Work, activity, counting_as, rule_of, window_warnings
+from overlaplab.events import (
+    Run,
+    Trace,
+    Work,
+    activity,
+    counting_as,
+    only_ends_recorded,
+    rule_of,
+    said_to_communicate,
+    unknown_communication,
+    window_warnings,
+)
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS
 from overlaplab.vocabulary import Rule
-from overlaplab.words import sentence, to_ms
+from overlaplab.words import count, ms, sentence, shorten, to_ms
 
 _NAME = 60  # characters of a kernel's name
 _REMEDY = (
@@ -18,6 +30,10 @@ _REMEDY = (
     " profiler sees the GPU"
 )
 _MOST_NAMED = 8
+_ENDS_ONLY = (
+    "only the kernels that send and that receive were recorded: the data move in between without a kernel, so how long"
+    " that takes, and what of it is hidden, is not seen"
+)
 
 
 def run_warnings(run: Run) -> tuple[str, ...]:
@@ -28,15 +44,46 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings += _clock_warnings(run)
     missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
     warnings += [missing] if missing else []
+    silent = [trace for trace in run.traces if rule_of(trace) is not Rule.UNRECORDED and not _counts(trace)]
+    warnings += [_nothing_counts(run, silent)] if silent else []
+    warnings += _communication_warnings(run)
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
-        if rule_of(trace) is Rule.UNRECORDED:
+        if rule_of(trace) is Rule.UNRECORDED or trace in silent:
             continue
         warnings += [where + warning for warning in window_warnings(trace)]
         ranks = max(len(run.traces), trace.world_size or 1)
         if ranks > 1 and not len(activity(trace).communication):
             warnings.append(f"{where}no communication recognised among {ranks} ranks; {_longest_kernels(trace)}")
     return tuple(warnings)
+
+
+def _communication_warnings(run: Run) -> list[str]:
+    """What the user's own rule did, which kernels may need one, and which collectives are seen in part."""
+    warnings = []
+    if run.traces and (own := run.traces[0].communication) is not None:
+        events = sum(map(said_to_communicate, run.traces))
+        said = f"{count(events, 'event')} of kernels and copies" if events else "no kernel and no copy"
+        warnings.append(
+            f"--communication '{shorten(own)}' matches {said}" + (": they count as communication" if events else "")
+        )
+    unknown: Counter[str] = Counter()
+    for trace in run.traces:
+        unknown.update(unknown_communication(trace))
+    if unknown:
+        own = "|".join(word for word, _ in unknown.most_common(MOST_KERNELS))
+        warnings.append(
+            f"kernels whose names read like communication count as compute ({ms(sum(unknown.values()))}). If they"
+            f" communicate, say so: --communication '{own}' (in Python: load_run(…, communication=…))"
+        )
+    if ends := [trace for trace in run.traces if only_ends_recorded(trace)]:
+        warnings.append(f"of low-latency DeepEP{_on_ranks(run, ends)} {_ENDS_ONLY}")
+    return warnings
+
+
+def sees_only_ends(run: Run) -> bool:
+    """Whether of some collectives only the kernels at either end were recorded, as `verdict` needs to know."""
+    return any(map(only_ends_recorded, run.traces))
 
 
 def not_recorded(run: Run) -> str | None:
@@ -50,14 +97,41 @@ def unrecorded(run: Run, why: str | None = None) -> str | None:
 
     `why`, if it is known why the profiler saw nothing, replaces the general remedy.
     """
-    ranks = [trace.rank for trace in run.traces if rule_of(trace) is Rule.UNRECORDED]
-    if not ranks:
+    traces = [trace for trace in run.traces if rule_of(trace) is Rule.UNRECORDED]
+    if not traces:
         return None
-    where = ""
-    if len(ranks) < len(run.traces):
-        named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", …" if len(ranks) > _MOST_NAMED else "")
-        where = f" on {'rank' if len(ranks) == 1 else 'ranks'} {named}"
-    return f"{Rule.UNRECORDED}{where}, so there is no breakdown: {why or _REMEDY}"
+    return f"{Rule.UNRECORDED}{_on_ranks(run, traces)}, so there is no breakdown: {why or _REMEDY}"
+
+
+def _on_ranks(run: Run, traces: Sequence[Trace]) -> str:
+    """` on ranks 1, 2`; empty where these are all the run's traces."""
+    if len(traces) == len(run.traces):
+        return ""
+    named = ", ".join(str(trace.rank) for trace in traces[:_MOST_NAMED]) + (", …" if len(traces) > _MOST_NAMED else "")
+    return f" on {'rank' if len(traces) == 1 else 'ranks'} {named}"
+
+
+def _counts(trace: Trace) -> bool:
+    """Whether anything in the trace counts as compute, communication or memory."""
+    busy = activity(trace)
+    return any(map(len, (busy.compute, busy.communication, busy.memory)))
+
+
+def _nothing_counts(run: Run, silent: Sequence[Trace]) -> str:
+    """Why tables are empty that show what these traces' ranks did."""
+    start = f"nothing that was recorded{_on_ranks(run, silent)} counts as compute, communication or memory: "
+    events = sum(len(trace.events) for trace in silent)
+    if not events:
+        return f"{start}there are no events with a time and a duration"
+    categories: Counter[str] = Counter()
+    for trace in silent:
+        categories.update(map(str, trace.events["category"]))
+    named = [shorten(category or "(none)", _NAME) for category, _ in categories.most_common(MOST_KERNELS)]
+    more = ", …" if len(categories) > len(named) else ""
+    return (
+        f"{start}of {count(events, 'event')} none is a kernel, a copy or an operator that computes"
+        f" ({'category' if len(named) == 1 else 'categories'}: {', '.join(named)}{more})"
+    )
 
 
 def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:

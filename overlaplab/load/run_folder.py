@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -30,6 +31,7 @@ def load_run(
     *,
     assign_ranks: Mapping[str, int] | None = None,
     recording: int | None = None,
+    communication: str | None = None,
     cache: bool = True,
     executor: Executor | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -39,6 +41,8 @@ def load_run(
     `path` may be anything that fsspec opens, such as `s3://bucket/run`.
     `assign_ranks` gives ranks by file name or path, for files that do not tell theirs.
     `recording` picks one, from 1, where the same ranks were recorded several times; the default is the last.
+    `communication` is a rule of your own: kernels and copies whose names match this regular expression, anywhere and in
+    either case, communicate.
     `cache=False` neither reads nor writes the cache of tables, and OVERLAPLAB_NO_CACHE=1 says so for all.
     `executor` reads the files, one task each: Dask's `client.get_executor()`, or any other of `concurrent.futures`
     whose workers import overlaplab and see the path. By default large files are read by processes on this machine.
@@ -47,6 +51,7 @@ def load_run(
     Raises `OverlaplabError` naming the file, the rank and the remedy for anything that cannot be read.
     """
     where = _plain(path)
+    _check_rule(communication)
     files = sources(where)
     given = assigned(files, assign_ranks or {})
     manifest = _manifest(where)
@@ -64,7 +69,9 @@ def load_run(
     return Run(
         path=where,
         manifest=manifest,
-        traces=tuple(replace(trace, origin_ns=origin_ns, device=device) for trace in traces),
+        traces=tuple(
+            replace(trace, origin_ns=origin_ns, device=device, communication=communication or None) for trace in traces
+        ),
         warnings=(*warnings, *notes, *_missing_ranks(traces, len({t.rank for t in found}), manifest)),
     )
 
@@ -79,6 +86,16 @@ def load_sweep(
 def holds_trace(path: str | os.PathLike[str], file: str) -> bool:
     """Whether a run has a trace of this name or path; raises as `load_run`."""
     return named(sources(_plain(path)), file) is not None
+
+
+def _check_rule(communication: str | None) -> None:
+    try:
+        re.compile(communication or "")
+    except re.error as error:
+        raise OverlaplabError(
+            f"--communication {communication}: not a regular expression ({error})",
+            remedy="As in --communication 'my_exchange|ring_send', which is searched for in kernels' names.",
+        ) from None
 
 
 def _plain(path: str | os.PathLike[str]) -> str:

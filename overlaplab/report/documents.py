@@ -121,7 +121,7 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
     table = collectives(run, replace(selection, ranks=None))
     of_ranks = collectives(run, selection)
     found: dict[bool, list[Document]] = {True: [], False: []}
-    of_rank = ("rank", "step", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
+    of_rank = ("rank", "step", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
     for row in records(of_ranks):
         own = {key: row.pop(key) for key in of_rank}
         reason = row.pop("unmatched")

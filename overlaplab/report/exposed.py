@@ -19,6 +19,7 @@ from overlaplab.findings import (
     exposed_advice,
     exposed_heading,
     run_warnings,
+    sees_only_ends,
     verdict,
 )
 from overlaplab.formats import text
@@ -74,7 +75,7 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> dict[str, A
         found.setdefault(window["rank"], []).append(step | {"causes": records(own.drop(columns=["rank", "step"]))})
     worst = None if table.empty else worst_step(table)
     return {
-        "verdict": verdict(table, run.manifest, causes, idled),
+        "verdict": verdict(table, run.manifest, causes, idled, only_ends=sees_only_ends(run)),
         "advice": exposed_advice(table, causes, idled),
         "worst": None if worst is None else {name: plain_value(worst[name]) for name in ("rank", "step")},
         "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},

@@ -72,7 +72,10 @@ def _chapter(reported: Reported, anchor: str, name: str) -> Chapter:
         anchor=anchor,
         title=name,
         path=shorten(run.path, 300),
-        verdict=missing or findings.verdict(table, run.manifest, reported.exposed, reported.idle),
+        verdict=missing
+        or findings.verdict(
+            table, run.manifest, reported.exposed, reported.idle, only_ends=findings.sees_only_ends(run)
+        ),
         note=reported.note,
         warnings=tuple(shorten(warning, 400) for warning in findings.run_warnings(run)),
         sections=tuple(sections(reported)),

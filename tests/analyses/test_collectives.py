@@ -203,6 +203,8 @@ def test_the_document(tmp_path: Path) -> None:
     assert one["step"] is None
     assert [rank["step"] for rank in one["ranks"]] == [3, 4, 4]
     assert {"rank", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"} <= one["ranks"][0].keys()
+    assert [rank["arrived_ns"] for rank in one["ranks"]] == [10_000, 18_000, 19_000]
+    assert "arrived_ns" not in one  # it would be one rank's
     assert [rank["wait_ns"] for rank in one["ranks"]] == [9_000, 1_000, 0]
     assert (other["step"], other["reason"]) == (3, "sends and receives are not matched")
     assert document["stragglers"][0] | {"rank": 2, "cost_ns": 10_000} == document["stragglers"][0]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_traces import event, gloo, launched, op, run_of, step
@@ -15,6 +17,7 @@ import overlaplab
 from overlaplab import OverlaplabError
 from overlaplab.analyses import PARTS
 from overlaplab.findings import run_warnings
+from overlaplab.intervals import total, union
 from overlaplab.selection import Selection
 
 
@@ -95,6 +98,45 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert run_warnings(silent) == ("rank 0: no communication recognised among 2 ranks; most time is in aten::mm",)
     missed = run_of(tmp_path / "c", [gloo(0, 3)], manifest={"link_attained": False})
     assert run_warnings(missed)[0].startswith("link not attained")
+
+
+def test_one_warning_says_why_nothing_is_shown(tmp_path: Path) -> None:
+    """As of a picture of a pipeline's schedule, which is a trace, but none of torch.profiler's."""
+    schedule = [event("F0", 0, 5, cat="forward"), event("B0", 5, 9, cat="backward"), event("F1", 9, 12, cat="forward")]
+    nothing = "counts as compute, communication or memory: "
+    run = run_of(tmp_path / "a", schedule, schedule)
+    said = "of 6 events none is a kernel, a copy or an operator that computes (categories: forward, backward)"
+    assert run_warnings(run) == (f"nothing that was recorded {nothing}{said}",)
+    assert overlaplab.summary(run).empty
+    run = run_of(tmp_path / "b", [op("mm", 0, 9), gloo(0, 3)], [event("F0", 0, 5, cat="")])
+    said = "of 1 event none is a kernel, a copy or an operator that computes (category: (none))"
+    assert run_warnings(run) == (f"nothing that was recorded on rank 1 {nothing}{said}",)
+    counters = [event("memory", 0, 1) | {"ph": "C"}]
+    said = "there are no events with a time and a duration"
+    assert run_warnings(run_of(tmp_path / "c", counters)) == (f"nothing that was recorded {nothing}{said}",)
+
+
+def test_what_the_autograd_profiler_exports_has_no_categories(tmp_path: Path) -> None:
+    with torch.autograd.profiler.profile() as profiled:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    told = profiled.function_events
+    path = tmp_path / "legacy.json"
+    told.export_chrome_trace(str(path))
+    run = overlaplab.load_run(path)
+    (row,) = overlaplab.summary(run).to_dict("records")
+    ranges = [(e.time_range.start * 1000, e.time_range.end * 1000) for e in told if e.name.startswith("aten::")]
+    assert row["compute_ns"] == pytest.approx(total(union(*np.array(ranges).round().astype(np.int64).T)), abs=100)
+    assert run_warnings(run) == ()
+
+
+def test_kernels_of_the_autograd_profiler_are_told_by_their_process(tmp_path: Path) -> None:
+    uncategorised = [
+        {"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": 0, "dur": 9, "args": {}},
+        {"ph": "X", "name": "sgemm", "pid": "CUDA functions", "tid": 0, "ts": 5, "dur": 20, "args": {}},
+        {"ph": "X", "name": "ncclAllReduceRingLLKernel", "pid": "CUDA functions", "tid": 0, "ts": 15, "dur": 30},
+    ]
+    (row,) = overlaplab.summary(run_of(tmp_path, uncategorised)).to_dict("records")
+    assert (row["compute_ns"], row["comm_ns"], row["overlapped_ns"]) == (20_000, 30_000, 10_000)
 
 
 spans = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30)), max_size=8)

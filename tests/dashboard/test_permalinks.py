@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from made_traces import launched, run_of
 from streamlit.testing.v1 import AppTest
 
 import overlaplab.dashboard
@@ -141,3 +142,27 @@ def test_the_line_is_said_once(followed, runs: Path) -> None:
     app = followed(runs, run="nowhere")
     assert len(app.warning) == 1
     assert not app.run().warning
+
+
+def test_a_rule_for_communication_is_kept_in_the_link(followed, runs: Path) -> None:
+    kernels = [event for place in range(2) for event in launched("my_push", place, 20, 50, correlation=place + 1)]
+    run_of(runs / "moe", [*kernels, *launched("gemm", 3, 10, 60, correlation=9)], backend="nccl")
+    app = followed(runs, run="moe", communication="my_push|other")
+    assert app.query_params == {"run": "moe", "communication": "my_push|other"}
+    assert "100\N{NO-BREAK SPACE}% of communication time is hidden" in app.text[0].value
+    app.text_input(key="communication_rule").set_value("").run()
+    assert app.query_params == {"run": "moe"}
+    assert "No communication is in it" in app.text[0].value
+    app.text_input(key="communication_rule").set_value("my_push").run()
+    app.query_params.clear()  # as the browser does
+    app.switch_page(str(MAIN.parent / "views" / "collectives.py")).run()
+    assert app.query_params == {"run": "moe", "communication": "my_push"}
+
+
+@pytest.mark.parametrize("rule", ["(a+)+$", "a||b", HOSTILE, "x" * 201])
+def test_a_rule_that_could_take_for_ever_is_left_out(followed, runs: Path, rule: str) -> None:
+    app = followed(runs, run="bucketed", communication=rule)
+    assert app.query_params == {"run": "bucketed"}
+    assert [warning.value for warning in app.warning] == [
+        "The link's rule for kernels that communicate is not one of names and |. It is left out."
+    ]

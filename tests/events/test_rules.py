@@ -6,7 +6,16 @@ from __future__ import annotations
 
 import pytest
 
-from overlaplab.events.rules import DEVICE_RULES, HOST_RULES, Part, Work, device_work, host_rule
+from overlaplab.events.rules import (
+    DEVICE_RULES,
+    HOST_RULES,
+    Part,
+    Work,
+    device_work,
+    host_rule,
+    reads_like_communication,
+)
+from overlaplab.vocabulary import collective_kind
 
 COMMUNICATION = [
     # NCCL, src/device/generate.py and, since 2.27, src/device/symmetric/generate.py
@@ -51,6 +60,10 @@ COMMUNICATION = [
     "void deep_ep::internode::notify_dispatch<false, 4>(int const*, int*, int)",
     "void deep_ep::internode_ll::combine<(bool)1, (int)7168>(void*, void*)",
     "void uccl::ep::internode_ll::dispatch<false, false, 7168>(void*, void*)",
+    # torchao, prototype/moe_training; Triton kernels between experts, and over torch's symmetric memory
+    "_mxfp8_all_to_all_expert_major_kernel",
+    "_combine_all_to_all_kernel",
+    "_on_device_all_to_all_v_kernel",
     # Transformer Engine, common/comm_gemm_overlap/userbuffers/userbuffers.cu
     "void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<2>(int)",
     "kuserbuffers_pushrecv(int, int, int, int, int*, int*, int)",
@@ -69,6 +82,8 @@ COMPUTE = [
     "triton_red_fused_native_layer_norm_0",
     "triton_poi_fused_all_to_all_single_clone_permute_view_0",  # Inductor names by the operators around
     "triton_poi_fused_add_all_reduce_4",
+    "triton_red_fused__to_copy_add_one_shot_all_reduce_mean_2",
+    "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*, int*, int*, bool*, int, int, int, int)",
     "void at::native::vectorized_elementwise_kernel<4, at::native::truncClampKernel>()",  # n-c-c-l within a word
     "flash_fwd_kernel",
 ]
@@ -84,6 +99,59 @@ def test_communication_kernels(name: str) -> None:
 @pytest.mark.parametrize("name", COMPUTE)
 def test_compute_kernels(name: str) -> None:
     assert device_work("kernel", name) is Work.COMPUTE
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("void mine::ring_all_gather<float>(float*, int)", "ring_all_gather"),
+        ("_push_reduce_scatter_kernel", "_push_reduce_scatter_kernel"),
+        ("void tile::a2a_combine<8>()", "a2a_combine"),
+        ("p2p_copy", "p2p_copy"),
+        ("mlp_send_kernel", "mlp_send_kernel"),
+        ("rdma_" + "x" * 90, "rdma_" + "x" * 35),
+        ("void blockAllReduce<float>()", None),  # within a block of one GPU's threads
+        ("softmax_warp_all_reduce", None),
+        ("_attn_fwd_0d1a2a3", None),  # a hash
+        ("descend", None),
+        ("triton_poi_fused_all_gather_into_tensor_2", None),  # known: Inductor's
+        ("ncclDevKernel_AllGather_RING_LL", None),  # known: communication
+        *((name, None) for name in COMPUTE),
+    ],
+)
+def test_unknown_names_that_read_like_communication(name: str, word: str | None) -> None:
+    assert reads_like_communication(name) == word
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void deep_ep::intranode::dispatch<(int)2, (int)768, (int)8192>(int4*, float*, float*)",
+        "void deep_ep::internode::notify_dispatch<false, 4>(int const*, int*, int)",
+        "void deep_ep::internode::cached_notify<false, 4>(int)",
+        "void deep_ep::internode_ll::combine<(bool)1, (int)7168>(void*, void*)",
+        "void uccl::ep::internode_ll::dispatch<false, false, 7168>(void*, void*)",
+        "void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<8, false>(int const*)",
+        "_combine_all_to_all_kernel",
+    ],
+)
+def test_what_moves_tokens_between_experts_is_an_all_to_all(name: str) -> None:
+    assert collective_kind(name) == "all_to_all"
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "counts_as"),
+    [
+        ("kernel", "void Mine::Ring_Send<4>()", Work.COMMUNICATION),
+        ("gpu_memcpy", "Memcpy DtoD (ring_send)", Work.COMMUNICATION),
+        ("kernel", "triton_poi_fused_ring_send_3", Work.COMMUNICATION),
+        ("kernel", "gemm", Work.COMPUTE),
+        ("kernel", "Stream Wait Event ring_send", Work.NOTHING),
+        ("cpu_op", "ring_send", Work.NOTHING),
+    ],
+)
+def test_a_rule_of_ones_own(category: str, name: str, counts_as: Work) -> None:
+    assert device_work(category, name, "ring_send|other") is counts_as
 
 
 @pytest.mark.parametrize(

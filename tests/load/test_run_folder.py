@@ -30,11 +30,14 @@ def test_the_name_tells_the_rank_where_the_file_does_not(tmp_path: Path) -> None
     write(tmp_path / "rank-1.json", [])
     write(tmp_path / "worker0_step_12.169.pt.trace.json.gz", [])
     write(tmp_path / "worker9_rank2.json", [])
-    assert [trace.rank for trace in load_run(tmp_path).traces] == [0, 1, 2]
+    write(tmp_path / "worker3.1694128201545.pt.trace.json", [])
+    write(tmp_path / "worker4.pt.trace.json.gz", [])
+    assert [trace.rank for trace in load_run(tmp_path).traces] == [0, 1, 2, 3, 4]
 
 
-def test_a_machine_called_worker_is_no_rank(tmp_path: Path) -> None:
-    assert load_run(write(tmp_path / "gpu-worker3_1234.json", [])).traces[0].rank is None
+@pytest.mark.parametrize("name", ["gpu-worker3_1234.json", "worker3.example.org_1234.169.pt.trace.json"])
+def test_a_machine_called_worker_is_no_rank(tmp_path: Path, name: str) -> None:
+    assert load_run(write(tmp_path / name, [])).traces[0].rank is None
 
 
 def test_one_file_without_a_rank_has_none(tmp_path: Path) -> None:

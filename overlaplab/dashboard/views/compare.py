@@ -86,16 +86,17 @@ def _first(names: list[str]) -> list[str]:
 
 @st.cache_resource(max_entries=8, show_spinner="Comparing the recordings")
 def _tables(
-    stamps: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...], _runs: list[Run]
+    stamps: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...], communication: str | None, _runs: list[Run]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`sweep` and `sweep_links` of these runs, kept as long as their files are the same."""
+    """`sweep` and `sweep_links` of these runs, kept as long as their files and the rule are the same."""
     return overlaplab.sweep(_runs), sweep_links(_runs)
 
 
 def _sweep(good: list[Opened]) -> None:
     """The charts of a sweep over bucket_cap_mb side by side, and what to do."""
     runs = [opened.run for opened in good]
-    table, links = _tables(tuple((run.path, stamp(Path(run.path))) for run in runs), runs)
+    stamps = tuple((run.path, stamp(Path(run.path))) for run in runs)
+    table, links = _tables(stamps, runs[0].traces[0].communication, runs)
     note = _note(good)
     section = sweep_section(table, links, note)
     lead(section.lead, _subject(good, note))

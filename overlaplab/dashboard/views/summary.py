@@ -41,7 +41,8 @@ def page() -> None:
         show_warnings(opened)
         return
     note = findings.note(manifest)
-    lead(findings.verdict(table, manifest, causes, idled), note)
+    only_ends = findings.sees_only_ends(opened.run)
+    lead(findings.verdict(table, manifest, causes, idled, only_ends=only_ends), note)
     show_warnings(opened)
     section = summary_section(table, note)
     assert section is not None, "there are rows"

@@ -20,6 +20,7 @@ from overlaplab.load.file.communication import Communication
 from overlaplab.load.file.decode import NO_ARGUMENTS, Arguments, Event
 from overlaplab.load.file.spans import Spans
 from overlaplab.load.file.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds
+from overlaplab.vocabulary import category_of_uncategorised
 
 __all__ = ["Gathered"]
 
@@ -93,10 +94,13 @@ class Gathered:
         texts = self.columns.texts
         names = texts["name"].codes([event.name for event in events])
         self.communication.append(texts["name"], names, arguments, self.columns.rows)
+        categories = texts["category"].codes([event.cat for event in events])
+        if None in texts["category"]:
+            categories = texts["category"].codes(list(map(_category, events)))
         self.columns.append(
             {
                 "name": names,
-                "category": texts["category"].codes([event.cat for event in events]),
+                "category": categories,
                 "phase": phases[(durations < 0).astype(np.intp)],
                 "ts_ns": times,
                 "dur_ns": np.maximum(durations, 0),
@@ -177,3 +181,7 @@ class Tables:
 
 def _chosen(events: list[Event], chosen: NDArray[np.bool_]) -> list[Event]:
     return list(compress(events, chosen))
+
+
+def _category(event: Event) -> str | None:
+    return category_of_uncategorised(str(event.name), event.pid) if event.cat is None else event.cat

@@ -1,0 +1,56 @@
+"""What the rules cannot tell of a trace's communication: names that they do not know, collectives seen in part."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+
+from overlaplab.events.activity import counting_as, matching
+from overlaplab.events.rules import Work, reads_like_communication
+from overlaplab.events.run import Trace, once_per_trace
+from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
+
+__all__ = ["only_ends_recorded", "said_to_communicate", "unknown_communication"]
+
+_LOW_LATENCY = re.compile(r"::internode_ll::(dispatch|combine)\b")
+"""DeepEP, csrc/kernels/internode_ll.cu: with a receive hook, sending and receiving are two launches of one kernel, and
+the network moves the data in between without a kernel."""
+
+
+@once_per_trace
+def unknown_communication(trace: Trace) -> dict[str, int]:
+    """Kernels that count as compute and read like communication: the word in the name, and their time in ns."""
+    codes, names = trace.events["name"].cat.codes.to_numpy(), trace.events["name"].cat.categories
+    kernel = matching(trace.events["category"], DEVICE_KERNEL_CATEGORIES.__contains__)
+    rows = np.flatnonzero(kernel & counting_as(trace, Work.COMPUTE))
+    spent = np.zeros(len(names), dtype=np.int64)
+    np.add.at(spent, codes[rows], trace.events["dur_ns"].to_numpy()[rows])
+    found: dict[str, int] = {}
+    for code in np.unique(codes[rows]).tolist():
+        if (word := reads_like_communication(names[code])) is not None:
+            found[word] = found.get(word, 0) + int(spent[code])
+    return found
+
+
+def said_to_communicate(trace: Trace) -> int:
+    """How many of the trace's events communicate by the user's own rule."""
+    if trace.communication is None:
+        return 0
+    own = re.compile(trace.communication, re.I)
+    return int((matching(trace.events["name"], own.search) & counting_as(trace, Work.COMMUNICATION)).sum())
+
+
+@once_per_trace
+def only_ends_recorded(trace: Trace) -> bool:
+    """Whether collectives run without a kernel between the one that sends and the one that receives.
+
+    It is so where two dispatches, or two combines, of low-latency DeepEP follow each other.
+    """
+    if not matching(trace.events["name"], _LOW_LATENCY.search).any():
+        return False
+    rows = counting_as(trace, Work.COMMUNICATION) & matching(trace.events["name"], _LOW_LATENCY.search)
+    words = [_LOW_LATENCY.search(name) for name in trace.events["name"][rows]]
+    kinds = [match[1] for match in words if match]
+    return any(first == second for first, second in pairwise(kinds))
