@@ -9,6 +9,7 @@ from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.memory import memory, peaks
+from overlaplab.analyses.ranks import load_ranks
 from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.scatters import scatters
 from overlaplab.analyses.schedule import schedule
@@ -38,6 +39,7 @@ __all__ = [
     "last_gap_ns",
     "late_buckets",
     "launched_after_backward",
+    "load_ranks",
     "memory",
     "parse_condition",
     "peaks",

@@ -38,14 +38,15 @@ Sources: wait and transfer as in docs/design.md; the causes are this project's o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Window, activity, empty_table
+from overlaplab.events import Run, Trace, Window, activity, empty_table
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, Does, Facts, Moments, last_moving, owned
@@ -71,6 +72,8 @@ class Cause(StrEnum):
 
 
 _ORDER = tuple(Cause)
+_LABELS = {"index": "collective", "kind": "kind", "what": "what", "late_rank": "late_rank"}
+"""Facts that become columns."""
 CAUSES = tuple(cause.value for cause in Cause)
 COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
@@ -95,33 +98,35 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
     not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    found = [
-        _of_trace(run, run.traces.index(trace), selected_windows(trace, selection))
-        for trace in selected_traces(run, selection)
-        if activity(trace).rule is not Rule.UNRECORDED
-    ]
-    rows = [table for table in found if len(table)]
-    return pd.concat(rows, ignore_index=True) if rows else empty_table(COLUMNS)
+    parts: list[tuple[int, Cause, Moments]] = []
+    steps: list[tuple[int | None, int | None, int]] = []
+    labels: dict[str, list[Any]] = {name: [] for name in _LABELS}
+    for trace in selected_traces(run, selection):
+        if activity(trace).rule is Rule.UNRECORDED:
+            continue
+        windows = selected_windows(trace, selection)
+        table = collective_facts(run)[run.traces.index(trace)]
+        facts = {str(name): column.to_numpy() for name, column in table.items()}
+        before = len(labels["index"])
+        for number, cause, part in _of_trace(trace, facts, windows):
+            row = np.where(part.row >= 0, part.row + before, -1)
+            parts.append((len(steps) + number, cause, replace(part, row=row)))
+        steps += [(trace.rank, window.step, zero_of(run, trace)) for window in windows]
+        for name, values in labels.items():
+            values += facts[name].tolist()
+    return _table(steps, labels, parts) if parts else empty_table(COLUMNS)
 
 
-def _of_trace(run: Run, place: int, windows: Sequence[Window]) -> pd.DataFrame:
-    """One rank's rows."""
-    trace = run.traces[place]
-    facts = {str(name): column.to_numpy() for name, column in collective_facts(run)[place].items()}
+def _of_trace(trace: Trace, facts: Facts, windows: Sequence[Window]) -> Iterator[tuple[int, Cause, Moments]]:
+    """One rank's exposed moments by step and cause."""
     compute, communication = activity(trace).compute, activity(trace).communication
     gaps = subtract(communication, compute)
     moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
-    parts = []
     for number, window in enumerate(windows):
         bounds = window.start_ns, window.end_ns
         excess = total(clip(moving, *bounds)) - total(clip(compute, *bounds))
         moments = owned(facts, clip(gaps, *bounds), compute)
-        parts += [(number, cause, part) for cause, part in _decided(facts, moments, max(0, excess)) if len(part.row)]
-    table = _table(facts, parts)
-    table["rank"] = pd.array([trace.rank] * len(table), dtype="Int64")
-    table["step"] = pd.array([windows[number].step for number in table["window"]], dtype="Int64")
-    table[["start_ns", "end_ns"]] -= zero_of(run, trace)
-    return table[list(COLUMNS)]
+        yield from ((number, cause, part) for cause, part in _decided(facts, moments, max(0, excess)) if len(part.row))
 
 
 def _decided(facts: Facts, moments: Moments, excess_ns: int) -> Iterator[tuple[Cause, Moments]]:
@@ -174,16 +179,21 @@ def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
     return before, replace(after, row=np.searchsorted(starts, ends[after.row], side="left"))
 
 
-def _table(facts: Facts, parts: Sequence[tuple[int, Cause, Moments]]) -> pd.DataFrame:
-    """One row per window, cause and collective, the most expensive first: `COLUMNS` and `window`, without `rank`."""
+def _table(
+    steps: Sequence[tuple[int | None, int | None, int]],
+    labels: Mapping[str, Sequence[Any]],
+    parts: Sequence[tuple[int, Cause, Moments]],
+) -> pd.DataFrame:
+    """One row per step, cause and collective, in order of step, the most expensive first.
+
+    `steps` are rank, number and the run's zero by the rank's clock; `labels` are `_LABELS` by row of `parts`, which say
+    their step.
+    """
     lengths = [len(part.row) for _, _, part in parts]
-    moments = {
-        name: np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for _, _, part in parts)])
-        for name in ("row", "start", "end")
-    }
+    moments = {name: np.concatenate([getattr(part, name) for _, _, part in parts]) for name in ("row", "start", "end")}
     table = pd.DataFrame(
         {
-            "window": np.repeat(np.array([number for number, _, _ in parts], dtype=np.int64), lengths),
+            "place": np.repeat(np.array([number for number, _, _ in parts], dtype=np.int64), lengths),
             "cause": np.repeat(np.array([_ORDER.index(cause) for _, cause, _ in parts], dtype=np.int64), lengths),
             "row": moments["row"],
             "exposed_ns": moments["end"] - moments["start"],
@@ -191,14 +201,18 @@ def _table(facts: Facts, parts: Sequence[tuple[int, Cause, Moments]]) -> pd.Data
             "end_ns": moments["end"],
         }
     )
-    grouped = table.groupby(["window", "cause", "row"], sort=True)
+    grouped = table.groupby(["place", "cause", "row"], sort=True)
     found = grouped.agg({"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}).reset_index()
-    order = np.lexsort((found["start_ns"], -found["exposed_ns"], found["window"]))
+    order = np.lexsort((found["start_ns"], -found["exposed_ns"], found["place"]))
     found = found.iloc[order].reset_index(drop=True)
     row, waits = found["row"].to_numpy(), (found["cause"] == _ORDER.index(Cause.STRAGGLER)).to_numpy()
-    for name, column in (("collective", "index"), ("kind", "kind"), ("what", "what"), ("late_rank", "late_rank")):
-        found[name] = np.array([*facts[column], None], dtype=object)[row]
+    for name, column in _LABELS.items():
+        found[column] = np.array([*labels[name], None], dtype=object)[row]
     found["late_rank"] = found["late_rank"].where(waits, None)
     found["kind"] = found["kind"].where(found["kind"] != "", None)
     found["cause"] = np.array(CAUSES, dtype=object)[found["cause"]]
-    return found.astype({name: dtype for name, dtype in COLUMNS.items() if name in found})
+    ranks, numbers, zeros = zip(*steps, strict=True)
+    place = found["place"].to_numpy()
+    found["rank"], found["step"] = (pd.array(values, dtype="Int64")[place] for values in (ranks, numbers))
+    found[["start_ns", "end_ns"]] -= np.array(zeros, dtype=np.int64)[place, None]
+    return found[list(COLUMNS)].astype(COLUMNS)

@@ -22,7 +22,7 @@ from overlaplab.intervals import Intervals, clip, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["COLUMNS", "KERNEL_DELAY_NS", "idle"]
+__all__ = ["COLUMNS", "KERNEL_DELAY_NS", "idle", "idle_gaps"]
 
 KERNEL_DELAY_NS = 30
 """HTA's `consecutive_kernel_delay`: the usual gap between two consecutive kernels."""
@@ -47,7 +47,7 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     for trace in selected_traces(run, selection):
         if activity(trace).rule is Rule.UNRECORDED:
             continue
-        waits, delays = _gaps(trace)
+        waits, delays = idle_gaps(trace)
         for window in selected_windows(trace, selection):
             bounds = window.start_ns, window.end_ns
             idle_time = _idle(trace, *bounds)
@@ -83,7 +83,7 @@ def _idle(trace: Trace, start_ns: int, end_ns: int) -> Intervals:
 
 
 @once_per_trace
-def _gaps(trace: Trace) -> tuple[Intervals, Intervals]:
+def idle_gaps(trace: Trace) -> tuple[Intervals, Intervals]:
     """The gaps that are host wait, and those that are kernel wait, in absolute ns."""
     busy = _busy(trace)
     gaps = np.column_stack((busy[:-1, 1], busy[1:, 0]))

@@ -33,7 +33,7 @@ def summary(
     from overlaplab import analyses, findings
     from overlaplab.report import console, documents
 
-    loaded = load([run], opening)[0]
+    loaded = load([run], opening, tables=False)[0]
     if as_json:
         return print_json(documents.summary_document(loaded, selection))
     table = analyses.summary(loaded, selection)
@@ -54,7 +54,7 @@ def exposed(
     from overlaplab import analyses, findings
     from overlaplab.report.exposed import causes_table, exposed_document, spots_table
 
-    loaded = load([run], opening)[0]
+    loaded = load([run], opening, tables=False)[0]
     if as_json:
         return print_json(exposed_document(loaded, selection))
     table, causes = analyses.summary(loaded, selection), analyses.exposed(loaded, selection)
@@ -136,7 +136,7 @@ def collectives(
     from overlaplab import analyses, findings
     from overlaplab.report import console, documents
 
-    loaded = load([run], opening)[0]
+    loaded = load([run], opening, tables=False)[0]
     if as_json:
         return print_json(documents.collectives_document(loaded, selection))
     table = analyses.collectives(loaded, selection)

@@ -25,19 +25,24 @@ if TYPE_CHECKING:
 __all__ = ["load", "print_json", "print_warnings", "progress_bar", "show"]
 
 
-def load(paths: Sequence[str], opening: Opening) -> list[Run]:
-    """The runs at these paths, each with the ranks that `--assign-rank` gives to its files."""
+def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list[Run]:
+    """The runs at these paths, each with the ranks that `--assign-rank` gives to its files.
+
+    `tables=False`: not in memory, as `analyses.load_ranks` does.
+    """
+    from overlaplab.analyses import load_ranks
     from overlaplab.load import load_run
 
     ranks = [_assignment(text) for text in opening.assign_rank]
     with progress_bar() as bar:
         task = bar.add_task("reading traces", total=None)
 
-        def advance(done: int, files: int) -> None:
+        def advance(done: float, files: int) -> None:
             bar.update(task, completed=done, total=files)
 
+        open_run = load_run if tables else load_ranks
         return [
-            load_run(
+            open_run(
                 path,
                 assign_ranks=own,
                 recording=opening.recording,

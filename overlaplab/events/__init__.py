@@ -1,6 +1,15 @@
 """The event table of a run, what each event counts as, and where steps begin and end."""
 
-from overlaplab.events.activity import Activity, activity, classify, counting_as, matching, rule_of, thread_numbers
+from overlaplab.events.activity import (
+    Activity,
+    activity,
+    classify,
+    counting_as,
+    longest_names,
+    matching,
+    rule_of,
+    thread_numbers,
+)
 from overlaplab.events.doubts import only_ends_recorded, said_to_communicate, unknown_communication
 from overlaplab.events.launching import launchers, runtime_calls
 from overlaplab.events.rules import Work
@@ -10,12 +19,22 @@ from overlaplab.events.run import (
     INPUT_COLUMNS,
     Group,
     Run,
+    Tables,
     Trace,
     empty_table,
+    known_of,
     once_per_run,
     once_per_trace,
 )
-from overlaplab.events.windows import NEXT_STEP, Window, main_stream, step_windows, window_warnings, windows
+from overlaplab.events.windows import (
+    NEXT_STEP,
+    Window,
+    found_windows,
+    main_stream,
+    step_windows,
+    window_warnings,
+    windows,
+)
 
 __all__ = [
     "COLLECTIVE_COLUMNS",
@@ -25,6 +44,7 @@ __all__ = [
     "Activity",
     "Group",
     "Run",
+    "Tables",
     "Trace",
     "Window",
     "Work",
@@ -32,7 +52,10 @@ __all__ = [
     "classify",
     "counting_as",
     "empty_table",
+    "found_windows",
+    "known_of",
     "launchers",
+    "longest_names",
     "main_stream",
     "matching",
     "once_per_run",

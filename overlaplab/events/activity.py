@@ -25,10 +25,20 @@ from overlaplab.vocabulary import (
     Rule,
 )
 
-__all__ = ["Activity", "activity", "classify", "counting_as", "matching", "rule_of", "thread_numbers"]
+__all__ = [
+    "Activity",
+    "activity",
+    "classify",
+    "counting_as",
+    "longest_names",
+    "matching",
+    "rule_of",
+    "thread_numbers",
+]
 
 _DEVICE_CATEGORIES = DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES
 _WORKS = tuple(Work)
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +105,16 @@ def activity(trace: Trace) -> Activity:
         communication=sets[Work.COMMUNICATION],
         memory=sets[Work.MEMORY],
     )
+
+
+@once_per_trace
+def longest_names(trace: Trace) -> tuple[str, ...]:
+    """Where nothing counts as communication, the names of counted events that took most time, the longest first."""
+    if len(activity(trace).communication):
+        return ()
+    counted = trace.events[~counting_as(trace, Work.NOTHING)]
+    longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(_MOST_NAMES)
+    return tuple(map(str, longest.index))
 
 
 def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[np.bool_]:

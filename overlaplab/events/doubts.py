@@ -34,6 +34,7 @@ def unknown_communication(trace: Trace) -> dict[str, int]:
     return found
 
 
+@once_per_trace
 def said_to_communicate(trace: Trace) -> int:
     """How many of the trace's events communicate by the user's own rule."""
     if trace.communication is None:

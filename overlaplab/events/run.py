@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TypeVar
+from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import pandas as pd
@@ -18,8 +18,10 @@ __all__ = [
     "INPUT_COLUMNS",
     "Group",
     "Run",
+    "Tables",
     "Trace",
     "empty_table",
+    "known_of",
     "once_per_run",
     "once_per_trace",
 ]
@@ -91,6 +93,18 @@ class Group:
     """Its members; empty where unknown."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tables:
+    """What a trace file holds of one rank."""
+
+    events: pd.DataFrame
+    """Events in order of `ts_ns`, with the columns of `EVENT_COLUMNS`."""
+    collectives: pd.DataFrame
+    """Collective metadata from event arguments, in order of `event`, with the columns of `COLLECTIVE_COLUMNS`."""
+    inputs: pd.DataFrame
+    """The input tensors of some events, in order of `event`, with the columns of `INPUT_COLUMNS`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Trace:
     """One rank's events. Compared by identity, so that derived values can be cached per trace."""
@@ -98,12 +112,10 @@ class Trace:
     path: str
     rank: int | None
     """None if the only file does not name its rank."""
-    events: pd.DataFrame
-    """Events in order of `ts_ns`, with the columns of `EVENT_COLUMNS`."""
-    collectives: pd.DataFrame = field(default_factory=lambda: empty_table(COLLECTIVE_COLUMNS))
-    """Collective metadata from event arguments, in order of `event`, with the columns of `COLLECTIVE_COLUMNS`."""
-    inputs: pd.DataFrame = field(default_factory=lambda: empty_table(INPUT_COLUMNS))
-    """The input tensors of some events, in order of `event`, with the columns of `INPUT_COLUMNS`."""
+    tables: Tables | Callable[[], Tables]
+    """Or what reads them, once something asks for them: where a worker read them, they stay there."""
+    known: Mapping[str, object] = field(default_factory=dict)
+    """What the worker found that read the tables, see `known_of`."""
     groups: tuple[Group, ...] = ()
     """The job's process groups, as far as the file names them."""
     world_size: int | None = None
@@ -116,6 +128,21 @@ class Trace:
     """The user's own rule: device events whose names match this regular expression communicate; case is ignored."""
     origin_ns: int = 0
     """The run's zero in Unix ns, the same for all its traces."""
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """`Tables.events`."""
+        return _tables(self).events
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """`Tables.collectives`."""
+        return _tables(self).collectives
+
+    @property
+    def inputs(self) -> pd.DataFrame:
+        """`Tables.inputs`."""
+        return _tables(self).inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -136,14 +163,24 @@ def empty_table(columns: Mapping[str, str]) -> pd.DataFrame:
 def once_per_trace(function: Callable[[Trace], Value]) -> Callable[[Trace], Value]:
     """Compute the value once per trace and keep it as long as the trace lives. Callers must not modify it."""
     values: WeakKeyDictionary[Trace, Value] = WeakKeyDictionary()
+    name = _name(function)
 
     @wraps(function)
     def cached(trace: Trace) -> Value:
         if trace not in values:
-            values[trace] = function(trace)
+            values[trace] = cast(Value, trace.known[name]) if name in trace.known else function(trace)
         return values[trace]
 
     return cached
+
+
+def known_of(trace: Trace, functions: Iterable[Callable[[Trace], object]]) -> dict[str, object]:
+    """What these functions, which are `once_per_trace`, say of the trace: as `known` it answers without the tables."""
+    return {_name(function): function(trace) for function in functions}
+
+
+def _name(function: Callable[[Trace], object]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def once_per_run(function: Callable[[Run], Value]) -> Callable[[Run], Value]:
@@ -157,3 +194,12 @@ def once_per_run(function: Callable[[Run], Value]) -> Callable[[Run], Value]:
         return values[run]
 
     return cached
+
+
+@once_per_trace
+def _read(trace: Trace) -> Tables:
+    return trace.tables() if callable(trace.tables) else trace.tables
+
+
+def _tables(trace: Trace) -> Tables:
+    return trace.tables if isinstance(trace.tables, Tables) else _read(trace)

@@ -17,7 +17,7 @@ from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
 
-__all__ = ["NEXT_STEP", "Window", "main_stream", "step_windows", "window_warnings", "windows"]
+__all__ = ["NEXT_STEP", "Window", "found_windows", "main_stream", "step_windows", "window_warnings", "windows"]
 
 NEXT_STEP = "overlaplab::next_step"
 """How `overlaplab slice` renames the first step that it leaves out: it only marks the end of the step before."""
@@ -40,7 +40,7 @@ class Window:
 
 def step_windows(trace: Trace) -> tuple[Window, ...]:
     """The trace's steps in time order. Without steps: one window over all counted events, if there are any."""
-    return _windows(trace)[0]
+    return found_windows(trace)[0]
 
 
 def windows(trace: Trace) -> pd.DataFrame:
@@ -51,7 +51,7 @@ def windows(trace: Trace) -> pd.DataFrame:
 
 def window_warnings(trace: Trace) -> tuple[str, ...]:
     """One line for each step without a window."""
-    return _windows(trace)[1]
+    return found_windows(trace)[1]
 
 
 @once_per_trace
@@ -65,7 +65,8 @@ def main_stream(trace: Trace) -> int:
 
 
 @once_per_trace
-def _windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+    """`step_windows` and `window_warnings`."""
     steps = _host_steps(trace.events)
     if not steps:
         start, end = activity(trace).extent

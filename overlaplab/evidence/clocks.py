@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -32,10 +36,13 @@ def clocks(run: Run) -> pd.DataFrame:
     return _clocks(run).copy()
 
 
+@once_per_run
 def corrections(run: Run) -> NDArray[np.int64]:
-    """What to subtract from each trace's times, in ns, so that all ranks' times are comparable."""
+    """What to subtract from each trace's times, in ns, so that all ranks' times are comparable; read-only."""
     table = _clocks(run)
-    return np.asarray(table["offset_ns"].where(table["applied"], 0).fillna(0), dtype=np.int64)
+    found = np.array(table["offset_ns"].where(table["applied"], 0).fillna(0), dtype=np.int64)
+    found.flags.writeable = False
+    return found
 
 
 def zero_of(run: Run, trace: Trace) -> int:
@@ -46,18 +53,17 @@ def zero_of(run: Run, trace: Trace) -> int:
 @once_per_run
 def _clocks(run: Run) -> pd.DataFrame:
     traces = len(run.traces)
-    ends = _ends_together(run) if traces > 1 else pd.DataFrame()
+    matches, ends = _ends_together(run) if traces > 1 else ([np.empty(0, np.int64)] * traces, [])
     offsets: dict[int, int] = {0: 0}
     ranges: dict[int, int] = {0: 0}
     counts: dict[int, int] = {0: 0}
-    while (pair := _next_pair(ends, offsets)) is not None:
-        placed, new = pair
-        both = ends[[placed, new]].dropna()
-        differences = (both[new] - both[placed]).to_numpy(np.int64) + offsets[placed]
+    for placed, new in _pairs(matches):
+        _, mine, its = np.intersect1d(matches[new], matches[placed], assume_unique=True, return_indices=True)
+        differences = ends[new][mine] - ends[placed][its] + offsets[placed]
         low, middle, high = np.percentile(differences - differences[0], [25, 50, 75])
         offsets[new] = int(differences[0]) + round(middle)
         ranges[new] = round(high - low)
-        counts[new] = len(both)
+        counts[new] = len(differences)
     places = range(traces)
     table = pd.DataFrame(
         {
@@ -75,33 +81,62 @@ def _clocks(run: Run) -> pd.DataFrame:
     return table
 
 
-def _ends_together(run: Run) -> pd.DataFrame:
-    """The ends of matched collectives that end on all ranks at once: a row for each, a column per trace.
-
-    Null where absent; in ns from the first end, so that the numbers stay small enough for the arithmetic.
-    """
+def _ends_together(run: Run) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+    """Each trace's matched collectives that end on all ranks at once: their numbers, ascending, and their ends."""
     pairs = matched(run)
     pairs = pairs[pairs["reason"].isna()]
-    tables = []
+    borders = np.searchsorted(pairs["trace"], np.arange(len(run.traces) + 1))
+    matches, ends = [], []
     for place, trace in enumerate(run.traces):
-        own = pairs[pairs["trace"] == place]
-        table = recorded(trace).iloc[own["row"]]
+        own = slice(borders[place], borders[place + 1])
+        table, numbers = recorded(trace).iloc[pairs["row"].to_numpy()[own]], pairs["match"].to_numpy()[own]
         kinds = table["kind"].isin(_TOGETHER).to_numpy()
-        tables.append(pd.Series(table["end_ns"].to_numpy()[kinds], index=own["match"].to_numpy()[kinds], name=place))
-    first = min((int(table.min()) for table in tables if len(table)), default=0)
-    return pd.concat([(table - first).astype("Int64") for table in tables], axis=1)
+        order = np.argsort(numbers[kinds])
+        matches.append(numbers[kinds][order])
+        ends.append(table["end_ns"].to_numpy(np.int64)[kinds][order])
+    return matches, ends
 
 
-def _next_pair(ends: pd.DataFrame, placed: dict[int, int]) -> tuple[int, int] | None:
-    """A placed trace, and a new one to compare with it. The first trace is preferred, then the one that shares most."""
-    there = ends.notna().to_numpy()
-    best: tuple[bool, int, int, int] | None = None
-    for new in range(there.shape[1]):
-        if new in placed:
-            continue
-        for old in placed:
-            shared = int((there[:, old] & there[:, new]).sum())
-            rated = (old == 0, shared, -old, -new)
-            if shared and (best is None or rated > best):
-                best = rated
-    return None if best is None else (-best[2], -best[3])
+def _pairs(matches: list[NDArray[np.int64]]) -> Iterator[tuple[int, int]]:
+    """Which placed trace each new one is compared with: the first if it shares a collective with that one, then always
+    the two that share most (of several such pairs the one whose placed trace comes first).
+
+    A maximum spanning tree, as Prim's algorithm grows it. Collectives of the same traces are counted together, and
+    those of the first trace need no search, so that the time does not grow with the pairs of ranks.
+    """
+    groups = _groups(matches)
+    first = {place for members in groups if 0 in members for place in members}
+    yield from ((0, place) for place in sorted(first - {0}))
+    others = [(members, count) for members, count in groups.items() if 0 not in members]
+    of_place: dict[int, list[int]] = {}
+    for number, (members, _) in enumerate(others):
+        for place in members:
+            of_place.setdefault(place, []).append(number)
+    left = set(of_place) - first
+    heap: list[tuple[int, int, int]] = []
+
+    def reach(place: int) -> None:
+        shared: Counter[int] = Counter()
+        for members, count in (others[number] for number in of_place.get(place, ())):
+            shared.update(dict.fromkeys((other for other in members if other in left), count))
+        for other, count in shared.items():
+            heappush(heap, (-count, place, other))
+
+    for place in sorted(first):
+        reach(place)
+    while heap:
+        _, placed, new = heappop(heap)
+        if new in left:
+            yield placed, new
+            left.remove(new)
+            reach(new)
+
+
+def _groups(matches: list[NDArray[np.int64]]) -> Counter[tuple[int, ...]]:
+    """How many collectives each set of traces shares; sets of one are left out."""
+    place = np.repeat(np.arange(len(matches)), [len(own) for own in matches])
+    numbers = np.concatenate([np.empty(0, np.int64), *matches])
+    order = np.argsort(numbers, kind="stable")
+    borders = np.flatnonzero(np.diff(numbers[order])) + 1
+    members = (tuple(own.tolist()) for own in np.split(place[order], borders))
+    return Counter(group for group in members if len(group) > 1)

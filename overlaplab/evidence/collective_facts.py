@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
+from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
-from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.waits import numbered
 from overlaplab.intervals import within
 from overlaplab.vocabulary import Rule
 
-__all__ = ["collective_facts"]
+__all__ = ["collective_facts", "could_start"]
 
 _COLUMNS = (
     *("index", "kind", "what", "late_rank", "start_ns", "end_ns", "moves_ns", "matched"),
@@ -73,7 +73,7 @@ def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
     """One trace's rows with purposes, and how late and how long queued this rank was; by the first rank's clock."""
     trace, offset = run.traces[place], int(corrections(run)[place])
     table = every.join(purposes(trace).iloc[every["row"]].set_index(every.index))
-    starts, asked = table["start_ns"].to_numpy(np.int64) + offset, _asked(trace, table, offset)
+    starts, asked = table["start_ns"].to_numpy(np.int64) + offset, could_start(trace)[table["row"]]
     ready = table["ready_ns"].to_numpy(np.int64)
     ran = table["start_ns"].to_numpy(np.int64) != UNKNOWN_NS
     since = np.minimum(
@@ -91,17 +91,20 @@ def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
     return table.assign(asked_ns=asked, late_ns=late, queued_ns=queued, launching_step=by_step)
 
 
-def _asked(trace: Trace, table: pd.DataFrame, offset: int) -> NDArray[np.int64]:
-    """When each could have started, given its launch. On a GPU: when the compute stream had reached the launch."""
-    starts = table["start_ns"].to_numpy(np.int64) + offset
-    launched = table["launch_ns"].to_numpy(np.int64)
+@once_per_trace
+def could_start(trace: Trace) -> NDArray[np.int64]:
+    """When each row of `recorded` could have started, given its launch; absolute, `UNKNOWN_NS` if it has no start.
+
+    On a GPU: when the compute stream had reached the launch.
+    """
+    starts, launched = (recorded(trace)[name].to_numpy(np.int64) for name in ("start_ns", "launch_ns"))
     known = launched != UNKNOWN_NS
-    asked = np.where(known, launched + offset, starts)
+    found = np.where(known, launched, starts)
     if rule_of(trace) is Rule.GPU and known.any():
         ran = executions(trace)
-        reached = [max(at, ran.reached(at)) if sure else at for at, sure in zip(asked.tolist(), known, strict=True)]
-        asked = np.array(reached, dtype=np.int64)
-    return np.asarray(np.minimum(asked, starts), dtype=np.int64)
+        reached = [max(at, ran.reached(at)) if sure else at for at, sure in zip(found.tolist(), known, strict=True)]
+        found = np.array(reached, dtype=np.int64)
+    return np.asarray(np.minimum(found, starts), dtype=np.int64)
 
 
 def _gathered_since(table: pd.DataFrame, starts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -44,6 +44,7 @@ labels or arguments (then `kind_known`), else `named`.
 """
 
 
+@once_per_trace
 def recorded(trace: Trace) -> pd.DataFrame:
     """The trace's collectives in order of start, or of launch where the start is unknown: `RECORDED_COLUMNS`."""
     return _recorded(trace)[0]

@@ -10,9 +10,8 @@ import pandas as pd
 from overlaplab.events import (
     Run,
     Trace,
-    Work,
     activity,
-    counting_as,
+    longest_names,
     only_ends_recorded,
     rule_of,
     said_to_communicate,
@@ -154,7 +153,6 @@ def _clock_warnings(run: Run) -> tuple[str, ...]:
 
 def _longest_kernels(trace: Trace) -> str:
     """The names with the most time, among which a reader may recognise communication."""
-    counted = trace.events[~counting_as(trace, Work.NOTHING)]
-    longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(MOST_KERNELS)
-    names = [str(name) if len(str(name)) <= _NAME else f"{str(name)[: _NAME - 1]}…" for name in longest.index]
+    longest = longest_names(trace)[:MOST_KERNELS]
+    names = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in longest]
     return "most time is in " + ", ".join(names) if names else "nothing that counts was recorded"

@@ -12,17 +12,22 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Trace
+from overlaplab.events import Tables, Trace, once_per_trace
 from overlaplab.load.file import TraceFile
 from overlaplab.load.merged import rank_masks
 from overlaplab.load.places import Located
 
-__all__ = ["assigned", "named", "one_recording", "traces_of"]
+__all__ = ["assigned", "extent", "named", "names_rank", "one_recording", "traces_of"]
 
 _RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d{1,18})(?!\d)|worker(\d{1,18})(?:_|(?:\.\d+)?\.pt\.trace\.json)", re.I)
 """torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
 _MOST = 10**18
 """Numbers of 18 digits fit into 64 bits."""
+
+
+def names_rank(file: str) -> bool:
+    """Whether a file of this name is of one rank."""
+    return _RANK_IN_NAME.match(file) is not None
 
 
 def named(files: Sequence[Located], wanted: str) -> Located | None:
@@ -55,7 +60,7 @@ def traces_of(file: Located, content: TraceFile, given: int | None) -> tuple[lis
 
     The rank is the one that the user assigned, else the one in the file, else the one in its name, else None.
     """
-    masks = rank_masks(content, named=_RANK_IN_NAME.match(file.name) is not None)
+    masks = rank_masks(content, named=names_rank(file.name))
     if masks and given is not None:
         raise OverlaplabError(f"holds ranks {', '.join(map(str, masks))}, so it cannot be assigned one", path=file.path)
     if masks:
@@ -80,9 +85,11 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
     return Trace(
         path=file.path,
         rank=rank,
-        events=content.events if mask is None else content.events[mask].reset_index(drop=True),
-        collectives=content.collectives if mask is None else _rows_of(content.collectives, mask),
-        inputs=content.inputs if mask is None else _rows_of(content.inputs, mask),
+        tables=Tables(
+            events=content.events if mask is None else content.events[mask].reset_index(drop=True),
+            collectives=content.collectives if mask is None else _rows_of(content.collectives, mask),
+            inputs=content.inputs if mask is None else _rows_of(content.inputs, mask),
+        ),
         groups=content.groups,
         world_size=content.world_size,
         backend=content.backend,
@@ -129,7 +136,7 @@ def _all_known(traces: Sequence[Trace]) -> None:
 
 def _by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
     """Groups of traces that overlap in time, directly or through others; no group has a rank twice."""
-    spans = sorted(((*_extent(trace), place) for place, trace in enumerate(traces)))
+    spans = sorted(((*(extent(trace) or (0, 0)), place) for place, trace in enumerate(traces)))
     groups: list[list[Trace]] = []
     reached = 0
     for start, end, place in spans:
@@ -145,16 +152,19 @@ def _by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
     return groups
 
 
-def _extent(trace: Trace) -> tuple[int, int]:
+@once_per_trace
+def extent(trace: Trace) -> tuple[int, int] | None:
+    """From the first event's start to the last end, in absolute ns; None without events."""
     starts = trace.events["ts_ns"]
     if not len(starts):
-        return 0, 0
+        return None
     return int(starts.min()), int((starts + trace.events["dur_ns"]).max())
 
 
 def _refuse(first: Trace, second: Trace) -> None:
     first, second = sorted((first, second), key=lambda trace: trace.path)
-    overlapping = max(_extent(first)[0], _extent(second)[0]) <= min(_extent(first)[1], _extent(second)[1])
+    starts, ends = zip(*(extent(trace) or (0, 0) for trace in (first, second)), strict=True)
+    overlapping = max(starts) <= min(ends)
     how = "overlapping times" if overlapping else "times that another rank's trace connects"
     raise OverlaplabError(
         f"the same rank as {Path(first.path).name}, at {how}",

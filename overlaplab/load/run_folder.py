@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,10 +16,12 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace
 from overlaplab.folders import MANIFEST_NAME, run_folders
 from overlaplab.load import cache as kept
-from overlaplab.load.file import TraceFile
-from overlaplab.load.places import Located, manifest_text, sources
-from overlaplab.load.ranks import assigned, named, one_recording, traces_of
-from overlaplab.load.reading import read_all
+from overlaplab.load.file import NotATraceError
+from overlaplab.load.limits import MAX_TRACES
+from overlaplab.load.opening import Opened, Opening
+from overlaplab.load.places import manifest_text, sources
+from overlaplab.load.ranks import assigned, extent, named, names_rank, one_recording
+from overlaplab.load.reading import Advance, read_all, work_on_each
 from overlaplab.manifest import Manifest
 
 __all__ = ["holds_trace", "load_run", "load_sweep"]
@@ -34,7 +37,8 @@ def load_run(
     communication: str | None = None,
     cache: bool = True,
     executor: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Advance | None = None,
+    of_each: Sequence[Callable[[Trace], object]] | None = None,
 ) -> Run:
     """Load a run directory, a directory of `torch.profiler` traces, or one trace file (plain or gzipped).
 
@@ -46,39 +50,64 @@ def load_run(
     `cache=False` neither reads nor writes the cache of tables, and OVERLAPLAB_NO_CACHE=1 says so for all.
     `executor` reads the files, one task each: Dask's `client.get_executor()`, or any other of `concurrent.futures`
     whose workers import overlaplab and see the path. By default large files are read by processes on this machine.
-    `progress(done, files)` is called at the start and after each file.
+    `progress(done, files)` is called at the start and after each file; `done` has fractions while a large one is read.
+    `of_each`: the `once_per_trace` functions that are wanted. Whoever reads a file computes them and drops its tables,
+    which are read again where something asks for them. None: all tables stay in memory.
 
     Raises `OverlaplabError` naming the file, the rank and the remedy for anything that cannot be read.
     """
     where = _plain(path)
     _check_rule(communication)
     files = sources(where)
+    if len(files) > MAX_TRACES.value:
+        raise MAX_TRACES.exceeded(
+            f"holds {len(files):,} files named as traces, and at most {MAX_TRACES.value:,} are opened",
+            path=where,
+            remedy="Name a folder that holds one run.",
+            enough=len(files),
+        )
     given = assigned(files, assign_ranks or {})
     manifest = _manifest(where)
-    contents = read_all(
-        files,
+    opening = Opening(
+        given=given,
+        device=manifest.device if manifest else None,
+        communication=communication or None,
         cache=kept.Cache() if cache and not kept.is_off() else None,
-        executor=executor,
-        progress=progress or (lambda done, files: None),
     )
-    found, warnings = _traces(files, contents, given)
+    advance = progress or (lambda done, files: None)
+    strays = {file.path for file in files if len(files) > 1 and file.path not in given and not names_rank(file.name)}
+    opened: list[Opened | NotATraceError]
+    if of_each is None:
+        contents = read_all(files, cache=opening.cache, executor=executor, optional=strays, progress=advance)
+        opened = [
+            content if isinstance(content, NotATraceError) else opening.ranks(file, content)
+            for file, content in zip(files, contents, strict=True)
+        ]
+    else:
+        work = partial(opening.worked_out, of_each=(extent, *of_each))
+        opened = work_on_each(files, work, executor=executor, optional=strays, progress=advance)
+    found: list[Trace] = []
+    warnings: list[str] = []
+    for file, one in zip(files, opened, strict=True):
+        if isinstance(one, NotATraceError):
+            warnings.append(f"{file.name} was skipped: it is no trace ({one.reason})")
+        else:
+            found += one.traces
+            warnings += one.notes
+    if not found and isinstance(opened[0], NotATraceError):
+        raise opened[0]
     traces, notes = one_recording(found, recording, where)
     # Of equal length for all ranks, so that their times compare: the first moment that any of them recorded.
-    origin_ns = min((int(t.events["ts_ns"].iloc[0]) for t in traces if len(t.events)), default=0)
-    device = manifest.device if manifest else None
+    origin_ns = min((span[0] for span in map(extent, traces) if span), default=0)
     return Run(
         path=where,
         manifest=manifest,
-        traces=tuple(
-            replace(trace, origin_ns=origin_ns, device=device, communication=communication or None) for trace in traces
-        ),
+        traces=tuple(replace(trace, origin_ns=origin_ns) for trace in traces),
         warnings=(*warnings, *notes, *_missing_ranks(traces, len({t.rank for t in found}), manifest)),
     )
 
 
-def load_sweep(
-    path: str | os.PathLike[str], *, cache: bool = True, progress: Callable[[int, int], None] | None = None
-) -> list[Run]:
+def load_sweep(path: str | os.PathLike[str], *, cache: bool = True, progress: Advance | None = None) -> list[Run]:
     """The runs of a sweep's folder, each loaded by `load_run`; raises as it does."""
     return [load_run(folder, cache=cache, progress=progress) for folder in run_folders(path)]
 
@@ -101,18 +130,6 @@ def _check_rule(communication: str | None) -> None:
 def _plain(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path).removeprefix("file://")
     return text if "://" in text else str(Path(text))
-
-
-def _traces(
-    files: Sequence[Located], contents: Sequence[TraceFile], given: Mapping[str, int]
-) -> tuple[list[Trace], list[str]]:
-    found: list[Trace] = []
-    warnings: list[str] = []
-    for file, content in zip(files, contents, strict=True):
-        traces, notes = traces_of(file, content, given.get(file.path))
-        found += traces
-        warnings += [f"{file.name}: {note}" for note in (*content.warnings, *notes)]
-    return found, warnings
 
 
 def _missing_ranks(traces: Sequence[Trace], ranks: int, manifest: Manifest | None) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ def test_a_part_of_a_table_is_ruled_by_what_is_in_it(tmp_path: Path) -> None:
     """A merged file's table is split by rank: each part keeps the categories of the whole."""
     trace = trace_of(tmp_path, [*launched("gemm", 0, 5, 9, correlation=1), op("mm", 0, 1)])
     host = trace.events[trace.events["category"] == "cpu_op"].reset_index(drop=True)
-    assert rule_of(replace(trace, events=host)) is Rule.CPU
+    assert rule_of(replace(trace, tables=replace(trace.tables, events=host))) is Rule.CPU
 
 
 def test_nothing_is_counted_where_the_device_was_not_recorded(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import statistics
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from made_ranks import carried_all
@@ -14,6 +16,8 @@ from made_traces import op, run_of, step
 
 import overlaplab
 from overlaplab import Run
+from overlaplab.events import EVENT_COLUMNS, Group, Tables, Trace, empty_table
+from overlaplab.evidence.recorded import RECORDED_COLUMNS, recorded
 from overlaplab.findings import run_warnings
 from overlaplab.timeline.timeline import timeline_events
 
@@ -110,3 +114,67 @@ def test_against_medians_and_quartiles_of_the_ends(tmp_path: Path) -> None:
             low, _, high = statistics.quantiles(differences, n=4, method="inclusive")
             assert table["offset_ns"][rank] == statistics.median(differences)
             assert table["iqr_ns"][rank] == pytest.approx(high - low, abs=1)
+
+
+def run_of_ends(groups: list[dict[int, list[int]]]) -> Run:
+    """A run in which these ranks of each group end its all-reduces then, in ns."""
+    held = sorted({rank for group in groups for rank in group})
+    named = [Group(name=str(number), ranks=tuple(sorted(ends))) for number, ends in enumerate(groups)]
+    tables: dict[int, list[pd.DataFrame]] = {rank: [] for rank in held}
+    for number, group in enumerate(groups):
+        for rank, ends in group.items():
+            rows = {name: [0 if dtype == "int64" else ""] * len(ends) for name, dtype in RECORDED_COLUMNS.items()}
+            of_group = {"group": str(number), "kind": "all_reduce", "kind_known": True, "sequence": range(len(ends))}
+            times = {"start_ns": np.array(ends) - 5, "arrived_ns": np.array(ends) - 5, "end_ns": ends}
+            tables[rank].append(pd.DataFrame(rows | of_group | times))
+    empty = Tables(**{name: empty_table(EVENT_COLUMNS) for name in ("events", "collectives", "inputs")})
+    name = f"{recorded.__module__}.{recorded.__qualname__}"
+    traces = [
+        Trace(
+            path=f"rank{rank}.json",
+            rank=rank,
+            tables=empty,
+            known={name: pd.concat(own).sort_values("start_ns", ignore_index=True).astype(RECORDED_COLUMNS)},
+            groups=tuple(group for group in named if rank in group.ranks),
+        )
+        for rank, own in tables.items()
+    ]
+    return Run(path="made", manifest=None, traces=tuple(traces))
+
+
+def offsets_by_search(ranks: int, groups: list[dict[int, list[int]]]) -> list[int | None]:
+    """Each rank's offset, where every pair of a placed and a new rank is looked at to find the next."""
+    offsets: dict[int, int] = {0: 0}
+
+    def shared(old: int, new: int) -> list[int]:
+        both = (zip(group[old], group[new], strict=True) for group in groups if old in group and new in group)
+        return [theirs - mine for pairs in both for mine, theirs in pairs]
+
+    while True:
+        pairs = [pair for pair in product(offsets, set(range(ranks)) - offsets.keys()) if shared(*pair)]
+        if not pairs:
+            return [offsets.get(rank) for rank in range(ranks)]
+        old, new = max(pairs, key=lambda pair: (pair[0] == 0, len(shared(*pair)), -pair[0], -pair[1]))
+        offsets[new] = round(statistics.median(shared(old, new))) + offsets[old]
+
+
+def test_each_rank_is_compared_with_the_placed_one_that_shares_most() -> None:
+    for case in range(16):
+        chance = random.Random(case)
+        ranks = chance.randint(3, 9)
+        groups: list[dict[int, list[int]]] = []
+        for _ in range(chance.randint(2, 7)):
+            members = chance.sample(range(ranks), chance.randint(2, min(4, ranks)))
+            count = chance.choice((1, 2, 3, 5))
+            groups.append({rank: sorted(chance.sample(range(0, 10**6, 2), count)) for rank in members})
+        groups.append({rank: [] for rank in range(ranks)})
+        found = overlaplab.clocks(run_of_ends(groups))["offset_ns"]
+        assert [None if pd.isna(one) else one for one in found] == offsets_by_search(ranks, groups), case
+
+
+@pytest.mark.timeout(60)
+def test_five_hundred_ranks_are_placed() -> None:
+    """Groups of a hundred, joined by a chain of pairs: looking at every pair each time takes two minutes."""
+    groups = [{rank: [100 + rank] for rank in range(first, first + 100)} for first in range(0, 500, 100)]
+    groups += [{first: [200 + first], first + 100: [300 + first]} for first in range(0, 400, 100)]
+    assert overlaplab.clocks(run_of_ends(groups))["offset_ns"].tolist() == list(range(500))

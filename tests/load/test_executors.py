@@ -14,7 +14,7 @@ import pytest
 from made_traces import op, run_of, write
 from pandas.testing import assert_frame_equal
 
-from overlaplab import OverlaplabError, Run, load_run
+from overlaplab import OverlaplabError, Run, exposed, load_ranks, load_run
 from overlaplab.load import reading
 
 SAMPLES = Path(__file__).parents[2] / "traces"
@@ -123,10 +123,12 @@ def test_dask_reads_the_ranks_on_its_cluster(tmp_path: Path) -> None:
     ):
         run = load_run(SAMPLES / "naive", executor=client.get_executor(), cache=False)
         assert os.getpid() not in client.run(os.getpid).values()
+        ranks = load_ranks(SAMPLES / "naive", executor=client.get_executor(), cache=False)
         (tmp_path / "rank0.json").write_text("no trace")
         with pytest.raises(OverlaplabError, match=r"rank0\.json: not a torch\.profiler trace"):
             load_run(tmp_path, executor=client.get_executor())
     assert_same(run, expected)
+    assert_frame_equal(exposed(ranks), exposed(expected))
 
 
 def test_the_cache_spares_the_executor_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

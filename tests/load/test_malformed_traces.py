@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -417,3 +418,40 @@ def test_without_isal_files_are_inflated_too(tmp_path: Path, monkeypatch: pytest
             content = read(tmp_path, bytes(damaged))
             assert len(content.events) == 1000
             assert "gzip" in content.warnings[0]
+
+
+def tiny_events(path: Path, millions: int) -> Path:
+    """A gzip file of tiny events, at a hundredth of their size."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    block = b'{"ph":"X","ts":1,"dur":1},' * 10_000
+    with path.open("wb") as file:
+        file.write(packer.compress(b'{"traceEvents": ['))
+        for _ in range(100 * millions):
+            file.write(packer.compress(block))
+        file.write(packer.compress(b'{"ph":"X","ts":1,"dur":1}]}') + packer.flush())
+    return path
+
+
+def test_tiny_events_that_fill_memory_are_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_events(tmp_path / "rank0.json.gz", 3)
+    tracemalloc.start()
+    with pytest.raises(OverlaplabError, match=r"unpacks to over 50 times its size.* OVERLAPLAB_MAX_RATIO=100"):
+        read_trace(path)
+    assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    tracemalloc.stop()
+    monkeypatch.setenv("OVERLAPLAB_MAX_RATIO", "1032")
+    monkeypatch.setenv("OVERLAPLAB_MAX_EVENTS", "100_000")
+    with pytest.raises(OverlaplabError, match=r"holds over 100,000 events.* OVERLAPLAB_MAX_EVENTS=200000"):
+        read_trace(path)
+
+
+def test_limits_that_are_raised_let_it_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_events(tmp_path / "rank0.json.gz", 1)
+    monkeypatch.setattr(inflate, "RATIO_FROM_BYTES", 1 << 20)
+    monkeypatch.setenv("OVERLAPLAB_MAX_RATIO", "1032")
+    told: list[float] = []
+    run = load_run(path, progress=lambda done, files: told.append(done))
+    assert len(run.traces[0].events) == 1_000_001
+    assert told == sorted(told)
+    assert (told[0], told[-1]) == (0, 1)
+    assert 0 < told[1] < 1

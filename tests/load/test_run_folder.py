@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from made_traces import op, run_of, write
 
-from overlaplab import OverlaplabError, load_run
+from overlaplab import OverlaplabError, load_ranks, load_run
 
 
 def info(rank: int, world_size: int = 2) -> dict[str, object]:
@@ -127,3 +128,38 @@ def test_a_manifest_that_would_block_is_refused(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OverlaplabError, match="format_version 2 is not 1"):
         run_of(tmp_path, [], manifest={"format_version": 2})
+
+
+def test_a_stray_document_beside_traces_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    expected = run_of(tmp_path, [op("mm", 0, 9)], [op("mm", 0, 9)])
+    (tmp_path / "config.json").write_text('{"learning_rate": 0.1}')
+    for run in (load_run(tmp_path), load_run(tmp_path, executor=ThreadPoolExecutor(1)), load_ranks(tmp_path)):
+        assert [trace.rank for trace in run.traces] == [0, 1]
+        assert run.warnings == (*expected.warnings, "config.json was skipped: it is no trace (no list of traceEvents)")
+
+
+def test_a_rank_whose_file_is_no_trace_is_not_skipped(tmp_path: Path) -> None:
+    run_of(tmp_path, [op("mm", 0, 9)])
+    (tmp_path / "rank1.json").write_text('{"learning_rate": 0.1}')
+    with pytest.raises(OverlaplabError, match=r"rank1\.json: not a torch\.profiler trace"):
+        load_run(tmp_path)
+
+
+def test_a_folder_of_documents_alone_names_the_first(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(OverlaplabError, match=r"a\.json: not a torch\.profiler trace"):
+        load_run(tmp_path)
+
+
+def test_thousands_of_files_are_one_clear_line_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(3000):
+        (tmp_path / f"rank{rank}.json").touch()  # reading any would fail otherwise
+    with pytest.raises(
+        OverlaplabError, match="holds 3,000 files named as traces, and at most 2,048 are opened"
+    ) as caught:
+        load_run(tmp_path)
+    assert "OVERLAPLAB_MAX_TRACES=3000" in str(caught.value)
+    monkeypatch.setenv("OVERLAPLAB_MAX_TRACES", "3000")
+    with pytest.raises(OverlaplabError, match=r"not a torch\.profiler trace"):
+        load_run(tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from overlaplab.errors import OverlaplabError
+from overlaplab.load.limits import MAX_RATIO
 
 _inflater: Any = zlib
 with suppress(ImportError):
@@ -21,8 +22,6 @@ __all__ = ["Source"]
 CHUNK_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 _GZIP_BITS = zlib.MAX_WBITS | 16
-MOST_RATIO = 400
-"""Gzip makes traces up to 26 times smaller. Deflate's maximum is 1032, which only a bomb comes near."""
 RATIO_FROM_BYTES = 64 << 20
 
 
@@ -41,6 +40,8 @@ class Source:
 
     def __init__(self, path: object, file: BinaryIO) -> None:
         self.damage: str | None = None
+        self.read_bytes = 0
+        """How much of the file its chunks came of."""
         self._path = path
         self._file = file
         self._read = 0
@@ -57,6 +58,7 @@ class Source:
 
     def _plain(self, chunk: bytes) -> Iterator[bytes]:
         while chunk:
+            self.read_bytes += len(chunk)
             yield chunk
             chunk = self._file.read(CHUNK_BYTES)
 
@@ -73,7 +75,8 @@ class Source:
                 return
             written += len(chunk)
             packed = member.unused_data if member.eof else member.unconsumed_tail
-            self._refuse_bombs(written, self._read - len(packed))
+            self.read_bytes = self._read - len(packed)
+            self._refuse_bombs(written, self.read_bytes)
             if chunk:
                 yield chunk
             if member.eof or len(chunk) < CHUNK_BYTES:  # else the member may have more output ready
@@ -91,14 +94,10 @@ class Source:
             packed = more.lstrip(b"\0") if before_member else more
         return packed
 
-    def _refuse_bombs(self, written: int, packed: int) -> None:
+    def _refuse_bombs(self, written: int, inflated: int) -> None:
         """Raise `OverlaplabError` if so few bytes of the file became so many."""
-        if written > RATIO_FROM_BYTES and written > MOST_RATIO * packed:
-            raise OverlaplabError(
-                f"unpacks to over {MOST_RATIO} times its size, as no trace does",
-                path=self._path,
-                remedy="Unpack it yourself if you trust it.",
-            )
+        if written > RATIO_FROM_BYTES and written > (most := MAX_RATIO.value) * inflated:
+            raise MAX_RATIO.exceeded(f"unpacks to over {most} times its size", path=self._path, remedy="No trace does.")
 
     def _salvaged(self, known: int) -> bytes:
         """The output of the chunk in which inflating failed, up to the failure; recovered byte by byte."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,17 @@ from overlaplab.load.file.inflate import Source, opened
 from overlaplab.load.file.keys import base_ns, process
 from overlaplab.load.file.slices import NoTraceError, Slices
 from overlaplab.load.file.tables import Gathered
+from overlaplab.load.limits import MAX_EVENTS
 
-__all__ = ["TraceFile", "read_trace"]
+__all__ = ["NotATraceError", "TraceFile", "read_trace"]
+
+_TOLD_SLICES = 16
+
+
+class NotATraceError(OverlaplabError):
+    """The file can be read, and is something else; `reason` says how that shows."""
+
+    reason = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,30 +58,43 @@ class TraceFile:
     """What was repaired or is missing, and how often."""
 
 
-def read_trace(path: str | Path, file: BinaryIO | None = None) -> TraceFile:
+def read_trace(
+    path: str | Path, file: BinaryIO | None = None, *, progress: Callable[[int], None] | None = None
+) -> TraceFile:
     """Read a plain or gzipped trace from the path, or from a binary stream of that name.
+
+    `progress(bytes)` is called with how much of the file was read, for every 16 MiB or so of its text.
 
     Raises `OverlaplabError`, which names the file, if it is not a trace. If it is damaged, all undamaged events are
     read, and `warnings` says what is missing.
     """
     try:
         with opened(Path(path)) if file is None else nullcontext(file) as stream, _no_garbage_collection():
-            return _read(Source(path, stream))
+            return _read(Source(path, stream), path, progress)
     except NoTraceError as error:
-        raise OverlaplabError(
+        refused = NotATraceError(
             f"not a torch.profiler trace ({error})",
             path=path,
             remedy="A trace is what torch.profiler's export_chrome_trace or tensorboard_trace_handler writes; "
             "move other files away.",
-        ) from None
+        )
+        refused.reason = str(error)
+        raise refused from None
     except OSError as error:
         raise OverlaplabError(error.strerror or str(error), path=path) from None
 
 
-def _read(source: Source) -> TraceFile:
+def _read(source: Source, path: object, progress: Callable[[int], None] | None) -> TraceFile:
     gathered, slices = Gathered(), Slices(iter(source))
-    for events in slices:
+    most = MAX_EVENTS.value
+    for number, events in enumerate(slices, 1):
         gathered.append(events)
+        if gathered.columns.rows > most:
+            raise MAX_EVENTS.exceeded(
+                f"holds over {most:,} events", path=path, remedy="Each takes about 65 bytes of memory."
+            )
+        if progress and number % _TOLD_SLICES == 0:
+            progress(source.read_bytes)
     tables = gathered.finished(base_ns(slices.keys))
     repairs = slices.repairs + gathered.repairs
     if not len(tables.events) and repairs:

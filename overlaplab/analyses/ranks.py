@@ -1,0 +1,59 @@
+"""Runs of many ranks: what `summary`, `exposed`, `idle` and `collectives` need of a rank, found where it is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+
+from overlaplab.analyses.idle import idle_gaps
+from overlaplab.events import (
+    Run,
+    Trace,
+    activity,
+    found_windows,
+    longest_names,
+    only_ends_recorded,
+    rule_of,
+    said_to_communicate,
+    unknown_communication,
+)
+from overlaplab.evidence.collective_facts import could_start
+from overlaplab.evidence.purposes import purposes
+from overlaplab.evidence.recorded import recorded
+from overlaplab.load import load_run
+
+__all__ = ["load_ranks"]
+
+_OF_EACH: tuple[Callable[[Trace], object], ...] = (
+    *(rule_of, activity, found_windows, longest_names, said_to_communicate, unknown_communication, only_ends_recorded),
+    *(recorded, could_start, purposes, idle_gaps),
+)
+
+
+def load_ranks(
+    path: str | os.PathLike[str],
+    *,
+    assign_ranks: Mapping[str, int] | None = None,
+    recording: int | None = None,
+    communication: str | None = None,
+    cache: bool = True,
+    executor: Executor | None = None,
+    progress: Callable[[float, int], None] | None = None,
+) -> Run:
+    """As `load_run`, for more ranks than one process holds: a worker reads a rank and works it out.
+
+    What comes back are the rank's busy times, steps and collectives, some hundred kB. From these `summary`, `totals`,
+    `exposed`, `idle`, `collectives`, `stragglers`, `communication_by` and `clocks` give the same tables as of
+    `load_run`. Any other analysis reads a rank's events again when it asks for them, in this process.
+    """
+    return load_run(
+        path,
+        assign_ranks=assign_ranks,
+        recording=recording,
+        communication=communication,
+        cache=cache,
+        executor=executor,
+        progress=progress,
+        of_each=_OF_EACH,
+    )

@@ -1,0 +1,38 @@
+"""Limits that keep what is no trace from taking minutes and gigabytes; each can be raised in the environment."""
+
+from __future__ import annotations
+
+import os
+
+from overlaplab.errors import OverlaplabError
+
+__all__ = ["MAX_EVENTS", "MAX_RATIO", "MAX_TRACES", "Limit"]
+
+
+class Limit:
+    """A number, unless the environment says another."""
+
+    def __init__(self, name: str, default: int) -> None:
+        self.name = name
+        self._default = default
+
+    @property
+    def value(self) -> int:
+        """The environment's, else the default; an unreadable one counts as absent."""
+        try:
+            return int(float(os.environ[self.name]))
+        except (KeyError, ValueError, OverflowError):
+            return self._default
+
+    def exceeded(self, problem: str, *, path: object, remedy: str, enough: int | None = None) -> OverlaplabError:
+        """The error that says so; `enough` would be a value to raise it to."""
+        raised = f"{self.name}={2 * self.value if enough is None else enough}"
+        return OverlaplabError(problem, path=path, remedy=f"{remedy} If it is meant, raise the limit with {raised}.")
+
+
+MAX_TRACES = Limit("OVERLAPLAB_MAX_TRACES", 2048)
+"""Files of a folder. Each takes milliseconds, however small it is."""
+MAX_EVENTS = Limit("OVERLAPLAB_MAX_EVENTS", 20_000_000)
+"""Of one file. Each takes about 65 bytes."""
+MAX_RATIO = Limit("OVERLAPLAB_MAX_RATIO", 50)
+"""Of a gzip file's text to its size. Traces shrink by a factor of up to 26; deflate's maximum is 1032."""
