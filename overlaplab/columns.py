@@ -291,6 +291,8 @@ _ANYWHERE = (
     Column("peak_memory_bytes", "bytes", "peak memory", "The allocator's highest mark on any rank.", short="peak MB"),
     # What the link model says
     Column("bound_ns", "ns", "bound", "The least time that the step could take over the link."),
+    Column("any_cap_ns", "ns", "any cap", "The least time that the step could take with the best buckets of all."),
+    Column("waits_known", "flag", "waits known", "Whether no transfer may include waiting for an absent rank."),
     Column("predicted_start_ns", "ns", "start by the model", "When the link model says that it began."),
     Column("predicted_end_ns", "ns", "end by the model", "When the link model says that it ended."),
     # A window of the timeline

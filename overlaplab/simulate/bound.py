@@ -1,148 +1,120 @@
-"""The least time that a step can take: its recorded computation and its link's T, simulated in launch order.
+"""The least time that a step could take: its recorded computation and T of its collectives, under three freedoms.
 
-[Note: what is played]
-Computation is one queue, the link another. Computation counts by its duration, without idle time. A collective starts
-once the computation before its launch is done and the previous collective has left the link, and ends T later:
-start = max(ready, previous end). Computation waits for a bucket or a gathered unit where the engine did
-(`engine::bucket_done`, `engine::gather_wait`). It waits for a reduce-scatter where the engine did
+[Note: as launched]
+The recorded order is played again. Computation is one queue, the link another. Computation counts by its duration,
+without idle time. A collective starts once the computation before its launch is done and the previous collective has
+left the link, and ends T later: start = max(ready, previous end). Computation waits for a bucket or a gathered unit
+where the engine did (`engine::bucket_done`, `engine::gather_wait`). DDP waits for all buckets at the end of its
+backward pass, FSDP2 for a unit before it is copied out. Computation waits for a reduce-scatter where the engine did
 (`engine::scatter_done`), but not before the end of the backward pass, since the number in flight is the engine's
 choice. Collectives of flags and norms are ignored.
+
+[Note: any cap]
+The same computation, but the gradients are cut into buckets in the best of all ways, in their order of arrival
+(`cutting.best_cutting`). A bucket is launched as soon as its last gradient is there, and computation waits for all of
+them at the end of the backward pass. No `bucket_cap_mb` gives a shorter step on this link.
+
+[Note: no communication]
+The computation alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.costs import transfer_ns
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
-from overlaplab.evidence.labels import Label, labels_of
-from overlaplab.evidence.selection import launched_in, rows_by_rank
+from overlaplab.evidence.selection import rows_by_rank
 from overlaplab.intervals import clip, total
 from overlaplab.manifest import Link, traits_of
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.simulate.cutting import best_cutting
+from overlaplab.simulate.moves import Compute, Launch, Move, Wait, finish_ns
+from overlaplab.simulate.program import Program, programs
+from overlaplab.simulate.transfers import Transfers, transfers
 from overlaplab.vocabulary import Rule
 
 _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
-_SENDERS = {"bucket_launch": "all_reduce", "gather_launch": "all_gather", "scatter_launch": "reduce_scatter"}
-_WAITERS = ("bucket_done", "gather_wait", "scatter_done")
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Computation of a given length."""
-
-    ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A collective that may start once the computation has reached it, and then occupies the link for T."""
-
-    transfer_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Computation continues once the collective with this launch number, from 0, has ended."""
-
-    number: int
-
-
-Move = Compute | Launch | Wait
-
-
-def finish_ns(moves: Iterable[Move]) -> int:
-    """When the last computation of the moves ends, in ns from the start of the first move.
-
-    Raises IndexError for a wait before its launch.
-    """
-    now = free = 0
-    ends: list[int] = []
-    for move in moves:
-        match move:
-            case Compute(ns):
-                now += ns
-            case Launch(ns):
-                free = max(now, free) + ns
-                ends.append(free)
-            case Wait(number):
-                now = max(now, ends[number])
-    return now
+_TYPES = {
+    **dict.fromkeys(("rank", "step"), "Int64"),
+    **dict.fromkeys(_NUMBERS, "int64"),
+    "any_cap_ns": "Int64",
+    "waits_known": "bool",
+}
 
 
 def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = None) -> pd.DataFrame:
-    """One row per rank and step, from the engine's labels; see [Note: what is played].
+    """One row per rank and step of a run of the engine, of DDP or of FSDP2.
 
-    Columns: `rank`, `step` (Int64), `span_ns` (as measured), `compute_ns` (how long it computed), `transfer_ns` (T of
-    all collectives played), `bound_ns` (int64). The link is the run's own, unless another is given. Each rank is
-    simulated alone, so bounds include no waiting for other ranks. Empty for runs without labels of buckets or gathers,
-    and where updated parameters are gathered, which reaches into the next step. Raises `OverlaplabError` without a
-    link, and for an unknown rank or step.
+    Columns: `rank`, `step` (Int64), `span_ns` (as measured), `compute_ns` (see [Note: no communication]),
+    `transfer_ns` (T of all collectives played), `bound_ns` (see [Note: as launched]; all int64), `any_cap_ns` (Int64;
+    see [Note: any cap]; null unless gradients are averaged by all-reduces, in one backward pass of the step, and their
+    sizes and T of any size are known), `waits_known` (bool: else T may include waiting for absent ranks, and the bounds
+    hold only if it does not).
+
+    T follows from the given link, else from the run's own; without a link it is the measured transfer, and for other
+    sizes a line through those measured. Each rank is simulated alone, so bounds include no waiting for other ranks.
+    Steps whose collectives are unknown have no row, nor have DDP's steps that also exchange other data than gradients,
+    nor runs where updated parameters are gathered, which reaches into the next step. Raises `OverlaplabError` for an
+    unknown rank or step.
     """
     link = link or (run.manifest.link if run.manifest else None)
-    if link is None:
-        raise OverlaplabError("no link to reckon with", path=run.path, remedy="Give one, or record with --link.")
     traits = traits_of(run.manifest)
     across_steps = traits is not None and traits.gathers == "updated_parameters"
-    rows = [] if across_steps else rows_by_rank(run, selection, partial(_of_trace, link))
-    table = pd.DataFrame(rows, columns=["rank", "step", *_NUMBERS])
-    return table.astype({"rank": "Int64", "step": "Int64"} | dict.fromkeys(_NUMBERS, "int64"))
+    rows = [] if across_steps else rows_by_rank(run, selection, partial(_of_trace, run, link))
+    return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
-def _of_trace(link: Link, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    for step in steps:
-        points = _points(launched_in(labels_of(trace), step), link)
-        if not points:
-            continue
-        moves = list(_moves(points, _progress(trace, step), step.host_end_ns))
-        yield {
-            "step": step.step,
-            "span_ns": step.end_ns - step.start_ns,
-            "compute_ns": sum(move.ns for move in moves if isinstance(move, Compute)),
-            "transfer_ns": sum(move.transfer_ns for move in moves if isinstance(move, Launch)),
-            "bound_ns": finish_ns(moves),
-        }
+def _of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+    took = transfers(run, trace, link)
+    for step, played in programs(trace, steps, run.manifest):
+        if row := _of_step(trace, step, played, took):
+            yield row
 
 
-def _moves(points: Sequence[tuple[int, Launch | Wait]], done_by: Callable[[int], int], end_ns: int) -> Iterator[Move]:
-    """The given launches and waits, and the computation issued between them."""
+def _of_step(trace: Trace, step: Window, played: Program, took: Transfers) -> dict[str, Any] | None:
+    each_ns = [took.of(sent.launch, sent.kind, sent.bytes) for _, sent in played.sent]
+    known_ns = [ns for ns in each_ns if ns is not None]
+    if len(known_ns) < len(each_ns):
+        return None
+    launched = [(at_ns, Launch(ns)) for (at_ns, _), ns in zip(played.sent, known_ns, strict=True)]
+    waits = [(at_ns, Wait(number)) for at_ns, number in played.waits]
+    done_by = _progress(trace, step)
+    computed_ns = done_by(step.host_end_ns)
+    as_launched_ns = finish_ns(_moves([*launched, *waits], done_by, computed_ns))
+    any_cap_ns = _any_cap_ns(played, done_by, computed_ns, took)
+    return {
+        "step": step.step,
+        "span_ns": step.end_ns - step.start_ns,
+        "compute_ns": computed_ns,
+        "transfer_ns": sum(known_ns),
+        "bound_ns": as_launched_ns,
+        "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
+        "waits_known": took.waits_known,
+    }
+
+
+def _moves(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], int], computed_ns: int) -> list[Move]:
+    """The launches and waits in order of host time, and the computation issued between them."""
+    moves: list[Move] = []
     done = 0
-    for host_ns, move in points:
-        yield Compute(done_by(host_ns) - done)
-        yield move
+    for host_ns, move in sorted(points, key=lambda point: point[0]):
+        moves += [Compute(done_by(host_ns) - done), move]
         done = done_by(host_ns)
-    yield Compute(done_by(end_ns) - done)
+    return [*moves, Compute(computed_ns - done)]
 
 
-def _points(labels: Sequence[Label], link: Link) -> list[tuple[int, Launch | Wait]]:
-    """Launches and waits from one step's labels, which must be in order of time; each with its host time."""
-    sizes = {label.fields["bucket"]: label.fields["bytes"] for label in labels if label.word == "bucket_ready"}
-    due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
-    points: list[tuple[int, Launch | Wait]] = []
-    launched: dict[tuple[str | None, ...], int] = {}
-    numbers = count()
-    for label in labels:
-        size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
-        if label.word in _SENDERS and size is not None:
-            launched[_of(label)] = next(numbers)
-            points.append((label.start_ns, Launch(transfer_ns(_SENDERS[label.word], int(size), link))))
-        elif label.word in _WAITERS and _of(label) in launched:
-            at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
-            points.append((at_ns, Wait(launched[_of(label)])))
-    return sorted(points, key=lambda point: point[0])
-
-
-def _of(label: Label) -> tuple[str | None, ...]:
-    """The fields that a launch and the wait for it share."""
-    return tuple(label.fields.get(key) for key in ("bucket", "unit", "microbatch", "phase"))
+def _any_cap_ns(played: Program, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
+    by_size = took.by_size("all_reduce")
+    if played.gradients is None or by_size is None:
+        return None
+    ready_ns = [done_by(host_ns) for host_ns, _ in played.gradients]
+    sent_ns, _ = best_cutting(ready_ns, [size for _, size in played.gradients], by_size)
+    return max(sent_ns - ready_ns[-1], 0) + computed_ns
 
 
 def _progress(trace: Trace, step: Window) -> Callable[[int], int]:

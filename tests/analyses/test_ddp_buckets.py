@@ -4,14 +4,13 @@ labels are the oracle.
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from made_traces import event, gloo, launched, op, run_of, step
+from samples import unlabelled
 
 import overlaplab
 from overlaplab.analyses import late_buckets
@@ -309,15 +308,6 @@ def test_on_a_gpu_readiness_is_device_time_and_the_kernel_is_found_by_correlatio
     assert (row["gradient_ready_ns"], row["bytes"], row["told_by"]) == ((200_000,), 32, "sizes")
     assert (row["arrivals"], row["gradients"]) == ((2,), 2)
     assert row["launch_ns"] < 0
-
-
-def unlabelled(source: Path, folder: Path) -> Path:
-    """The recorded run as anybody's: without the engine's labels and manifest."""
-    for file in source.glob("*.json.gz"):
-        document = json.loads(gzip.decompress(file.read_bytes()))
-        document["traceEvents"] = [e for e in document["traceEvents"] if not e["name"].startswith("engine::")]
-        (folder / file.name).write_bytes(gzip.compress(json.dumps(document).encode()))
-    return folder
 
 
 def test_without_its_labels_a_recorded_run_has_the_same_buckets(tmp_path: Path) -> None:

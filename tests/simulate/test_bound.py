@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import made_gpu
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_phantoms import phantom_run
-from made_traces import event, launched, op, run_of, step
+from made_traces import event, gloo, launched, op, run_of, step
 from made_zero3 import USE, sizes, zero3_events
+from samples import unlabelled
 
 import overlaplab
 from overlaplab.costs import transfer_ns
 from overlaplab.manifest import Link
 from overlaplab.selection import Selection
-from overlaplab.simulate.bound import Compute, Launch, Move, Wait, bound, finish_ns
+from overlaplab.simulate.bound import bound
+from overlaplab.simulate.moves import Compute, Launch, Move, Wait, finish_ns
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 TEN = Link(emulated=True, bandwidth_gbps=1e9, latency_us=5, world_size=2)
@@ -112,20 +115,209 @@ BUCKETS = [
 def test_buckets_on_the_cpu(tmp_path: Path) -> None:
     """They end at 40, 50 and 60; then 10 µs of the optimizer."""
     table = bound(run_of(tmp_path, BUCKETS), link=TEN)
-    assert table.to_dict("records") == [
-        {"rank": 0, "step": 3, "span_ns": 120_000, "compute_ns": 60_000, "transfer_ns": 30_000, "bound_ns": 70_000}
-    ]
-    assert table.dtypes.astype(str).to_dict() == dict.fromkeys(("rank", "step"), "Int64") | dict.fromkeys(
-        ("span_ns", "compute_ns", "transfer_ns", "bound_ns"), "int64"
-    )
+    numbers = {"span_ns": 120_000, "compute_ns": 60_000, "transfer_ns": 30_000, "bound_ns": 70_000}
+    told = {"rank": 0, "step": 3, **numbers, "waits_known": True}
+    assert table.drop(columns="any_cap_ns").to_dict("records") == [told]
+    assert table["any_cap_ns"].isna().all()  # without run.json no size is known
+    assert table.dtypes.astype(str).to_dict() == {
+        **dict.fromkeys(("rank", "step", "any_cap_ns"), "Int64"),
+        **dict.fromkeys(("span_ns", "compute_ns", "transfer_ns", "bound_ns"), "int64"),
+        "waits_known": "bool",
+    }
 
 
 def test_the_link_of_the_manifest_serves(tmp_path: Path) -> None:
     link = {"emulated": True, "bandwidth_gbps": 1e9, "latency_us": 5, "world_size": 2}
     run = run_of(tmp_path / "linked", BUCKETS, manifest={"link": link})
     assert bound(run)["bound_ns"].tolist() == [70_000]
-    with pytest.raises(overlaplab.OverlaplabError, match="no link to reckon with"):
-        bound(run_of(tmp_path / "bare", BUCKETS))
+
+
+def test_without_a_link_or_what_was_measured_there_is_none(tmp_path: Path) -> None:
+    assert bound(run_of(tmp_path, BUCKETS)).empty
+
+
+CALLS = [event("c10d::allreduce_", at + 0.2, at + 0.8) for at in (34, 40, 58)]
+"""What launches the buckets on plain gloo."""
+
+
+def test_without_a_link_transfers_are_as_measured(tmp_path: Path) -> None:
+    """Launched at 30, 34 and 50 of 60 µs of computation; on gloo's thread they take 4, 2 and 7."""
+    measured = [*BUCKETS, *CALLS, gloo(35, 39), gloo(41, 43), gloo(59, 66)]
+    table = bound(run_of(tmp_path, measured))
+    assert table[["transfer_ns", "bound_ns", "waits_known"]].to_numpy().tolist() == [[13_000, 67_000, True]]
+
+
+def test_collectives_at_the_same_time_share_the_link(tmp_path: Path) -> None:
+    """Gloo's threads run them side by side: of two that end at 43 and 45 the second takes only what is left, 2 µs."""
+    measured = [*BUCKETS, *CALLS, gloo(35, 43), gloo(41, 45, tid=8), gloo(59, 66)]
+    assert bound(run_of(tmp_path, measured))["transfer_ns"].tolist() == [8_000 + 2_000 + 7_000]
+
+
+def test_waiting_for_a_rank_is_no_transfer(tmp_path: Path) -> None:
+    """Of two ranks the second arrives 3 µs later at each."""
+    first, second = (
+        [*BUCKETS, *CALLS, gloo(35 + late, 39), gloo(41 + late, 45), gloo(59 + late, 66)] for late in (0, 3)
+    )
+    both = bound(run_of(tmp_path, first, second))
+    assert both[["transfer_ns", "waits_known"]].to_numpy().tolist() == [[1_000 + 1_000 + 4_000, True]] * 2
+
+
+def ddp_step(*, sizes: tuple[int, ...] = (16, 16, 16), extra: str | None = None) -> list[dict[str, Any]]:
+    """Gradients after 30, 40 and 50 µs of computation; one all-reduce of 30 µs for all; 10 of the optimizer."""
+    accumulate = "torch::autograd::AccumulateGrad"
+    events = [
+        step(3, 0, 200),
+        event("DistributedDataParallel.forward", 0, 20, cat="user_annotation"),
+        op("forward", 0, 20),
+    ]
+    for number, size in enumerate(sizes):
+        at = 20 + 20 * number
+        events += [
+            op("backward", at, at + 10),
+            event(f"autograd::engine::evaluate_function: {accumulate}", at + 10, at + 19),
+            event(accumulate, at + 11, at + 12, **{"Input Dims": [[size]], "Input type": ["float"]}),
+        ]
+    sent = {"Input Dims": [[sum(sizes)]], "Input type": ["float"]}
+    events += [event("c10d::allreduce_", 74, 75), gloo(76, 106) | {"args": sent}, op("adamw", 120, 130)]
+    if extra:
+        events += [event(f"c10d::{extra}_", 76.5, 77), gloo(107, 110, kind=extra)]
+    return events
+
+
+@pytest.mark.parametrize(
+    ("sizes", "any_cap_ns"),
+    [
+        ((16, 16, 16), 70_000),  # 10 µs each, the last from 50 on, then the optimizer
+        ((8, 8, 32), 80_000),  # the last takes 20
+    ],
+)
+def test_buckets_of_ddp_without_labels(tmp_path: Path, sizes: tuple[int, ...], any_cap_ns: int) -> None:
+    table = bound(run_of(tmp_path, ddp_step(sizes=sizes)))
+    assert table.to_dict("records") == [
+        {
+            "rank": 0,
+            "step": 3,
+            "span_ns": 200_000,
+            "compute_ns": 60_000,
+            "transfer_ns": 30_000,
+            "bound_ns": 90_000,
+            "any_cap_ns": any_cap_ns,
+            "waits_known": True,
+        }
+    ]
+
+
+def test_fsdp2_by_its_own_ranges_on_a_gpu(tmp_path: Path) -> None:
+    """The root is gathered at 150 µs and copied out at 158. A gather, 150 µs, begins when the one before is copied out:
+    at 158, 316, 474 and 632. Computation waits for each, is at 832 after layer 1's backward pass and at 1240 after the
+    root's, whose reduction takes 100, and the optimizer 50.
+    """
+    run = run_of(tmp_path, made_gpu.fsdp2(), backend="nccl")
+    assert bound(run)["bound_ns"].tolist() == [1_390_000, 1_390_000]
+
+
+def test_fsdp2_on_a_cpu_behind_its_link() -> None:
+    table = bound(overlaplab.load_run(SAMPLES / "torch-fsdp2"))
+    assert len(table) == 6
+    assert (table["compute_ns"] < table["bound_ns"]).all()
+    assert (table["bound_ns"] < table["span_ns"]).all()
+    assert table["any_cap_ns"].isna().all()  # it has no buckets
+
+
+def test_a_step_that_exchanges_more_than_gradients_has_no_bound(tmp_path: Path) -> None:
+    assert bound(run_of(tmp_path / "none", ddp_step(extra="alltoall"))).empty
+    assert len(bound(run_of(tmp_path / "buffers", ddp_step(extra="broadcast")))) == 1
+
+
+def test_absent_ranks_leave_open_whether_time_is_waiting(tmp_path: Path) -> None:
+    run_of(tmp_path, ddp_step(), ddp_step())
+    (tmp_path / "rank1.pt.trace.json.gz").unlink()
+    assert bound(overlaplab.load_run(tmp_path))["waits_known"].tolist() == [False]
+
+
+def test_ddp_without_labels_against_its_labels(tmp_path: Path) -> None:
+    """The same trace, read by its labels and without them."""
+    sample = SAMPLES / "torch-ddp-gloo"
+    labelled, plain = bound(overlaplab.load_run(sample)), bound(overlaplab.load_run(unlabelled(sample, tmp_path)))
+    assert len(plain) == len(labelled) == 4
+    assert plain["transfer_ns"].tolist() == labelled["transfer_ns"].tolist()
+    assert (plain["bound_ns"] - labelled["bound_ns"]).abs().max() < 100_000  # the label and the pass end µs apart
+
+
+def any_cap(tmp_path: Path, events: list[dict[str, Any]], link: Link, elements: list[int]) -> list[int | None]:
+    parameters = [
+        {"name": f"w{number}", "shape": [count], "dtype": "float32", "bytes": 4 * count}
+        for number, count in enumerate(elements)
+    ]
+    table = bound(run_of(tmp_path, events, manifest={"parameters": parameters}), link=link)
+    return [None if pd.isna(value) else int(value) for value in table["any_cap_ns"]]
+
+
+def arrival(number: int, at: float) -> dict[str, Any]:
+    return event(f"engine::gradient_ready parameter=w{number}", at, at + 0.1)
+
+
+BY_BYTES = Link(emulated=True, bandwidth_gbps=0.0512, latency_us=0, world_size=2)
+"""64 bytes take 10 µs."""
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        (TEN, 70_000),  # 50 of compute, the last bucket's 10, 10 of the optimizer: the others are hidden
+        (BY_BYTES, 70_000),  # 30, 34 and 50 ready, each takes 10
+    ],
+)
+def test_any_cap_with_a_gradient_per_bucket(tmp_path: Path, link: Link, expected: int) -> None:
+    assert any_cap(tmp_path, BUCKETS, link, [16, 16, 16]) == [expected]
+
+
+SINGLE = [
+    step(3, 0, 120),
+    op("forward", 0, 20),
+    event("engine::backward microbatch=0 sync=1", 22, 60),
+    op("backward", 24, 34),
+    arrival(0, 34),
+    op("backward", 36, 40),
+    arrival(1, 40),
+    op("backward", 42, 58),
+    arrival(2, 58),
+    event("engine::bucket_ready bucket=0 bytes=192 parameters=w0,w1,w2", 58, 59),
+    event("engine::bucket_launch bucket=0", 58, 59),
+    event("engine::bucket_done bucket=0", 95, 96),
+    op("adamw", 100, 110),
+]
+"""Gradients are ready at 30, 34 and 50 µs of computation, and leave together."""
+
+
+@pytest.mark.parametrize(
+    ("elements", "expected"),
+    [
+        ([16, 16, 16], 70_000),  # cut into three: the last starts at 50, takes 10, and the optimizer 10
+        ([1, 1, 46], 88_750),  # the last is nearly all of it, and takes 28.75
+        ([46, 1, 1], 70_000),  # the link is busy from 30 on, for 30
+    ],
+)
+def test_any_cap_cuts_what_left_together(tmp_path: Path, elements: list[int], expected: int) -> None:
+    assert any_cap(tmp_path, SINGLE, BY_BYTES, elements) == [expected]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param([*SINGLE, event("engine::backward microbatch=1 sync=1", 70, 80)], id="two passes send"),
+        pytest.param([*SINGLE, event("engine::bucket_ready bucket=1 bytes=8 parameters=other", 59, 60)], id="unknown"),
+    ],
+)
+def test_any_cap_is_null_where_it_cannot_be_told(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    assert any_cap(tmp_path, sorted(events, key=lambda each: each["ts"]), BY_BYTES, [16, 16, 16]) == [None]
+
+
+@pytest.mark.parametrize("sample", ["naive", "per-param", "bucketed", "torch-ddp", "sweep/cap-25", "sweep/cap-0.25"])
+def test_any_cap_lies_between_computation_and_what_was_launched(sample: str) -> None:
+    table = bound(overlaplab.load_run(SAMPLES / sample))
+    assert (table["compute_ns"] < table["any_cap_ns"]).all()
+    assert (table["any_cap_ns"] < table["bound_ns"]).all()
 
 
 def test_on_a_gpu_what_counts_is_what_was_issued_before(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -17,3 +18,12 @@ def gpu_samples(traces: Path = TRACES) -> list[Path]:
     """The folders of runs recorded on a GPU, without the sweep's: traces/<GPU>/<run>, whatever the GPU."""
     found = sorted(path.parent for path in traces.glob("*/*/run.json"))
     return [folder for folder in found if json.loads((folder / "run.json").read_text())["device"] == "cuda"]
+
+
+def unlabelled(source: Path, folder: Path) -> Path:
+    """The recorded run as anybody's: without the engine's labels and manifest."""
+    for file in source.glob("*.json.gz"):
+        document = json.loads(gzip.decompress(file.read_bytes()))
+        document["traceEvents"] = [e for e in document["traceEvents"] if not e["name"].startswith("engine::")]
+        (folder / file.name).write_bytes(gzip.compress(json.dumps(document).encode()))
+    return folder

@@ -1,0 +1,184 @@
+"""What one rank did in a step, as far as a simulation plays it: launches, waits, the arrival of gradients.
+
+From the engine's labels; without them from torch's DistributedDataParallel or FSDP2 (see `overlaplab.evidence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from overlaplab.events import Trace, Window, rule_of
+from overlaplab.evidence.ddp import DDPBackward, ddp_backwards
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters, unit_sizes
+from overlaplab.evidence.gathers import Gather
+from overlaplab.evidence.labels import Label, Span, fsdp2_ranges_of, labels_of
+from overlaplab.evidence.selection import launched_in
+from overlaplab.manifest import Manifest
+from overlaplab.vocabulary import Rule, label_list
+
+_SENDERS = {"bucket_launch": "all_reduce", "gather_launch": "all_gather", "scatter_launch": "reduce_scatter"}
+_OF_DDP = ("all_reduce", "broadcast", "barrier", None)
+"""What a step of DDP alone launches: buckets, buffers and flags."""
+_WAITERS = ("bucket_done", "gather_wait", "scatter_done")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A collective, as the host range that launched it."""
+
+    launch: Span
+    kind: str
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Moves of one step, each with its host time in absolute ns."""
+
+    sent: tuple[tuple[int, Sent], ...]
+    """In order of launch."""
+    waits: tuple[tuple[int, int], ...]
+    """When computation began to wait for which launch."""
+    gradients: tuple[tuple[int, int], ...] | None
+    """Arrival (host time) and bytes of each gradient that was averaged by all-reduces, in order of arrival; None if the
+    step has several backward passes that do so, or sizes are unknown."""
+
+
+def programs(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[tuple[Window, Program]]:
+    """The programs of these steps; steps of which the trace shows none are left out."""
+    labels, ran, ranges = labels_of(trace), executions(trace), fsdp2_ranges_of(trace)
+    backwards = ddp_backwards(trace, ran)
+    gathers, size_of = fsdp2_gathers(ranges, ran), unit_sizes(manifest, ranges)
+    scattered = fsdp2_scatters(ranges, ran)
+    elements = {parameter.name: prod(parameter.shape) for parameter in manifest.parameters} if manifest else {}
+    for step in steps:
+        found = _of_labels(launched_in(labels, step), elements)
+        if found is None and (passes := launched_in(backwards, step)):
+            launched = launched_in(ran.launches, step)
+            found = _of_ddp(passes) if all(launch.kind in _OF_DDP for launch in launched) else None
+        if found is None and ranges:
+            gathered = [gather for gather in gathers if step.host_start_ns <= gather.launch.start_ns < step.host_end_ns]
+            own = launched_in(ranges, step)
+            ahead = rule_of(trace) is Rule.GPU
+            found = _of_fsdp2(gathered, launched_in(scattered, step), own, size_of, host_is_ahead=ahead)
+        if found is not None:
+            yield step, found
+
+
+def _of_labels(labels: Sequence[Label], elements: Mapping[str, int]) -> Program | None:
+    """From one step's labels, which must be in order of time."""
+    sizes = {label.fields["bucket"]: label.fields["bytes"] for label in labels if label.word == "bucket_ready"}
+    due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
+    sent: list[tuple[int, Sent]] = []
+    waits: list[tuple[int, int]] = []
+    launched: dict[tuple[str | None, ...], int] = {}
+    for label in labels:
+        size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
+        if label.word in _SENDERS and size is not None:
+            launched[_of(label)] = len(sent)
+            sent.append((label.start_ns, Sent(launch=label, kind=_SENDERS[label.word], bytes=int(size))))
+        elif label.word in _WAITERS and _of(label) in launched:
+            at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
+            waits.append((at_ns, launched[_of(label)]))
+    if not sent:
+        return None
+    return Program(sent=tuple(sent), waits=tuple(waits), gradients=_labelled_gradients(labels, elements))
+
+
+def _of(label: Label) -> tuple[str | None, ...]:
+    """The fields that a launch and the wait for it share."""
+    return tuple(label.fields.get(key) for key in ("bucket", "unit", "microbatch", "phase"))
+
+
+def _labelled_gradients(labels: Sequence[Label], elements: Mapping[str, int]) -> tuple[tuple[int, int], ...] | None:
+    """A parameter without a gradient is sent, too: it counts from when its bucket was ready."""
+    backwards = [label for label in labels if label.word == "backward" and label.fields["sync"] == "1"]
+    if len(backwards) != 1:
+        return None
+    arrived: dict[str, int] = {}
+    gradients: list[tuple[int, int]] = []
+    for label in labels:
+        if label.start_ns < backwards[0].start_ns:
+            continue
+        if label.word == "gradient_ready":
+            arrived |= dict.fromkeys(label_list(label.fields["parameter"]), label.start_ns)
+        elif label.word == "bucket_ready":
+            names = label_list(label.fields["parameters"])
+            if not names or any(name not in elements for name in names):
+                return None
+            sizes = _shares(int(label.fields["bytes"]), [elements[name] for name in names])
+            gradients += [(arrived.get(name, label.start_ns), size) for name, size in zip(names, sizes, strict=True)]
+    return tuple(sorted(gradients)) or None
+
+
+def _of_ddp(backwards: Sequence[DDPBackward]) -> Program:
+    """DDP waits for all buckets at the end of the backward pass."""
+    sent: list[tuple[int, Sent]] = []
+    waits: list[tuple[int, int]] = []
+    for backward in backwards:
+        for bucket in backward.buckets:
+            waits.append((backward.end_ns, len(sent)))
+            own = Sent(launch=bucket.launch, kind="all_reduce", bytes=bucket.launch.bytes)
+            sent.append((bucket.launch.start_ns, own))
+    gradients = _ddp_gradients(backwards[0]) if len(backwards) == 1 else None
+    return Program(sent=tuple(sent), waits=tuple(waits), gradients=gradients)
+
+
+def _ddp_gradients(backward: DDPBackward) -> tuple[tuple[int, int], ...] | None:
+    gradients: list[tuple[int, int]] = []
+    for bucket in backward.buckets:
+        if bucket.told_by != "sizes" or bucket.launch.bytes is None:
+            return None
+        sizes = _shares(bucket.launch.bytes, [prod(gradient.shape or ()) for gradient in bucket.gradients])
+        gradients += [(gradient.at_ns, size) for gradient, size in zip(bucket.gradients, sizes, strict=True)]
+    return tuple(sorted(gradients)) or None
+
+
+def _of_fsdp2(
+    gathers: Sequence[Gather],
+    scattered: Sequence[Label],
+    ranges: Sequence[Label],
+    size_of: Callable[[str], int | None],
+    *,
+    host_is_ahead: bool,
+) -> Program | None:
+    """FSDP2 waits for a gather before it copies it out, and for reductions at the end of the backward pass.
+
+    On a GPU a gather does not wait for the computation launched before it, only for the last copying out: both use the
+    same buffer (`wait_for_unshard` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+    """
+    copied = [label.end_ns for label in ranges if label.word == "all_gather_copy_out"] if host_is_ahead else []
+    due = [label.end_ns for label in ranges if label.word == "root_post_backward_callback"]
+    sent: list[tuple[int, Sent]] = []
+    waits: list[tuple[int, int]] = []
+    for gather in gathers:
+        at_ns = gather.launch.start_ns
+        earliest_ns = max((end for end in copied if end <= at_ns), default=at_ns)
+        if gather.blocked:
+            waits.append((gather.blocked[0].start_ns, len(sent)))
+        size = size_of(gather.unit) if gather.bytes is None else gather.bytes
+        sent.append((earliest_ns, Sent(launch=gather.launch, kind="all_gather", bytes=size)))
+    for label in scattered:
+        waits += [(at_ns, len(sent)) for at_ns in due if at_ns >= label.start_ns][:1]
+        own = Sent(launch=label, kind="reduce_scatter", bytes=size_of(label.fields["unit"]))
+        sent.append((label.start_ns, own))
+    if not sent:
+        return None
+    order = sorted(range(len(sent)), key=lambda number: sent[number][0])
+    place = {number: place for place, number in enumerate(order)}
+    return Program(
+        sent=tuple(sent[number] for number in order),
+        waits=tuple((at_ns, place[number]) for at_ns, number in waits),
+        gradients=None,
+    )
+
+
+def _shares(whole: int, elements: Sequence[int]) -> list[int]:
+    """The bytes divided in proportion to the numbers of elements."""
+    sums = np.cumsum([0, *elements])
+    return list(np.diff(whole * sums // max(int(sums[-1]), 1)).tolist())

@@ -1,0 +1,94 @@
+"""T of a step's collectives: by the link's formula, or as measured after the last rank arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+from overlaplab.costs import fit_line, transfer_ns
+from overlaplab.events import Run, Trace
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.labels import Span
+from overlaplab.evidence.launches import launches
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.waits import arrivals
+from overlaplab.manifest import Link
+
+
+_UNSTEADY = 0.25
+"""Of all measured transfer time: if a line deviates by more, transfers do not take as long as their sizes say."""
+
+
+class Transfers(Protocol):
+    """How long one rank's collectives move data."""
+
+    waits_known: bool
+    """False if T may include waiting for other ranks, whose traces are absent."""
+
+    def of(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
+        """T in ns of what this host range launched; None where unknown."""
+
+    def by_size(self, kind: str) -> Callable[[int], int] | None:
+        """T in ns of any number of bytes; None where unknown, or where measured times do not follow their sizes."""
+
+
+def transfers(run: Run, trace: Trace, link: Link | None) -> Transfers:
+    """By the link's formula; without a link as recorded, and for other sizes by a line through what was recorded."""
+    return _ByLink(link) if link else _Measured(run, trace)
+
+
+class _ByLink:
+    """By the link's formula (docs/design.md, "The link, emulated")."""
+
+    def __init__(self, link: Link) -> None:
+        self.waits_known = True
+        self._link = link
+
+    def of(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
+        return None if num_bytes is None else transfer_ns(kind, num_bytes, self._link)
+
+    def by_size(self, kind: str) -> Callable[[int], int] | None:
+        return lambda num_bytes: transfer_ns(kind, num_bytes, self._link)
+
+
+class _Measured:
+    """As recorded: from when the last rank had arrived and the collective before it was over, to its end."""
+
+    def __init__(self, run: Run, trace: Trace) -> None:
+        found = arrivals(run)
+        own = found[found["trace"] == run.traces.index(trace)]
+        starts = recorded(trace)["start_ns"].to_numpy()[own["row"]]
+        waits = dict(zip(starts.tolist(), own["wait_ns"].tolist(), strict=True))
+        self.waits_known = True
+        self._executions = executions(trace)
+        self._launches = launches(trace)
+        self._moved: dict[tuple[int, int], tuple[int, bool]] = {}
+        free_ns = UNKNOWN_NS
+        for start, end in sorted({launch.ran for launch in self._launches if launch.ran}, key=lambda ran: ran[::-1]):
+            wait = waits.get(start, UNKNOWN_NS)
+            began = max(start + max(wait, 0), free_ns)
+            self._moved[start, end] = (max(end - began, 0), wait != UNKNOWN_NS)
+            free_ns = end
+        self.by_size = cache(self._by_size)
+
+    def of(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
+        moved = [self._moved[own.ran] for own in self._executions.inside(launch) if own.ran]
+        if not moved:
+            return None
+        self.waits_known &= all(known for _, known in moved)
+        return sum(took for took, _ in moved)
+
+    def _by_size(self, kind: str) -> Callable[[int], int] | None:
+        known = [
+            (launch.bytes, self._moved[launch.ran][0])
+            for launch in self._launches
+            if launch.kind == kind and launch.bytes and launch.ran
+        ]
+        if not known:
+            return None
+        latency_ns, ns_per_byte = fit_line([size for size, _ in known], [took for _, took in known])
+        deviation = sum(abs(latency_ns + ns_per_byte * size - took) for size, took in known)
+        if deviation > _UNSTEADY * sum(took for _, took in known):
+            return None
+        return lambda num_bytes: round(latency_ns + ns_per_byte * num_bytes)
