@@ -38,6 +38,37 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStep:
+    """What the emulated link carried for one rank in one recorded step; times in ns."""
+
+    rank: Size
+    step: Size
+    """The ProfilerStep's number."""
+    modelled_ns: Size
+    """Sum over the collectives that the rank launched in the step."""
+    occupied_ns: Size
+    """Sum of the times that they took, each from its last arrival to its end."""
+    latest_ns: Annotated[int, msgspec.Meta(ge=-(2**50), le=2**50)]
+    """The most that one of them took beyond its modelled time."""
+    took_ns: Size | None = None
+    """The step itself; None where run.json does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The collectives that the emulated link carried in the recorded steps, as columns in order of rank and time."""
+
+    rank: tuple[Size, ...] = ()
+    modelled_ns: tuple[Size, ...] = ()
+    occupied_ns: tuple[Size, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the columns have the same length, and any rows."""
+        return 0 < len(self.rank) == len(self.modelled_ns) == len(self.occupied_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One parameter of the model, as run.json names it."""
 
@@ -113,7 +144,18 @@ class Manifest:
     bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
     link: Link | None = None
     link_attained: bool | None = None
-    """Whether at most 5 % of the collectives overran the emulated link; None without one."""
+    """As the recorder decided; use `costs.link_attained`, which knows how older recorders did."""
+    link_steps: tuple[LinkStep, ...] | None = None
+    """Each rank's recorded steps on the emulated link; None without one, and in older recordings."""
+    attempt: Size | None = None
+    """Which recording this is, from 1, if bad ones behind an emulated link were repeated."""
+    attempts: Size | None = None
+    """How many recordings were made."""
+    warmup: Size | None = None
+    """Steps that ran before the recorded ones."""
+    steps: Size | None = None
+    """Recorded steps."""
+    collectives: Carried | None = None
     phantom_ranks: tuple[Size, ...] = ()
     """Emulated ranks without a process: they have no traces, and do not count as missing."""
     numerics_meant: bool = True

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from overlaplab_engine import labels
 from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.link import Link as EngineLink
+from overlaplab_engine.recording.attained import LinkStep as EngineStep
+from overlaplab_engine.recording.attained import is_attained
 from overlaplab_engine.strategies import class_of
 from overlaplab_engine.strategy_names import StrategyName
 
 import overlaplab
-from overlaplab.costs import ring_factor, transfer_ns
-from overlaplab.manifest import Link
+from overlaplab.costs import attained_steps, link_attained, ring_factor, transfer_ns
+from overlaplab.manifest import Link, Manifest
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import label_fields, label_list, layer_of
 
@@ -98,12 +100,24 @@ def test_both_sides_have_the_same_link(kind: str, num_bytes: int, gbps: float, l
     assert transfer_ns(kind, num_bytes, read) == pytest.approx(recorded, rel=1e-12, abs=1)
 
 
-@given(st.sampled_from(sorted({*Kind} - {Kind.BARRIER})), st.integers(2, 2**20))
+@given(st.sampled_from(sorted({*Kind} - {Kind.BARRIER, Kind.GATHER, Kind.SCATTER})), st.integers(2, 2**20))
 def test_both_sides_have_the_same_ring(kind: str, ranks: int) -> None:
     """Without latency the engine's T is what a rank sends, a byte at 8 Gbit/s taking 1 ns."""
     size = 2**20 * ranks
     recorded = EngineLink(bandwidth_gbps=8, latency_us=0).modelled_ns(Kind(kind), size, ranks)
     assert round(ring_factor(kind, ranks) * size) == pytest.approx(recorded, rel=1e-12, abs=1)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 2 * 10**9), st.integers(-(10**9), 10**9), st.integers(1, 10**10))
+def test_both_sides_have_the_same_rule_of_an_attained_link(
+    modelled: int, occupied: int, latest: int, took: int
+) -> None:
+    figures = {"modelled_ns": modelled, "occupied_ns": occupied, "latest_ns": latest, "took_ns": took}
+    recorded = [EngineStep(rank=0, step=step, **figures) for step in range(3)]
+    written = json.loads(json.dumps([asdict(step) | {"attained": step.attained} for step in recorded]))
+    read = msgspec.convert({"format_version": 1, "world_size": 1, "link_steps": written}, type=Manifest)
+    assert [step.attained for step in attained_steps(read)] == [step.attained for step in recorded]
+    assert link_attained(read) is is_attained(recorded)
 
 
 def test_both_sides_say_the_same_of_each_strategy() -> None:

@@ -1,6 +1,7 @@
 """The command line of `python -m overlaplab_engine`, which `overlaplab record` forwards to."""
 
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -151,7 +152,22 @@ def _trace_ranks(text: str, ranks: int) -> tuple[int, ...]:
 def _link(text: str, cuda: bool) -> Link | None:
     if text == "none" or (text == "auto" and cuda):
         return None
-    return AUTO_LINK if text == "auto" else Link.parse(text)
+    if text == "auto":
+        return AUTO_LINK
+    return _link_of_run(Path(text)) if Path(text).is_dir() else Link.parse(text)
+
+
+def _link_of_run(run: Path) -> Link | None:
+    """The emulated link that a run was recorded with, so that runs can be compared."""
+    try:
+        told = json.loads((run / "run.json").read_bytes())
+        link, phantoms = told["link"], told.get("phantom_ranks")
+        if link is None:
+            return None
+        world = f",{link['world_size']}" if phantoms else ""
+        return Link.parse(f"{link['bandwidth_gbps']:g}Gbps,{link['latency_us']:g}us{world}")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise EngineError(f"--link {run}: its run.json does not say which link it was recorded with") from None
 
 
 def _ranks(nproc: int | None, device: Device) -> int:

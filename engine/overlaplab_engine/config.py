@@ -28,8 +28,8 @@ class Dtype(StrEnum):
     FLOAT64 = "float64"
 
 
-AUTO_LINK = Link(bandwidth_gbps=1, latency_us=500)
-"""What `--link auto` emulates on the CPU: a network that two cores attain."""
+AUTO_LINK = Link(bandwidth_gbps=1, latency_us=500, auto=True)
+"""What `--link auto` emulates on the CPU: a network that two cores attain; elsewhere the latency may be higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,9 @@ class Config:
     link: Annotated[
         Link | None,
         Option(
-            f"Emulated link: none, auto ({AUTO_LINK} on the CPU), or BANDWIDTH,LATENCY such as 1Gbps,200us; with "
-            "--nproc 1, on a CPU or a GPU, BANDWIDTH,LATENCY,WORLD records one rank of an emulated group of WORLD.",
+            f"Emulated link: none, auto (on the CPU {AUTO_LINK}, or the least latency above it that this machine can "
+            "keep), BANDWIDTH,LATENCY such as 1Gbps,200us, or a run's directory, whose link is taken; with --nproc 1, "
+            "on a CPU or a GPU, BANDWIDTH,LATENCY,WORLD records one rank of an emulated group of WORLD.",
             default="none",
         ),
     ] = None
@@ -108,6 +109,14 @@ class Config:
             "host, where a process occupies a core."
         ),
     ] = LinkWait.KERNEL
+    attempts: Annotated[
+        int,
+        Option(
+            "Behind an emulated link on the CPU: how often the steps are recorded anew, as long as the link was not "
+            "attained in all of them; the best recording is kept. With --save it is 1, so that the number of updates "
+            "does not depend on the machine.",
+        ),
+    ] = 5
     communicators: Annotated[
         int,
         Option(
@@ -124,7 +133,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot run. EngineError names the option and what it must be."""
-        for name in ("layers", "width", "heads", "seq", "vocab", "batch", "steps", "warmup", "accumulate"):
+        counts = ("layers", "width", "heads", "seq", "vocab", "batch", "steps", "warmup", "accumulate", "attempts")
+        for name in counts:
             _require(getattr(self, name) >= 1, f"--{name} must be 1 or more")
         _require(self.width % self.heads == 0, f"--heads {self.heads} must divide --width {self.width}")
         _require(self.bucket_cap_mb > 0, "--bucket-cap-mb must be above 0")

@@ -59,7 +59,7 @@ KEYS: dict[Word, tuple[str, ...]] = {
     Word.SCATTER_DONE: ("unit", "microbatch"),
     Word.WAIT: (),
     Word.COLLECTIVE: ("seq", "kind", "dtype", "bytes", "group"),
-    Word.LAUNCH: ("seq",),
+    Word.LAUNCH: ("seq", "group"),
     Word.COMM: ("seq", "kind", "dtype", "bytes", "group", "link", "modelled_ns"),
 }
 """The keys of each label, in the order in which they are written."""

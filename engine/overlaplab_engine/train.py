@@ -4,10 +4,13 @@ import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -20,8 +23,12 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import defer
 from overlaplab_engine.models.transformer import Transformer, initial_values
+from overlaplab_engine.network.calibration import choose_link, next_slower
+from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.recording.attained import LinkStep, attained_steps, link_step
 from overlaplab_engine.recording.device_events import nothing_seen
 from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.manifest import Outcome, manifest
@@ -65,18 +72,19 @@ def record(config: Config, argv: list[str]) -> None:
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     device = _device(config)
     with _connected(device, config) as comm:
+        floor_ns = choose_link(comm) if comm.link is not None and comm.link.auto else None
         if config.trace:
             if int(os.environ["LOCAL_RANK"]) == 0:
                 clear(config.out)
             comm.barrier()
         strategy, optimizer = build(config, comm)
         done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
-        first, end, losses = _run(config, comm, strategy, optimizer, done)
+        kept, made = _record_steps(config, comm, strategy, optimizer, done)
         if config.trace:
             ranks = comm.world_size - len(comm.phantom_ranks)
-            everyones = comm.gather_objects(list(comm.carried[first:end]))[:ranks]
             outcome = Outcome(
-                losses=losses,
+                losses=kept.losses,
+                carried=kept.carried,
                 held=held_bytes(strategy, optimizer),
                 peak_allocated=_peak_allocated(comm),
                 scratch=comm.scratch_bytes,
@@ -88,14 +96,18 @@ def record(config: Config, argv: list[str]) -> None:
                     config,
                     comm,
                     strategy,
-                    everyones,
                     outcomes,
+                    kept.link_steps,
+                    link=kept.link,
+                    attempt=kept.attempt,
+                    attempts=made,
+                    floor_ns=floor_ns,
                     command=shlex.join(["overlaplab", "record", *argv]),
                     started_at=started_at,
                 )
                 write_json(config.out / MANIFEST, document)
         if config.save is not None:
-            save_sharded(config.save, strategy, optimizer, done + config.warmup + config.steps)
+            save_sharded(config.save, strategy, optimizer, done + made * (config.warmup + config.steps))
         comm.barrier()  # no rank leaves before everything is written
 
 
@@ -137,13 +149,71 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
     return strategy, AdamW(strategy.optimized(), lr=config.lr)
 
 
-def _run(
-    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, done: int
-) -> tuple[int, int, list[float]]:
-    """The loop, continuing after `done` steps of an earlier run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recorded:
+    """One recording of the steps."""
 
-    Returns the range of the link's collectives in the recorded steps, as first and end, and the recorded losses.
+    attempt: int
+    """Its number, from 1."""
+    link: Link | None
+    """The emulated link."""
+    losses: list[float]
+    """One per recorded step."""
+    carried: list[list[Carried]]
+    """The link's collectives on this rank, by the recorded step that launched them."""
+    link_steps: list[LinkStep]
+    """Of all ranks; empty without an emulated link."""
+
+    @property
+    def quality(self) -> tuple[int, int]:
+        """The higher, the better the link was attained: by steps, then by how late it was in all."""
+        late_ns = sum(row.occupied_ns - row.modelled_ns for row in self.link_steps)
+        return len(attained_steps(self.link_steps)), -late_ns
+
+
+def _record_steps(
+    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, done: int
+) -> tuple[_Recorded, int]:
+    """Record until the emulated link was attained in all steps, or for the last time; the best is in the trace file.
+
+    Each recording trains on from the one before, the first from `done` steps. With `--link auto`, the next is behind a
+    slower link if no more than half the steps were attained. Returns the best, and how many were made.
     """
+    again = comm.link is not None and comm.device.type == "cpu" and config.trace and config.save is None
+    best: _Recorded | None = None
+    for attempt in range(1, (config.attempts if again else 1) + 1):
+        recorder, recorded = _run(config, comm, strategy, optimizer, attempt, done)
+        done += config.warmup + config.steps
+        good = len(attained_steps(recorded.link_steps))
+        if best is None or recorded.quality > best.quality:
+            best = recorded
+            if recorder is not None:
+                recorder.write()
+                if recorder.saw_no_device:
+                    recorder.discard()  # without kernels and run.json it would look like a recording on a CPU
+                    raise EngineError(nothing_seen(str(comm.device)))
+        link = comm.link
+        if good == config.steps or not again or link is None:
+            break
+        then = f"recording them again ({attempt + 1} of {config.attempts})"
+        if attempt == config.attempts:
+            then = f"the best recording, number {best.attempt}, is kept"
+        elif link.auto and 2 * good <= config.steps:
+            comm.set_link(next_slower(link))
+            then += f" behind {comm.link}"
+        if comm.rank == 0:
+            print(
+                f"overlaplab record: the link {link} was attained in {good} of {config.steps} steps; {then}",
+                file=sys.stderr,
+            )
+    assert best is not None
+    return best, attempt
+
+
+def _run(
+    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, attempt: int, done: int
+) -> tuple[TraceFile | None, _Recorded]:
+    """Warm-up and recorded steps, after `done` earlier ones; this rank's recorder holds what it recorded."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = (
         TraceFile(
@@ -153,18 +223,19 @@ def _run(
             steps=config.steps,
             gpu=comm.device if comm.device.type == "cuda" else None,
             all_threads=comm.link is not None and comm.device.type == "cpu",
+            hold=True,
         )
         if config.traces(comm.rank)
         else None
     )
-    first = 0
+    borders: list[tuple[int, int]] = []  # between the recorded steps: collectives launched so far, and the time
     losses: list[torch.Tensor] = []
     strategy.on_error = faults.tell  # nobody catches the error here
     with recorder or nullcontext(), _progress(config, comm) as advance:
         try:
             for step in range(config.warmup + config.steps):
                 if step == config.warmup:
-                    first = comm.launched
+                    borders.append((comm.launched, time.perf_counter_ns()))
                     if comm.device.type == "cuda":
                         torch.cuda.reset_peak_memory_stats(comm.device)
                 loss = train_step(
@@ -173,16 +244,27 @@ def _run(
                 losses.append(loss)
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):
                     strategy.settle()  # collectives that a step launched are recorded completely or not at all
+                if step >= config.warmup:
+                    borders.append((comm.launched, time.perf_counter_ns()))
                 advance()
                 if recorder is not None:
                     recorder.step()
         except BaseException as error:
             faults.tell(error)  # first, because closing the recording takes a while
             raise
-    if recorder is not None and recorder.saw_no_device:
-        recorder.discard()  # without kernels and run.json it would look like a recording on a CPU
-        raise EngineError(nothing_seen(str(comm.device)))
-    return first, comm.launched, [float(loss) for loss in losses[config.warmup :]]
+    carried = [list(comm.carried[a:b]) for (a, _), (b, _) in pairwise(borders)]
+    own = [
+        link_step(comm.rank, config.warmup + i, of_step, until - since)
+        for i, (of_step, ((_, since), (_, until))) in enumerate(zip(carried, pairwise(borders), strict=True))
+    ]
+    ranks = comm.world_size - len(comm.phantom_ranks)
+    return recorder, _Recorded(
+        attempt=attempt,
+        link=comm.link,
+        losses=[float(loss) for loss in losses[config.warmup :]],
+        carried=carried,
+        link_steps=[row for rows in comm.gather_objects(own)[:ranks] for row in rows] if comm.link else [],
+    )
 
 
 def _peak_allocated(comm: Communicator) -> int | None:

@@ -36,6 +36,9 @@ CAPPED = tuple(name for name, traits in TRAITS.items() if traits.buckets)
 DEFAULTS = {"--strategy": "bucketed", "--warmup": "3", "--steps": "5"}
 """What a sweep tells the engine where the user says nothing; warm-up steps are run and not recorded."""
 
+AUTO = "auto"
+"""The value of `--link` for which the engine measures."""
+
 OWN = {
     "--save": "every recording would write the same checkpoint",
     "--no-trace": "nothing would be recorded",
@@ -125,7 +128,7 @@ def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) ->
                 continue
             began = time.monotonic()
             try:
-                problem = _record(recording, options)
+                problem = _record(recording, _same_link(options, every))
             except KeyboardInterrupt:
                 bar.stop()
                 _say(f"interrupted: {done} of {len(todo)} recorded. The same command goes on from here.")
@@ -138,6 +141,14 @@ def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) ->
             if len(failed) == done + 1 == 2 and len({line.partition(": ")[2] for line in failed.values()}) == 1:
                 break
     return list(failed.values())
+
+
+def _same_link(options: Sequence[str], every: Sequence[Recording]) -> list[str]:
+    """The options; `--link auto` is measured for the first recording, and the others take the first one's link."""
+    made = next((str(recording.out) for recording in every if (recording.out / MANIFEST_NAME).is_file()), None)
+    if _pairs(options).get("--link") != AUTO or made is None:
+        return list(options)
+    return [*options, "--link", made]
 
 
 def _record(recording: Recording, options: Sequence[str]) -> str | None:
@@ -207,6 +218,8 @@ def _is_there(recording: Recording, options: Sequence[str]) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         command = []
     found, wanted = (_pairs(words) for words in (command[2:], _arguments(recording, options)))
+    if wanted.get("--link") == AUTO and Path(found.get("--link", "")).parent == recording.out.parent:
+        found["--link"] = AUTO  # see `_same_link`
     if {**found, "--out": ""} == {**wanted, "--out": ""}:
         return True
     changed = sorted(word for word in found.keys() | wanted.keys() if found.get(word) != wanted.get(word))

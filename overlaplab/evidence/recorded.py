@@ -194,8 +194,9 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     """
     calls = _label_rows([label for label in labels if label.word == "launch"])
     comms = _label_rows([label for label in labels if label.word == "comm"])
-    last = calls.drop_duplicates("sequence", keep="last")
-    call = pd.Index(last["sequence"]).get_indexer(pd.Index(comms["sequence"]))
+    number = ["group", "sequence"] if calls["group"].ne("").any() else ["sequence"]  # older recorders name no group
+    last = calls.drop_duplicates(number, keep="last")
+    call = pd.MultiIndex.from_frame(last[number]).get_indexer(pd.MultiIndex.from_frame(comms[number]))
     call = np.append(last.index.to_numpy(), -1)[call]
     carried = _blank_rows(len(comms))
     _fill_from_label(carried, comms, np.arange(len(comms)))
@@ -208,11 +209,17 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
 
 
 def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:
-    """The later of each one's launch and the end of the previous one on the link, as the engine's carrier does it."""
-    order = carried.sort_values("start_ns", kind="stable")
-    before = order["end_ns"].groupby(thread).shift(fill_value=UNKNOWN_NS).reindex(carried.index)
+    """The later of each one's launch and the end of the previous one on the link, as the engine's carrier does it.
+
+    Each group has a thread, but all share the link, so that one may wait for another group's after it was taken up.
+    Messages, which have threads of their own, only follow those of the same thread.
+    """
+    order = carried.sort_values(["end_ns", "start_ns"], kind="stable")
+    link = thread.where(carried["kind"] == "send_recv", -1)
+    before = order["end_ns"].groupby(link).shift(fill_value=UNKNOWN_NS).reindex(carried.index)
     starts = carried["start_ns"]
-    arrived = carried["launch_ns"].where(carried["launch_ns"] > before, before).where(lambda at: at < starts, starts)
+    most = starts if thread.nunique() == 1 else carried["end_ns"]
+    arrived = carried["launch_ns"].where(carried["launch_ns"] > before, before).where(lambda at: at < most, most)
     return arrived.where(carried["launch_ns"] != UNKNOWN_NS, starts)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from overlaplab.costs import ENOUGH_STEPS, Attained, attained_steps, link_attained
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, shorten
+from overlaplab.words import count, shorten, to_ms
+
+_MOST_STEPS = 4  # named in a line
 
 
 def run_title(run: Run) -> str:
@@ -48,7 +51,7 @@ def links_note(manifests: Sequence[Manifest | None]) -> str | None:
         return None
     links = sorted({str(manifest.emulated_link) for manifest in emulated})
     parts = [f"emulated link {' or '.join(links)}"]
-    if any(manifest.link_attained is False for manifest in emulated):
+    if any(_missed(manifest) for manifest in emulated):
         parts.append("link not attained in some runs")
     groups = [describe_ranks(manifest) for manifest in manifests if manifest is not None and manifest.phantom_ranks]
     where = "" if len(groups) == len(manifests) else "in some runs "
@@ -64,10 +67,49 @@ def describe_ranks(manifest: Manifest, ranks: int | None = None) -> str:
 
 
 def describe_link(manifest: Manifest) -> str:
-    """The emulated link, and whether it was attained; empty without one."""
+    """The emulated link, and whether it was attained, or in which steps it was not; empty without one."""
     link = manifest.emulated_link
-    missed = ", link not attained" if manifest.link_attained is False else ""
+    missed = f", link {_missed(manifest)}" if _missed(manifest) else ""
     return f"emulated link {link}{missed}" if link else ""
+
+
+def link_missed(manifest: Manifest) -> str | None:
+    """In which steps the emulated link was not attained, by how much, and what to do; None where it was in all."""
+    steps = attained_steps(manifest)
+    late = [step for step in steps if not step.attained]
+    if not late:
+        return "link not attained" if link_attained(manifest) is False else None
+    parts = [
+        f"step {step.step} ({step.ratio:.3f} × the modelled time, one collective {to_ms(step.latest_ns):.1f} ms late)"
+        for step in late[:_MOST_STEPS]
+    ]
+    parts += [f"{len(late) - _MOST_STEPS} more"] if len(late) > _MOST_STEPS else []
+    said = f"link not attained in {_listed(parts)}"
+    tried = f" in the best of {manifest.attempts} recordings" if (manifest.attempts or 1) > 1 else ""
+    if link_attained(manifest):
+        good = " ".join(f"--step {step.step}" for step in steps if step.attained)
+        return f"{said}: figures of all steps include it; `{good}` leaves it out"
+    enough = min(ENOUGH_STEPS, len(steps))
+    return (
+        f"{said}: {enough} of {len(steps)} steps must attain it and {len(steps) - len(late)} did{tried}, so that "
+        "communication took longer than the link says; record on a quieter machine, or with a slower --link"
+    )
+
+
+def _missed(manifest: Manifest) -> str:
+    """`not attained`, with the steps if the run attained the link otherwise; empty if it did in all."""
+    if link_attained(manifest) is False:
+        return "not attained"
+    late: list[Attained] = [step for step in attained_steps(manifest) if not step.attained]
+    return (
+        f"not attained in {'step' if len(late) == 1 else 'steps'} {_listed([str(s.step) for s in late])}"
+        if late
+        else ""
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def describe_settings(manifest: Manifest | None) -> str:

@@ -19,6 +19,7 @@ from overlaplab.events import (
     window_warnings,
 )
 from overlaplab.evidence.clocks import clocks
+from overlaplab.findings.runs import link_missed
 from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, ms, sentence, shorten, to_ms
@@ -38,8 +39,8 @@ _ENDS_ONLY = (
 def run_warnings(run: Run) -> tuple[str, ...]:
     """What a reader of any figure of this run must know, a line each."""
     warnings = list(run.warnings)
-    if run.manifest and run.manifest.link_attained is False:  # decided by the engine, which wrote it into run.json
-        warnings.append("link not attained: more than 5 % of the collectives overran the emulated link")
+    if run.manifest and (missed := link_missed(run.manifest)):
+        warnings.append(missed)
     warnings += _clock_warnings(run)
     missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
     warnings += [missing] if missing else []

@@ -15,7 +15,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.waits import arrivals
 from overlaplab.manifest import Link
 
-
 _UNSTEADY = 0.25
 """Of all measured transfer time: if a line deviates by more, transfers do not take as long as their sizes say."""
 

@@ -151,7 +151,7 @@ def test_a_real_sweep(tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     line = [sys.executable, "-m", "overlaplab", "sweep", "--bucket-cap-mb", "0.02,1", "--repeats", "1", "--out", out]
     small = ["--device", "cpu", "--layers", "1", "--width", "32", "--vocab", "50", "--seq", "8", "--batch", "2"]
-    words = [str(word) for word in (*line, *small, "--steps", "2", "--link", "1Gbps,200us")]
+    words = [str(word) for word in (*line, *small, "--steps", "2", "--link", "1Gbps,200us", "--attempts", "1")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (0, "")
     assert "caps in random order (--order-seed 0):" in done.stderr

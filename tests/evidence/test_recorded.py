@@ -206,3 +206,22 @@ def test_gloos_own_ranges_under_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_nothing_is_nothing(tmp_path: Path, backend: str) -> None:
     assert len(recorded(run_of(tmp_path, [op("mm", 0, 1)], backend=backend).traces[0])) == 0
+
+
+def test_groups_that_share_an_emulated_link(tmp_path: Path) -> None:
+    """Both number from 0; the second takes its collective up while the link carries the first's."""
+
+    def comm(group: str, start: float, end: float, tid: int) -> dict[str, Any]:
+        label = (
+            f"engine::comm seq=0 kind=all_reduce dtype=float32 bytes=8 group={group} link=1Gbps,1us modelled_ns=9000"
+        )
+        return event(label, start, end, tid=tid, cat="user_annotation")
+
+    def launch(group: str, at: float) -> dict[str, Any]:
+        return event(f"engine::launch seq=0 group={group}", at, at + 0.5, cat="user_annotation")
+
+    path = tmp_path / "rank0.json"
+    write(path, [launch("0", 1), launch("1", 2), comm("0", 3, 12, 7), comm("1", 4, 21, 8)])
+    table = recorded(load_run(path).traces[0])
+    times = table[["launch_ns", "arrived_ns", "start_ns", "end_ns"]] - table["launch_ns"].min() + 1000
+    assert times.to_numpy().tolist() == [[1000, 1000, 3000, 12_000], [2000, 12_000, 4000, 21_000]]

@@ -7,8 +7,11 @@ from typing import Any
 
 from made_traces import op, run_of
 
-from overlaplab.findings import describe_settings, link_note, links_note, note
-from overlaplab.manifest import Link, Manifest
+from overlaplab.costs import attained_steps, link_attained
+from overlaplab.findings import describe_link, describe_settings, link_missed, link_note, links_note, note
+from overlaplab.manifest import Carried, Link, LinkStep, Manifest
+
+LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)
 
 
 def test_the_note_names_the_emulated_link_and_what_it_missed() -> None:
@@ -31,6 +34,52 @@ def test_the_note_names_the_emulated_link_and_what_it_missed() -> None:
     assert link_note(Manifest(**fields, link=link, link_attained=False)) == (
         "emulated link 1Gbps,200us, link not attained"
     )
+
+
+def test_steps_that_missed_the_link_are_named() -> None:
+    """By run.json's own steps, and by its collectives where an older recorder did not count steps."""
+    fields: dict[str, Any] = {"format_version": 1, "world_size": 2, "warmup": 2, "link": LINK, "link_attained": True}
+
+    def steps(*ratios: float, latest_ns: int = 0) -> tuple[LinkStep, ...]:
+        return tuple(
+            LinkStep(
+                rank=rank,
+                step=2 + place,
+                modelled_ns=10_000_000,
+                occupied_ns=int(10_000_000 * (ratio if rank else 1)),
+                latest_ns=latest_ns,
+                took_ns=100_000_000,
+            )
+            for rank in (0, 1)
+            for place, ratio in enumerate(ratios)
+        )
+
+    good = Manifest(**fields, steps=3, link_steps=steps(1.05, 1, 1, latest_ns=10_000_000))
+    assert (link_missed(good), describe_link(good), link_attained(good)) == (None, "emulated link 1Gbps,200us", True)
+    some = Manifest(**fields, steps=4, link_steps=steps(1, 1, 1.06, 1, latest_ns=500_000))
+    assert link_attained(some)
+    assert describe_link(some) == "emulated link 1Gbps,200us, link not attained in step 4"
+    assert link_missed(some) == (
+        "link not attained in step 4 (1.060 × the modelled time, one collective 0.5 ms late): figures of all steps "
+        "include it; `--step 2 --step 3 --step 5` leaves it out"
+    )
+    stalled = Manifest(**fields, steps=3, link_steps=steps(1, 1, 1, latest_ns=10_000_001))
+    assert link_attained(stalled) is False
+    assert (links_note([stalled]) or "").endswith("link not attained in some runs")
+    late = (10, 10, 10, 10, 10, 14, 10, 10, 10, 10, 10, 10)
+    columns = Carried(rank=(0,) * 6 + (1,) * 6, modelled_ns=(10,) * 12, occupied_ns=late)
+    older = Manifest(**fields, steps=3, collectives=columns)
+    assert [(step.step, step.ratio, step.attained) for step in attained_steps(older)] == [
+        (2, 1.0, True),
+        (3, 1.0, True),
+        (4, 1.2, False),
+    ]
+    assert link_missed(older) == (
+        "link not attained in step 4 (1.200 × the modelled time, one collective 0.0 ms late): 3 of 3 steps must attain "
+        "it and 2 did, so that communication took longer than the link says; record on a quieter machine, or with a "
+        "slower --link"
+    )
+    assert attained_steps(Manifest(**fields, steps=5, collectives=columns)) == ()
 
 
 def test_the_note_tells_the_prefetch_depth_of_a_run_that_gathers() -> None:

@@ -1,12 +1,13 @@
 """The emulated link on a CPU: one thread that runs collectives in order, each for as long as the model says.
 
 [Note: one thread is the link]
-A link carries one collective after another, so each group has one thread, which takes them from a queue. A collective
-arrives when it is queued, or when the previous one ends if that is later; the microseconds that the thread takes to
-wake up do not count. The thread runs the real collective over gloo, then sleeps until T after the *last* rank's
-arrival and completes the collective's future. Gloo's own time is part of T, and a sleeping thread leaves the core to
-the computation. A network card does not wait for a core, so these threads get real-time priority where the system
-permits it. Otherwise each of a collective's five or so thread switches may cost a time slice of 3 ms.
+A link carries one collective after another, so each group has one thread, which takes them from a queue; several groups
+share the link ([Note: one link for all groups]). A collective arrives when it is queued, or when the previous one ends
+if that is later; the microseconds that the thread takes to wake up do not count. The thread runs the real collective
+over gloo, then sleeps until T after the *last* rank's arrival and completes the collective's future. Gloo's own time is
+part of T, and a sleeping thread leaves the core to the computation. A network card does not wait for a core, so these
+threads get real-time priority where the system permits it. Otherwise each of a collective's five or so thread switches
+may cost a time slice of 3 ms.
 
 [Note: the last arrival]
 Every rank's arrival time goes through a MAX all-reduce of one int64 on a second gloo group, beside the real collective.
@@ -21,7 +22,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -33,11 +34,21 @@ from torch._C import _distributed_c10d
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.link import Kind, Link
+from overlaplab_engine.network.wire import BOTH_WAYS, Wire
 
-__all__ = ["Carried", "Carrier", "comm_span", "urgent_threads"]
+__all__ = [
+    "Alarm",
+    "Carried",
+    "Carrier",
+    "comm_span",
+    "create_work_from_future",
+    "perhaps_recorded",
+    "urgent_threads",
+    "wake_on_time",
+]
 
 dist: Any = torch.distributed  # its type stubs lack most of the names that a process group needs
-_create_work_from_future: Callable[[Any], Any] = _distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
+create_work_from_future: Callable[[Any], Any] = _distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 
 TOLERANCE = 1.05
 """A collective overran if it took longer than its modelled time multiplied by this."""
@@ -84,27 +95,53 @@ class _Request:
     queued_ns: int  # by rank 0's clock
 
 
+class Alarm:
+    """Wakes a thread on time."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        """`now_ns` is the clock."""
+        self._now_ns = now_ns
+        self._late_ns = 0.0  # running mean of how late sleeps end
+
+    def sleep_until(self, end_ns: int) -> None:
+        """Sleep until shortly before `end_ns`, allowing for the usual wake-up delay, then spin for what is left."""
+        wake_ns = end_ns - int(self._late_ns) - MARGIN_NS
+        if (left_ns := wake_ns - self._now_ns()) > 0:
+            time.sleep(left_ns / 1e9)
+            late_ns = min(self._now_ns() - wake_ns, MOST_LATE_NS)
+            self._late_ns += (late_ns - self._late_ns) / 8
+        while self._now_ns() < end_ns:
+            pass  # about 20 µs; another sleep would take longer
+
+
 class Carrier:
     """The thread that is a group's link, and its queue."""
 
-    def __init__(self, link: Link, world_size: int, clock: Any | None) -> None:
+    def __init__(self, wire: Wire, world_size: int, clock: Any | None) -> None:
         """Start the thread. `clock` is a gloo group for arrival times, None if the peers are phantoms."""
-        self.link = link
+        self.wire = wire
         self.group_name = ""
         self.log: list[Carried] = []
         """The collectives carried so far, in order."""
         self._world_size = world_size
         self._clock = clock
-        self._stamp = torch.zeros(1, dtype=torch.int64)
+        self._stamp = torch.zeros(2, dtype=torch.int64)
         self._offset_ns = 0 if clock is None else clock_offset_ns(_exchange(clock, world_size))
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self.launched = 0
         """How many collectives were submitted so far."""
         self._failure: Exception | None = None
         self._free_ns = 0  # when the link became free, by rank 0's clock
-        self._late_ns = 0.0  # running mean of how late sleeps end
+        self._alarm = Alarm(self.now_ns)
+        if world_size > 1:
+            wire.join()
         self._thread = threading.Thread(target=self._carry_all, name="emulated-link", daemon=True)
         self._thread.start()
+
+    @property
+    def link(self) -> Link:
+        """The emulated link."""
+        return self.wire.link
 
     def submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
         """Queue a collective and return its work at once; the work's future gets `outputs` or the exception.
@@ -115,7 +152,7 @@ class Carrier:
         future: torch.futures.Future[Any] = torch.futures.Future()
         seq = self.launched
         self.launched += 1
-        with labels.span(Word.LAUNCH, seq=seq):
+        with labels.span(Word.LAUNCH, seq=seq, group=self.group_name):
             self._requests.put(
                 _Request(
                     seq=seq,
@@ -124,10 +161,18 @@ class Carrier:
                     work=work,
                     outputs=outputs,
                     future=future,
-                    queued_ns=self._now_ns(),
+                    queued_ns=self.now_ns(),
                 )
             )
-        return _create_work_from_future(future)
+        return create_work_from_future(future)
+
+    def modelled_ns(self, kind: Kind, tensors: Sequence[torch.Tensor]) -> int:
+        """T of a collective; `tensors` are those of the full size."""
+        return self.link.modelled_ns(kind, sum(t.nbytes for t in tensors), self._world_size)
+
+    def fail(self, error: Exception) -> None:
+        """No later collective can be right: the ranks are out of step."""
+        self._failure = error
 
     def check(self) -> None:
         """Raise the error of a collective that failed: waiting for a work made from a future does not raise it."""
@@ -138,6 +183,8 @@ class Carrier:
         """Carry what is queued, then end the thread. (A thread alive at exit sometimes aborts the process.)"""
         if self._thread.is_alive():
             self._requests.put(None)
+            if self._world_size > 1:
+                self.wire.leave()
             if self._thread is not threading.current_thread():  # it may hold the last reference to the group
                 self._thread.join()
 
@@ -146,61 +193,77 @@ class Carrier:
         if self._clock is not None:
             self._clock.abort()
 
-    def _now_ns(self) -> int:
+    def now_ns(self) -> int:
         """Unix time by rank 0's clock."""
         return local_ns() + self._offset_ns
 
+    def book(self, key: Hashable, arrived_ns: int, modelled_ns: int, ways: int, latest: Callable[[int], int]) -> int:
+        """Book the link from the last arrival on, by rank 0's clock as all times here; see `Wire.agree`."""
+        return self.wire.agree(key, arrived_ns, modelled_ns, ways, latest, self._offset_ns)
+
+    def took(self, key: Hashable, begin_ns: int, end_ns: int, ways: int) -> None:
+        """Book what really was taken."""
+        self.wire.took(key, begin_ns - self._offset_ns, end_ns - self._offset_ns, ways)
+
     def _carry_all(self) -> None:
-        _wake_on_time()
+        wake_on_time()
         while (request := self._requests.get()) is not None:
             self._carry(request)
             del request  # keep no tensors alive while waiting for the next
 
     def _carry(self, request: _Request) -> None:
         nbytes = sum(t.nbytes for t in request.tensors)
-        modelled_ns = self.link.modelled_ns(request.kind, nbytes, self._world_size)
+        modelled_ns = self.modelled_ns(request.kind, request.tensors)
         span = comm_span(self.link, self.group_name, request.seq, request.kind, request.tensors, modelled_ns)
         try:
             self.check()
-            with _perhaps_recorded(span):
-                last_arrival_ns = self._move(request, modelled_ns)
-                end_ns = self._now_ns()
+            with perhaps_recorded(span):
+                begin_ns = self._move(request, modelled_ns)
+                end_ns = self.now_ns()
             carried = Carried(
                 seq=request.seq,
                 kind=request.kind,
                 nbytes=nbytes,
                 modelled_ns=modelled_ns,
-                occupied_ns=end_ns - last_arrival_ns,
+                occupied_ns=end_ns - begin_ns,
             )
         except Exception as error:
-            self._failure = error  # the ranks are out of step: no later collective can be right
+            self.fail(error)
             request.future.set_exception(error)
             return
         self.log.append(carried)
-        self._free_ns = end_ns if carried.overran else last_arrival_ns + modelled_ns
+        self._free_ns = end_ns if carried.overran else begin_ns + modelled_ns
+        if carried.overran and self.wire.shared:
+            self.took((id(self), request.seq), begin_ns, end_ns, BOTH_WAYS)
         request.future.set_result(request.outputs)
 
     def _move(self, request: _Request, modelled_ns: int) -> int:
-        """Run the collective, sleep until its time is over, and return the last arrival by rank 0's clock."""
+        """Run the collective, sleep until its time is over, and return when that began, by rank 0's clock.
+
+        That is the last arrival, or later if the link carries something of another group then.
+        """
         self._stamp[0] = max(request.queued_ns, self._free_ns)
+        self._stamp[1] = int(self.wire.shared)  # if it is on one rank, all must agree
         works = [request.work()]
         if self._clock is not None:
             works.append(self._clock.allreduce([self._stamp], _maximum()))
         for work in works:
             work.wait()
-        last_arrival_ns = int(self._stamp[0])
-        self._sleep_until(min(last_arrival_ns, self._now_ns()) + modelled_ns)
-        return last_arrival_ns
+        begin_ns, shared = self._stamp.tolist()
+        if shared:
+            begin_ns = self.book((id(self), request.seq), begin_ns, modelled_ns, BOTH_WAYS, self._latest)
+            self._alarm.sleep_until(begin_ns + modelled_ns)
+        else:
+            self._alarm.sleep_until(min(begin_ns, self.now_ns()) + modelled_ns)
+        return int(begin_ns)
 
-    def _sleep_until(self, end_ns: int) -> None:
-        """Sleep until shortly before `end_ns`, allowing for the usual wake-up delay, then spin for what is left."""
-        wake_ns = end_ns - int(self._late_ns) - MARGIN_NS
-        if (left_ns := wake_ns - self._now_ns()) > 0:
-            time.sleep(left_ns / 1e9)
-            late_ns = min(self._now_ns() - wake_ns, MOST_LATE_NS)
-            self._late_ns += (late_ns - self._late_ns) / 8
-        while self._now_ns() < end_ns:
-            pass  # about 20 µs; another sleep would take longer
+    def _latest(self, ns: int) -> int:
+        """The greatest of the ranks' numbers."""
+        if self._clock is None:
+            return ns
+        self._stamp[0] = ns
+        self._clock.allreduce([self._stamp], _maximum()).wait()
+        return int(self._stamp[0])
 
 
 def comm_span(
@@ -220,7 +283,7 @@ def comm_span(
 
 
 @contextlib.contextmanager
-def _perhaps_recorded(span: labels.Span) -> Iterator[None]:
+def perhaps_recorded(span: labels.Span) -> Iterator[None]:
     """Enter the span; leaving it raises RuntimeError if the recording began or ended inside, which is ignored."""
     span.__enter__()
     try:
@@ -286,7 +349,7 @@ def urgent_threads() -> Iterator[None]:
         os.sched_setscheduler(0, before, parameters)
 
 
-def _wake_on_time() -> None:
+def wake_on_time() -> None:
     """Make this thread's sleeps end within microseconds: by default Linux may add 50 µs."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

@@ -88,6 +88,11 @@ class Communicator:
         """The emulated link, if there is one."""
         return self.group.link if isinstance(self.group, process_group.EmulatedLinkGroup) else None
 
+    def set_link(self, link: Link) -> None:
+        """Emulate another link from now on, between CPUs; all ranks, while nothing is under way."""
+        assert isinstance(self.group, process_group.EmulatedLinkGroup)
+        self.group.set_link(link)
+
     @property
     def launched(self) -> int:
         """How many collectives were launched on an emulated link so far."""
@@ -196,7 +201,7 @@ class Communicator:
 
     @cached_property
     def for_objects(self) -> dist.ProcessGroup:
-        """A group with gather and scatter, for torch.distributed.checkpoint; an emulated link lacks both.
+        """A group for torch.distributed.checkpoint, whose plans take no time on an emulated link.
 
         All ranks must access this property together, because it may create the group.
         """

@@ -6,7 +6,7 @@ Rabenseifner, Gropp 2005, "Optimization of collective communication operations i
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 
@@ -24,6 +24,11 @@ class Kind(StrEnum):
     BROADCAST = "broadcast"
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
+    REDUCE = "reduce"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    SEND_RECV = "send_recv"
+    """A message between two ranks, on either."""
 
 
 class LinkWait(StrEnum):
@@ -48,6 +53,8 @@ class Link:
     """Latency of each message, in µs."""
     world_size: int | None = None
     """Number of ranks to model; None: the ranks that exist."""
+    auto: bool = field(default=False, compare=False)
+    """Whether the latency is to be chosen by what the machine can keep; see `network.calibration`."""
 
     def __post_init__(self) -> None:
         """EngineError for impossible values."""
@@ -102,7 +109,9 @@ def _ring(kind: Kind, n: int) -> tuple[int, Fraction]:
     match kind:
         case Kind.ALL_REDUCE | Kind.BARRIER:
             return 2 * (n - 1), Fraction(2 * (n - 1), n)
-        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL | Kind.GATHER | Kind.SCATTER:
             return n - 1, Fraction(n - 1, n)
-        case Kind.BROADCAST:
+        case Kind.BROADCAST | Kind.REDUCE:
             return n - 1, Fraction(min(n - 1, 1))
+        case Kind.SEND_RECV:
+            return 1, Fraction(1)

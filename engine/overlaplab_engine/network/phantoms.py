@@ -94,9 +94,60 @@ class Phantoms:
         self._reduce(output, own, opts.reduceOp)
         return _Done()
 
-    def alltoall_base(self, *args: Any) -> "_Done":
-        """Always EngineError: no strategy needs it."""
-        raise EngineError("an all-to-all needs real peers: use --nproc, and leave WORLD out of --link")
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> "_Done":
+        """On the root as `allreduce`; elsewhere tensors are sent and keep their values."""
+        for tensor in tensors:
+            self._reduce(tensor, tensor, opts.reduceOp) if opts.rootRank == self._rank else self._send(tensor)
+        return _Done()
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> "_Done":
+        """On the root as `allgather`; elsewhere the input is sent."""
+        if opts.rootRank == self._rank:
+            return self.allgather(outputs, inputs, opts)
+        for tensor in inputs:
+            self._send(tensor)
+        return _Done()
+
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> "_Done":
+        """On the root the list is sent, and its own part copied; elsewhere the part comes from a phantom."""
+        if opts.rootRank != self._rank:
+            return self.recv(outputs, opts.rootRank, 0)
+        for output, parts in zip(outputs, inputs, strict=True):
+            for part in parts:
+                self._send(part)
+            output.data.copy_(parts[self._rank].data)
+        return _Done()
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "_Done":
+        """The tensors are sent."""
+        for tensor in tensors:
+            self._send(tensor)
+        return _Done()
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "_Done":
+        """The tensors get a phantom's values."""
+        for tensor in tensors:
+            self._receive(tensor, 0, tensor.numel())
+        return _Done()
+
+    def alltoall_base(
+        self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int], opts: Any
+    ) -> "_Done":
+        """`output` has this rank's part of `input` at this rank's place, and the phantoms' parts at theirs.
+
+        Splits count rows; empty ones mean equal parts.
+        """
+        into, out_of = (
+            torch.split(t.data, splits or t.shape[0] // self._size)
+            for t, splits in ((output, output_splits), (input, input_splits))
+        )
+        self._send(input)
+        for rank, part in enumerate(into):
+            if rank == self._rank:
+                part.copy_(out_of[rank])
+            else:
+                self._receive(part, 0, part.numel())
+        return _Done()
 
     def barrier(self, opts: Any) -> "_Done":
         """Return at once: phantoms are always there."""

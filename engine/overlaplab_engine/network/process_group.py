@@ -10,15 +10,19 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed
 
+from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.carrier import Carried, Carrier, urgent_threads
 from overlaplab_engine.network.link import Kind, Link, LinkWait
+from overlaplab_engine.network.messages import Messages
 from overlaplab_engine.network.phantoms import Phantoms
 from overlaplab_engine.network.stream_carrier import StreamCarrier, link_clock
+from overlaplab_engine.network.wire import IN, OUT, Wire
 
 dist: Any = torch.distributed  # its type stubs lack most of the names that a process group needs
 
@@ -27,7 +31,7 @@ __all__ = ["BACKEND", "EmulatedLinkGroup", "Emulation", "register"]
 BACKEND = "emulated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Emulation:
     """The options of an emulated group, passed to torch as `pg_options`."""
 
@@ -37,21 +41,34 @@ class Emulation:
     wait: LinkWait = LinkWait.KERNEL
     """What holds up a GPU's stream."""
 
+    @cached_property
+    def wire(self) -> Wire:
+        """This rank's end of the link, between CPUs, which all groups with these options share."""
+        return Wire(self.link)
+
 
 class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass of Any
     """A process group behind an emulated link; DDP, FSDP2 and functional collectives can use it too."""
 
-    def __init__(self, rank: int, size: int, mover: Any, carrier: Carrier | StreamCarrier) -> None:
-        """`mover` has the methods of ProcessGroupGloo that this class calls."""
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        mover: Any,
+        carrier: Carrier | StreamCarrier,
+        messages: Messages | None = None,
+    ) -> None:
+        """`mover` has the methods of ProcessGroupGloo that this class calls; `messages` is None among phantoms."""
         super().__init__(rank, size)
         self._description = ""
         self._rank, self._size = rank, size
         self._mover = mover
         self._carrier = carrier
+        self._messages = messages
         self.phantom_ranks = [r for r in range(size) if r != rank] if isinstance(mover, Phantoms) else []
         """Emulated ranks without a process; empty if there are none. With any, losses are meaningless."""
         # Runs once: when the group is closed or garbage-collected, or when the interpreter ends.
-        self._end = weakref.finalize(self, carrier.close)
+        self._end = weakref.finalize(self, _close, messages, carrier)
 
     @property
     def scratch_bytes(self) -> int:
@@ -63,6 +80,11 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         """The emulated link."""
         return self._carrier.link
 
+    def set_link(self, link: Link) -> None:
+        """Emulate another link from now on, in all groups; all ranks, while nothing is under way."""
+        assert isinstance(self._carrier, Carrier)
+        self._carrier.wire.link = link
+
     @property
     def launched(self) -> int:
         """How many collectives were launched so far."""
@@ -72,6 +94,11 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
     def log(self) -> Sequence[Carried]:
         """The collectives carried so far, in order; on a GPU this waits for the link."""
         return self._carrier.log
+
+    @property
+    def messages(self) -> Sequence[Carried]:
+        """The messages sent and received so far, in order of their ends; among phantoms they are in `log`."""
+        return self._messages.log if self._messages is not None else ()
 
     def check(self) -> None:
         """Raise the error of a collective that failed, if any."""
@@ -140,6 +167,46 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         )
         return self._submit(Kind.REDUCE_SCATTER, inputs, work, outputs)
 
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
+        opts = opts or dist.ReduceOptions()
+        return self._submit(Kind.REDUCE, tensors, lambda: self._mover.reduce(tensors, opts), tensors)
+
+    def gather(  # noqa: D102
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        opts = opts or dist.GatherOptions()
+        work = lambda: self._mover.gather(outputs, inputs, opts)  # noqa: E731
+        return self._submit(Kind.GATHER, inputs * self._size, work, outputs)
+
+    def scatter(  # noqa: D102
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Any:
+        opts = opts or dist.ScatterOptions()
+        work = lambda: self._mover.scatter(outputs, inputs, opts)  # noqa: E731
+        return self._submit(Kind.SCATTER, outputs * self._size, work, outputs)
+
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> Any:  # noqa: D102
+        return self._message(OUT, tensors, destination, tag, lambda: self._mover.send(tensors, destination, tag))
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:  # noqa: D102
+        return self._message(IN, tensors, source, tag, lambda: self._mover.recv(tensors, source, tag))
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:  # noqa: D102
+        raise EngineError("behind an emulated link a receive must name its source: recv(tensor, src=RANK)")
+
+    def _message(self, way: int, tensors: list[torch.Tensor], peer: int, tag: int, post: Callable[[], Any]) -> Any:
+        if self._messages is None:  # no peer waits for its turn, so that messages may queue with collectives
+            return self._submit(Kind.SEND_RECV, tensors, post, tensors)
+        return self._messages.submit(way, peer, tag, tensors, post)
+
+    def alltoall(  # noqa: D102
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        opts = opts or dist.AllToAllOptions()
+        full = max(outputs, inputs, key=lambda tensors: sum(map(_nbytes, tensors)))
+        work = lambda: _all_to_all_lists(self._mover, outputs, inputs, opts)  # noqa: E731
+        return self._submit(Kind.ALL_TO_ALL, full, work, outputs)
+
     def all_to_all_single(  # noqa: D102
         self,
         output: torch.Tensor,
@@ -206,6 +273,33 @@ class _All:
             work.wait()
 
 
+class _Copied:
+    """A collective through one buffer, whose parts are copied to where they belong when it is done."""
+
+    def __init__(self, work: Any, buffer: torch.Tensor, outputs: list[torch.Tensor]) -> None:
+        self._work, self._buffer, self._outputs = work, buffer, outputs
+
+    def wait(self) -> None:
+        self._work.wait()
+        parts = torch.split(self._buffer, [t.numel() for t in self._outputs])
+        for output, part in zip(self._outputs, parts, strict=True):
+            output.data.copy_(part.view_as(output))
+
+
+def _all_to_all_lists(mover: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> _Copied:
+    """An all-to-all of lists, which gloo has only for one tensor."""
+    sent = torch.cat([t.data.reshape(-1) for t in inputs])
+    got = sent.new_empty(sum(t.numel() for t in outputs))
+    sizes = [[t.numel() for t in tensors] for tensors in (outputs, inputs)]
+    return _Copied(mover.alltoall_base(got, sent, *sizes, opts), got, outputs)
+
+
+def _close(messages: Messages | None, carrier: Carrier | StreamCarrier) -> None:
+    if messages is not None:
+        messages.close()
+    carrier.close()
+
+
 def register() -> None:
     """Register the backend "emulated" with torch.distributed; its `pg_options` are an `Emulation`."""
     if not hasattr(dist.Backend, BACKEND.upper()):
@@ -220,17 +314,18 @@ def _create(options: Any, emulation: Emulation | None) -> EmulatedLinkGroup:
     global _default
     emulation = _default = emulation or _default  # groups made later, such as DeviceMesh's, have no options
     assert emulation is not None
-    rank, size, link = options.group_rank, options.group_size, emulation.link
+    rank, size, link, wire = options.group_rank, options.group_size, emulation.link, emulation.wire
     if emulation.alone_on is not None and emulation.alone_on.type == "cuda":
         clock = link_clock(emulation.wait, emulation.alone_on)
         return EmulatedLinkGroup(rank, size, Phantoms(rank, size), StreamCarrier(link, size, emulation.alone_on, clock))
     with urgent_threads():
         if emulation.alone_on is not None:
-            return EmulatedLinkGroup(rank, size, Phantoms(rank, size), Carrier(link, size, None))
+            return EmulatedLinkGroup(rank, size, Phantoms(rank, size), Carrier(wire, size, None))
         data, clock = (
             _gloo(dist.PrefixStore(name, options.store), rank, size, options.timeout) for name in ("data", "clock")
         )
-        return EmulatedLinkGroup(rank, size, data, Carrier(link, size, clock))
+        carrier = Carrier(wire, size, clock)
+        return EmulatedLinkGroup(rank, size, data, carrier, Messages(carrier, clock, rank))
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -1,13 +1,13 @@
 """The emulated link on a GPU: a stream that carries collectives in order, each for as long as the model says.
 
 [Note: one stream is the link]
-A link carries one collective after another, so each group has one stream, which runs them in the order of their
-launches. For each, it waits for the launching stream, records the time, moves the data, and waits on the device until T
-after the recorded time. So a collective begins when its input is ready and the link is free, and the copies are part of
-T. An event follows. Waiting for the collective makes the current stream wait for that event, and the host goes on. All
-device work of a collective is launched within its `engine::comm`. Like NCCL's kernels, the link's kernels wait until
-computation leaves room on the GPU; a trace counts that wait as part of the collective, the model does not. A `Clock`
-keeps the time, either with kernels or on the host, where no room on the GPU is needed.
+A link carries one collective after another, so all groups of a rank share one stream, which runs them in the order of
+their launches. For each, it waits for the launching stream, records the time, moves the data, and waits on the device
+until T after the recorded time. So a collective begins when its input is ready and the link is free, and the copies are
+part of T. An event follows. Waiting for the collective makes the current stream wait for that event, and the host goes
+on. All device work of a collective is launched within its `engine::comm`. Like NCCL's kernels, the link's kernels wait
+until computation leaves room on the GPU; a trace counts that wait as part of the collective, the model does not. A
+`Clock` keeps the time, either with kernels or on the host, where no room on the GPU is needed.
 
 [Note: tensors of others]
 The stream reads and writes memory that belongs to other streams, and does not keep it alive: the host would learn late
@@ -17,6 +17,7 @@ call `record_stream`; only DDP asks for a future, and it keeps its buffers for g
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +52,12 @@ class Clock(Protocol):
 def link_clock(wait: LinkWait, device: torch.device) -> Clock:
     """The clock that `wait` names, for a stream of `device`. EngineError if the GPU does not support it."""
     return HostClock(device) if wait is LinkWait.HOST else DeviceClock(device)
+
+
+@cache
+def _link_stream(cuda: Any, device: torch.device) -> Any:
+    """The stream that is the link of all groups on the device; its priority is above the computation's."""
+    return cuda.Stream(device, priority=-1)
 
 
 class _LinkWork(torch._C._distributed_c10d.Work):
@@ -92,7 +99,7 @@ class StreamCarrier:
         self._world_size = world_size
         self._device = device
         self._cuda = cuda
-        self._stream = cuda.Stream(device, priority=-1)  # before the computation's kernels
+        self._stream = _link_stream(cuda, device)
         self._clock = clock
         self._submitted: list[tuple[Kind, int, int]] = []  # kind, bytes, modelled ns
 

@@ -8,13 +8,12 @@ from typing import Any
 from overlaplab_engine.config import Config
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Link
+from overlaplab_engine.recording.attained import LinkStep, is_attained
 from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
 from overlaplab_engine.strategies import Strategy
 
 __all__ = ["Outcome", "collectives", "manifest"]
-
-ATTAINED = 0.95
-"""A link is attained if this share of the collectives stayed within 5 % of their modelled time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +22,8 @@ class Outcome:
 
     losses: list[float]
     """One per recorded step."""
+    carried: list[list[Carried]]
+    """The link's collectives, by the recorded step that launched them."""
     held: dict[str, int]
     """Bytes of parameters, gradients and optimizer states, see `overlaplab_engine.recording.memory`."""
     peak_allocated: int | None
@@ -37,15 +38,22 @@ def manifest(
     config: Config,
     comm: Communicator,
     strategy: Strategy,
-    carried: Sequence[Sequence[Carried]],
     outcomes: Sequence[Outcome],
+    link_steps: Sequence[LinkStep],
     *,
+    link: Link | None,
+    attempt: int,
+    attempts: int,
+    floor_ns: int | None,
     command: str,
     started_at: str,
 ) -> dict[str, Any]:
-    """The manifest of a run; `carried` has the collectives of the recorded steps, one list per rank."""
+    """The manifest of a run, the `attempt`-th of `attempts` recordings; `outcomes` are in order of rank.
+
+    `link` is the emulated one; `floor_ns` was measured for `--link auto`.
+    """
     traits = strategy.traits
-    table = collectives(carried) if comm.link is not None else None
+    emulated = link is not None
     return {
         "format_version": FORMAT_VERSION,
         "strategy": strategy.name,
@@ -66,9 +74,13 @@ def manifest(
         "accumulate": config.accumulate,
         "seed": config.seed,
         "communicators": config.communicators,
-        "link": _link(comm),
-        "link_wait": config.link_wait if comm.link is not None and comm.device.type == "cuda" else None,
-        "link_attained": _attained(table),
+        "link": _told(link, comm.world_size),
+        "link_wait": config.link_wait if emulated and comm.device.type == "cuda" else None,
+        "link_attained": is_attained(link_steps) if emulated else None,
+        "link_steps": [asdict(row) | {"attained": row.attained} for row in link_steps] if emulated else None,
+        "attempt": attempt,
+        "attempts": attempts,
+        "link_floor_ns": floor_ns,
         "versions": versions(),
         "hardware": hardware(comm.device),
         "hardware_per_rank": [o.hardware for o in outcomes],
@@ -88,7 +100,7 @@ def manifest(
             {"rank": rank, **o.held, "peak_allocated": o.peak_allocated, "scratch": o.scratch}
             for rank, o in enumerate(outcomes)
         ],
-        "collectives": table,
+        "collectives": collectives([o.carried for o in outcomes], config.warmup) if emulated else None,
     }
 
 
@@ -98,25 +110,21 @@ def _mean(values: Sequence[float]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def collectives(carried: Sequence[Sequence[Carried]]) -> dict[str, list[Any]]:
-    """The collectives that the emulated link carried on each rank, as columns."""
-    rows = [(rank, c) for rank, log in enumerate(carried) for c in log]
+def collectives(carried: Sequence[Sequence[Sequence[Carried]]], first_step: int) -> dict[str, list[Any]]:
+    """The collectives that the emulated link carried, given by rank and step, as columns."""
+    rows = [
+        (rank, step, c) for rank, log in enumerate(carried) for step, own in enumerate(log, first_step) for c in own
+    ]
     return {
-        "rank": [rank for rank, _ in rows],
-        "seq": [c.seq for _, c in rows],
-        "kind": [c.kind for _, c in rows],
-        "bytes": [c.nbytes for _, c in rows],
-        "modelled_ns": [c.modelled_ns for _, c in rows],
-        "occupied_ns": [c.occupied_ns for _, c in rows],
-        "overran": [c.overran for _, c in rows],
+        "rank": [rank for rank, _, _ in rows],
+        "step": [step for _, step, _ in rows],
+        "seq": [c.seq for _, _, c in rows],
+        "kind": [c.kind for _, _, c in rows],
+        "bytes": [c.nbytes for _, _, c in rows],
+        "modelled_ns": [c.modelled_ns for _, _, c in rows],
+        "occupied_ns": [c.occupied_ns for _, _, c in rows],
+        "overran": [c.overran for _, _, c in rows],
     }
-
-
-def _attained(table: dict[str, list[Any]] | None) -> bool | None:
-    if table is None:
-        return None
-    overran = table["overran"]
-    return bool(sum(overran) <= (1 - ATTAINED) * len(overran))
 
 
 def _backend(comm: Communicator) -> str:
@@ -126,12 +134,12 @@ def _backend(comm: Communicator) -> str:
     return "nccl" if comm.device.type == "cuda" else "gloo"
 
 
-def _link(comm: Communicator) -> dict[str, Any] | None:
-    if comm.link is None:
+def _told(link: Link | None, world_size: int) -> dict[str, Any] | None:
+    if link is None:
         return None
     return {
         "emulated": True,
-        "bandwidth_gbps": comm.link.bandwidth_gbps,
-        "latency_us": comm.link.latency_us,
-        "world_size": comm.world_size,
+        "bandwidth_gbps": link.bandwidth_gbps,
+        "latency_us": link.latency_us,
+        "world_size": world_size,
     }

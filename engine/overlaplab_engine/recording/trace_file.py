@@ -40,20 +40,23 @@ class TraceFile:
         gpu: torch.device | None = None,
         all_threads: bool = False,
         shapes: bool = False,
+        hold: bool = False,
     ) -> None:
         """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded.
+
+        With `hold` the file is written by `write`, which may be left out, or after an error.
 
         `gpu` is this rank's GPU, if it computes on one; it need not be torch's current device. `shapes` records the
         shapes of operators' inputs, which give the size of collectives without a label.
         """
         self._path = out / TRACE.format(rank=rank)
-        self._gpu, self._warmup, self._ended = gpu, warmup, 0
+        self._gpu, self._warmup, self._ended, self._hold = gpu, warmup, 0, hold
         self.saw_no_device = False
         """Whether a GPU was to be recorded, but the trace contains nothing that ran on it."""
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])],
             schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
-            on_trace_ready=self._export,
+            on_trace_ready=self._ended_recording,
             record_shapes=shapes,
             # By default the profiler does not record threads such as the emulated link's.
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads),
@@ -69,6 +72,7 @@ class TraceFile:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Write what was recorded, even after an error."""
+        self._hold = self._hold and kind is None
         self._profiler.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
@@ -80,9 +84,17 @@ class TraceFile:
         with _one_cycle(), torch.cuda.device(self._gpu) if self._gpu else nullcontext():
             self._profiler.step()
 
+    def write(self) -> None:
+        """Write what was recorded and held back."""
+        self._export(self._profiler)
+
     def discard(self) -> None:
         """Delete the file."""
         self._path.unlink(missing_ok=True)
+
+    def _ended_recording(self, profiler: Any) -> None:
+        if not self._hold:
+            self._export(profiler)
 
     def _export(self, profiler: Any) -> None:
         with whole(self._path) as temporary:

@@ -84,6 +84,34 @@ def test_a_gather_holds_this_ranks_part_and_small_values() -> None:
     assert [part.tolist() for part in listed] == [[1, 1]] * 4
 
 
+def test_messages_and_rooted_collectives_of_one_rank() -> None:
+    phantoms = Phantoms(1, 3)
+    here, there = (SimpleNamespace(rootRank=root, reduceOp=dist.ReduceOp.SUM) for root in (1, 0))
+    x, y = torch.ones(2), torch.ones(2)
+    phantoms.reduce([x], here)
+    phantoms.reduce([y], there)
+    assert (x.tolist(), y.tolist()) == ([3, 3], [1, 1])
+    listed = [torch.zeros(2) for _ in range(3)]
+    phantoms.gather([listed], [y], here)
+    phantoms.gather([], [y], there)
+    assert [part.tolist() for part in listed] == [[1, 1]] * 3
+    out = torch.zeros(2)
+    phantoms.scatter([out], [[torch.full((2,), float(rank)) for rank in range(3)]], here)
+    assert out.tolist() == [1, 1]
+    phantoms.scatter([out], [], there)
+    assert 0 < float(out.abs().max()) < 10 * SCALE
+    swapped, full = torch.full((6,), torch.nan), torch.arange(6.0)
+    phantoms.alltoall_base(swapped, full, [], [], None)
+    assert swapped[2:4].tolist() == [2, 3]
+    assert float(torch.cat([swapped[:2], swapped[4:]]).abs().max()) < 10 * SCALE
+    phantoms.alltoall_base(uneven := torch.full((4,), torch.nan), full, [1, 2, 1], [1, 2, 3], None)
+    assert uneven[1:3].tolist() == [1, 2]
+    assert not uneven.isnan().any()
+    phantoms.recv([out.fill_(torch.nan)], 0, 0)
+    phantoms.send([out], 0, 0)
+    assert not out.isnan().any()
+
+
 def test_scratch_is_a_block_per_type_however_much_is_moved() -> None:
     phantoms, block = Phantoms(0, 2), BLOCK_ELEMENTS["cpu"]
     assert phantoms.scratch_bytes == 0
@@ -139,8 +167,6 @@ def test_what_phantoms_cannot_do_is_one_line() -> None:
     phantoms = Phantoms(0, 2)
     with pytest.raises(EngineError, match="only SUM, AVG, MAX and MIN"):
         phantoms.allreduce([torch.ones(1)], reduction(dist.ReduceOp.PRODUCT))
-    with pytest.raises(EngineError, match="an all-to-all needs real peers"):
-        phantoms.alltoall_base(torch.ones(2), torch.ones(2), [], [], None)
 
 
 # The group
@@ -331,6 +357,13 @@ def test_a_stream_carries_in_order_and_the_host_waits_for_nothing() -> None:
     carrier.check()
     carrier.close()
     assert cuda.log[-3:] == ["check", "link(-1): synchronize", "close"]
+
+
+def test_all_groups_on_a_device_share_its_stream() -> None:
+    cuda = FakeCuda()
+    one, other = (StreamCarrier(SLOW, 8, FakeStream.device, clock=cuda, cuda=cuda) for _ in range(2))
+    assert one._stream is other._stream
+    assert one._stream is not StreamCarrier(SLOW, 8, torch.device("cuda", 1), clock=cuda, cuda=cuda)._stream
 
 
 def test_what_the_host_holds_is_moved_at_once() -> None:

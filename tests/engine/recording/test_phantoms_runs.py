@@ -15,7 +15,7 @@ import overlaplab
 
 SMALL = [
     *("--device", "cpu", "--nproc", "1", "--width", "16", "--heads", "2", "--seq", "8", "--vocab", "32"),
-    *("--batch", "1", "--bucket-cap-mb", "0.01", "--link", "10Gbps,100us,8"),
+    *("--batch", "1", "--bucket-cap-mb", "0.01", "--link", "10Gbps,100us,8", "--attempts", "1"),
 ]
 LAYERS, STEPS = 2, 2
 COUNTS = {  # of a step: 29 parameters, which lie in 3 buckets, 4 units, 3 of FSDP2's; beside them what tells usage

@@ -22,7 +22,7 @@ SMALL = [
     *("--device", "cpu", "--layers", "2", "--width", "64", "--seq", "16", "--vocab", "100", "--batch", "2"),
     *("--steps", "2", "--warmup", "2", "--bucket-cap-mb", "0.1"),
 ]
-LINK = ["--link", "0.1Gbps,500us"]
+LINK = ["--link", "0.1Gbps,500us", "--attempts", "1"]
 RECORDINGS = {
     "naive": ["--strategy", "naive", *LINK],
     "per-param": ["--strategy", "per-param", *LINK],
@@ -69,9 +69,10 @@ class Recording:
 @pytest.fixture(scope="module", params=RECORDINGS)
 def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     out = tmp_path_factory.mktemp("recordings") / "run"
-    assert record(out, *RECORDINGS[request.param]).splitlines() == [
-        f"overlaplab record: {request.param.split()[0]}, 2 steps on 2 ranks → {out}"
-    ]
+    said = [f"overlaplab record: {request.param.split()[0]}, 2 steps on 2 ranks → {out}"]
+    missed = "overlaplab record: the link 0.1Gbps,500us was attained in"  # in too few steps, on a busy machine
+    heard = record(out, *RECORDINGS[request.param]).splitlines()
+    assert [line for line in heard if not line.startswith(missed)] == said
     return Recording(out)
 
 
@@ -176,8 +177,22 @@ def test_every_collective_of_the_link_is_labelled_and_listed(recording: Recordin
             assert (x["end"] - launches[x["seq"]]["ts"]) * 1e3 >= row["modelled_ns"] - 1000
         for one, next_ in pairwise(comms):
             assert one["end"] <= next_["ts"]
-    overran = [row["overran"] for row in rows]
-    assert recording.manifest["link_attained"] is (sum(overran) <= 0.05 * len(overran))
+        by_step = [[int(x["seq"]) for x in step if x["word"] is Word.LAUNCH] for step in recording.steps(rank)]
+        assert by_step == [[row["seq"] for row in mine if row["step"] == step] for step in (2, 3)]
+    steps = recording.manifest["link_steps"]
+    assert [(row["rank"], row["step"]) for row in steps] == [(0, 2), (0, 3), (1, 2), (1, 3)]
+    for row in steps:
+        own = [r for r in rows if (r["rank"], r["step"]) == (row["rank"], row["step"])]
+        late = [r["occupied_ns"] - r["modelled_ns"] for r in own]
+        assert (row["modelled_ns"], row["occupied_ns"]) == (
+            sum(r["modelled_ns"] for r in own),
+            sum(r["occupied_ns"] for r in own),
+        )
+        assert row["latest_ns"] == max(late)
+        assert row["attained"] == (
+            row["occupied_ns"] <= 1.05 * row["modelled_ns"] and max(late) <= 0.1 * row["took_ns"]
+        )
+    assert recording.manifest["link_attained"] is all(row["attained"] for row in steps)
 
 
 def test_the_manifest_says_what_was_recorded(recording: Recording) -> None:

@@ -1,0 +1,99 @@
+"""`--link auto`: measure what this machine can keep, and choose the link's latency accordingly.
+
+Gloo takes time of its own for every collective, and its threads share the cores with the computation. So the ranks
+compute while they measure: first how long a small collective takes with no time modelled, the floor; then whether
+candidates, from the fastest that is above the floor, keep their model.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from overlaplab_engine.network.carrier import Carried
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Link
+
+__all__ = ["LATENCIES_US", "choose_link", "floor_ns", "keeps", "next_slower"]
+
+LATENCIES_US = (500, 1000, 2000, 5000, 10_000, 20_000)
+"""What is tried, in µs; few and far apart, so that repeated measurements choose the same."""
+ROUNDS = 20
+"""Of two collectives each."""
+WORST_SHARE = 0.1
+"""Of the collectives, so many may be stalled by something that happens once; recordings repeat such steps."""
+MOST_RATIO = 1.025
+"""Of occupied to modelled time; half of what a step may have, as a step does more than this measurement."""
+ELEMENTS = 256
+"""A side of the matrices that are multiplied meanwhile."""
+
+
+def choose_link(comm: Communicator) -> int:
+    """Give the communicator's link the least latency that this machine keeps; returns the floor in ns.
+
+    All ranks call it. If the machine keeps none, the latency is the highest of the list.
+    """
+    link = comm.link
+    assert link is not None
+    if comm.world_size == 1:  # nothing is sent
+        return 0
+    comm.set_link(replace(link, latency_us=0))
+    floor = int(max(comm.gather_objects(floor_ns(_carry(comm)))))
+    link = next_slower(link, at_least_us=floor / 1000 / max(comm.world_size - 1, 1))
+    while True:
+        comm.set_link(link)
+        if all(comm.gather_objects(keeps(_carry(comm)))) or link.latency_us == LATENCIES_US[-1]:
+            break
+        link = next_slower(link)
+    if comm.rank == 0:
+        print(
+            f"overlaplab record: the link is {link}; a small collective takes {floor / 1e6:.2f} ms on this machine",
+            file=sys.stderr,
+        )
+    return floor
+
+
+def next_slower(link: Link, at_least_us: float | None = None) -> Link:
+    """The link with the next latency of the list, or the first that is not below `at_least_us`; at most the last."""
+    slower = (
+        latency
+        for latency in LATENCIES_US
+        if (latency > link.latency_us if at_least_us is None else latency >= at_least_us)
+    )
+    return replace(link, latency_us=next(slower, LATENCIES_US[-1]))
+
+
+def floor_ns(carried: Sequence[Carried]) -> int:
+    """How long collectives take beyond what is modelled, but for the stalled ones."""
+    return max((c.occupied_ns - c.modelled_ns for c in _without_stalls(carried)), default=0)
+
+
+def keeps(carried: Sequence[Carried]) -> bool:
+    """Whether the collectives, but for the stalled ones, took the time that is modelled."""
+    usual = _without_stalls(carried)
+    return sum(c.occupied_ns for c in usual) <= MOST_RATIO * sum(c.modelled_ns for c in usual)
+
+
+def _without_stalls(carried: Sequence[Carried]) -> list[Carried]:
+    by_delay = sorted(carried, key=lambda c: c.occupied_ns - c.modelled_ns)
+    return by_delay[: len(by_delay) - int(WORST_SHARE * len(by_delay))]
+
+
+def _carry(comm: Communicator) -> list[Carried]:
+    """Small collectives, one after the other, while this rank computes."""
+    a = b = torch.ones(ELEMENTS, ELEMENTS)
+    full, shard = torch.ones(64 * comm.world_size), torch.ones(64)
+    comm.barrier()
+    since = comm.launched
+    works = [
+        work
+        for _ in range(ROUNDS)
+        for work in (comm.all_reduce_max(full.clone()), comm.all_gather(full.clone(), shard))
+    ]
+    while not works[-1].is_completed():
+        a = a @ b
+        a /= ELEMENTS
+    for work in works:
+        work.wait()
+    return list(comm.carried[since : comm.launched])

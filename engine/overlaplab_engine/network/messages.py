@@ -1,0 +1,157 @@
+"""Sends and receives behind the emulated link between CPUs.
+
+[Note: lanes]
+A rank that sends and receives must do both at once, or two ranks that first send to each other would wait forever. So
+messages do not queue behind collectives: each peer, direction and tag has a lane, a thread that carries its messages in
+order. The real message is posted by the calling thread, so that gloo sees messages in the order of the calls. A message
+takes T from when both ends have called, on a link that other lanes and groups may occupy ([Note: one link for all
+groups]).
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Word
+from overlaplab_engine.network.carrier import (
+    Alarm,
+    Carried,
+    Carrier,
+    comm_span,
+    create_work_from_future,
+    perhaps_recorded,
+    urgent_threads,
+    wake_on_time,
+)
+from overlaplab_engine.network.link import Kind
+from overlaplab_engine.network.wire import OUT
+
+__all__ = ["Messages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    seq: int
+    tensors: Sequence[torch.Tensor]
+    works: list[Any]
+    """The real message, and the exchange of the two ends' times."""
+    mine: torch.Tensor
+    theirs: torch.Tensor
+    future: torch.futures.Future[Any]
+
+
+class Messages:
+    """The lanes of one rank in a group."""
+
+    def __init__(self, carrier: Carrier, clock: Any, rank: int) -> None:
+        """`clock` is the gloo group for arrival times, in which this is rank `rank`; `carrier` carries collectives."""
+        self._carrier, self._clock, self._rank = carrier, clock, rank
+        self._lanes: dict[tuple[int, int, int], _Lane] = {}
+        self.log: list[Carried] = []
+        """The messages carried so far, in order of their ends."""
+
+    def submit(self, way: int, peer: int, tag: int, tensors: Sequence[torch.Tensor], post: Callable[[], Any]) -> Any:
+        """Post a message and return its work at once; `way` is `OUT` to the peer, or `IN` from it."""
+        self._carrier.check()
+        lane = self._lanes.get((peer, way, tag))
+        if lane is None:
+            with urgent_threads():
+                lane = self._lanes[peer, way, tag] = _Lane(self, self._carrier, way, peer, tag)
+        return lane.submit(tensors, post)
+
+    def exchange(self, way: int, peer: int, tag: int, mine: torch.Tensor, theirs: torch.Tensor) -> list[Any]:
+        """Tell the peer a number, and be told its; `tag` tells exchanges of different purposes apart."""
+        upwards = (self._rank < peer) == (way == OUT)
+        slot = 2 * tag + int(upwards)
+        return [self._clock.send([mine], peer, slot), self._clock.recv([theirs], peer, slot)]
+
+    def lane_name(self, way: int, peer: int, tag: int) -> str:
+        """The group, the sender and the receiver, and the tag unless it is 0."""
+        sender, receiver = (self._rank, peer) if way == OUT else (peer, self._rank)
+        return f"{self._carrier.group_name}:{sender}-{receiver}" + (f":{tag}" if tag else "")
+
+    def close(self) -> None:
+        """Carry what is queued, then end the threads."""
+        for lane in self._lanes.values():
+            lane.close()
+
+
+class _Lane:
+    """The thread that carries the messages of one direction, peer and tag, and its queue."""
+
+    def __init__(self, owner: Messages, carrier: Carrier, way: int, peer: int, tag: int) -> None:
+        self._owner, self._carrier, self._way, self._peer, self._tag = owner, carrier, way, peer, tag
+        self._alarm = Alarm(carrier.now_ns)
+        self._messages: SimpleQueue[_Message | None] = SimpleQueue()
+        self._posted = 0
+        carrier.wire.join()
+        self._thread = threading.Thread(target=self._carry_all, name="emulated-link-lane", daemon=True)
+        self._thread.start()
+
+    @property
+    def _group(self) -> str:
+        """A name for labels: the messages of a lane are numbered for themselves."""
+        return self._owner.lane_name(self._way, self._peer, self._tag)
+
+    def submit(self, tensors: Sequence[torch.Tensor], post: Callable[[], Any]) -> Any:
+        mine, theirs = torch.tensor([self._carrier.now_ns()]), torch.zeros(1, dtype=torch.int64)
+        with labels.span(Word.LAUNCH, seq=self._posted, group=self._group):
+            works = [post(), *self._owner.exchange(self._way, self._peer, 2 * self._tag, mine, theirs)]
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        message = _Message(seq=self._posted, tensors=tensors, works=works, mine=mine, theirs=theirs, future=future)
+        self._posted += 1
+        self._messages.put(message)
+        return create_work_from_future(future)
+
+    def close(self) -> None:
+        self._messages.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._carrier.wire.leave()
+
+    def _carry_all(self) -> None:
+        wake_on_time()
+        while (message := self._messages.get()) is not None:
+            try:
+                self._carry(message)
+            except Exception as error:
+                self._carrier.fail(error)
+                message.future.set_exception(error)
+            else:
+                message.future.set_result(list(message.tensors))
+            del message
+
+    def _carry(self, message: _Message) -> None:
+        carrier = self._carrier
+        self._carrier.check()
+        modelled_ns = carrier.modelled_ns(Kind.SEND_RECV, message.tensors)
+        key = (id(self), message.seq)
+        span = comm_span(carrier.link, self._group, message.seq, Kind.SEND_RECV, message.tensors, modelled_ns)
+        with perhaps_recorded(span):
+            for work in message.works:
+                work.wait()
+            arrived_ns = max(int(message.mine), int(message.theirs))
+            begin_ns = carrier.book(key, arrived_ns, modelled_ns, self._way, self._latest)
+            self._alarm.sleep_until(begin_ns + modelled_ns)
+            end_ns = carrier.now_ns()
+        carrier.took(key, begin_ns, end_ns, self._way)
+        self._owner.log.append(
+            Carried(
+                seq=message.seq,
+                kind=Kind.SEND_RECV,
+                nbytes=sum(t.nbytes for t in message.tensors),
+                modelled_ns=modelled_ns,
+                occupied_ns=end_ns - begin_ns,
+            )
+        )
+
+    def _latest(self, ns: int) -> int:
+        mine, theirs = torch.tensor([ns]), torch.zeros(1, dtype=torch.int64)
+        for work in self._owner.exchange(self._way, self._peer, 2 * self._tag + 1, mine, theirs):
+            work.wait()
+        return max(ns, int(theirs))

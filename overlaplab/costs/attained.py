@@ -1,0 +1,94 @@
+"""Whether the emulated link was attained, step by step (docs/design.md, "Link attained")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlaplab.manifest import Carried, LinkStep, Manifest
+
+__all__ = ["ENOUGH_STEPS", "Attained", "attained_steps", "link_attained"]
+
+MOST_RATIO = 1.05
+"""A step's collectives may together take this multiple of their modelled time."""
+MOST_LATE = 0.10
+"""A single collective may be late by this share of the step."""
+ENOUGH_STEPS = 3
+"""A run is attained if so many steps are, or all where fewer are recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attained:
+    """What the link carried in one recorded step, on the rank on which it kept its model worst."""
+
+    step: int
+    """The ProfilerStep's number."""
+    ratio: float
+    """Time that the step's collectives took, divided by their modelled time."""
+    latest_ns: int
+    """The most that one of them took beyond its modelled time."""
+    attained: bool
+
+
+def attained_steps(manifest: Manifest) -> tuple[Attained, ...]:
+    """The recorded steps in order; empty without an emulated link, and where run.json does not say."""
+    rows = manifest.link_steps or _of_older(manifest)
+    found = []
+    for step in sorted({row.step for row in rows}):
+        own = [row for row in rows if row.step == step]
+        found.append(
+            Attained(
+                step=step,
+                ratio=max(row.occupied_ns / row.modelled_ns if row.modelled_ns else 1.0 for row in own),
+                latest_ns=max(row.latest_ns for row in own),
+                attained=all(map(_attained, own)),
+            )
+        )
+    return tuple(found)
+
+
+def link_attained(manifest: Manifest | None) -> bool | None:
+    """Whether the run attained its emulated link: enough of its steps did. None without such a link."""
+    if manifest is None:
+        return None
+    steps = attained_steps(manifest)
+    if not steps:
+        return manifest.link_attained
+    return sum(step.attained for step in steps) >= min(ENOUGH_STEPS, len(steps))
+
+
+def _attained(row: LinkStep) -> bool:
+    late = row.took_ns is not None and row.latest_ns > MOST_LATE * row.took_ns
+    return row.modelled_ns == 0 or (row.occupied_ns <= MOST_RATIO * row.modelled_ns and not late)
+
+
+def _of_older(manifest: Manifest) -> tuple[LinkStep, ...]:
+    """The steps of a recording whose run.json lists collectives without steps: each step launches equally many.
+
+    How long a step took is not said there, so that only the ratio decides.
+    """
+    carried, steps = manifest.collectives, manifest.steps
+    if carried is None or not steps or not carried.fits:
+        return ()
+    rows = []
+    for rank in sorted({*carried.rank}):
+        places = [place for place, its in enumerate(carried.rank) if its == rank]
+        each, rest = divmod(len(places), steps)
+        if rest or not each:
+            return ()
+        for number in range(steps):
+            own = places[number * each : (number + 1) * each]
+            rows.append(_step_of(rank, (manifest.warmup or 0) + number, carried, own))
+    return tuple(rows)
+
+
+def _step_of(rank: int, step: int, carried: Carried, places: list[int]) -> LinkStep:
+    late = [carried.occupied_ns[place] - carried.modelled_ns[place] for place in places]
+    modelled_ns = sum(carried.modelled_ns[place] for place in places)
+    return LinkStep(
+        rank=rank,
+        step=step,
+        modelled_ns=modelled_ns,
+        occupied_ns=modelled_ns + sum(late),
+        latest_ns=max(late),
+        took_ns=None,
+    )
