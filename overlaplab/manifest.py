@@ -166,6 +166,10 @@ class Manifest:
     model: Model | None = None
     main_grad: bool | None = None
     """Whether gradients are kept and sent in fp32 beside parameters of lower precision."""
+    param_dtype: str | None = None
+    """The type in which parameters are gathered and computed with; None if it is their own."""
+    reduce_dtype: str | None = None
+    """The type in which whole gradients are reduced; None if it is that of computation, or fp32 with `main_grad`."""
     accumulate: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
     """Microbatches per step."""
     prefetch: Size | None = None

@@ -383,9 +383,10 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
     """All tensors of a state with these numbers of updates, by key."""
     specs = {}
     for name, parameter in strategy.model.named_parameters():
-        spec = specs[f"{PARAMETERS}.{name}"] = _Spec.of(parameter)
+        dtype = strategy.dtypes[name]
+        spec = specs[f"{PARAMETERS}.{name}"] = _Spec(tuple(parameter.shape), _name_of(dtype))
         if parameter.requires_grad:
-            exact = _Spec(spec.shape, _name_of(AdamW.exact(parameter.dtype)))
+            exact = _Spec(spec.shape, _name_of(AdamW.exact(dtype)))
             kinds = (() if exact == spec else (MASTERS,)) + (MOMENTS if updates.get(name) else ())
             specs |= {f"{kind}.{name}": exact for kind in kinds}
     return specs | {f"{BUFFERS}.{name}": _Spec.of(buffer) for name, buffer in strategy.model.named_buffers()}

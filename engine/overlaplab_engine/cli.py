@@ -106,6 +106,9 @@ def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
     """The recording that the options ask for; those left out are None, or have their default."""
     values = defaults(cuda) | {name: value for name, value in options.items() if value is not None}
     values["dtype"] = _member(Dtype, values["dtype"], "--dtype")
+    for name in ("param_dtype", "reduce_dtype"):
+        if name in values:
+            values[name] = _member(Dtype, values[name], f"--{name.replace('_', '-')}")
     values["link"] = _link(values["link"], cuda)
     values["link_wait"] = _member(LinkWait, values["link_wait"], "--link-wait")
     if "trace_ranks" in values:

@@ -64,6 +64,17 @@ class Config:
     """Type of parameters and activations."""
     main_grad: Annotated[bool, Option("fp32 gradients beside bfloat16 parameters.", "--main-grad")] = False
     """Gradients are accumulated and sent in fp32."""
+    param_dtype: Annotated[
+        Dtype | None,
+        Option(
+            "zero3, torch-fsdp2: gather parameters and compute in this type; each rank's shard keeps --dtype. As "
+            "param_dtype in FSDP2's MixedPrecisionPolicy."
+        ),
+    ] = None
+    reduce_dtype: Annotated[
+        Dtype | None,
+        Option("zero3, torch-fsdp2: reduce gradients in this type; default --param-dtype, as in FSDP2's policy."),
+    ] = None
     batch: Annotated[int, Option("Samples per rank and microbatch.")] = 4
     steps: Annotated[int, Option("Recorded steps.")] = 3
     warmup: Annotated[int, Option("Steps before them.")] = 2

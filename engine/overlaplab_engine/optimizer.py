@@ -70,12 +70,14 @@ class AdamW:
         """Update every parameter that has a gradient."""
         if self._adamw is None:
             return
+        borrowed = []
         for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter:
-                grad = gradient(parameter)
-                master.grad = None if grad is None else grad.float()
+            grad = gradient(parameter)
+            if grad is not master.grad:  # in lower precision, or in `main_grad`
+                master.grad = None if grad is None else grad.to(master.dtype)
+                borrowed.append((parameter, master))
         self._adamw.step()
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
+        for parameter, master in borrowed:
+            master.grad = None
             if master is not parameter:
                 parameter.copy_(master)
-                master.grad = None

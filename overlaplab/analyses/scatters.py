@@ -42,7 +42,7 @@ def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) 
             row = _row(label, unquote(fields["unit"]), step, ran.of_launch(label))
             yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
     elif ranges := fsdp2_ranges_of(trace):
-        passes, size_of = Passes(ranges), unit_sizes(manifest, ranges)
+        passes, size_of = Passes(ranges), unit_sizes(manifest, ranges, reduced=True)
         for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
             microbatch = passes.before(label.start_ns) - passes.before(step.host_start_ns)
             # With replicated shards the same range then all-reduces the sums between the replicas.

@@ -11,7 +11,7 @@ import pandas as pd
 from overlaplab.costs import Theory, ring_factor
 from overlaplab.costs.volume import theory
 from overlaplab.events import Run, Trace, Window
-from overlaplab.evidence.fsdp2 import sized, unit_sizes
+from overlaplab.evidence.fsdp2 import sized
 from overlaplab.evidence.labels import fsdp2_ranges_of
 from overlaplab.evidence.launches import Launch, bytes_of, launches
 from overlaplab.evidence.selection import launched_in, rows_by_rank
@@ -42,7 +42,7 @@ def volume_theory(run: Run) -> Theory | None:
 def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     world_size = (run.manifest and run.manifest.world_size) or trace.world_size or len(run.traces)
     ranges = fsdp2_ranges_of(trace)
-    found = sized(launches(trace), ranges, unit_sizes(run.manifest, ranges))
+    found = sized(launches(trace), ranges, run.manifest)
     for step in steps:
         by_kind: dict[str, list[Launch]] = {}
         for launch in launched_in(found, step):

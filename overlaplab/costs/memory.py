@@ -7,12 +7,12 @@ from math import prod
 from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
 
-__all__ = ["formula", "gradient_bytes", "parameter_bytes"]
+__all__ = ["formula", "gathered_bytes", "parameter_bytes", "reduced_bytes"]
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
 """Of AdamW per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
 
-_FP32_BYTES = 4
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int | None, str | None]:
@@ -26,7 +26,7 @@ def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int |
         return None, None
     full = {
         "parameters": parameter_bytes(manifest),
-        "gradients": gradient_bytes(manifest),
+        "gradients": _BYTES["float32"] * count if manifest.main_grad else parameter_bytes(manifest),
         "optimizer": sum(prod(p.shape) * _OPTIMIZER_BYTES[p.dtype] for p in manifest.parameters),
     }[part]
     text = f"{full / count:.3g}Ψ"
@@ -40,9 +40,20 @@ def parameter_bytes(manifest: Manifest) -> int:
     return sum(parameter.bytes for parameter in manifest.parameters)
 
 
-def gradient_bytes(manifest: Manifest) -> int:
-    """Bytes of all gradients, which have their parameter's type, or fp32 with `main_grad`."""
-    return _FP32_BYTES * _elements(manifest) if manifest.main_grad else parameter_bytes(manifest)
+def gathered_bytes(manifest: Manifest) -> int | None:
+    """Bytes of all parameters as they are gathered, in `param_dtype` if there is one; None if its size is not known."""
+    return _bytes_in(manifest, manifest.param_dtype)
+
+
+def reduced_bytes(manifest: Manifest) -> int | None:
+    """Bytes of all gradients as they are sent: in `reduce_dtype`, in fp32 with `main_grad`, or as they are computed."""
+    return _bytes_in(manifest, manifest.reduce_dtype or ("float32" if manifest.main_grad else manifest.param_dtype))
+
+
+def _bytes_in(manifest: Manifest, dtype: str | None) -> int | None:
+    if dtype is None:
+        return parameter_bytes(manifest)
+    return _elements(manifest) * _BYTES[dtype] if dtype in _BYTES else None
 
 
 def _elements(manifest: Manifest) -> int:

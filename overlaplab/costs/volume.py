@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlaplab.costs.link import ROUNDS
-from overlaplab.costs.memory import gradient_bytes, parameter_bytes
+from overlaplab.costs.memory import gathered_bytes, reduced_bytes
 from overlaplab.manifest import Manifest, Unit
 from overlaplab.traits import Traits
 from overlaplab.vocabulary import layer_of
@@ -35,16 +35,19 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     units, every = traits.gathers == "units", traits.sends_every_microbatch
     if not manifest.parameters or (manifest.accumulate is None and (units or every)):
         return None
+    gathered, reduced = gathered_bytes(manifest), reduced_bytes(manifest)
+    if gathered is None or reduced is None:
+        return None
     microbatches = manifest.accumulate or 1
     gradients = ROUNDS[traits.gradients]
     parameters = {None: 0, "updated_parameters": 1, "units": 2}[traits.gathers]  # all-gathers of all parameters
     once = _gathered_once(manifest) if units else []
-    upper = gradients * gradient_bytes(manifest) * (microbatches if every else 1)
-    upper += parameters * parameter_bytes(manifest) * (microbatches if units else 1)
+    upper = gradients * reduced * (microbatches if every else 1)
+    upper += parameters * gathered * (microbatches if units else 1)
     full = upper - microbatches * sum(unit.bytes for unit in once)
     repeated = gradients * every + parameters * units
     single = gradients + parameters - repeated
-    note = ", gradients in fp32" if manifest.main_grad else ""
+    note = _note(manifest)
     n = manifest.world_size
     return Theory(
         sent_bytes=round(full * (n - 1) / n),
@@ -63,6 +66,13 @@ def _gathered_once(manifest: Manifest) -> list[Unit]:
     layers = {unit.name: layer for unit in manifest.units if (layer := layer_of(unit.name)) is not None}
     last = max(layers, key=lambda name: layers[name], default=None) if manifest.keep_last else None
     return [unit for unit in manifest.units if unit.name not in layers or unit.name == last]
+
+
+def _note(manifest: Manifest) -> str:
+    """What is sent in another type than the parameters'."""
+    parameters = f", parameters in {manifest.param_dtype}" if manifest.param_dtype else ""
+    reduced = manifest.reduce_dtype or ("fp32" if manifest.main_grad else manifest.param_dtype)
+    return parameters + (f", gradients in {reduced}" if reduced else "")
 
 
 def _formula(repeated: int, single: int, microbatches: int, once: Sequence[str]) -> str:

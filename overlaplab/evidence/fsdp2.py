@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
+from overlaplab.costs.memory import gathered_bytes, reduced_bytes
 from overlaplab.evidence.executions import Executions, bounds_of
 from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label, Ordered, Span
@@ -66,30 +67,39 @@ def fsdp2_scatters(ranges: Sequence[Label], ran: Executions) -> list[Label]:
     return [label for label in reducing if ran.inside(label)] or reducing
 
 
-def unit_sizes(manifest: Manifest | None, ranges: Sequence[Label]) -> Callable[[str], int | None]:
+def unit_sizes(
+    manifest: Manifest | None, ranges: Sequence[Label], *, reduced: bool = False
+) -> Callable[[str], int | None]:
     """A function that gives a unit's bytes from the manifest, by name; None for a unit that it does not name.
 
-    The root holds what no other unit does, so its bytes follow if those of all other units are known.
+    The bytes are those that are gathered, or, if `reduced`, those of the gradients that are sent. The root holds what
+    no other unit does, so its bytes follow if those of all other units are known.
     """
     named = {unit.name: unit.bytes for unit in manifest.units} if manifest else {}
     others = {_unit(label) for label in ranges} - {FSDP2_ROOT}
     if named and FSDP2_ROOT not in named and others <= named.keys():
         named[FSDP2_ROOT] = sum(named.values()) - sum(named[unit] for unit in others)
+    if reduced and manifest is not None and manifest.reduce_dtype is not None:
+        gathered, sent = gathered_bytes(manifest), reduced_bytes(manifest)
+        named = {unit: size * sent // gathered for unit, size in named.items()} if gathered and sent else {}
     return named.get
 
 
-def sized(collectives: Sequence[Launch], ranges: Sequence[Label], size_of: Callable[[str], int | None]) -> list[Launch]:
+def sized(collectives: Sequence[Launch], ranges: Sequence[Label], manifest: Manifest | None) -> list[Launch]:
     """The collectives; those that FSDP2 launched without known bytes get their units' (see `unit_sizes`)."""
-    launching = [label for label in ranges if label.word in ("all_gather", "post_backward_reduce")]
-    by_thread = Ordered(launching, lambda label: label.thread)
+    size_of = {
+        "all_gather": unit_sizes(manifest, ranges),
+        "post_backward_reduce": unit_sizes(manifest, ranges, reduced=True),
+    }
+    by_thread = Ordered([label for label in ranges if label.word in size_of], lambda label: label.thread)
 
-    def unit_of(launch: Launch) -> str | None:
+    def around(launch: Launch) -> Label | None:
         label = by_thread.last_before(launch.thread, launch.start_ns + 1)
-        return _unit(label) if label and launch.start_ns <= label.end_ns else None
+        return label if label and launch.start_ns <= label.end_ns else None
 
     return [
-        replace(launch, bytes=size_of(unit))
-        if launch.bytes is None and launch.kind != "all_reduce" and (unit := unit_of(launch))
+        replace(launch, bytes=size_of[label.word](_unit(label)))
+        if launch.bytes is None and launch.kind != "all_reduce" and (label := around(launch))
         else launch
         for launch in collectives
     ]

@@ -131,4 +131,8 @@ def describe_settings(manifest: Manifest | None) -> str:
         parts.append("checkpointing")
     if manifest.main_grad:
         parts.append("fp32 gradients")
+    if manifest.param_dtype is not None:
+        parts.append(f"computes in {manifest.param_dtype}")
+    if manifest.reduce_dtype is not None:
+        parts.append(f"reduces in {manifest.reduce_dtype}")
     return ", ".join(parts)

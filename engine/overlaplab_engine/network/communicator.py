@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,17 @@ __all__ = ["Communicator", "Work", "connect", "is_lost_peer"]
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _HashStore: Any = torch._C._distributed_c10d.HashStore
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+_counted: "WeakKeyDictionary[dist.ProcessGroup, Counter[str]]" = WeakKeyDictionary()
+"""How many collectives and store keys each group has had, whichever of its communicators asked for them."""
+
+
+def _next(group: dist.ProcessGroup, what: str) -> int:
+    """The number of the group's next `what`, from 0."""
+    counts = _counted.setdefault(group, Counter())
+    counts[what] += 1
+    return counts[what] - 1
 
 
 class Work:
@@ -78,8 +90,6 @@ class Communicator:
         self._mean = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
         self.prescale = 1.0 if averages else 1.0 / self.world_size
         """The factor by which to multiply a gradient before `all_reduce_mean`."""
-        self._launches: Counter[str] = Counter()  # per group name
-        self._store_keys = 0
         self.counts: Counter[Kind] = Counter()
         """Collectives launched here, by kind."""
 
@@ -171,8 +181,7 @@ class Communicator:
 
     def new_store_key(self) -> str:
         """A prefix of keys for `exchange_through_store` that nobody else uses; all ranks must ask in the same order."""
-        self._store_keys += 1
-        return f"overlaplab/{self.group.group_name}/{self._store_keys}"
+        return f"overlaplab/{self.group.group_name}/{_next(self.group, 'store key') + 1}"
 
     def exchange_through_store(self, key: str, value: str, timeout_s: float) -> list[str] | None:
         """Publish a value under a new key; returns every rank's value in rank order, None if one is late.
@@ -239,8 +248,7 @@ class Communicator:
         lack the size, so for them the launch gets an `engine::collective`.
         """
         name = group.group_name
-        seq = self._launches[name]
-        self._launches[name] += 1
+        seq = _next(group, "collective")
         self.counts[kind] += 1
         if self.link is not None:
             yield

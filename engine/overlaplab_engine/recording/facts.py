@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -43,27 +43,41 @@ def hardware_of_rank(device: torch.device) -> dict[str, Any]:
     return {"hostname": platform.node(), **hardware(device), "gpu_memory_bytes": memory}
 
 
-def named_parameters(parameters: Iterable[tuple[str, nn.Parameter]], units: Sequence[Unit]) -> list[dict[str, Any]]:
-    """Each parameter with its unsharded shape; `unit` is null for a parameter outside all units."""
+def named_parameters(
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    units: Sequence[Unit],
+    dtypes: Mapping[str, torch.dtype] | None = None,
+) -> list[dict[str, Any]]:
+    """Each parameter with its unsharded shape; `unit` is null for a parameter outside all units.
+
+    `dtypes` are the types in which they are kept, if those are not the parameters' own.
+    """
     unit_of = {name: unit.name for unit in units for name in unit.parameters}
+    kept = [(name, p, p.dtype if dtypes is None else dtypes[name]) for name, p in parameters]
     return [
         {
             "name": name,
             "shape": list(p.shape),
-            "dtype": str(p.dtype).removeprefix("torch."),
-            "bytes": p.nbytes,
+            "dtype": str(dtype).removeprefix("torch."),
+            "bytes": p.numel() * dtype.itemsize,
             "unit": unit_of.get(name),
         }
-        for name, p in parameters
+        for name, p, dtype in kept
     ]
 
 
-def named_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
-    """The units that are gathered and freed together, with their unsharded sizes."""
+def named_units(units: Sequence[Unit], dtype: torch.dtype | None = None) -> list[dict[str, Any]]:
+    """The units that are gathered and freed together, with the unsharded sizes that they are gathered in.
+
+    `dtype` is the type in which floating-point parameters are gathered, if that is not their own.
+    """
     return [
         {
             "name": unit.name,
-            "bytes": sum(p.nbytes for p in unit.parameters.values()),
+            "bytes": sum(
+                p.numel() * (dtype or p.dtype).itemsize if p.is_floating_point() else p.nbytes
+                for p in unit.parameters.values()
+            ),
             "parameters": list(unit.parameters),
         }
         for unit in units

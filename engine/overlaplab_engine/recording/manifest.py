@@ -71,6 +71,8 @@ def manifest(
         "keep_last": strategy.keeps_last,
         "checkpointing": config.checkpointing,
         "main_grad": config.main_grad,
+        "param_dtype": config.param_dtype,
+        "reduce_dtype": config.reduce_dtype,
         "accumulate": config.accumulate,
         "seed": config.seed,
         "communicators": config.communicators,
@@ -89,12 +91,12 @@ def manifest(
         "trace_ranks": config.trace_ranks,
         "command": command,
         "started_at": started_at,
-        "parameters": named_parameters(strategy.model.named_parameters(), strategy.units()),
+        "parameters": named_parameters(strategy.model.named_parameters(), strategy.units(), strategy.dtypes),
         "buckets": [
             {"index": index, "bytes": nbytes, "parameters": names}
             for index, (nbytes, names) in enumerate(strategy.buckets)
         ],
-        "units": named_units(strategy.units()),
+        "units": named_units(strategy.units(), strategy.options.param_dtype),
         "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes), strict=True)],
         "memory": [
             {"rank": rank, **o.held, "peak_allocated": o.peak_allocated, "scratch": o.scratch}

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.models.units import Unit, by_child
+from overlaplab_engine.models.units import Unit, by_block
 from overlaplab_engine.strategies import Strategy
 from overlaplab_engine.strategies.ddp_buckets import uncompiled
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
@@ -42,7 +42,7 @@ class Subject:
             raise EngineError(f"Recorder labels one DDP model, but this model has {len(ddps)}; pass one of them")
         if ddps:
             inner = uncompiled(ddps[0].module)
-            return cls(TorchDDP, inner, by_child(inner), ddps[0])
+            return cls(TorchDDP, inner, by_block(inner), ddps[0])
         roots = _fsdp2_roots(model)
         if len(roots) > 1:
             raise EngineError(
@@ -52,7 +52,7 @@ class Subject:
         if roots:
             return cls(TorchFSDP2, roots[0], _fsdp2_units(roots[0]))
         inner = uncompiled(model)
-        return cls(None, inner, by_child(inner))
+        return cls(None, inner, by_block(inner))
 
 
 def _fsdp2_roots(module: nn.Module) -> list[nn.Module]:

@@ -14,7 +14,7 @@ from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.deferred import materialise
-from overlaplab_engine.models.units import Unit, UnitPolicy, by_child
+from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, units_of
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.buckets import Gradients
 
@@ -33,13 +33,17 @@ class Options:
     """Another cap for the first bucket, in MiB; None: the same."""
     main_grad: bool = False
     """Accumulate and send gradients in fp32 beside bf16 parameters."""
+    param_dtype: torch.dtype | None = None
+    """zero3, torch-fsdp2: gather parameters and compute in this type; None: in their own, which shards always keep."""
+    reduce_dtype: torch.dtype | None = None
+    """zero3, torch-fsdp2: add up and send whole gradients in this type; None: in the type of computation."""
     prefetch: int = 1
     """Units gathered ahead of the one in use."""
     overlap_param_gather: bool = True
     """Gather updated parameters during the next forward pass, or else before it."""
     keep_last: bool = False
     """torch-fsdp2: keep the last layer gathered from its forward into its backward."""
-    units: UnitPolicy = by_child
+    units: UnitPolicy = by_block
     """Which modules form the units that are gathered together; all ranks must be given the same policy."""
 
     @property
@@ -78,6 +82,9 @@ class Strategy(ABC):
     """What it does; it goes into run.json."""
     refuses: ClassVar[Mapping[str, str]] = {
         "keep_last": "--keep-last is for torch-fsdp2; zero3 always keeps the last layer",
+        **dict.fromkeys(
+            ("param_dtype", "reduce_dtype"), "--param-dtype and --reduce-dtype are for zero3 and torch-fsdp2"
+        ),
         "communicators": "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
     }
     """Options, by `Config`'s names, that must keep their default, each with the error for whoever sets it."""
@@ -94,7 +101,9 @@ class Strategy(ABC):
         self.model = model
         self.comm = comm
         self.options = options
-        self.gradients = Gradients(options.main_grad)
+        self.gradients = Gradients(torch.float32 if options.main_grad else None)
+        self.dtypes = {name: p.dtype for name, p in model.named_parameters()}
+        """The types in which parameters are kept and updated, by name."""
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in trained]
         self.parameters = [p for _, p in trained]
@@ -105,6 +114,10 @@ class Strategy(ABC):
         self.microbatch = 0
         """Number of the microbatch, for labels."""
         self._sync = True
+        self._assembling = False  # `state_dict`
+        for module in model.modules():
+            module.register_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             comm.broadcast(list(model.buffers()))
         if "parameters" not in self.traits.sharded:  # else each unit is shared before it is sharded
@@ -117,13 +130,12 @@ class Strategy(ABC):
             if field.name in cls.refuses and getattr(config, field.name) != field.default:
                 raise EngineError(cls.refuses[field.name])
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The model's forward pass, with rank 0's buffers if gradients will be synchronised."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass, with rank 0's buffers if gradients will be synchronised; what the model returns."""
         if self._sync:
             with torch.no_grad():
                 self.comm.broadcast(list(self.model.buffers()))
-        loss: torch.Tensor = self.model(*inputs)
-        return loss
+        return self.model(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -156,20 +168,30 @@ class Strategy(ABC):
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradients so that their global norm is at most `max_norm`; returns the norm before.
 
-        After `backward` every rank holds all of them, so the norm over them is the global one.
+        The norm is added up in at least float32, whatever the gradients' type. Where each rank holds a part of them, it
+        is that of all ranks' parts together.
         """
-        grads = [g for p in self.parameters if (g := self.gradients.get(p)) is not None]
-        if not grads:
-            return torch.zeros(())
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
+        grads = [g for tensor in self.optimized() if (g := self.gradients.get(tensor)) is not None]
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
+        square = torch.zeros(1, dtype=dtype, device=self.comm.device)
+        for grad in grads:
+            square += torch.linalg.vector_norm(grad, dtype=dtype).square()
+        if "optimizer" in self.traits.sharded:
+            with labels.span(Word.WAIT):
+                self.comm.all_reduce_sum(square).wait()
+        norm = square.sqrt().squeeze()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for grad in grads:
             grad.mul_(scale)
         return norm
 
     def optimized(self) -> list[torch.Tensor]:
-        """What the optimizer updates, each with its averaged gradient after `backward`: here all parameters."""
-        return list(self.parameters)
+        """What the optimizer updates, each with its averaged gradient after `backward`."""
+        return [tensor for _, tensor in self.named_optimized()]
+
+    def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
+        """What the optimizer updates, by the parameters' names, for parameter groups: here all parameters."""
+        return list(zip(self.names, self.parameters, strict=True))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or fill them with zeros; call it before the passes of each update."""
@@ -189,9 +211,30 @@ class Strategy(ABC):
         """All parameters by name, up to date; every rank must call it."""
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What `model.state_dict()` is in one process, up to date, tied names and buffers included.
+
+        Every rank must call it, and gets all of it; tensors may share the model's memory.
+        """
+        full = self.full_parameters()
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        self._assembling = True
+        try:
+            state = self.model.state_dict(keep_vars=True)
+        finally:
+            self._assembling = False
+        return {
+            key: full[names[id(value)]] if id(value) in names else value.detach() if torch.is_tensor(value) else value
+            for key, value in state.items()
+        }
+
+    def _before_state_dict(self, module: nn.Module, *_: Any) -> None:
+        """Somebody reads or loads the `state_dict` of the model, or of a module in it: no update may be on its way."""
+        self.settle()
+
     def units(self) -> list[Unit]:
         """The model's units by `options.units`; zero3 gathers and frees them one by one."""
-        return self.options.units(self.model)
+        return units_of(self.model, self.options.units)
 
     @torch.no_grad()
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -15,16 +15,16 @@ Handle = TypeVar("Handle")
 
 
 class Gradients:
-    """Where gradients accumulate: in `.grad`, or in fp32 in `.main_grad` (Megatron-LM's name) for bf16 parameters."""
+    """Where gradients accumulate: in `.grad`, or in another type in `.main_grad` (Megatron-LM's name)."""
 
-    def __init__(self, main: bool) -> None:
-        """`main`: accumulate and send fp32."""
+    def __init__(self, main: torch.dtype | None) -> None:
+        """`main`: the type of `.main_grad`; None: `.grad`."""
         self.main = main
-        self._name = "main_grad" if main else "grad"
+        self._name = "grad" if main is None else "main_grad"
 
     def dtype(self, parameter: torch.Tensor) -> torch.dtype:
         """The type in which a parameter's gradient is kept and sent."""
-        return torch.float32 if self.main else parameter.dtype
+        return self.main or parameter.dtype
 
     def nbytes(self, parameter: torch.Tensor) -> int:
         """Bytes of a parameter's gradient as it is sent."""
@@ -46,12 +46,12 @@ class Gradients:
         which must not be scaled, sent or added to twice. A gradient that autograd put elsewhere (after
         `zero_grad(set_to_none=True)`) is copied and scaled in one pass.
         """
-        if self.main:
+        if self.main is not None:
             new, parameter.grad = parameter.grad, None
             assert new is not None
             kept = self.get(parameter)
             if kept is None:
-                kept = new.to(torch.float32, copy=True) if view is None else view.copy_(new)
+                kept = new.to(self.main, copy=True) if view is None else view.copy_(new)
             else:
                 kept = self.move(parameter, view).add_(new)
             self.set(parameter, kept)

@@ -1,13 +1,18 @@
 """Hooks into autograd."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["after_accumulation", "after_backward", "differentiable"]
+__all__ = ["after_accumulation", "after_backward", "aliased", "before_backward", "differentiable"]
+
+_NODE = "overlaplab_node"
+"""The attribute of an alias that holds autograd's node of it."""
 
 
 def after_accumulation(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
@@ -17,36 +22,52 @@ def after_accumulation(parameter: torch.Tensor, hook: Callable[[torch.Tensor], N
 
 def differentiable(value: Any) -> list[torch.Tensor]:
     """The tensors that require gradients in a module's inputs or outputs, however they are nested."""
-    return [x for x in tree_flatten(value)[0] if isinstance(x, torch.Tensor) and x.requires_grad]
+    found = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found += [leaf] if leaf.requires_grad else []
+        elif is_dataclass(leaf) and not isinstance(
+            leaf, type
+        ):  # this and a mapping of its own class are leaves to torch
+            found += differentiable([getattr(leaf, field.name, None) for field in fields(leaf)])
+        elif isinstance(leaf, Mapping):
+            found += differentiable(list(leaf.values()))
+    return found
 
 
-def after_backward(inputs: Any, call: Callable[[], None]) -> Any:
-    """A module's inputs, changed so that `call` runs once the module's backward pass is over.
+def before_backward(outputs: Any, call: Callable[[], None]) -> None:
+    """Run `call` when the backward pass of a module that returned `outputs` begins; possibly several times.
 
-    It never runs if no input requires a gradient. As `_register_post_backward_hook` in
-    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
+    If an output is a view, and somebody changes it in place, only what it is a view of tells.
     """
-    flat, spec = tree_flatten(inputs)
-    places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor) and x.requires_grad]
-    if places:
-        for i, x in zip(places, _identity(call, *(flat[i] for i in places)), strict=True):
-            flat[i] = x
-    return tree_unflatten(flat, spec)
+    for output in differentiable(outputs):
+        for tensor in (output, output._base):
+            if tensor is not None and tensor.grad_fn is not None:
+                tensor.register_hook(lambda grad: call())  # type: ignore[no-untyped-call]
 
 
-class _AfterBackward(torch.autograd.Function):
-    """The identity on a module's inputs; its backward runs once the module's backward is over."""
+def aliased(inputs: Any) -> Any:
+    """A module's inputs for `after_backward`, in which each tensor that requires a gradient is a view of itself.
 
-    @staticmethod
-    def forward(ctx: Any, call: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        return inputs
+    So the module may change it in place, and whoever else has the tensor sees that, as without the view.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        ctx.call()
-        return None, *grads
+    def alias(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        view = tensor.view_as(tensor)
+        setattr(view, _NODE, view.grad_fn)
+        return view
+
+    return tree_map_only(torch.Tensor, alias, inputs)
 
 
-_identity: Callable[..., tuple[torch.Tensor, ...]] = _AfterBackward.apply
+def after_backward(inputs: Any, call: Callable[[], None]) -> None:
+    """Run `call` once the backward pass of the module that has run on `inputs`, which `aliased` returned, is over.
+
+    It never runs if no input requires a gradient, nor if gradients reach an input on ways that are not seen: the module
+    has changed it in place, or torch cannot look into the object that holds it.
+    """
+    tensors = differentiable(inputs)
+    if tensors and all(getattr(tensor, _NODE, call) is tensor.grad_fn for tensor in tensors):
+        register_multi_grad_hook(tensors, lambda grads: call())

@@ -6,9 +6,8 @@ gradients (Megatron-LM's `overlap_param_gather`, megatron/core/distributed/param
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,9 @@ from torch import nn
 
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.strategies.absent import absent, present, read_early
 from overlaplab_engine.strategies.base import Options
 from overlaplab_engine.strategies.buckets import Marks, assign
 from overlaplab_engine.strategies.hooks import after_accumulation
@@ -52,8 +53,9 @@ class ShardedBucket:
 class Partitioned(Sharded):
     """Gradients move to their buckets as they arrive; after the optimizer's update each bucket's all-gather follows.
 
-    With `overlap_param_gather` the next forward pass runs meanwhile: each unit waits for the buckets that its
-    parameters lie in. Whoever reads parameters elsewhere calls `settle` first.
+    With `overlap_param_gather` the next forward pass runs meanwhile: when a module of a unit is called, it waits for
+    the buckets that the unit's parameters lie in. EngineError if a forward pass reads them before; who reads them
+    outside of it waits, too.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
@@ -61,6 +63,7 @@ class Partitioned(Sharded):
         super().__init__(model, comm, options)
         nbytes = [self.gradients.nbytes(p) for p in self.parameters]
         keys = [(p.device, p.dtype) for p in self.parameters]
+        self._number = {name: i for i, name in enumerate(self.names)}
         order = reversed(range(len(self.parameters)))
         self._buckets = [
             self._bucket(index, members) for index, members in enumerate(assign(order, nbytes, keys, options.caps))
@@ -72,7 +75,12 @@ class Partitioned(Sharded):
         self._gathering: dict[int, Work] = {}
         for i, parameter in enumerate(self.parameters):
             after_accumulation(parameter, partial(self._arrived, i))
-        self._wait_in_forward()
+        self._expected: set[str] = set()  # units whose parameters must not be read before `_receive`
+        self._units = [unit for unit in map(self._trained, self.units()) if unit.parameters]
+        for unit in self._units:
+            for module in unit.modules:
+                module.register_forward_pre_hook(partial(self._before_forward, unit))
+        self._expect_parameters()
 
     def _bucket(self, index: int, members: list[int]) -> ShardedBucket:
         parameters = [self.parameters[m] for m in members]
@@ -152,6 +160,7 @@ class Partitioned(Sharded):
     def updated(self) -> None:
         """All-gather the updated parameters, those that the next forward pass needs first at first."""
         self.settle()  # of buckets that no module has needed
+        self._expect_parameters()
         for bucket in reversed(self._buckets):
             with bucket.gather:
                 self._gathering[bucket.index] = self.comm.all_gather(bucket.full, bucket.flat.shard)
@@ -160,30 +169,42 @@ class Partitioned(Sharded):
 
     def settle(self) -> None:
         """Wait until all parameters are up to date."""
-        self._wait_for(list(self._gathering))
+        for unit in self._units:
+            self._receive(unit)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """See `Strategy`."""
         self.settle()
         return super().full_parameters()
 
-    def _wait_for(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            work = self._gathering.pop(index, None)
-            if work is not None:
-                with self._buckets[index].wait:
-                    work.wait()
+    def _trained(self, unit: Unit) -> Unit:
+        """The unit without its frozen parameters, which nobody updates."""
+        return replace(unit, parameters={name: p for name, p in unit.parameters.items() if p.requires_grad})
 
-    def _wait_in_forward(self) -> None:
-        number = {name: i for i, name in enumerate(self.names)}
-        for unit in self.units():
-            indices = {self._home[number[name]][0].index for name in unit.parameters if name in number}
-            for module in unit.modules if indices else []:
-                module.register_forward_pre_hook(partial(self._needed, sorted(indices, reverse=True)))
+    def _expect_parameters(self) -> None:
+        for unit in self._units:
+            self._expected.add(unit.name)
+            absent(unit.parameters.values(), partial(self._read_early, unit))
 
-    def _needed(self, indices: Sequence[int], module: nn.Module, inputs: Any) -> None:
-        """A module is about to read parameters of these buckets."""
-        self._wait_for(indices)
+    def _receive(self, unit: Unit) -> None:
+        """Wait for the buckets with a unit's parameters."""
+        if unit.name not in self._expected:
+            return
+        self._expected.remove(unit.name)
+        homes = {self._home[self._number[name]][0].index for name in unit.parameters}
+        for index in sorted(homes & self._gathering.keys(), reverse=True):
+            with self._buckets[index].wait:
+                self._gathering.pop(index).wait()
+        present(unit.parameters.values())
+
+    def _before_forward(self, unit: Unit, module: nn.Module, inputs: Any) -> None:
+        self._receive(unit)
+
+    def _read_early(self, unit: Unit) -> None:
+        """A unit's parameters are read, and none of its modules has been called since the update."""
+        if self._in_forward:
+            raise read_early(self.name, unit.name)
+        self._receive(unit)
 
     # The end of a pass
 

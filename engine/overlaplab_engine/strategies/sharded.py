@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -57,32 +58,24 @@ class Sharded(Strategy):
         super().__init__(model, comm, options)
         self.flats: list[Flat] = []
         """This rank's parts, in the same order on every rank."""
+        self.whole_gradients = self.gradients
+        """Where gradients of whole parameters accumulate, before they are sent."""
         self._wait = labels.span(Word.WAIT)
+        self._in_forward = False
         self._in_flight: deque[_ReduceScatter] = deque()
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
-    def optimized(self) -> list[torch.Tensor]:
-        """This rank's pieces of the parameters, flat."""
-        return [piece.tensor for flat in self.flats for piece in flat.pieces]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Strategy`."""
+        self._in_forward = True
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            self._in_forward = False
 
-    @torch.no_grad()
-    def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale the averaged gradients so that their global norm is at most `max_norm`; returns the norm before.
-
-        The global norm is that of all ranks' pieces together.
-        """
-        grads = [g for tensor in self.optimized() if (g := self.gradients.get(tensor)) is not None]
-        dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
-        square = torch.zeros(1, dtype=dtype, device=self.comm.device)
-        for grad in grads:
-            square += torch.linalg.vector_norm(grad, dtype=dtype).square()
-        with self._wait:
-            self.comm.all_reduce_sum(square).wait()
-        norm = square.sqrt().squeeze()
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for grad in grads:
-            grad.mul_(scale)
-        return norm
+    def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
+        """This rank's pieces of the parameters, flat; none of a parameter that lies with other ranks."""
+        return [(piece.name, piece.tensor) for flat in self.flats for piece in flat.pieces]
 
     def parts(self) -> list[Part]:
         """What this rank owns of each parameter that lies in `flats`."""
@@ -105,12 +98,12 @@ class Sharded(Strategy):
 
     def _has_gradient(self, parameter: torch.Tensor) -> bool:
         """Whether this rank has one, from this microbatch or from earlier ones."""
-        return parameter.grad is not None or self.gradients.get(parameter) is not None
+        return parameter.grad is not None or self.whole_gradients.get(parameter) is not None
 
     def _move_prescaled(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
         """Move a parameter's gradient, with what earlier microbatches left, to a flat buffer, prescaled."""
-        grad = self.gradients.get(parameter)
-        if self.gradients.main and parameter.grad is not None:
+        grad = self.whole_gradients.get(parameter)
+        if self.whole_gradients.main is not None and parameter.grad is not None:
             grad = parameter.grad if grad is None else grad.add_(parameter.grad)
         assert grad is not None
         if grad.dtype == view.dtype:
@@ -118,7 +111,7 @@ class Sharded(Strategy):
         else:
             view.copy_(grad).mul_(self.comm.prescale)
         parameter.grad = None
-        self.gradients.set(parameter, None)
+        self.whole_gradients.set(parameter, None)
 
     def _reduce_scatter(self, flat: Flat, full: torch.Tensor, received: torch.Tensor, launch: Span, done: Span) -> None:
         """Launch the reduce-scatter of prescaled gradients (padded,) to `received` (chunk,)."""

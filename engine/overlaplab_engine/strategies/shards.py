@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from overlaplab_engine.strategies.buckets import Gradients
+from overlaplab_engine.strategies.optimizers import part_of
 
 __all__ = ["Flat", "Layout", "Piece"]
 
@@ -68,13 +69,12 @@ class Flat:
         self.layout = layout
         self.shard = shard
         self.pieces = [
-            Piece(self.names[number], part.detach().requires_grad_())
-            for number, part in layout.pieces(shard)
-            if trained[number]
+            Piece(self.names[number], part_of(part)) for number, part in layout.pieces(shard) if trained[number]
         ]
 
     def accumulate(self, gradients: Gradients, received: torch.Tensor) -> list[Piece]:
-        """Add mean gradients (chunk,) to what the pieces have; returns those that had none, which keep `received`."""
+        """Add mean gradients (chunk,) of any type to what the pieces have; returns those that had none."""
+        received = received.to(gradients.dtype(self.shard))
         parts = {self.names[number]: part for number, part in self.layout.pieces(received)}
         without = []
         for piece in self.pieces:

@@ -75,14 +75,13 @@ class TorchDDP(Strategy):
         """DDP's own account of its buckets."""
         return {} if self._ddp is None else dict(self._ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """DDP's forward pass."""
         if self._broken:  # only now: if this rank is to end, it must not call collectives that nobody joins
             self._wrap()
         if self._ddp is not None:  # what DDP's own no_sync does, which would not outlive a new wrapping inside it
             self._ddp.require_backward_grad_sync = self._sync
-        loss: torch.Tensor = (self._ddp or self.model)(*inputs)
-        return loss
+        return (self._ddp or self.model)(*args, **kwargs)
 
     def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket; DDP calls this in bucket order, as soon as the bucket is full."""

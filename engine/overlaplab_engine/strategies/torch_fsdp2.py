@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from overlaplab_engine.errors import EngineError
@@ -24,6 +24,7 @@ from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.hooks import after_accumulation
+from overlaplab_engine.strategies.optimizers import part_of
 
 __all__ = ["TorchFSDP2"]
 
@@ -58,13 +59,15 @@ class TorchFSDP2(Strategy):
         layers = self._layers()
         hooks = {name: list((p._post_accumulate_grad_hooks or {}).values()) for name, p in model.named_parameters()}
         mesh = DeviceMesh.from_group(comm.group, comm.device.type)
-        wrapped = [self._shard(unit.modules[0], mesh=mesh, reshard_after_forward=not unit.kept) for unit in layers]
+        wrapped = [
+            self._shard(unit.modules[0], mesh=mesh, reshard_after_forward=not unit.kept) for unit in reversed(layers)
+        ][::-1]  # units inside others first
         self._root = self._shard(model, mesh=mesh)
         self._wrapped = [self._root, *wrapped]
         self._set_prefetch()
         self._sharded = cast(dict[str, DTensor], dict(model.named_parameters()))
         self.parameters = [cast(nn.Parameter, p) for p in self._sharded.values() if p.requires_grad]
-        self._local = [_local(p).requires_grad_() for p in self.parameters]
+        self._local = [part_of(_local(p)) for p in self.parameters]
         self._full: list[nn.Parameter] = []
         """What autograd sees of trained parameters; they keep what `no_sync` has added up."""
         self._move(hooks)
@@ -74,7 +77,8 @@ class TorchFSDP2(Strategy):
         """Let FSDP2 shard what is not sharded yet of `module`, and give the memory of the full parameters back."""
         parameters = [p for p in module.parameters() if not isinstance(p, DTensor)]
         self._share(parameters)
-        sharded = fully_shard(module, **options)
+        types = MixedPrecisionPolicy(param_dtype=self.options.param_dtype, reduce_dtype=self.options.reduce_dtype)
+        sharded = fully_shard(module, mp_policy=types, **options)
         for parameter in parameters:  # FSDP2 has copied its part
             parameter.data = hollow(parameter)
         return sharded
@@ -101,12 +105,12 @@ class TorchFSDP2(Strategy):
                         after_accumulation(parameter, hook)
             unit.reshard()
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `Strategy`; after an exception no unit is held."""
         if self._broken:
             raise EngineError("torch-fsdp2 of this version of torch cannot go on after an exception in a step")
         try:
-            return super().__call__(*inputs)
+            return super().__call__(*args, **kwargs)
         except BaseException as error:
             self.on_error(error)
             self._abandon()
@@ -136,15 +140,9 @@ class TorchFSDP2(Strategy):
         for parameter in self._full:  # what was added up without being sent
             parameter.grad = None
 
-    @torch.no_grad()
-    def clip(self, max_norm: float) -> torch.Tensor:
-        """See `Strategy`; the norm is that of all ranks' shards together."""
-        norm = nn.utils.clip_grad_norm_(self.parameters, max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def optimized(self) -> list[torch.Tensor]:
+    def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's part of each trained parameter."""
-        return list(self._local)
+        return list(zip(self.names, self._local, strict=True))
 
     def updated(self) -> None:
         """What a forward pass without a backward pass has left gathered is stale now."""
@@ -164,8 +162,8 @@ class TorchFSDP2(Strategy):
         return [*layers, *([Unit("root", [self.model], rest, kept=True)] if rest else [])]
 
     def _layers(self) -> list[Unit]:
-        """The units below the model's children. EngineError for one of several modules."""
-        layers = [unit for unit in super().units() if "." in unit.name]
+        """The units that FSDP2 wraps by themselves. EngineError for one of several modules."""
+        layers = [unit for unit in super().units() if unit.block]
         for unit in layers:
             unit.kept &= self.options.keep_last
             if len(unit.modules) > 1:

@@ -20,8 +20,13 @@ What happens to layer 5 of eight (0 to 7), each of them a unit, with `prefetch` 
 [Note: the window]
 When a unit is about to be used, the gathers of it and of the `prefetch` next ones are launched, if they are not held,
 and the unit before has been freed. So no more than `prefetch` + 1 are held, beside those that are kept at the turn.
-Forward, the next units are those of the last forward pass; a wrong guess only costs a wait. Backward, they are those of
-this forward pass in reverse.
+Forward, the next units are those of the last forward pass; a wrong guess only costs a wait, and in the first pass
+nothing is gathered ahead. Backward, they are those of this forward pass in reverse.
+
+[Note: read elsewhere]
+A weight may also be read by another module than its unit's, as when the root calls `linear(x, embedding.weight)`. After
+the unit was used this is noticed, and the unit gathered once more; from then on it stays held from its use to the end
+of the backward pass. Before, it is an error: whether the unit will be used at all is not known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,15 +37,24 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.units import reads_parameters_in_backward
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies.absent import read_early
 from overlaplab_engine.strategies.agreement import OrderAgreement
 from overlaplab_engine.strategies.base import Options, Traits, register
-from overlaplab_engine.strategies.hooks import after_accumulation, after_backward, differentiable
+from overlaplab_engine.strategies.buckets import Gradients
+from overlaplab_engine.strategies.hooks import (
+    after_accumulation,
+    after_backward,
+    aliased,
+    before_backward,
+    differentiable,
+)
 from overlaplab_engine.strategies.sharded import Sharded
 from overlaplab_engine.strategies.sharded_unit import ShardedUnit
 
@@ -78,12 +92,27 @@ class Zero3(Sharded):
     keeps_last = True
     refuses: ClassVar[Mapping[str, str]] = {"keep_last": Sharded.refuses["keep_last"]}
 
+    @classmethod
+    def require(cls, config: Any) -> None:
+        """See `Strategy`."""
+        super().require(config)
+        if config.main_grad and (config.param_dtype or config.reduce_dtype):
+            raise EngineError(
+                "--main-grad goes without --param-dtype and --reduce-dtype, with which shards and their gradients keep "
+                "the parameters' type; leave it out"
+            )
+
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`. Raises EngineError for a unit with parameters of several dtypes."""
         super().__init__(model, comm, options)
-        self.sharded_units = [ShardedUnit(unit, comm, self.gradients) for unit in self.units()]
+        if options.reduce_dtype != options.param_dtype and options.reduce_dtype is not None:
+            self.whole_gradients = Gradients(options.reduce_dtype)
+        self.sharded_units = [
+            ShardedUnit(unit, comm, self.whole_gradients, self._read, options.param_dtype) for unit in self.units()
+        ]
         self.flats = [unit.flat for unit in self.sharded_units]
-        self._expected_order = list(self.sharded_units)  # in which the forward pass uses the units, if it is as before
+        self._expected_order: list[ShardedUnit] = []  # in which the forward pass uses the units, if it is as before
+        self._passes = 0  # backward passes begun
         self._forward_order: list[ShardedUnit] = []  # in which this forward pass has used them
         self._backward_order: list[_Use] = []  # in which the backward pass will use them
         self._in_backward = False
@@ -95,24 +124,25 @@ class Zero3(Sharded):
     def _register_hooks(self, unit: ShardedUnit) -> None:
         for module in unit.modules:
             module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
-            module.register_forward_hook(partial(self._after_forward, unit))
+            module.register_forward_hook(partial(self._after_forward, unit), with_kwargs=True)
         for number, parameter in enumerate(unit.parameters):
             if parameter.requires_grad:
                 after_accumulation(parameter, partial(self._gradient_accumulated, unit, number))
 
     # The schedule, forward
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `Strategy`; after an exception no unit is held."""
         forward_order, backward_order = self._forward_order, self._backward_order
         collectives = len(self._agreement)
         self._forward_order = []
         try:
-            loss = super().__call__(*inputs)
-            if not loss.requires_grad:  # no backward pass will follow
+            args, kwargs = self._cast((args, kwargs))
+            output = super().__call__(*args, **kwargs)
+            if not differentiable(output):  # no backward pass will follow
                 self._forward_order = forward_order
                 self._agreement.forget_after(collectives)
-            return loss
+            return output
         except BaseException as error:
             self._forward_order, self._backward_order = forward_order, backward_order
             self._agreement.forget_after(collectives)
@@ -120,27 +150,32 @@ class Zero3(Sharded):
             self._free_all()
             raise
 
-    def _before_forward(
-        self, unit: ShardedUnit, module: nn.Module, args: Any, kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _before_forward(self, unit: ShardedUnit, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        args, kwargs = self._cast((args, kwargs))
         if self._in_backward:  # activation checkpointing runs it again: the backward pass has gathered it
             if not unit.held:
                 raise EngineError(
                     f"zero3: {unit.name} runs again and is not gathered; checkpoint with use_reentrant=False"
                 )
-            return None
+            return args, kwargs
         position = len(self._forward_order)
         self._forward_order.append(unit)
         if self._expected_order[position : position + 1] != [unit]:
             self._expected_order = []
-            self._agreement.exchange(f"using {unit.name}")
+            if self._passes:  # else its gather is agreed on, if it has one
+                self._agreement.exchange(f"using {unit.name}")
         self._gather([unit, *self._expected_order[position + 1 :][: self.options.prefetch]], FORWARD)
         unit.active += 1
-        if not torch.is_grad_enabled():
-            return None
-        return after_backward((args, kwargs), partial(self._after_backward, unit))  # type: ignore[no-any-return]
+        return aliased((args, kwargs)) if torch.is_grad_enabled() else (args, kwargs)
 
-    def _after_forward(self, unit: ShardedUnit, module: nn.Module, args: Any, output: Any) -> None:
+    def _cast(self, inputs: Any) -> Any:
+        """A module's inputs, those that are floating-point numbers in `options.param_dtype`."""
+        dtype = self.options.param_dtype
+        if dtype is None:
+            return inputs
+        return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
+
+    def _after_forward(self, unit: ShardedUnit, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._in_backward:
             return
         self._mark(Word.LAST_USE, unit, FORWARD)
@@ -149,12 +184,12 @@ class Zero3(Sharded):
         if outputs:
             unit.uses += 1
             unit.ran = True
+            after_backward((args, kwargs), partial(self._after_backward, unit))
             if reads_parameters_in_backward(module):
                 use = _Use(unit)
                 self._backward_order = [use, *self._backward_order]
-                for x in outputs:
-                    x.register_hook(partial(self._before_backward, use))  # type: ignore[no-untyped-call]
-        if not unit.active and not (unit.kept and outputs):
+                before_backward(outputs, partial(self._before_backward, use))
+        if not unit.active and not (unit.kept and outputs) and not unit.read_elsewhere:
             self._free(unit, FORWARD)
 
     # The schedule, backward
@@ -164,6 +199,7 @@ class Zero3(Sharded):
         if len(self._forward_order) != len(self._expected_order):
             self._agreement.exchange(f"the backward pass after {len(self._forward_order)} units")
         self._in_backward = True
+        self._passes += 1
         self._expected_order, self._forward_order = self._forward_order, []
         try:
             super().backward(loss, microbatch)
@@ -172,7 +208,7 @@ class Zero3(Sharded):
             self._backward_order = [use for use in self._backward_order if not use.in_backward]
             self._free_all()
 
-    def _before_backward(self, use: _Use, grad: torch.Tensor) -> None:
+    def _before_backward(self, use: _Use) -> None:
         if use.in_backward:
             return
         use.in_backward = True
@@ -181,12 +217,26 @@ class Zero3(Sharded):
 
     def _after_backward(self, unit: ShardedUnit) -> None:
         self._mark(Word.LAST_USE, unit, BACKWARD)
+        if unit.read_elsewhere:  # gradients may still come
+            return
         self._free(unit, BACKWARD)
         unit.uses -= 1
         if not unit.uses and self._sync and unit.trained:
             self._send_gradients(unit)
 
     # Parameters
+
+    def _read(self, unit: ShardedUnit) -> None:
+        """A parameter of a unit that is not here is about to be read. See [Note: read elsewhere]."""
+        if not self._in_forward:
+            raise EngineError(
+                f"zero3: parameters of unit {unit.name} are read, and only parts of them are here; "
+                "`full_parameters` gathers them"
+            )
+        if unit not in self._forward_order:
+            raise read_early(self.name, unit.name)
+        unit.read_elsewhere = True
+        self._gather([unit], FORWARD)
 
     def _gather(self, window: Sequence[ShardedUnit], phase: str) -> None:
         """Launch the gathers of the window's units that are not held, and wait for the first. [Note: the window]"""
@@ -224,12 +274,20 @@ class Zero3(Sharded):
         """See `Strategy`."""
         return {name: tensor for flat in self.flats for name, tensor in self.assemble(flat, flat.shard).items()}
 
+    def _before_state_dict(self, module: nn.Module, *_: Any) -> None:
+        """See `Strategy`."""
+        if not self._assembling and any(True for _ in module.parameters()):
+            raise EngineError(
+                "zero3: a rank's model holds parameters only while it computes; call the strategy's state_dict() on "
+                "every rank, and load a state before the strategy is made"
+            )
+
     # Gradients
 
     def _gradient_accumulated(self, unit: ShardedUnit, number: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of the unit's parameter `number`."""
         if not self._sync:
-            self.gradients.place(parameter, None, 1.0)
+            self.whole_gradients.place(parameter, None, 1.0)
         elif unit.sent:
             name = unit.flat.names[number]
             raise EngineError(f"zero3: {name} got a gradient after unit {unit.name}'s were sent; is it used elsewhere?")

@@ -21,7 +21,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.transformer import Transformer
-from overlaplab_engine.models.units import by_child, reads_parameters_in_backward
+from overlaplab_engine.models.units import by_block, reads_parameters_in_backward
 from overlaplab_engine.network.carrier import clock_offset_ns
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Kind, Link
@@ -192,7 +192,7 @@ def test_the_concatenated_batch_is_the_ranks_batches() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_units_hold_every_parameter_once(tied: bool) -> None:
     model = Transformer(layers=3, width=8, heads=2, seq=4, vocab=10, tied=tied)
-    found = by_child(model)
+    found = by_block(model)
     assert [u.name for u in found] == ["embedding", "layers.0", "layers.1", "layers.2", *([] if tied else ["head"])]
     assert sorted(n for u in found for n in u.parameters) == sorted(n for n, _ in model.named_parameters())
     assert [u.name for u in found if u.kept] == (["embedding", "layers.2"] if tied else ["layers.2", "head"])
@@ -206,20 +206,20 @@ def test_units_of_any_model() -> None:
     model.scale = nn.Parameter(torch.ones(2))
     model.first = nn.Linear(2, 2)
     model.towers = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    found = by_child(model)
+    found = by_block(model)
     assert [(u.name, list(u.parameters), u.kept) for u in found] == [
         ("root", ["scale"], True),
         ("first", ["first.weight", "first.bias"], False),
         ("towers.0", ["towers.0.weight", "towers.0.bias"], False),
         ("towers.2", ["towers.2.weight", "towers.2.bias"], True),
     ]
-    assert [u.kept for u in by_child(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}))] == [False, True]
+    assert [u.kept for u in by_block(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}))] == [False, True]
 
 
 def test_a_module_that_shares_with_two_makes_one_unit_of_them() -> None:
     model = nn.ModuleDict({name: nn.Linear(2, 2) for name in "abc"})
     model["c"].weight, model["c"].bias = model["a"].weight, model["b"].bias
-    (unit,) = by_child(model)
+    (unit,) = by_block(model)
     assert set(unit.modules) == set(model.values())
     assert sorted(unit.parameters) == ["a.bias", "a.weight", "b.bias", "b.weight"]
 
@@ -228,7 +228,7 @@ def test_a_list_with_parameters_of_its_own_is_one_unit() -> None:
     model = nn.Module()
     model.tower = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.tower.scale = nn.Parameter(torch.ones(2))
-    assert [(u.name, len(u.parameters)) for u in by_child(model)] == [("tower", 5)]
+    assert [(u.name, len(u.parameters)) for u in by_block(model)] == [("tower", 5)]
 
 
 def test_only_a_table_can_be_freed_for_backward() -> None:
