@@ -4,7 +4,6 @@ This file is also the script that its ranks run.
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +14,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.strategies import Traits, class_of, register
 from overlaplab_engine.strategies.base import REGISTERED
 from overlaplab_engine.strategies.naive import Naive
+from warm_ranks import run_warm
 
 import overlaplab
 from overlaplab.analyses import memory, volume, volume_theory
@@ -38,8 +38,8 @@ OPTIONS = ("--strategy", "backwards", "--device", "cpu", "--accumulate", "2", "-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> overlaplab.Run:
     out = tmp_path_factory.mktemp("runs") / "backwards"
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    subprocess.run([*torchrun, __file__, *OPTIONS, "--layers", "2", "--out", str(out)], check=True, timeout=120)
+    for rank in run_warm(2, __file__, *OPTIONS, "--layers", "2", "--out", str(out)):
+        assert rank.code == 0, rank.stderr
     return overlaplab.load_run(out)
 
 

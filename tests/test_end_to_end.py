@@ -10,28 +10,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+from warm_ranks import run_warm
 
 import overlaplab
 from overlaplab.analyses import PARTS, scatters, schedule_steps, volume, volume_theory
+from overlaplab.cli import app
 from overlaplab.costs import attained_steps, link_attained
 from overlaplab.simulate import replay
 
 SUPPORT = Path(__file__).parent / "support"
 SAMPLES = Path(__file__).parents[1] / "traces"
-SMALL = ["--nproc", "2", "--layers", "4", "--steps", "2", "--bucket-cap-mb", "1", "--attempts", "1"]
-SMALL += ["--link", "1Gbps,200us"]
+SMALL = ["--layers", "4", "--steps", "2", "--bucket-cap-mb", "1", "--link", "1Gbps,200us", "--attempts", "1"]
 
 
 def overlaplab_json(*arguments: object) -> Any:
-    line = [sys.executable, "-m", "overlaplab", *map(str, arguments), "--json"]
-    return json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+    told = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    return json.loads(told.stdout)
+
+
+def on_two_ranks(*line: str) -> None:
+    for rank in run_warm(2, *line):
+        assert rank.code == 0, rank.stderr
 
 
 @pytest.fixture(scope="module", params=["naive", "per-param", "bucketed"])
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first by the command, the others by the ranks that it would start."""
     out = tmp_path_factory.mktemp("runs") / str(request.param)
-    line = [sys.executable, "-m", "overlaplab", "record", "--strategy", request.param, "--out", out, *SMALL]
-    subprocess.run([str(word) for word in line], check=True, timeout=120)
+    options = ["--strategy", request.param, "--out", str(out), *SMALL]
+    if request.param == "naive":
+        subprocess.run(
+            [sys.executable, "-m", "overlaplab", "record", *options, "--nproc", "2"], check=True, timeout=200
+        )
+    else:
+        on_two_ranks("-m", "overlaplab_engine", *options)
     return out
 
 
@@ -98,8 +112,7 @@ def test_every_collective_took_at_least_what_the_link_takes(recorded: Path) -> N
 
 @pytest.mark.alone
 def test_a_blocking_all_reduce_in_hooks_is_exposed(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*line, str(SUPPORT / "blocking_hooks.py"), str(tmp_path)], check=True, timeout=120)
+    on_two_ranks(str(SUPPORT / "blocking_hooks.py"), str(tmp_path))
     table = overlaplab.totals(overlaplab.load_run(tmp_path))
     assert table["rank"].tolist() == [0, 1]
     assert (table["comm_ns"] > 1_000_000).all()
@@ -136,8 +149,7 @@ def test_the_sample_runs_attained_their_link_but_for_two_steps() -> None:
 @pytest.fixture(scope="module", params=["stock", "keep-last"])
 def fsdp2_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fsdp2") / str(request.param)
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*line, str(SUPPORT / "fsdp2_ranks.py"), str(out), request.param], check=True, timeout=120)
+    on_two_ranks(str(SUPPORT / "fsdp2_ranks.py"), str(out), str(request.param))
     return out
 
 
@@ -164,12 +176,11 @@ def test_fsdp2_gathers_eight_blocks_as_often_as_it_does(fsdp2_run: Path) -> None
     assert set(kept["unit"]) == {"root"} | ({"layers.7"} if fsdp2_run.name == "keep-last" else set())
 
 
-SHARDED = ["--nproc", "2", "--layers", "4", "--width", "64", "--steps", "2", "--attempts", "1"]
+SHARDED = ["--layers", "4", "--width", "64", "--steps", "2", "--attempts", "1"]
 
 
 def sharded_run(out: Path, *options: str) -> Path:
-    line = [sys.executable, "-m", "overlaplab", "record", "--out", str(out), *SHARDED, *options]
-    subprocess.run(line, check=True, timeout=120)
+    on_two_ranks("-m", "overlaplab_engine", "--out", str(out), *SHARDED, *options)
     return out
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import torch
 from overlaplab_engine.network.communicator import Communicator, connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.worker import finish
+from warm_ranks import run_warm
 
 TIMEOUT_S = 60
 """After so long a rank that waits for another gives up: a scenario that ranks leave apart fails, and does not hang."""
@@ -96,27 +95,9 @@ class Ranks:
 
 def run_ranks(script: str, world_size: int, out: Path, **environment: str) -> dict[str, list[str]]:
     """Start the ranks and wait for them; the complaints of each scenario."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {
-        **os.environ,
-        **environment,
-        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    ranks = [
-        subprocess.Popen([sys.executable, script, str(out)], env={**common, "RANK": str(rank)})
-        for rank in range(world_size)
-    ]
-    try:
-        codes = [rank.wait(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert codes == [0] * world_size
+    ranks = run_warm(world_size, script, str(out), **environment)
+    for rank in ranks:
+        print(rank.stdout, rank.stderr)
+    assert [rank.code for rank in ranks] == [0] * world_size
     found: dict[str, list[str]] = json.loads(out.read_text())
     return found

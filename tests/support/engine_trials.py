@@ -85,9 +85,9 @@ class Trial:
         self.update()
         self.alone_optimizer.step()
 
-    def run(self, steps: int | None = None) -> None:
-        """Ten steps, or fewer for what has been tried for long; then the parameters must be equal too."""
-        for step in range(steps or (10 if self.name in SHARDED else 5)):
+    def run(self, steps: int = 4) -> None:
+        """So many steps; then the parameters must be equal too."""
+        for step in range(steps):
             self.step(step)
         got = self.strategy.full_parameters()
         for name, want in self.alone.named_parameters():
@@ -103,8 +103,7 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor | None]:
     """The averaged gradients by name, whoever holds them."""
     if not isinstance(strategy, Sharded):
         return {n: gradient(p) for n, p in strategy.model.named_parameters()}
-    mine = {piece.name: gradient(piece.tensor) for flat in strategy.flats for piece in flat.pieces}
-    everyones = strategy.comm.gather_objects(mine)  # a parameter's pieces lie with ranks in order
+    everyones = gathered(strategy.comm, gradients_here(strategy))  # a parameter's pieces lie with ranks in order
     found: dict[str, torch.Tensor | None] = dict.fromkeys(n for n, _ in strategy.model.named_parameters())
     for name, p in strategy.model.named_parameters():
         parts = [ours[name] for ours in everyones if name in ours]
@@ -114,7 +113,20 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor | None]:
     return found
 
 
-def gradients_here(strategy: Strategy) -> dict[str, torch.Tensor]:
+def gathered(comm: Communicator, tensors: dict[str, torch.Tensor | None]) -> list[dict[str, torch.Tensor | None]]:
+    """Every rank's vectors. They travel as one: pickling each would take longer than a small model's step."""
+    sizes = {name: None if t is None else len(t) for name, t in tensors.items()}
+    everyones = comm.gather_objects(
+        (sizes, torch.cat([t for t in tensors.values() if t is not None] or [torch.empty(0)]))
+    )
+    found = []
+    for sizes, joined in everyones:
+        parts = iter(joined.split([size for size in sizes.values() if size is not None]))
+        found.append({name: None if size is None else next(parts) for name, size in sizes.items()})
+    return found
+
+
+def gradients_here(strategy: Strategy) -> dict[str, torch.Tensor | None]:
     """This rank's averaged gradients, its pieces if they are sharded; without talking to other ranks."""
     if isinstance(strategy, Sharded):
         return {piece.name: gradient(piece.tensor) for flat in strategy.flats for piece in flat.pieces}

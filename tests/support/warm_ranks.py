@@ -1,0 +1,121 @@
+"""Processes that start in a tenth of a second: forks of one that has imported torch, which takes seconds.
+
+For tests of what ranks do. How the command and torchrun start and end them, tests/engine/test_faults.py tries.
+"""
+
+import multiprocessing
+import os
+import runpy
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, forkserver
+from pathlib import Path
+from tempfile import mkdtemp
+
+IMPORTED = [
+    *("numpy.random", "pydantic", "pytest", "torch", "torch._dynamo", "torch.distributed.checkpoint"),
+    *("torch.distributed.fsdp", "torch.profiler", "engine_trials", "overlaplab_engine.cli"),
+    *("overlaplab_engine.launch", "overlaplab_engine.worker"),
+]
+"""What most of them need."""
+READ_AT_IMPORT = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+"""Variables that torch reads when it is imported, with the values that launchers give them."""
+
+_STARTER = multiprocessing.get_context("forkserver")
+
+
+class WarmProcess:
+    """`python LINE`, LINE being `-m MODULE …` or `FILE …`; like a `subprocess.Popen` whose output is piped, as text."""
+
+    def __init__(self, line: Sequence[str], environment: dict[str, str]) -> None:
+        """Start it; its environment is this process's and `environment`."""
+        _start_forkserver()
+        self._line = line
+        self._texts: tuple[str, str] | None = None
+        folder = mkdtemp()
+        self._said = [Path(folder, "stdout"), Path(folder, "stderr")]
+        variables = os.environ | READ_AT_IMPORT | environment
+        self._process = _STARTER.Process(target=_run, args=(line, variables, self._said))
+        self._process.start()
+        self.sentinel = self._process.sentinel
+
+    @property
+    def returncode(self) -> int | None:
+        """As of `subprocess.Popen`, without a `poll`."""
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end, and drop its files; what it has written."""
+        self._process.join(timeout)
+        assert self.returncode is not None, f"{' '.join(self._line)} has not ended after {timeout:g} s"
+        if self._texts is None:
+            self._texts = (self._said[0].read_text(), self._said[1].read_text())
+            shutil.rmtree(self._said[0].parent)
+        return self._texts
+
+    def kill(self) -> None:
+        """If it still runs."""
+        self._process.kill()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a rank."""
+
+    code: int | None
+    stdout: str
+    stderr: str
+
+
+def run_warm(count: int, *line: str, limit_s: float = 280, **environment: str) -> list[Ended]:
+    """Run a line as so many ranks, as torchrun would on one machine.
+
+    Once one fails the others are killed, with code -9; so are all after `limit_s` seconds.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = environment | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [WarmProcess(line, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
+    end = time.monotonic() + limit_s
+    try:
+        while running := [rank.sentinel for rank in ranks if rank.returncode is None]:
+            if any(rank.returncode for rank in ranks) or not connection.wait(running, end - time.monotonic()):
+                break
+    finally:
+        for rank in ranks:
+            rank.kill()
+    said = [rank.communicate(60) for rank in ranks]
+    return [Ended(rank.returncode, out, err) for rank, (out, err) in zip(ranks, said, strict=True)]
+
+
+def _start_forkserver() -> None:
+    """With this folder on its path, or it would import less."""
+    before = os.environ.copy()
+    path = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ.update({"PYTHONPATH": os.pathsep.join(path), **READ_AT_IMPORT})
+    try:
+        _STARTER.set_forkserver_preload(IMPORTED)
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run(line: Sequence[str], environment: dict[str, str], said: Sequence[Path]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in enumerate(said, 1):
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), number)
+    if line[0] == "-m":
+        sys.argv = list(line[1:])
+        runpy.run_module(line[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(line)
+        sys.path.insert(0, os.path.dirname(line[0]))
+        runpy.run_path(line[0], run_name="__main__")
