@@ -16,6 +16,7 @@ __all__ = [
     "duration",
     "gradient_word",
     "joined",
+    "kind_word",
     "last_gradient",
     "ms",
     "percent",
@@ -81,6 +82,11 @@ def last_gradient(bucket: dict[Any, Any]) -> str | None:
     gradients = zip(bucket["arrivals"], bucket["shapes"], strict=True)
     arrived = [(arrival, shape) for arrival, shape in gradients if not pd.isna(arrival)]
     return gradient_word(None, *max(arrived, key=lambda gradient: gradient[0])) if arrived else None
+
+
+def kind_word(kind: object) -> str:
+    """A kind of collective as people write it: `all-reduce`; `unknown` where nothing tells."""
+    return shorten(kind.replace("_", "-"), 30) if isinstance(kind, str) and kind else "unknown"
 
 
 def unit_name(unit: object, limit: int = 80) -> str:

@@ -18,9 +18,8 @@ from overlaplab import analyses
 from overlaplab.columns import REGISTRY, column, columns
 from overlaplab.formats import as_held, as_shown, digits, text, texts
 from overlaplab.manifest import Link
-from overlaplab.report import console
-from overlaplab.report.exposed import causes_table, spots_table
-from overlaplab.report.sweeps import sweep_table
+from overlaplab.report.terminal import terminal_table
+from overlaplab.sections import tables as shown
 from overlaplab.simulate import bound, replay
 from overlaplab.timeline.timeline import timeline_events, timeline_window
 
@@ -86,7 +85,7 @@ def test_every_registered_column_is_returned_or_shown(tables: dict[str, pd.DataF
 
 def test_what_pages_ask_for_is_registered_and_has_different_headers() -> None:
     found = list(asked())
-    assert len(found) > 40
+    assert len(found) > 30
     for table, names in found:
         chosen = columns(table, *names)
         for headers in ([one.header for one in chosen], [one.title for one in chosen], [one.terse for one in chosen]):
@@ -94,26 +93,26 @@ def test_what_pages_ask_for_is_registered_and_has_different_headers() -> None:
 
 
 def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame]) -> None:
-    one_step = tables["exposed"].head(2)
     drawn = [
-        console.summary_table(tables["summary"], ""),
-        console.buckets_table(tables["buckets"].head(2)),
-        console.compare_table(tables["compare"]),
-        console.sizes_table(tables["compare"].assign(peak_memory_bytes=1.0)),
-        console.schedule_table(tables["schedule_steps"], ""),
-        console.gathers_table(tables["schedule"].head(3)),
-        console.collectives_table(tables["collectives"], ""),
-        console.communication_table(tables["communication_by"]),
-        console.stragglers_table(tables["stragglers"].assign(last=1)),
-        causes_table(tables["summary"], tables["exposed"]),
-        spots_table(one_step, one_step.to_dict("records")[0]),
-        sweep_table(tables["sweep"], tables["sweep_links"], ""),
+        shown.summary_rows(tables["summary"]),
+        shown.buckets_rows(tables["buckets"].head(2)),
+        shown.compare_rows(tables["compare"]),
+        shown.costs_rows(tables["compare"].assign(peak_memory_bytes=1.0)),
+        shown.schedule_rows(tables["schedule_steps"]),
+        shown.gathers_rows(tables["schedule"].head(3)),
+        shown.collectives_rows(tables["each_collective"]),
+        shown.median_kinds_rows(tables["communication_by"]),
+        shown.late_ranks_rows(tables["stragglers"]),
+        shown.causes_rows(tables["summary"], tables["exposed"]),
+        shown.spots_rows(tables["exposed"].head(2), "rank 0"),
+        shown.sweep_rows(tables["sweep"], tables["sweep_links"]),
     ]
     headers = {one.terse for _, one in PLACES}
-    for table in drawn:
-        assert table is not None
-        found = [str(one.header) for one in table.columns]
-        once(found, str(table.title))
+    for block in drawn:
+        assert block is not None
+        found = [str(one.header) for one in terminal_table(block).columns]
+        assert found
+        once(found, block.key)
         assert set(found) <= headers
 
 

@@ -1,7 +1,7 @@
 """Charts of the analyses' tables: pure functions that return an `altair.Chart`, light or dark, titled by a finding."""
 
 from overlaplab.charts.breakdown import summary
-from overlaplab.charts.collectives import bus_bandwidth, kind_word, late_ranks, waits
+from overlaplab.charts.collectives import bus_bandwidth, late_ranks, waits
 from overlaplab.charts.comparison import compare
 from overlaplab.charts.costs import memory_compared, sent_compared
 from overlaplab.charts.gathers import schedule, schedule_window
@@ -18,7 +18,6 @@ __all__ = [
     "compare",
     "draw_offline",
     "gathered",
-    "kind_word",
     "late_ranks",
     "links",
     "memory_compared",

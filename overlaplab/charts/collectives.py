@@ -14,7 +14,7 @@ from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
 from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
 from overlaplab.manifest import Link
-from overlaplab.words import count, ms, rank_word, shorten, to_ms
+from overlaplab.words import count, kind_word, ms, rank_word, to_ms
 
 MOST_POINTS = 1500
 """If there are more collectives, neighbours share a point: a browser draws this many without effort, and the eye cannot
@@ -27,11 +27,6 @@ _SHAPES = {MEASURED: "circle", BOUND: "triangle-up"}
 ALONE, SHARED = "gone if it came with the last but one", "gone only if others came earlier, too"
 _HEIGHT = 320
 _GRID = 40  # cells per decade; collectives in one cell share a point
-
-
-def kind_word(kind: object) -> str:
-    """A kind of collective as people write it, such as `all-reduce`, or `unknown`."""
-    return shorten(kind.replace("_", "-"), 30) if isinstance(kind, str) and kind else "unknown"
 
 
 def bus_bandwidth(

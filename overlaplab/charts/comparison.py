@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Any
 
 import altair as alt
@@ -10,8 +9,8 @@ import pandas as pd
 
 from overlaplab.charts.parts import bars, row_axis, stacked, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
-from overlaplab.findings import compare_title
-from overlaplab.words import count, duration, shorten
+from overlaplab.findings import compare_title, run_labels
+from overlaplab.words import count, duration
 
 
 def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -44,27 +43,6 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
         dark=dark,
         height=alt.Step(34 if len(labels) <= 16 else 22),
     )
-
-
-def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
-    """The axis' title and a distinct label per run."""
-    caps = table["bucket_cap_mb"]
-    same = all(table[column].nunique(dropna=False) <= 1 for column in ("strategy", "ranks", "emulated"))
-    if same and caps.notna().all() and caps.nunique() == len(table) > 1:
-        return "bucket_cap_mb", [f"{cap:g}" for cap in caps]
-    folders = [PurePath(str(path)) for path in table["path"]]
-    labels = [shorten(folder.name or str(folder), 40) for folder in folders]
-    for depth in (2, 3):
-        if len(set(labels)) == len(labels):
-            break
-        labels = [shorten("/".join(folder.parts[-depth:]), 40) for folder in folders]
-    if len(set(labels)) < len(labels):
-        labels = [f"{number}: {label}" for number, label in enumerate(labels, 1)]
-    mixed = table["emulated"].nunique() > 1
-    return "run", [
-        f"{label} (emulated link)" if mixed and emulated else label
-        for label, emulated in zip(labels, table["emulated"], strict=True)
-    ]
 
 
 def _rows(table: pd.DataFrame, labels: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:

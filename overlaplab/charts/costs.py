@@ -5,10 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.comparison import run_labels
 from overlaplab.charts.parts import row_axis, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
-from overlaplab.findings import costs_title
+from overlaplab.findings import costs_title, run_labels
 from overlaplab.words import count, size_exact, unit_of
 
 MEASURED = "measured"

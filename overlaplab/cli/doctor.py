@@ -64,7 +64,7 @@ def doctor(
 def _print(lines: list[Check]) -> None:
     from rich.table import Table
 
-    from overlaplab.report.console import plain
+    from overlaplab.report.terminal import plain
 
     table = Table.grid(padding=(0, 2))
     for line in lines:

@@ -1,4 +1,4 @@
-"""What the commands share: loading with a progress bar, and printing tables, warnings and documents.
+"""What the commands share: loading with a progress bar, and printing tables and documents.
 
 The commands' modules import slow packages (pandas, pyarrow, rich, …) only inside functions, so that `--help` and
 shell completion, which import these modules, answer at once.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,12 @@ from overlaplab.errors import OverlaplabError
 if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
+    from rich.text import Text
 
     from overlaplab.events import Run
     from overlaplab.report.documents import Document
 
-__all__ = ["load", "print_json", "print_warnings", "progress_bar", "show"]
+__all__ = ["load", "print_json", "progress_bar", "show"]
 
 
 def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list[Run]:
@@ -85,20 +86,14 @@ def progress_bar() -> Iterator[Progress]:
         yield bar
 
 
-def show(*shown: Table | str | None, style: str = "") -> None:
-    """Print tables, and texts as they are; None is left out."""
+def show(*shown: Table | Text | str) -> None:
+    """Print tables, and texts as they are."""
     from rich.console import Console
 
-    from overlaplab.report.console import plain
+    from overlaplab.report.terminal import plain
 
-    for one in shown:
-        if one is not None:
-            Console().print(plain(one, style) if isinstance(one, str) else one)
-
-
-def print_warnings(warnings: Iterable[str]) -> None:
-    """A line each."""
-    show(*(f"warning: {warning}" for warning in warnings), style="yellow")
+    for item in shown:
+        Console().print(plain(item) if isinstance(item, str) else item)
 
 
 def print_json(document: Document) -> None:

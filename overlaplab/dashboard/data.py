@@ -7,32 +7,26 @@ DataFrame and return a stale result; here the key is the file's stamp and the ru
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
-import pandas as pd
 import streamlit as st
 
 import overlaplab
-from overlaplab import findings
-from overlaplab.analyses import Theory, idle, memory, peaks, scatters, volume, volume_theory
 from overlaplab.dashboard import links
 from overlaplab.dashboard.folder import confined, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
-from overlaplab.timeline.timeline import Timeline, timeline_events
+from overlaplab.sections.run_tables import RunTables
 
 __all__ = ["Opened", "close_upload", "open_run", "uploads"]
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A run and its tables, each computed at the first use."""
+@dataclass(frozen=True, kw_only=True)
+class Opened(RunTables):
+    """A run of the opened folder, with the tables of all its ranks and steps."""
 
     name: str
     """Its name below the opened folder."""
-    run: Run
     other: dict[str, Opened] = field(default_factory=dict)
     """The same with the user's own rule for communication, by that rule; the last one that was asked for."""
 
@@ -47,76 +41,6 @@ class Opened:
             self.other.clear()
             self.other[communication] = found
         return found
-
-    @cached_property
-    def summary(self) -> pd.DataFrame:
-        """`overlaplab.summary` of all ranks and steps."""
-        return overlaplab.summary(self.run)
-
-    @cached_property
-    def totals(self) -> pd.DataFrame:
-        """`overlaplab.totals` of all ranks."""
-        return overlaplab.totals(self.run)
-
-    @cached_property
-    def exposed(self) -> pd.DataFrame:
-        """`overlaplab.exposed` of all ranks and steps."""
-        return overlaplab.exposed(self.run)
-
-    @cached_property
-    def idle(self) -> pd.DataFrame:
-        """`overlaplab.analyses.idle` of all ranks and steps."""
-        return idle(self.run)
-
-    @cached_property
-    def buckets(self) -> pd.DataFrame:
-        """`overlaplab.buckets` of all ranks and steps."""
-        return overlaplab.buckets(self.run)
-
-    @cached_property
-    def schedule(self) -> pd.DataFrame:
-        """`overlaplab.schedule` of all ranks and steps."""
-        return overlaplab.schedule(self.run)
-
-    @cached_property
-    def collectives(self) -> pd.DataFrame:
-        """`overlaplab.collectives` of all ranks and steps."""
-        return overlaplab.collectives(self.run)
-
-    @cached_property
-    def scatters(self) -> pd.DataFrame:
-        """`overlaplab.analyses.scatters` of all ranks and steps."""
-        return scatters(self.run)
-
-    @cached_property
-    def volume(self) -> pd.DataFrame:
-        """`overlaplab.analyses.volume` of all ranks and steps."""
-        return volume(self.run)
-
-    @cached_property
-    def theory(self) -> Theory | None:
-        """`overlaplab.analyses.volume_theory`."""
-        return volume_theory(self.run)
-
-    @cached_property
-    def memory(self) -> pd.DataFrame:
-        """`overlaplab.analyses.memory` of all ranks."""
-        return memory(self.run)
-
-    @cached_property
-    def peaks(self) -> pd.DataFrame:
-        """`overlaplab.analyses.peaks` of all ranks."""
-        return peaks(self.run)
-
-    @cached_property
-    def warnings(self) -> tuple[str, ...]:
-        """What a reader of the run's figures must know."""
-        return findings.run_warnings(self.run)
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """The timeline's lanes and events."""
-        return timeline_events(self.run)
 
 
 def uploads() -> Uploads:

@@ -38,6 +38,9 @@ _STYLE = """
 .st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
 .st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
 .st-key-late [data-testid="stText"] {font-size: 0.95rem;}
+.stMain h2 {font-size: 1.5rem; padding: 1rem 0 0.25rem;}
+.stMain h3 {font-size: 1.1rem; padding: 0.5rem 0 0.35rem;}
+[class*="st-key-remarks_"] [data-testid="stText"] {font-size: 0.9rem; opacity: 0.8;}
 [class*="st-key-downloads_"] {margin-top: -1.75rem;}
 [class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
 .st-key-first_run [data-testid="stText"], .st-key-second_run [data-testid="stText"] {font-weight: 600;}

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -21,7 +20,6 @@ from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
 from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
 from overlaplab.formats import as_shown
 from overlaplab.sections.blocks import Block, Chart, Lines, Section, TableBlock
 from overlaplab.words import shorten
@@ -34,14 +32,14 @@ __all__ = [
     "nothing_counts",
     "nothing_to_show",
     "one_window",
+    "open_page",
     "opened_folder",
     "page_head",
     "pick_ranks",
     "pick_step",
-    "run_or_stop",
     "show_block",
     "show_blocks",
-    "show_chart",
+    "show_page",
     "show_section",
     "show_table",
     "show_warnings",
@@ -49,6 +47,7 @@ __all__ = [
 ]
 
 _FORMATS = {"ns": "%.3f", "ms": "%.3f", "bytes": "%.2f", "kB": "%.1f", "GB/s": "%.3g", "ratio": "%.1f"}
+_MOST_ROWS = 5000  # more do not come to the browser at ease
 _SAMPLES = Path(__file__).parents[2] / "traces"
 
 
@@ -97,48 +96,56 @@ def page_head(title: str, shows: str) -> None:
     st.caption(shows)
 
 
+def open_page(title: str, shows: str) -> Opened:
+    """The beginning of a page about one run, which it returns."""
+    page_head(title, shows)
+    return run_or_stop()
+
+
+def lead(sentence: str, note: str | None) -> None:
+    """The page's first sentence, large, and the line about the run under it."""
+    with st.container(key="lead", gap="xxsmall"):
+        st.text(sentence)
+        if note is not None:
+            with st.container(key="note"):
+                st.text(note)
+
+
 def what_to_do(sentences: Iterable[str]) -> None:
     """The end of a page: what to do about what it shows, a line each."""
-    st.subheader("What to do about it", anchor=False)
+    st.header("What to do about it", anchor=False)
     with st.container(key="todo", gap="xsmall"):
         for sentence in sentences:
             st.text(sentence)
 
 
-def show_chart(chart: alt.LayerChart, key: str, table: pd.DataFrame | None = None) -> None:
-    """Draw a chart as it is, in its own theme, over the page's width; under it downloads: PNG, and `table` as CSV,
-    with the headers that it has (see `overlaplab.formats`).
+def nothing_to_show(opened: Opened, otherwise: str) -> None:
+    """Why there is nothing to draw: device activity that was not recorded, else as given, in Markdown."""
+    missing = findings.not_recorded(opened.run)
+    if missing is None:
+        st.info(otherwise)
+    else:
+        st.warning(missing)
+    show_warnings(opened)
 
-    The chart's own description is what screen readers say. `key` names the files, too.
-    """
-    st.altair_chart(chart, theme=None, width="stretch", key=key)
-    download_buttons(chart, key, table, dark=dark())
+
+def nothing_counts(opened: Opened) -> None:
+    """`nothing_to_show`, of a page about all that counts."""
+    nothing_to_show(opened, "Nothing in this run counts as compute, communication or memory.")
 
 
-def show_table(table: pd.DataFrame, columns: Iterable[Column], key: str, *, select: bool = False) -> int | None:
-    """These columns of a table, without those of which nothing is known; numbers stand on the right by themselves.
-
-    With `select` the reader can choose a row: its place in the table is returned, once.
-    """
-    shown, config = _for_streamlit(table, columns)
-    name = key.replace("_", " ")  # for those who do not see it
-    look: dict[str, Any] = {"hide_index": True, "column_config": config, "placeholder": "–", "alt": name}
-    if not select:
-        st.dataframe(shown, key=key, **look)
-        return None
-    # A new key after each choice: else the reader who comes back would be sent away again.
-    turn = st.session_state.setdefault(f"{key}_turn", 0)
-    state: Any = st.dataframe(shown, key=f"{key}_{turn}", on_select="rerun", selection_mode="single-row", **look)
-    rows = state["selection"]["rows"]
-    if not rows or not 0 <= rows[0] < len(shown):
-        return None
-    st.session_state[f"{key}_turn"] = turn + 1
-    return int(rows[0])
+def show_page(opened: Opened, section: Section, choose: str) -> dict[Any, Any] | None:
+    """A page that is one section; the row that was chosen in the table of the key `choose`."""
+    lead(section.lead, findings.note(opened.manifest))
+    show_warnings(opened)
+    row = show_blocks(section.blocks, choose)
+    what_to_do(section.advice)
+    return row
 
 
 def show_section(section: Section, choose: str = "") -> dict[Any, Any] | None:
-    """A section among others on a page: its title, what was found, then as `show_blocks` has it."""
-    st.subheader(section.title, anchor=False)
+    """A section among others on a page: its title and lead, then as `show_blocks` has it."""
+    st.header(section.title, anchor=False)
     st.text(section.lead)
     return show_blocks(section.blocks, choose)
 
@@ -153,7 +160,9 @@ def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
     """Draw a chart, a table or lines; with `choose` a table's rows can be chosen, and the chosen one is returned."""
     match block:
         case Chart():
-            show_chart(block.draw(dark=dark(), note=block.note), block.key, block.table)
+            chart = block.draw(dark=dark(), note=block.note)  # its own description is what screen readers say
+            st.altair_chart(chart, theme=None, width="stretch", key=block.key)
+            download_buttons(chart, block.key, block.table, dark=dark())
         case Lines():
             st.subheader(block.heading, anchor=False)
             with st.container(key=block.key, gap=None):
@@ -161,12 +170,36 @@ def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
                     st.text(line)
         case TableBlock():
             st.subheader(block.caption, anchor=False)
-            for line in (block.note, "Choose a row to see it on the timeline." if choose else ""):
-                if line:
-                    st.text(line)
-            place = show_table(block.frame, block.wide or block.columns, block.key, select=choose)
-            return None if place is None else block.frame.iloc[[place]].to_dict("records")[0]
+            return show_table(block, choose=choose)
     return None
+
+
+def show_table(block: TableBlock, *, choose: bool = False) -> dict[Any, Any] | None:
+    """A table without its caption, and without columns of which nothing is known; numbers stand on the right.
+
+    With `choose` the reader can choose a row, which is returned once.
+    """
+    rows = block.frame.head(_MOST_ROWS)
+    hint = "Choose a row to see it on the timeline." if choose else ""
+    remarks = [remark for remark in (block.note, block.left_out(len(rows)), hint) if remark]
+    if remarks:
+        with st.container(key=f"remarks_{block.key}"):
+            st.text(" ".join(remarks))
+    shown, config = _for_streamlit(rows, block.wide or block.columns)
+    name = block.key.replace("_", " ")  # for those who do not see it
+    look: dict[str, Any] = {"hide_index": True, "column_config": config, "placeholder": "–", "alt": name}
+    if not choose:
+        st.dataframe(shown, key=block.key, **look)
+        return None
+    # A new key after each choice: else the reader who comes back would be sent away again.
+    turn = st.session_state.setdefault(f"{block.key}_turn", 0)
+    state: Any = st.dataframe(shown, key=f"{block.key}_{turn}", on_select="rerun", selection_mode="single-row", **look)
+    chosen = state["selection"]["rows"]
+    if not chosen or not 0 <= chosen[0] < len(shown):
+        return None
+    st.session_state[f"{block.key}_turn"] = turn + 1
+    row: dict[Any, Any] = rows.iloc[[chosen[0]]].to_dict("records")[0]
+    return row
 
 
 def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -203,26 +236,3 @@ def chosen_rows(table: pd.DataFrame, ranks: frozenset[int] | None, step: int | N
     if ranks is not None:
         table = table[table["rank"].isin(ranks)]
     return table if step is None else table[table["step"] == step]
-
-
-def lead(sentence: str, note: str | None) -> None:
-    """The page's first sentence, large, and the line about the run under it."""
-    with st.container(key="lead", gap="xxsmall"):
-        st.text(sentence)
-        if note is not None:
-            with st.container(key="note"):
-                st.text(note)
-
-
-def nothing_to_show(run: Run, otherwise: str) -> None:
-    """Why there is nothing to draw: device activity that was not recorded, else as given, in Markdown."""
-    missing = findings.not_recorded(run)
-    if missing is None:
-        st.info(otherwise)
-    else:
-        st.warning(missing)
-
-
-def nothing_counts(run: Run) -> None:
-    """`nothing_to_show`, of a page about all that counts."""
-    nothing_to_show(run, "Nothing in this run counts as compute, communication or memory.")

@@ -19,8 +19,6 @@ from overlaplab.findings.causes import (
     collective_label,
     exposed_advice,
     exposed_finding,
-    exposed_heading,
-    exposed_in_median_step,
     exposed_lead,
     rank_and_step,
 )
@@ -32,7 +30,7 @@ from overlaplab.findings.collectives import (
     late_ranks_title,
     waits_title,
 )
-from overlaplab.findings.comparison import compare_advice, compare_title, no_fastest
+from overlaplab.findings.comparison import compare_advice, compare_title, no_fastest, run_labels, short_names
 from overlaplab.findings.costs import (
     COSTS_ADVICE,
     costs_title,
@@ -50,6 +48,7 @@ from overlaplab.findings.gathers import (
     gathers_advice,
     gathers_lead,
     prefetch_gain,
+    schedule_line,
     schedule_notes,
     schedule_remarks,
     schedule_title,
@@ -105,8 +104,6 @@ __all__ = [
     "event_facts",
     "exposed_advice",
     "exposed_finding",
-    "exposed_heading",
-    "exposed_in_median_step",
     "exposed_lead",
     "gathered_peak",
     "gathered_title",
@@ -125,14 +122,17 @@ __all__ = [
     "other_problem",
     "prefetch_gain",
     "rank_and_step",
+    "run_labels",
     "run_title",
     "run_warnings",
+    "schedule_line",
     "schedule_notes",
     "schedule_remarks",
     "schedule_title",
     "sees_only_ends",
     "sent_lead",
     "sent_notes",
+    "short_names",
     "summary_advice",
     "summary_scope",
     "summary_title",

@@ -55,29 +55,18 @@ def rank_and_step(window: Mapping[str, Any]) -> str:
     return f"rank {rank_word(window['rank'])}{step}"
 
 
-def exposed_heading(rows: pd.DataFrame, window: Mapping[str, Any]) -> str:
-    """The heading of a table with rows of `overlaplab.exposed`; `window` is their row of `overlaplab.summary`."""
-    whole = ms(int(rows["exposed_ns"].sum()))
-    return f"Where the {whole} of {rank_and_step(window)} went: {exposed_finding(rows)}"
+def exposed_lead(rows: pd.DataFrame, window: Mapping[str, Any], table: pd.DataFrame) -> str:
+    """Why communication was exposed in `window`, the worst row of `table`, which has rows of `overlaplab.summary`.
 
-
-def exposed_lead(rows: pd.DataFrame, window: Mapping[str, Any]) -> str:
-    """The same as `exposed_heading`, as the lead of a report's section; there may be no rows."""
-    share = percent(window["exposed_comm_ns"], window["span_ns"])
-    finding = f" {exposed_finding(rows)}." if len(rows) else ""
-    return (
-        f"Why communication was exposed, in a median step of the rank most exposed ({rank_and_step(window)}):"
-        f" {ms(window['exposed_comm_ns'])}, {share} of it.{finding}"
-    )
-
-
-def exposed_in_median_step(rows: pd.DataFrame, window: Mapping[str, Any], table: pd.DataFrame) -> str:
-    """The same for a page that shows `table`, rows of `overlaplab.summary`, where `window` is the worst step."""
+    `rows` are those of `overlaplab.exposed` about the same rank and step; there may be none.
+    """
     several = table["rank"].nunique(dropna=False) > 1
-    where = f"Rank {rank_word(window['rank'])}{' (the one most exposed)' if several else ''}"
+    where = f"Rank {rank_word(window['rank'])}{' (the most exposed)' if several else ''}"
     if pd.notna(window["step"]):
-        where += f", step {window['step']}" + (" (its median one)" if table["step"].nunique() > 1 else "")
-    return f"{where}: {exposed_finding(rows)}."
+        where += f", step {window['step']}" + (" (its median step)" if table["step"].nunique() > 1 else "")
+    share = percent(window["exposed_comm_ns"], window["span_ns"])
+    causes = f": {exposed_finding(rows)}" if len(rows) else ""
+    return f"{where}: {ms(window['exposed_comm_ns'])} exposed, {share} of the step{causes}."
 
 
 def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFrame | None = None) -> str:

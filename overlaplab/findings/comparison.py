@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 
 import pandas as pd
 
 from overlaplab.findings.thresholds import FEWEST_STEPS
-from overlaplab.words import duration
+from overlaplab.words import duration, shorten
 
 
 def no_fastest(table: pd.DataFrame) -> str | None:
@@ -49,3 +50,34 @@ def compare_advice(table: pd.DataFrame) -> str:
             " differ."
         )
     return "Record more steps or repeat the runs before choosing: the difference is within the spread."
+
+
+def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
+    """The axis' title and a distinct word per run."""
+    caps = table["bucket_cap_mb"]
+    same = all(table[column].nunique(dropna=False) <= 1 for column in ("strategy", "ranks", "emulated"))
+    if same and caps.notna().all() and caps.nunique() == len(table) > 1:
+        return "bucket_cap_mb", [f"{cap:g}" for cap in caps]
+    folders = [PurePath(str(path)) for path in table["path"]]
+    labels = [shorten(folder.name or str(folder), 40) for folder in folders]
+    for depth in (2, 3):
+        if len(set(labels)) == len(labels):
+            break
+        labels = [shorten("/".join(folder.parts[-depth:]), 40) for folder in folders]
+    if len(set(labels)) < len(labels):
+        labels = [f"{number}: {label}" for number, label in enumerate(labels, 1)]
+    mixed = table["emulated"].nunique() > 1
+    return "run", [
+        f"{label} (emulated link)" if mixed and emulated else label
+        for label, emulated in zip(labels, table["emulated"], strict=True)
+    ]
+
+
+def short_names(table: pd.DataFrame) -> list[str]:
+    """The last part of each run's path, or as many parts as tell the runs apart."""
+    parts = [PurePath(str(path)).parts for path in table["path"]]
+    for depth in range(1, max(map(len, parts), default=1)):
+        names = ["/".join(own[-depth:]) for own in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(path) for path in table["path"]]

@@ -8,6 +8,7 @@ import pandas as pd
 
 from overlaplab.analyses import gathered_bytes, schedule_steps
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_UNITS_LISTED
+from overlaplab.formats import digits, text
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, joined, ms, percent, size_exact, unit_name
 
@@ -101,6 +102,20 @@ def gathers_advice(table: pd.DataFrame, manifest: Manifest | None, step_ns: int 
             f" {manifest.prefetch + 1}, which holds one more layer at a time, and compare."
         )
     return f"Compute waited {ms(int(wait))} for gathers: gather units earlier (prefetch), or make them larger."
+
+
+def schedule_line(step: pd.Series, layers: int) -> str:
+    """One row of `schedule_steps` as a sentence; `layers` is the number of different ones."""
+    places = digits(step[["peak_ns", "wait_ns"]], one=100)
+    peak, waited = (text(step[name], "ns", places) for name in ("peak_ns", "wait_ns"))
+    rank, number = (text(step[name], "count") for name in ("rank", "step"))
+    return (
+        f"rank {rank}, step {number}: {step['layer_gathers']} gathers of {layers} layers"
+        f" = {step['forward_layer_gathers']} forward + {step['backward_layer_gathers']} backward,"
+        f" {step['layer_frees']} freed; {step['gathers']} gathers in all;"
+        f" peak {text(step['peak_gathered_bytes'], 'MB', 2)} MB ({step['peak_layers']} layers) at {peak} ms;"
+        f" waited {waited} ms"
+    )
 
 
 def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:

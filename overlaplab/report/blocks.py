@@ -10,7 +10,7 @@ import altair as alt
 
 from overlaplab.charts.lanes import WINDOW
 from overlaplab.report.bundle import themed
-from overlaplab.report.cells import MOST_ROWS, Cells, cells
+from overlaplab.report.cells import Cells, cells
 from overlaplab.sections.blocks import Block, Chart, Lines, Section, TableBlock
 
 __all__ = ["Drawn", "Shown", "drawn", "shown"]
@@ -36,7 +36,7 @@ class Shown:
     """A section as the report shows it."""
 
     title: str
-    shows: str
+    lead: str
     blocks: Sequence[Drawn | Cells | Lines]
     advice: str
 
@@ -45,7 +45,7 @@ def shown(section: Section) -> Shown:
     """A section with its charts and tables drawn."""
     return Shown(
         title=section.title,
-        shows=section.shows or section.lead,
+        lead=section.lead,
         blocks=[_shown(block) for block in section.blocks],
         advice=" ".join(section.advice),
     )
@@ -56,8 +56,7 @@ def _shown(block: Block) -> Drawn | Cells | Lines:
         case Chart():
             return drawn(block.draw(note=block.note), block.note)
         case TableBlock():
-            most = block.most or MOST_ROWS
-            return cells(block.frame, block.columns, block.caption, note=block.note, most=most)
+            return cells(block)
         case Lines():
             return block
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import pandas as pd
-
-from overlaplab.columns import Column
 from overlaplab.formats import texts
-from overlaplab.words import count
+from overlaplab.sections.blocks import TableBlock
 
 __all__ = ["Cells", "cells"]
 
@@ -33,19 +29,16 @@ class Cells:
     note: str = ""
 
 
-def cells(
-    table: pd.DataFrame, columns: Iterable[Column], caption: str, *, note: str = "", most: int = MOST_ROWS
-) -> Cells:
-    """The first `most` rows of a table; columns in which nothing is known are left out."""
-    known = [column for column in columns if table[column.name].notna().any()]
-    shown = table.head(most)
-    more = len(table) - len(shown)
+def cells(block: TableBlock) -> Cells:
+    """The first rows of a table, as many as it says; columns in which nothing is known are left out."""
+    known = [column for column in block.columns if block.frame[column.name].notna().any()]
+    shown = block.frame.head(block.most or MOST_ROWS)
     return Cells(
-        caption=caption,
+        caption=block.caption,
         headers=tuple(column.header if column.unit == "bytes" else column.title for column in known),
         explanations=tuple(column.explanation for column in known),
         right=tuple(column.unit != "text" for column in known),
         rows=tuple(zip(*(texts(shown[column.name], column) for column in known), strict=True)),
-        left_out=f"{count(more, 'more row')}, which the command line tells with --json." if more else "",
-        note=note,
+        left_out=block.left_out(len(shown)),
+        note=block.note,
     )

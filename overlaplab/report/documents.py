@@ -13,30 +13,55 @@ from overlaplab.analyses import (
     collectives,
     communication_by,
     compare,
+    exposed,
+    idle,
     is_sweep,
     memory,
     peaks,
+    rows_of,
     scatters,
     schedule,
     schedule_steps,
     stragglers_of,
     summary,
+    sweep,
+    sweep_links,
     totals,
     volume,
     volume_theory,
+    worst_step,
 )
 from overlaplab.analyses.compare import MEASURES
 from overlaplab.analyses.settings import is_emulated
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
-from overlaplab.findings import bucket_notes, no_fastest, run_warnings, schedule_notes
-from overlaplab.report.records import records
-from overlaplab.report.sweeps import sweep_document
+from overlaplab.findings import (
+    CAUSE_MEANINGS,
+    bucket_notes,
+    exposed_advice,
+    no_fastest,
+    run_warnings,
+    schedule_notes,
+    sees_only_ends,
+    sweep_finding,
+    sweep_notes,
+    verdict,
+)
+from overlaplab.report.records import plain_value, records
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["buckets_document", "collectives_document", "compare_document", "schedule_document", "summary_document"]
+__all__ = [
+    "buckets_document",
+    "collectives_document",
+    "compare_document",
+    "exposed_document",
+    "schedule_document",
+    "summary_document",
+]
 
 Document: TypeAlias = dict[str, Any]
+
+_IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "other_ns")
 
 
 def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
@@ -63,6 +88,27 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "run": run.manifest.raw if run.manifest else None,
         "warnings": list(run_warnings(run)),
         "ranks": ranks_out,
+    }
+
+
+def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
+    """Per rank and step each cause and collective, and why the rank was idle; in words, and what to do about it."""
+    table, causes, idled = summary(run, selection), exposed(run, selection), idle(run, selection)
+    found: dict[int | None, list[Document]] = {}
+    for window, idle_row in zip(records(table), records(idled), strict=True):
+        keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")
+        own = rows_of(causes, {name: pd.NA if window[name] is None else window[name] for name in ("rank", "step")})
+        step = {name: window[name] for name in keys} | {"idle": {name: idle_row[name] for name in _IDLE}}
+        found.setdefault(window["rank"], []).append(step | {"causes": records(own.drop(columns=["rank", "step"]))})
+    worst = None if table.empty else worst_step(table)
+    return {
+        "verdict": verdict(table, run.manifest, causes, idled, only_ends=sees_only_ends(run)),
+        "advice": exposed_advice(table, causes, idled),
+        "worst": None if worst is None else {name: plain_value(worst[name]) for name in ("rank", "step")},
+        "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},
+        "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in found.items()],
+        "emulated": is_emulated(run),
+        "warnings": list(run_warnings(run)),
     }
 
 
@@ -161,8 +207,43 @@ def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> 
         for figure in MEASURES:
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
     warnings = [f"{run.path}: {warning}" for run in runs for warning in run_warnings(run)]
-    found = sweep_document(runs, selection) if is_sweep(runs) else None
+    found = _sweep_document(runs, selection) if is_sweep(runs) else None
     return {"runs": rows, "fastest": fastest, "no_fastest": no_fastest(table), "sweep": found, "warnings": warnings}
+
+
+def _sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Document:
+    """`sweep`'s rows by cap, each with its buckets on the link: ns from the start of the step that stands for it."""
+    table, links = sweep(runs, selection), sweep_links(runs, selection)
+    caps = []
+    for row in records(table):
+        own = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
+        caps.append(row | {"links": _bucket_links(own)})
+    return {
+        "varies": "bucket_cap_mb",
+        "finding": sweep_finding(table),
+        "notes": list(sweep_notes(table)),
+        "caps": caps,
+    }
+
+
+def _bucket_links(own: pd.DataFrame) -> Document | None:
+    """The step that stands for a cap, and its buckets."""
+    if own.empty:
+        return None
+    own = own.assign(exposed_ns=(own["end_ns"] - own["start_ns"]).where(own["part"] == "exposed", 0))
+    found = own.groupby("bucket", sort=False).agg(
+        bytes=("bytes", "first"),
+        start_ns=("start_ns", "min"),
+        end_ns=("end_ns", "max"),
+        exposed_ns=("exposed_ns", "sum"),
+    )
+    first = own.iloc[0]
+    return {
+        "path": first["path"],
+        "rank": plain_value(first["rank"]),
+        "step": plain_value(first["step"]),
+        "buckets": records(found.reset_index()),
+    }
 
 
 def _by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None], list[Document]]:

@@ -21,8 +21,8 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.report.blocks import Drawn, Shown
 from overlaplab.report.bundle import asset, columnar, data_island, libraries, policy, style
-from overlaplab.report.comparing import compared
-from overlaplab.report.sections import Reported, sections
+from overlaplab.report.sections import comparison, sections
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import shorten, visible
 
@@ -35,11 +35,11 @@ class Chapter:
 
     anchor: str
     title: str
-    path: str
-    verdict: str
-    note: str | None
-    warnings: tuple[str, ...]
     sections: tuple[Shown, ...]
+    path: str = ""
+    verdict: str = ""
+    note: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def report_page(
@@ -50,40 +50,30 @@ def report_page(
     """The report on these runs as HTML. Raises `OverlaplabError` for a rank or step that a run does not have."""
     if not runs:
         raise OverlaplabError("no runs to report on")
-    reported = [Reported(run, selection) for run in runs]
+    reported = [RunTables(run=run, selection=selection) for run in runs]
     chapters = []
     names = _names(runs)
-    for done, (one, name) in enumerate(zip(reported, names, strict=True)):
+    for done, (tables, name) in enumerate(zip(reported, names, strict=True)):
         if progress:
             progress(done, len(reported))
-        chapters.append(_chapter(one, f"run-{done + 1}", name))
-    comparison = compared(reported)
-    if comparison:
-        chapters.insert(0, _comparison(comparison))
+        chapters.append(_chapter(tables, f"run-{done + 1}", name))
+    if compared := comparison(reported):
+        chapters.insert(0, Chapter(anchor="compare", title="Runs compared", sections=compared))
     title = f"overlaplab: {names[0]}" if len(names) == 1 else f"overlaplab: {len(names)} runs"
     return _rendered(title, chapters)
 
 
-def _chapter(reported: Reported, anchor: str, name: str) -> Chapter:
-    run = reported.run
-    table = reported.summary
-    missing = findings.not_recorded(run) if table.empty else None
+def _chapter(tables: RunTables, anchor: str, name: str) -> Chapter:
+    run = tables.run
     return Chapter(
         anchor=anchor,
         title=name,
         path=shorten(run.path, 300),
-        verdict=missing
-        or findings.verdict(
-            table, run.manifest, reported.exposed, reported.idle, only_ends=findings.sees_only_ends(run)
-        ),
-        note=reported.note,
-        warnings=tuple(shorten(warning, 400) for warning in findings.run_warnings(run)),
-        sections=tuple(sections(reported)),
+        verdict=tables.verdict,
+        note=findings.note(run.manifest),
+        warnings=tuple(shorten(warning, 400) for warning in tables.warnings),
+        sections=tuple(sections(tables)),
     )
-
-
-def _comparison(found: tuple[Shown, ...]) -> Chapter:
-    return Chapter(anchor="compare", title="Runs compared", path="", verdict="", note=None, warnings=(), sections=found)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

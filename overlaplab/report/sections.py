@@ -1,133 +1,90 @@
-"""The sections of one run's part of a report."""
+"""The sections of a report: about one run, and about several side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from overlaplab import analyses, charts, findings
-from overlaplab.columns import columns
-from overlaplab.events import Run
+from overlaplab import analyses, findings
 from overlaplab.report.blocks import Shown, shown
 from overlaplab.report.cells import MOST_ROWS
-from overlaplab.sections.blocks import Chart, Section, TableBlock
+from overlaplab.sections.blocks import Section
+from overlaplab.sections.comparison import costs_section, step_times_section, sweep_section
 from overlaplab.sections.run import (
     buckets_section,
     collectives_section,
     exposed_section,
     gathers_section,
     summary_section,
+    timeline_section,
 )
-from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.timeline.timeline import timeline_events, timeline_view
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.timeline.timeline import timeline_view
 
-__all__ = ["Reported", "sections"]
-
-_WINDOW = columns("window", "rank", "span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns")
+__all__ = ["comparison", "sections"]
 
 _MOST_RANKS = 8
 """More ranks' lanes are no picture that anybody reads."""
 
 
-@dataclass(frozen=True)
-class Reported:
-    """A run and what of it is reported."""
-
-    run: Run
-    selection: Selection = EVERYTHING
-
-    @cached_property
-    def summary(self) -> pd.DataFrame:
-        """`overlaplab.summary` of what is selected."""
-        return analyses.summary(self.run, self.selection)
-
-    @cached_property
-    def worst(self) -> dict[str, Any]:
-        """The row of `summary` of a median step of the rank most exposed, which the other sections show, too."""
-        return analyses.worst_step(self.summary)
-
-    @cached_property
-    def exposed(self) -> pd.DataFrame:
-        """`overlaplab.exposed` of what is selected."""
-        return analyses.exposed(self.run, self.selection)
-
-    @cached_property
-    def idle(self) -> pd.DataFrame:
-        """`analyses.idle` of what is selected."""
-        return analyses.idle(self.run, self.selection)
-
-    @property
-    def note(self) -> str | None:
-        """The line about the run that stands under its name."""
-        return findings.note(self.run.manifest)
-
-    @property
-    def link(self) -> str | None:
-        """The emulated link, which stands at every chart."""
-        return findings.link_note(self.run.manifest)
-
-
-def sections(reported: Reported) -> Iterator[Shown]:
+def sections(tables: RunTables) -> Iterator[Shown]:
     """What there is to tell of a run, in the order in which one asks."""
-    run, selection, note = reported.run, reported.selection, reported.link
-    table, manifest = reported.summary, run.manifest
-    per_rank = analyses.totals(run, selection) if len(table) > MOST_ROWS else None
-    every = analyses.schedule(run, selection)
+    table, manifest = tables.summary, tables.manifest
+    note = findings.link_note(manifest)
+    worst = analyses.worst_step(table) if len(table) else {}
     found = (
-        summary_section(table, note, per_rank),
-        exposed_section(table, reported.exposed, reported.idle),
-        _timeline(reported),
-        buckets_section(_one_window(analyses.buckets(run, selection), reported), note),
-        gathers_section(_one_window(every, reported), analyses.scatters(run, selection), table, manifest, note),
+        summary_section(table, note, tables.totals if len(table) > MOST_ROWS else None),
+        exposed_section(table, tables.exposed, tables.idle),
+        _timeline(tables, worst, note),
+        buckets_section(_one_window(tables.buckets, worst), note),
+        gathers_section(_one_window(tables.schedule, worst), tables.scatters, table, manifest, note),
         collectives_section(
-            analyses.collectives(run, selection),
-            analyses.stragglers(run, selection),
+            tables.collectives,
+            tables.stragglers,
             manifest.link if manifest else None,
             note,
-            analyses.communication_by(run, selection),
+            tables.communication_by,
         ),
     )
     return (shown(section) for section in found if section is not None)
 
 
-def _timeline(reported: Reported) -> Section | None:
-    timeline = timeline_events(reported.run)
+def comparison(reported: Sequence[RunTables]) -> tuple[Shown, ...]:
+    """The sections about all runs; none where fewer than two can be compared."""
+    good = [tables for tables in reported if not tables.summary.empty]
+    if len(good) < 2:
+        return ()
+    runs, selection = [tables.run for tables in good], good[0].selection
+    note = findings.links_note([run.manifest for run in runs])
+    table = analyses.compare(runs, selection)
+    if analyses.is_sweep(runs):
+        first = sweep_section(analyses.sweep(runs, selection), analyses.sweep_links(runs, selection), note)
+    else:
+        first = step_times_section(table, note)
+    return tuple(shown(section) for section in (first, costs_section(table, note)) if section is not None)
+
+
+def _timeline(tables: RunTables, worst: dict[str, Any], note: str | None) -> Section | None:
+    timeline = tables.timeline
     if not (timeline.lanes["kind"] == "stream").any():
         return None
-    known = [trace.rank for trace in reported.run.traces if trace.rank is not None]
-    ranks = [rank for rank in known if reported.selection.ranks is None or rank in reported.selection.ranks]
+    known = [trace.rank for trace in tables.run.traces if trace.rank is not None]
+    ranks = [rank for rank in known if tables.selection.ranks is None or rank in tables.selection.ranks]
     steps = timeline.steps[timeline.steps["rank"].isin(ranks)] if ranks else timeline.steps
     numbers = sorted(int(step) for step in steps["step"].dropna().unique())
     start, end, where = *timeline.extent, "the whole recording"
     if numbers:
-        worst = reported.worst["step"] if len(reported.summary) else None
-        step = int(worst) if worst in numbers else numbers[-1]
+        step = int(worst["step"]) if worst.get("step") in numbers else numbers[-1]
         own = steps[(steps["step"] == step).fillna(False)]
         start, end, where = int(own["start_ns"].min()), int(own["end_ns"].max()), f"step {step}"
     view = timeline_view(timeline, start_ns=start, end_ns=end, ranks=frozenset(ranks[:_MOST_RANKS]) if ranks else None)
-    return Section(
-        title="Timeline",
-        lead=findings.timeline_lead(view, where, len(ranks)),
-        blocks=[
-            Chart(key="timeline", draw=partial(charts.timeline, view), note=reported.link),
-            TableBlock(
-                key="window_table",
-                caption="The same window in figures, from the raw events",
-                frame=view.totals,
-                columns=_WINDOW,
-            ),
-        ],
-        advice=(findings.timeline_advice(view),),
-    )
+    return timeline_section(view, where, len(ranks), note)
 
 
-def _one_window(table: pd.DataFrame, reported: Reported) -> pd.DataFrame:
+def _one_window(table: pd.DataFrame, worst: dict[str, Any]) -> pd.DataFrame:
     """The rows of the worst rank and step, else of the lowest rank and the last step."""
-    worst = reported.worst if len(reported.summary) else {}
     for column, place in (("rank", 0), ("step", -1)):
         known = sorted(int(value) for value in table[column].dropna().unique())
         if known:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import altair as alt
 import pandas as pd
 
 from overlaplab.columns import Column
+from overlaplab.words import count, sentence
+
+if TYPE_CHECKING:
+    import altair as alt  # takes longer to import than a terminal's tables take to print
 
 __all__ = ["Block", "Chart", "Lines", "Section", "TableBlock"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart that is drawn when it is known for which theme."""
+    """A chart that is drawn once the theme is known."""
 
     key: str
     """Names it, and the files in which a reader keeps it."""
@@ -30,23 +33,34 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableBlock:
-    """A table of which these columns are shown."""
+    """A table, with its columns for each width at which it is shown."""
 
     key: str
     caption: str
     frame: pd.DataFrame
-    columns: Sequence[Column]
+    """A terminal shows the texts of a column `terse_NAME` in place of the column NAME."""
+    columns: Sequence[Column] = ()
+    """On a page that does not scroll sideways."""
     wide: Sequence[Column] = ()
-    """The columns of a table that scrolls, the most asked for on the left; none where they are the same."""
+    """In a table that scrolls, the most asked for on the left; empty where they are the same."""
+    narrow: Sequence[Column] = ()
+    """In a terminal of 80 characters."""
+    legend: str = ""
+    """What the short headers of a terminal mean."""
     notes: Sequence[str] = ()
-    """What a reader of the table must know: each begins small and ends without a full stop."""
+    """What a reader of a page must know: each begins with a small letter and ends without a full stop."""
     most: int | None = None
     """How many rows a page that does not scroll shows, where it is not as many as usual."""
 
     @property
     def note(self) -> str:
         """The notes as text."""
-        return " ".join(f"{note[:1].upper()}{note[1:]}." for note in self.notes)
+        return " ".join(map(sentence, self.notes))
+
+    def left_out(self, shown: int) -> str:
+        """What a page leaves out when it shows the first rows only; empty where it shows all."""
+        more = len(self.frame) - shown
+        return f"{count(more, 'more row')}, which the command line tells with --json." if more > 0 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +77,10 @@ Block: TypeAlias = Chart | TableBlock | Lines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of a page: begins with what was found, ends with what to do about it."""
+    """A part of a page: begins with what was measured, ends with what to do about it."""
 
     title: str
     lead: str
-    """What was found, in a sentence or two."""
-    shows: str = ""
-    """What there is to see, for a page on which the section stands among others; empty where the lead tells it."""
+    """What was measured, in a sentence or two."""
     blocks: Sequence[Block]
     advice: Sequence[str]

@@ -18,7 +18,8 @@ from overlaplab import Run
 from overlaplab.analyses import scatters, schedule_steps, volume
 from overlaplab.evidence.recorded import recorded
 from overlaplab.findings import run_warnings
-from overlaplab.report import console
+from overlaplab.report.terminal import terminal_table
+from overlaplab.sections.tables import summary_rows
 from overlaplab.selection import Selection
 from overlaplab.simulate.bound import bound
 from overlaplab.timeline.timeline import timeline_events
@@ -259,7 +260,7 @@ def test_short_steps_are_told_in_microseconds(tmp_path: Path, factor: int, shown
     table = overlaplab.summary(gpu_run(tmp_path, bucketed())).head(1)
     times = [name for name in table if name.endswith("_ns")]
     table[times] = table[times] * factor
-    assert next(iter(console.summary_table(table, "").columns[2].cells)) == Text(shown)
+    assert next(iter(terminal_table(summary_rows(table)).columns[2].cells)) == Text(shown)
 
 
 def test_the_bound_of_steps_on_a_gpu(tmp_path: Path) -> None:

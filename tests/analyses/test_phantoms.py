@@ -11,7 +11,8 @@ from made_traces import run_of
 
 from overlaplab import collectives, compare, exposed, findings, summary
 from overlaplab.analyses import is_sweep, memory, peaks
-from overlaplab.report import console
+from overlaplab.report.terminal import terminal_table
+from overlaplab.sections.tables import compare_rows, costs_rows
 
 TOLD = "one rank of an emulated group of 8 (peers are phantoms; losses are meaningless)"
 
@@ -60,8 +61,9 @@ def test_screens_say_so(tmp_path: Path) -> None:
     assert findings.describe_ranks(meant.manifest) == "one rank of an emulated group of 8 (peers are phantoms)"
     table = compare([run])
     assert table[["ranks", "phantoms"]].to_numpy().tolist() == [[1, 7]]
-    caption = str(console.compare_table(table).caption)
-    assert caption.endswith("; emulated links; one rank of an emulated group, its peers phantoms: 1 of 1")
+    assert compare_rows(table).legend.endswith(
+        "; emulated links; one rank of an emulated group, its peers phantoms: 1 of 1"
+    )
 
 
 def test_ordinary_runs_say_how_many_ranks(tmp_path: Path) -> None:
@@ -89,14 +91,14 @@ def test_measured_peak_stands_beside_theory(tmp_path: Path) -> None:
     assert memory(run)["bytes"].tolist() == [1_000, 1_000, 2_000]
     table = compare([run])
     assert table["peak_memory_bytes"].tolist() == [9_000_000]
-    sizes = console.sizes_table(table)
+    sizes = costs_rows(table)
     assert sizes is not None
-    assert [str(column.header) for column in sizes.columns][-1] == "peak MB"
-    assert [getattr(cell, "plain", cell) for cell in sizes.columns[-1].cells] == ["9.00"]
+    assert sizes.narrow[-1].terse == "peak MB"
+    assert [str(cell) for cell in terminal_table(sizes).columns[-1].cells] == ["9.00"]
     cpu = phantom_run(tmp_path / "cpu", engine_events(), memory=[held | {"peak_allocated": None, "scratch": 500}])
     assert peaks(cpu)[["rank", "scratch_bytes"]].to_numpy().tolist() == [[0, 500]]
     assert peaks(cpu)["peak_bytes"].isna().all()
     assert peaks(phantom_run(tmp_path / "none", engine_events(), memory=[held])).empty
-    sizes = console.sizes_table(compare([cpu]))
+    sizes = costs_rows(compare([cpu]))
     assert sizes is not None
-    assert [str(column.header) for column in sizes.columns][-1] == "theory held"
+    assert sizes.narrow[-1].terse == "theory held"

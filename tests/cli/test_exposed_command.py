@@ -104,9 +104,9 @@ def test_a_median_step_without_exposed_time_has_no_list(command: Any, tmp_path: 
     run = run_of(tmp_path, events)
     code, out, _ = command("exposed", tmp_path)
     assert code == 0
-    assert "Exposed communication by cause" in out
-    assert "Where the" not in out
-    assert "): 0 ms, 0\u00a0% of it.</p>" in report_page([run])
+    assert "By cause" in out
+    assert "the largest first" not in out
+    assert "): 0 ms exposed, 0\u00a0% of the step.</p>" in report_page([run])
 
 
 def test_names_of_strangers_stay_text(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

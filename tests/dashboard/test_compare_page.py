@@ -43,7 +43,7 @@ def test_a_sweep_is_shown_by_cap(opened: Open, sweeps: Path) -> None:
     assert table.value["bucket_cap_mb"].tolist() == [5, 25]
     assert table.value["recordings"].tolist() == [2, 1]
     assert table.value["exposed (ms)"].tolist() == pytest.approx([0.35, 0.35])
-    assert app.subheader[-1].value == "What to do about it"
+    assert app.header[-1].value == "What to do about it"
 
 
 def test_other_runs_keep_their_page(opened: Open, sweeps: Path) -> None:

@@ -119,5 +119,5 @@ def test_a_page_ends_with_what_to_do(opened: Open, tmp_path: Path, page: str) ->
     events = zero3_events(4, 1) if page == "zero3" else engine_events()
     run_of(tmp_path / "run", events, events, manifest={})
     app = turned(opened(tmp_path), page)
-    assert app.subheader[-1].value == "What to do about it"
+    assert app.header[-1].value == "What to do about it"
     assert app.text[-1].value.endswith(".")

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 import overlaplab
 from overlaplab.dashboard.canvas import shown_lanes, state_of
-from overlaplab.dashboard.event_tables import event_rows, peer_rows
+from overlaplab.findings import event_facts
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.timeline import timeline_events
 
@@ -37,7 +37,7 @@ def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, ru
     ranks = app.dataframe[0].value
     assert ranks["exposed (ms)"].tolist() == [0.7, 0.7]
     assert ranks["overlap ratio (% of comm.)"].tolist() == [30.0, 30.0]
-    assert headlines(app)[-1] == "What to do about it"
+    assert app.header[-1].value == "What to do about it"
     assert "would gain at most 0.70 ms per rank" in words(app)
 
 
@@ -138,16 +138,15 @@ def test_lanes_of_chosen_ranks(runs: Path) -> None:
 def test_an_event_fact_by_fact(runs: Path) -> None:
     run = overlaplab.load_run(runs / "foreign")
     names = run.traces[0].events["name"].astype(str)
-    kernel = event_rows(event_details(run, 0, int(np.flatnonzero(names == "ampere_sgemm")[0])))
-    told = dict(zip(kernel["what"], kernel["value"], strict=True))
-    assert told["start"] == "0.020000 ms"
-    assert told["lasts"] == "0.060000 ms"
-    assert told["correlation"] == "1"
-    assert told["launched by"] == "cudaLaunchKernel"
-    assert told["launch began"].endswith("0.015000 ms before the event")
+    facts = dict(event_facts(event_details(run, 0, int(np.flatnonzero(names == "ampere_sgemm")[0]))))
+    assert facts["start"] == "0.020000 ms"
+    assert facts["lasts"] == "0.060000 ms"
+    assert facts["correlation"] == "1"
+    assert facts["launched by"] == "cudaLaunchKernel"
+    assert facts["launch began"].endswith("0.015000 ms before the event")
     details = event_details(run, 0, int(np.flatnonzero(names.str.startswith("nccl"))[0]))
-    told = dict(zip(*(event_rows(details)[name] for name in ("what", "value")), strict=True))
-    assert told["counts as"] == "communication (kernel)"
-    assert told["collective"] == "0: all-reduce"
+    facts = dict(event_facts(details))
+    assert facts["counts as"] == "communication (kernel)"
+    assert facts["collective"] == "0: all-reduce"
     assert details["collective"] is not None
-    assert peer_rows(details["collective"])["end_ns"].tolist() == [110_000]
+    assert [peer["end_ns"] for peer in details["collective"]["peers"]] == [110_000]

@@ -12,8 +12,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from overlaplab.analyses import volume
-from overlaplab.dashboard import data
-from overlaplab.events import Run
+from overlaplab.dashboard.data import Opened
 
 Open = Callable[..., AppTest]
 SAMPLES = Path(__file__).parents[2] / "traces"
@@ -135,13 +134,13 @@ def test_summary_shows_what_was_sent_and_held_beside_theory(opened: Open, gather
 def test_summary_says_why_what_was_sent_is_unknown(
     opened: Open, gathering: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_unknown(run: Run, **chosen: Any) -> pd.DataFrame:
-        found = volume(run, **chosen)
+    def one_unknown(opened: Opened) -> pd.DataFrame:
+        found = volume(opened.run)
         row = found["kind"] == "all_gather"
         found.loc[row & (found["rank"] == 1) & (found["step"] == 4), ["bytes", "sent_bytes"]] = pd.NA
         return found
 
-    monkeypatch.setattr(data, "volume", one_unknown)
+    monkeypatch.setattr(Opened, "volume", property(one_unknown))
     said = words(opened(gathering, run="ahead"))
     assert "Unknown: the trace does not hold all sizes of 9 collectives of kind all-gather." in said
 

@@ -8,7 +8,7 @@ import html.parser
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from overlaplab.report.bundle import columnar, data_island, policy, style, theme
 from overlaplab.report.cells import cells
 from overlaplab.report.page import report_page
 from overlaplab.report.whole_file import refuse_target, whole_file
+from overlaplab.sections.blocks import TableBlock
 from overlaplab.timeline.timeline import timeline_events, timeline_view
 
 HOSTILE = "</script><script>x</script><!--<img src=x>&\u2028\u202e"
@@ -245,14 +246,14 @@ def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
             "idle_ns": [None, None],
         }
     )
-    shown = columns("summary", *table)
-    found = cells(table, shown, "Caption", most=1)
+    block = TableBlock(key="table", caption="Caption", frame=table, columns=columns("summary", *table))
+    found = cells(replace(block, most=1))
     assert found.headers == ("name", "rank", "step time (ms)", "wait (ms)", "size", "overlap ratio (% of comm.)")
     assert found.explanations[-1] == "Hidden communication ÷ communication."
     assert found.right == (False, True, True, True, True, True)
     assert found.rows == (("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.23 MB", "25.1"),)
     assert found.left_out == "1 more row, which the command line tells with --json."
-    (_, second) = cells(table, shown, "Caption").rows
+    (_, second) = cells(block).rows
     assert second[0].startswith("ccc")
     assert len(second[0]) == 80
     assert second[1:] == ("–", "0", "–", "12.0 MB", "–")

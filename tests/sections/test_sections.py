@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 from made_runs import made_runs
 
 from overlaplab import analyses
 from overlaplab.load import load_run
+from overlaplab.report.cells import cells
+from overlaplab.report.terminal import terminal_table
 from overlaplab.sections.blocks import Chart, Lines, TableBlock
 from overlaplab.sections.run import buckets_section, gathers_section
+from overlaplab.sections.tables import collectives_rows
 
 
 def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_path: Path) -> None:
@@ -18,7 +23,6 @@ def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_pa
     section = buckets_section(table[(table["rank"] == 0) & (table["step"] == 1)], "a note")
     assert section is not None
     assert section.lead == "2 buckets of rank 0, step 1: 1 with exposed communication, 0 that made a ready bucket wait."
-    assert section.shows.endswith("and what of that showed: rank 0, step 1.")
     lines, chart, rows = section.blocks
     assert isinstance(lines, Lines)
     assert [line.partition(" waited")[0] for line in lines.lines] == ["Bucket 1"]
@@ -36,3 +40,36 @@ def test_a_run_without_gathers_has_no_section_about_them(tmp_path: Path) -> None
     run = load_run(made_runs(tmp_path / "runs") / "bucketed")
     table, scatters, steps = analyses.schedule(run), analyses.scatters(run), analyses.summary(run)
     assert gathers_section(table, scatters, steps, run.manifest, None) is None
+
+
+def test_a_table_has_its_columns_for_each_width(tmp_path: Path) -> None:
+    run = load_run(made_runs(tmp_path / "runs") / "bucketed")
+    block = collectives_rows(analyses.each_collective(analyses.collectives(run)))
+    assert block.frame["exposed_ns"].is_monotonic_decreasing
+    assert set(block.frame["kind"]) == {"all-reduce"}
+    assert {column.name for column in block.narrow} <= {*block.frame}
+    assert {"start_ns", "last_word"} <= {column.name for column in block.wide} - {
+        column.name for column in block.columns
+    }
+    cut = replace(block, frame=block.frame.head(2))
+    assert block.left_out(2).endswith("more rows, which the command line tells with --json.")
+    assert (cut.left_out(2), len(cells(cut).rows), terminal_table(cut).row_count) == ("", 2, 2)
+    assert [str(column.header) for column in terminal_table(block).columns][-2:] == ["last", "GB/s"]
+
+
+def test_what_is_unknown_of_a_collective(tmp_path: Path) -> None:
+    run = load_run(made_runs(tmp_path / "runs") / "bucketed")
+    rows = analyses.each_collective(analyses.collectives(run)).head(2)
+    rows = rows.assign(
+        last_rank=pd.array([1, None], dtype="Int64"),
+        within_clock_error=pd.array([True, None], dtype="boolean"),
+        wait_ns=pd.array([4_000, None], dtype="Int64"),
+        exposed_ns=pd.array([2, 1], dtype="Int64"),
+        bus_gb_per_s=[None, 12.0],
+        bus_is_lower_bound=[False, True],
+    )
+    frame = collectives_rows(rows).frame
+    assert frame["terse_wait_ns"].tolist() == ["≈0", "–"]
+    assert frame["terse_bus_gb_per_s"].tolist() == ["–", "≥12.00"]
+    assert [None if pd.isna(word) else word for word in frame["last_word"]] == ["within clock error", None]
+    assert [None if pd.isna(word) else word for word in frame["bus_is_lower_bound"]] == [None, "a lower bound"]

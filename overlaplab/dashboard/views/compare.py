@@ -10,10 +10,10 @@ import streamlit as st
 
 import overlaplab
 from overlaplab import findings
-from overlaplab.analyses import is_sweep, sweep_links
+from overlaplab.analyses import is_sweep, rows_of, sweep_links
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, stamp
-from overlaplab.dashboard.links import go_to_timeline
+from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import (
     error_line,
     lead,
@@ -97,11 +97,12 @@ def _sweep(good: list[Opened]) -> None:
     runs = [opened.run for opened in good]
     stamps = tuple((run.path, stamp(Path(run.path))) for run in runs)
     table, links = _tables(stamps, runs[0].traces[0].communication, runs)
-    note = _note(good)
+    note, manifest = _note(good), runs[0].manifest
     section = sweep_section(table, links, note)
-    lead(section.lead, _subject(good, note))
-    *drawn, rows = section.blocks
-    for column, chart in zip(st.columns(2), drawn, strict=True):
+    strategy = manifest.strategy if manifest else None
+    lead(section.lead, findings.sweep_subject(strategy, len(runs[0].traces), len(runs), note))
+    *charts, rows = section.blocks
+    for column, chart in zip(st.columns(2), charts, strict=True):
         with column:
             show_block(chart)
     row = show_block(rows, choose=True)
@@ -115,18 +116,10 @@ def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
     if own.empty:
         st.text("This cap's step has no communication to show.")
         return
-    opened = next(one for one in good if one.run.path == own["path"].iloc[0])
-    steps = opened.summary
-    for column in ("rank", "step"):
-        wanted = own[column].iloc[0]
-        steps = steps[steps[column].isna() if pd.isna(wanted) else steps[column].eq(wanted)]
-    at, rank = steps.iloc[0], own["rank"].iloc[0]
-    go_to_timeline(
-        opened.name,
-        start_ns=int(at["start_ns"]),
-        end_ns=int(at["start_ns"] + at["span_ns"]),
-        rank=None if pd.isna(rank) else int(rank),
-    )
+    first = dict(own.iloc[0])
+    opened = next(opened for opened in good if opened.run.path == first["path"])
+    step = rows_of(opened.summary, first).iloc[0]
+    show_spot(opened, step["start_ns"], step["start_ns"] + step["span_ns"], first["rank"], room=0, least_ns=0)
 
 
 def _runs(good: list[Opened]) -> None:
@@ -139,13 +132,6 @@ def _runs(good: list[Opened]) -> None:
     if costs is not None:
         show_section(costs)
     what_to_do([*section.advice, *(costs.advice if costs else ())])
-
-
-def _subject(good: list[Opened], note: str | None) -> str:
-    """What was swept."""
-    first = good[0].run
-    strategy = first.manifest.strategy if first.manifest else None
-    return findings.sweep_subject(strategy, len(first.traces), len(good), note)
 
 
 def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:

@@ -2,67 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
+import streamlit as st
 
 from overlaplab import findings
-from overlaplab.dashboard.costs import costs_beside_theory
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.links import go_to_timeline
+from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import (
     chosen_rows,
     lead,
     nothing_counts,
-    page_head,
+    open_page,
     pick_ranks,
     pick_step,
-    run_or_stop,
     show_block,
     show_section,
+    show_table,
     show_warnings,
     what_to_do,
 )
 from overlaplab.sections.run import exposed_section, summary_section
-
-_ROOM = 0.2  # of a spot's length, shown on both sides of it
-_LEAST_ROOM_NS = 50_000
+from overlaplab.sections.tables import held_rows, sent_rows
 
 
 def page() -> None:
     """Draw the page."""
-    page_head("Summary", "How each rank's step time was spent, and why communication was exposed.")
-    opened = run_or_stop()
+    opened = open_page("Summary", "How each rank's step time was spent, and why communication was exposed.")
     ranks, step = pick_ranks(opened.run), pick_step(opened.summary)
-    table, causes, idled = (chosen_rows(one, ranks, step) for one in (opened.summary, opened.exposed, opened.idle))
-    manifest = opened.run.manifest
-    if table.empty:
-        nothing_counts(opened.run)
-        show_warnings(opened)
-        return
-    note = findings.note(manifest)
-    only_ends = findings.sees_only_ends(opened.run)
-    lead(findings.verdict(table, manifest, causes, idled, only_ends=only_ends), note)
-    show_warnings(opened)
+    table, causes, idle = (chosen_rows(rows, ranks, step) for rows in (opened.summary, opened.exposed, opened.idle))
+    note = findings.note(opened.manifest)
     section = summary_section(table, note)
-    assert section is not None, "there are rows"
+    if section is None:
+        nothing_counts(opened)
+        return
+    lead(findings.verdict(table, opened.manifest, causes, idle, only_ends=opened.only_ends), note)
+    show_warnings(opened)
     chart, rows = section.blocks
     show_block(chart)
     over = "all ranks and steps" if ranks is None and step is None else "the chosen ranks and steps"
-    exposed = exposed_section(table, causes, idled, over)
-    if exposed is not None:
-        chosen = show_section(exposed, choose="exposed_table")
-        if chosen is not None:
-            _go_to(opened, chosen)
+    exposed = exposed_section(table, causes, idle, over)
+    row = None if exposed is None else show_section(exposed, choose="exposed_table")
+    if row is not None:
+        show_spot(opened, row["start_ns"], row["end_ns"], row["rank"], room=0.2, least_ns=50_000)
+    st.header("In figures", anchor=False)
     show_block(rows)
-    costs_beside_theory(opened, table)
-    what_to_do([findings.exposed_advice(table, causes, idled)])
+    _costs(opened, table)
+    what_to_do([findings.exposed_advice(table, causes, idle)])
 
 
-def _go_to(opened: Opened, row: dict[Any, Any]) -> None:
-    room = max(int(_ROOM * (row["end_ns"] - row["start_ns"])), _LEAST_ROOM_NS)
-    rank = None if pd.isna(row["rank"]) else int(row["rank"])
-    go_to_timeline(opened.name, start_ns=row["start_ns"] - room, end_ns=row["end_ns"] + room, rank=rank)
+def _costs(opened: Opened, windows: pd.DataFrame) -> None:
+    """Bytes sent and memory held beside theory, where a run tells them, for the ranks and steps of `windows`."""
+    volume = opened.volume.merge(windows[["rank", "step"]].drop_duplicates(), on=["rank", "step"])
+    memory, peaks = (rows[rows["rank"].isin(windows["rank"])] for rows in (opened.memory, opened.peaks))
+    sent, held = sent_rows(volume, len(windows)), held_rows(memory, peaks)
+    unknown = findings.unknown_sizes(volume)
+    if sent is None and held is None and not unknown:
+        return
+    left, right = st.columns(2, gap="medium")
+    with left:
+        if sent is not None or unknown:
+            st.subheader("Sent per rank and step", anchor=False)
+        if sent is not None:
+            measured = sent.frame["sent_bytes"].iloc[-1]
+            st.text(f"{findings.sent_lead(measured, opened.theory)}\n{findings.sent_notes(opened.manifest)}")
+            show_table(sent)
+        elif unknown:
+            st.text(unknown)
+    if held is not None:
+        with right:
+            st.subheader(held.caption, anchor=False)
+            st.text(f"{findings.held_lead(memory)}\n{findings.held_notes(opened.manifest, peaks)}")
+            show_table(held)
 
 
 page()

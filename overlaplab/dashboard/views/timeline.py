@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -10,27 +9,26 @@ import pandas as pd
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-import overlaplab
 from overlaplab import findings
-from overlaplab.columns import Column, columns
+from overlaplab.columns import columns
 from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_of
-from overlaplab.dashboard.event_tables import event_rows, peer_rows
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
     nothing_counts,
-    page_head,
+    open_page,
     pick_ranks,
     pick_step,
-    run_or_stop,
     show_table,
     show_warnings,
     what_to_do,
 )
 from overlaplab.formats import as_shown, text
+from overlaplab.sections.blocks import TableBlock
+from overlaplab.sections.tables import kernels_rows, window_rows
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.timeline import Timeline
 from overlaplab.timeline.window_statistics import WindowStatistics, timeline_window
@@ -42,28 +40,21 @@ Linked = tuple[tuple[int, int] | None, tuple[int, int] | None]  # what a query s
 _KEY = "timeline_canvas"
 _ASKED = "timeline_asked"
 _WRITTEN = "timeline_written"
-_WINDOW = columns(
-    "window",
-    *("rank", "busy_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns"),
-    *("exposed_share", "overlap_ratio"),
-)
-_KERNELS = columns("kernels", "name", "part", "events", "busy_ns")
 _PEERS = columns("collectives", "rank", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
 
 
 def page() -> None:
     """Draw the page."""
-    page_head(
+    opened = open_page(
         "Timeline",
         "What every rank's streams did over time, all by one clock; in red, communication while nothing computes.",
     )
-    opened = run_or_stop()
     ranks = pick_ranks(opened.run)
     step = pick_step(opened.timeline.steps)
-    show_warnings(opened)
     if opened.timeline.events.empty or opened.summary.empty:
-        nothing_counts(opened.run)
+        nothing_counts(opened)
         return
+    show_warnings(opened)
     window, event = links.window_of_query(), links.event_of_query()
     links.warn_of_spot(
         has_window=_within_run(opened.timeline, window) is not None,
@@ -162,7 +153,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
         key=_KEY,
         turn=st.session_state[_ASKED][2],
         ranks=ranks,
-        offsets=_offsets(opened),
+        offsets=dict(opened.timeline.offsets),
     )
     _keep(opened, state)
     visible = timeline_window(opened.timeline, *state.window, ranks)
@@ -187,13 +178,6 @@ def _selected(timeline: Timeline, state: CanvasState) -> tuple[tuple[int, int] |
     return (start, max(end, start + 1)), f"This is {shorten(str(found['name']), 80)}{where}."
 
 
-def _offsets(opened: Opened) -> dict[int | None, int]:
-    """By how many ns the clocks were corrected that were."""
-    table = overlaplab.clocks(opened.run)
-    table = table[table["applied"]]
-    return {None if pd.isna(r) else int(r): int(o) for r, o in zip(table["rank"], table["offset_ns"], strict=True)}
-
-
 def _keep(opened: Opened, state: CanvasState) -> None:
     """Write what is seen and selected into the query string, so that the address is a link to it."""
     event = None
@@ -209,38 +193,34 @@ def _keep(opened: Opened, state: CanvasState) -> None:
 
 def _statistics(found: WindowStatistics, word: str, what: str) -> None:
     """A window in numbers, from raw events."""
-    start, end = found.start_ns, found.end_ns
-    comm = found.ranks["comm_ns"].astype("Float64").replace(0, None)  # a share of nothing is null
-    ranks = found.ranks.assign(
-        exposed_share=found.ranks["exposed_comm_ns"] / found.ranks["span_ns"],
-        overlap_ratio=found.ranks["overlapped_ns"] / comm,
-    )
-    begins, ends = (text(time, "ns", 3, grouped=True) for time in (start, end))
-    _table(f"{word}: {begins} to {ends} ms", f"{findings.window_size(found)} {what}", ranks, _WINDOW, "timeline_ranks")
-    kernels = found.kernels.assign(name=[shorten(name, 200) for name in found.kernels["name"]])
-    _table("What took most time there", None, kernels, _KERNELS, "timeline_kernels")
+    begins, ends = (text(time, "ns", 3, grouped=True) for time in (found.start_ns, found.end_ns))
+    size = findings.window_size(found).removesuffix(".")
+    _table(window_rows(found.ranks, f"{word}: {begins} to {ends} ms", [size, what.removesuffix(".")]))
+    _table(kernels_rows(found.kernels))
 
 
 def _event(opened: Opened, mark: int) -> None:
     """The clicked event, and beside it the collective that it is part of."""
     found = opened.timeline.events.iloc[mark]
     details = event_details(opened.run, int(found["trace"]), int(found["event"]))
-    if details["collective"] is None:
-        _facts(event_rows(details))
+    facts, collective = pd.DataFrame(findings.event_facts(details), columns=["what", "value"]), details["collective"]
+    if collective is None:
+        _facts(facts)
         return
     left, right = st.columns(2, gap="medium")
     with left:
-        _facts(event_rows(details))
+        _facts(facts)
     with right:
-        _table("Its collective by rank", None, peer_rows(details["collective"]), _PEERS, "timeline_peers")
+        peers = pd.DataFrame(collective["peers"]).astype("Int64")
+        _table(TableBlock(key="timeline_peers", caption="Its collective by rank", frame=peers, columns=_PEERS))
 
 
-def _facts(rows: pd.DataFrame) -> None:
+def _facts(facts: pd.DataFrame) -> None:
     """What is known of one event, all of it to be seen at once."""
-    _headline("Selected event", rows, "timeline_event")
+    _headline("Selected event", facts, "timeline_event")
     wide = {"what": st.column_config.TextColumn(width=150), "value": st.column_config.TextColumn(width="large")}
     st.dataframe(
-        rows,
+        facts,
         hide_index=True,
         width="stretch",
         height="content",
@@ -250,12 +230,10 @@ def _facts(rows: pd.DataFrame) -> None:
     )
 
 
-def _table(title: str, told: str | None, table: pd.DataFrame, columns: Sequence[Column], key: str) -> None:
+def _table(block: TableBlock) -> None:
     """A headline, a table, and the same as CSV."""
-    _headline(title, as_shown(table, columns), key)
-    if told is not None:
-        st.text(told)
-    show_table(table, columns, key)
+    _headline(block.caption, as_shown(block.frame, block.wide or block.columns), block.key)
+    show_table(block)
 
 
 def _headline(title: str, table: pd.DataFrame, key: str) -> None:

@@ -17,8 +17,7 @@ from overlaplab.dashboard.widgets import (
     lead,
     nothing_to_show,
     one_window,
-    page_head,
-    run_or_stop,
+    open_page,
     show_block,
     show_blocks,
     show_warnings,
@@ -35,18 +34,16 @@ _HALF = 70  # characters of a subtitle's line in one of two columns
 
 def page() -> None:
     """Draw the page."""
-    page_head(
+    opened = open_page(
         "ZeRO-3",
         "When each unit's parameters were gathered, waited for, used and freed, and how much was held at a time.",
     )
-    opened = run_or_stop()
     if opened.schedule.empty:
         nothing_to_show(
-            opened.run,
+            opened,
             "This run gathers no parameters. The page shows runs of `overlaplab record --strategy zero3` or"
             " `torch-fsdp2`, and traces of others that name FSDP2's ranges (`FSDP::all_gather`).",
         )
-        show_warnings(opened)
         return
     table = one_window(opened.schedule)
     other = _pick_other(opened)

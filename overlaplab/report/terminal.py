@@ -1,0 +1,193 @@
+"""What each command prints where it is not asked for JSON: sentences, and tables for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from overlaplab import analyses, findings
+from overlaplab.columns import Column
+from overlaplab.events import Run
+from overlaplab.formats import UNKNOWN, digits, text
+from overlaplab.sections import tables
+from overlaplab.sections.blocks import TableBlock
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.selection import Selection
+from overlaplab.words import visible
+
+__all__ = ["buckets", "collectives", "compare", "exposed", "plain", "schedule", "summary", "terminal_table", "warnings"]
+
+Printed: TypeAlias = Table | Text | str
+
+_MOST_CAUSES = 20
+_MOST_COLLECTIVES = 60
+"""A table of more collectives is read by nobody,"""
+_FEW_COLLECTIVES = 20
+"""so only these many are shown."""
+_LOOKS: dict[str, dict[str, Any]] = {
+    "cause": {"no_wrap": True},
+    "last_parameter": {"overflow": "ellipsis"},
+    "gathered_for": {"justify": "right", "no_wrap": True},
+    "on_link": {"justify": "right", "no_wrap": True},
+    "unit": {"overflow": "ellipsis", "no_wrap": True},
+    "group": {"overflow": "ellipsis", "no_wrap": True, "max_width": 12},
+    "kind": {"overflow": "ellipsis", "no_wrap": True, "max_width": 14},
+}
+"""How columns of texts give way to numbers, which are neither wrapped nor cut."""
+
+
+def summary(run: Run, selection: Selection) -> Iterator[Printed]:
+    """The parts of each rank's steps."""
+    yield terminal_table(tables.summary_rows(analyses.summary(run, selection)), findings.run_title(run))
+    yield from warnings(findings.run_warnings(run))
+
+
+def exposed(run: Run, selection: Selection) -> Iterator[Printed]:
+    """The verdict, each cause and collective, and what to do about it."""
+    found = RunTables(run=run, selection=selection)
+    table, causes, idle = found.summary, found.exposed, found.idle
+    yield found.verdict
+    yield findings.run_title(run)
+    if len(causes):
+        window = analyses.worst_step(table)
+        rows = analyses.rows_of(causes, window)
+        yield terminal_table(tables.causes_rows(table, causes))
+        if len(rows):  # a median step may have none
+            lead = findings.exposed_lead(rows, window, table)
+            block = tables.spots_rows(rows, findings.rank_and_step(window))
+            left_out = f"the first {_MOST_CAUSES} of {len(rows)}" if len(rows) > _MOST_CAUSES else ""
+            yield terminal_table(replace(block, frame=block.frame.head(_MOST_CAUSES)), lead, left_out=left_out)
+    yield findings.exposed_advice(table, causes, idle)
+    yield from warnings(found.warnings)
+
+
+def buckets(run: Run, selection: Selection) -> Iterator[Printed]:
+    """Each rank's steps' buckets."""
+    table = analyses.buckets(run, selection)
+    yield findings.run_title(run)
+    yield "ms from each step's start; exposed: the collective's time without compute"
+    for _, rows in table.groupby(["rank", "step"], dropna=False, sort=False):
+        first = rows.iloc[0]
+        places = digits(rows[["backward_end_ns", "end_ns"]], one=100)
+        begins, ends = (text(first[name], "ns", places) for name in ("backward_start_ns", "backward_end_ns"))
+        title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
+        yield terminal_table(tables.buckets_rows(rows), title)
+    yield from warnings((*findings.run_warnings(run), *findings.bucket_notes(table)))
+
+
+def schedule(run: Run, selection: Selection) -> Iterator[Printed]:
+    """The gathers of each rank's steps; of one rank and step, every gather."""
+    table = analyses.schedule(run, selection)
+    steps = analyses.schedule_steps(table)
+    if len(steps) > 1:
+        yield terminal_table(tables.schedule_rows(steps), findings.run_title(run))
+    else:
+        yield findings.run_title(run)
+    if len(steps) == 1:
+        yield findings.schedule_line(steps.iloc[0], table["layer"].nunique())
+        yield terminal_table(tables.gathers_rows(table), "")
+    yield from warnings((*findings.run_warnings(run), *findings.schedule_notes(table)))
+
+
+def collectives(run: Run, selection: Selection) -> Iterator[Printed]:
+    """Each collective, or of many the most exposed; who came last; each group's and kind's communication."""
+    found = RunTables(run=run, selection=selection)
+    block = tables.collectives_rows(analyses.each_collective(found.collectives))
+    number, left_out = len(block.frame), ""
+    shown = block.frame if number <= _MOST_COLLECTIVES else block.frame.head(_FEW_COLLECTIVES)
+    if len(shown) < number:
+        left_out = f"the {len(shown)} of {number} that were exposed most"
+    block = replace(block, frame=shown.sort_values("index"))
+    yield terminal_table(block, findings.run_title(run), left_out=left_out, padding=0)
+    late = found.stragglers
+    if late["last"].any():
+        yield terminal_table(tables.late_ranks_rows(late[late["last"] > 0]))
+    yield terminal_table(tables.median_kinds_rows(found.communication_by))
+    yield from warnings((*found.warnings, *findings.unmatched_notes(found.collectives)))
+
+
+def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:
+    """Runs side by side; by cap where they are a sweep."""
+    notes: tuple[str, ...] = ()
+    if analyses.is_sweep(runs):
+        table = analyses.sweep(runs, selection)
+        what = findings.run_title(runs[0]).removeprefix(f"{runs[0].path}: ")
+        block = tables.sweep_rows(table, analyses.sweep_links(runs, selection))
+        yield terminal_table(block, f"Step by bucket_cap_mb: {what}", bold=table["fastest"].tolist())
+        yield f"{findings.sweep_finding(table)}."
+        notes = findings.sweep_notes(table)
+    else:
+        table = analyses.compare(runs, selection)
+        yield terminal_table(tables.compare_rows(table), "Runs compared")
+        if (costs := tables.costs_rows(table)) is not None:
+            yield terminal_table(costs, "Sent per rank and step, held per rank")
+    yield from warnings([*(f"{run.path}: {each}" for run in runs for each in findings.run_warnings(run)), *notes])
+
+
+def warnings(sentences: Iterable[str]) -> Iterator[Text]:
+    """A line each."""
+    return (plain(f"warning: {sentence}", "yellow") for sentence in sentences)
+
+
+def terminal_table(
+    block: TableBlock, title: str | None = None, *, left_out: str = "", padding: int = 1, bold: Sequence[bool] = ()
+) -> Table:
+    """A table's narrow columns in ms; `left_out` says which rows it does not show."""
+    title = block.caption if title is None else title
+    caption = [block.legend, f"{left_out} (--json tells all)" if left_out else ""]
+    shown = Table(
+        title=plain(title) if title else None,
+        title_justify="left",
+        caption="; ".join(part for part in caption if part) or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, padding),
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for column in block.narrow:
+        if column.unit == "text":
+            shown.add_column(column.terse, **_LOOKS.get(column.name, {"overflow": "fold"}))
+        else:
+            shown.add_column(column.terse, justify="right", no_wrap=True)
+    times = {column.name: column.unit for column in block.narrow if column.unit in ("ns", "ms")}
+    places = digits(block.frame[list(times)], *set(times.values()), one=100)
+    cells = [_cells(block.frame, column, places) for column in block.narrow]
+    for row, texts in enumerate(zip(*cells, strict=True)):
+        shown.add_row(*map(plain, texts), style="bold" if bold and bold[row] else None)
+    return shown
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text as it is: what comes out of a trace is neither markup nor a control sequence."""
+    return Text(visible(text), style=style)
+
+
+def _cells(frame: pd.DataFrame, column: Column, places: int) -> list[str]:
+    """A column's cells; times have so many places."""
+    if f"terse_{column.name}" in frame:
+        return [str(cell) for cell in frame[f"terse_{column.name}"]]
+    values = frame[column.name]
+    match column.unit:
+        case "ns" | "ms":
+            return [text(value, column.unit, places) for value in values]
+        case "bytes":
+            return [_size(value, "kB" if column.short == "kB" else "MB") for value in values]
+        case "ratio":
+            return [UNKNOWN if pd.isna(value) else f"{text(value, 'ratio')} %" for value in values]
+    return [_known(value) for value in values]
+
+
+def _size(value: Any, unit: str) -> str:
+    """With no more digits than tell something."""
+    return text(value, unit, 0 if unit == "kB" or (pd.notna(value) and value >= 1e9) else 2)
+
+
+def _known(value: Any) -> str:
+    return text(value, "text" if isinstance(value, str) else "count")

@@ -1,0 +1,67 @@
+"""A run and its tables, each computed when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import pandas as pd
+
+from overlaplab import analyses, findings
+from overlaplab.events import Run
+from overlaplab.manifest import Manifest
+from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.timeline.timeline import timeline_events
+
+__all__ = ["RunTables"]
+
+T = TypeVar("T")
+
+
+def _selected(analysis: Callable[[Run, Selection], pd.DataFrame]) -> cached_property[pd.DataFrame]:
+    return cached_property(lambda tables: analysis(tables.run, tables.selection))
+
+
+def _whole(analysis: Callable[[Run], T]) -> cached_property[T]:
+    return cached_property(lambda tables: analysis(tables.run))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTables:
+    """A run's tables of the selected ranks and steps, each under its analysis' name."""
+
+    run: Run
+    selection: Selection = EVERYTHING
+
+    summary = _selected(analyses.summary)
+    totals = _selected(analyses.totals)
+    exposed = _selected(analyses.exposed)
+    idle = _selected(analyses.idle)
+    buckets = _selected(analyses.buckets)
+    schedule = _selected(analyses.schedule)
+    scatters = _selected(analyses.scatters)
+    collectives = _selected(analyses.collectives)
+    stragglers = _selected(analyses.stragglers)
+    communication_by = _selected(analyses.communication_by)
+    volume = _selected(analyses.volume)
+    theory = _whole(analyses.volume_theory)
+    memory = _whole(analyses.memory)
+    peaks = _whole(analyses.peaks)
+    timeline = _whole(timeline_events)
+    warnings = _whole(findings.run_warnings)
+    only_ends = _whole(findings.sees_only_ends)
+
+    @cached_property
+    def verdict(self) -> str:
+        """The verdict on the selected ranks and steps, or why there is none."""
+        missing = findings.not_recorded(self.run) if self.summary.empty else None
+        return missing or findings.verdict(
+            self.summary, self.manifest, self.exposed, self.idle, only_ends=self.only_ends
+        )
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The run's manifest."""
+        return self.run.manifest

@@ -1,0 +1,426 @@
+"""Every table that people are shown, composed once for pages and terminals, from rows of `overlaplab.analyses`.
+
+Nothing here imports altair, for which a terminal need not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from overlaplab import analyses, findings
+from overlaplab.analyses.exposed import Cause
+from overlaplab.columns import column, columns
+from overlaplab.formats import UNKNOWN, text
+from overlaplab.sections.blocks import TableBlock
+from overlaplab.words import kind_word, last_gradient, shorten, to_ms
+
+__all__ = [
+    "buckets_rows",
+    "causes_rows",
+    "collectives_rows",
+    "compare_rows",
+    "costs_rows",
+    "gathers_rows",
+    "held_rows",
+    "kernels_rows",
+    "kinds_rows",
+    "late_ranks_rows",
+    "median_kinds_rows",
+    "schedule_rows",
+    "sent_rows",
+    "spots_rows",
+    "summary_rows",
+    "sweep_rows",
+    "window_rows",
+]
+
+_SUMMARY = (
+    *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
+    *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
+)
+_BUCKETS = columns(
+    "buckets",
+    *("index", "bytes", "last_parameter", "ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns", "held_ns"),
+)
+_GATHERS = columns(
+    "schedule",
+    *("unit", "phase", "microbatch", "gather_launch_ns", "gather_start_ns", "gather_end_ns"),
+    *("first_use_ns", "wait_ns", "free_ns", "bytes"),
+)
+_COMPARE = columns(
+    "compare",
+    *("run", "strategy", "bucket_cap_mb", "ranks", "steps", "step_ms_median", "step_ms_iqr"),
+    *("compute_ms_median", "comm_ms_median", "exposed_ms_median", "overlap_ratio"),
+)
+_COSTS = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes")
+
+
+def summary_rows(table: pd.DataFrame, totals: pd.DataFrame | None = None) -> TableBlock:
+    """Rows of `summary`; those of `totals`, if given, stand in their place."""
+    if totals is not None:
+        shown = columns("totals", *(name for name in _SUMMARY if name != "step"))
+        return TableBlock(key="summary_table", caption="Per rank, all steps together", frame=totals, columns=shown)
+    waits = table["exposed_wait_ns"].notna().any()
+    unshown = {"exposed_transfer_ns"} if waits else {"exposed_transfer_ns", "exposed_wait_ns"}
+    legend = "ms; compute + hidden + exposed + memory + idle = step; overlap = hidden ÷ communication"
+    return TableBlock(
+        key="summary_table",
+        caption="Per rank and step",
+        frame=table,
+        columns=columns("summary", *_SUMMARY),
+        narrow=columns("summary", *(name for name in _SUMMARY if name not in unshown)),
+        legend=legend + ("; wait: of the exposed, until the last rank came" if waits else ""),
+    )
+
+
+def spots_rows(rows: pd.DataFrame, where: str) -> TableBlock:
+    """Rows of `exposed` about one rank and step, which `where` names."""
+    records = rows.to_dict("records")
+    of_exposed = rows["exposed_ns"] / max(int(rows["exposed_ns"].sum()), 1)
+    frame = rows.assign(
+        cause=[findings.cause_label(row) for row in records],
+        moved=[findings.collective_label(row) for row in records],
+        of_exposed=of_exposed,
+        terse_exposed_ns=_texts(rows["exposed_ns"], "ns", 3),
+        terse_of_exposed=_texts(of_exposed, "ratio"),
+        terse_start_ns=_texts(rows["start_ns"], "ns", 3),
+    )
+    return TableBlock(
+        key="exposed_table",
+        caption=f"{where[0].upper()}{where[1:]}: each cause and collective, the largest first",
+        frame=frame,
+        columns=columns("exposed", "cause", "moved", "exposed_ns", "of_exposed", "start_ns", "end_ns"),
+        narrow=columns("exposed", "exposed_ns", "of_exposed", "cause", "moved", "start_ns"),
+        legend="from: from the run's start",
+        notes=["from and to count from the run's start, as on the timeline"],
+        most=15,
+    )
+
+
+def causes_rows(table: pd.DataFrame, causes: pd.DataFrame, over: str = "all ranks and steps") -> TableBlock:
+    """Rows of `exposed` by cause, as means over those of `summary`, which `over` names."""
+    sums = causes.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
+    took = sums.to_numpy()
+    frame = pd.DataFrame(
+        {
+            "cause": sums.index,
+            "exposed_ns": took / len(table),
+            "of_exposed": took / took.sum(),
+            "of_step": took / table["span_ns"].sum(),
+            "meaning": [findings.CAUSE_MEANINGS[Cause(str(cause))] for cause in sums.index],
+        }
+    )
+    shown = columns("exposed", "cause", "exposed_ns", "of_exposed", "of_step", "meaning")
+    return TableBlock(
+        key="causes_table",
+        caption=f"By cause, the mean over {over}",
+        frame=frame.assign(
+            terse_exposed_ns=_texts(frame["exposed_ns"], "ns", 3),
+            terse_of_exposed=_texts(frame["of_exposed"], "ratio", 1),
+            terse_of_step=_texts(frame["of_step"], "ratio", 1),
+        ),
+        columns=shown,
+        narrow=shown,
+    )
+
+
+def buckets_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `buckets` of one rank and step."""
+    late = analyses.late_buckets(table)
+    frame = table.merge(late[["index", "held_ns"]], on="index", how="left")
+    return TableBlock(
+        key="buckets_table",
+        caption="Per bucket, times from the step's start",
+        frame=frame.assign(
+            held_ns=frame["held_ns"].fillna(0),
+            last_parameter=pd.Series([last_gradient(row) for row in frame.to_dict("records")], dtype=object),
+            gap_ns=frame["gradient_ready_ns"].map(analyses.last_gap_ns),
+            terse_bytes=_texts(frame["bytes"], "MB", 1),
+        ),
+        columns=_BUCKETS,
+        wide=(*_BUCKETS[:3], *columns("buckets", "gap_ns"), *_BUCKETS[3:]),
+        narrow=columns("buckets", "index", "bytes", "ready_ns", "start_ns", "end_ns", "exposed_ns", "last_parameter"),
+        notes=findings.bucket_notes(table),
+    )
+
+
+def gathers_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `schedule` of one rank and step."""
+    passes = zip(table["phase"], table["microbatch"], strict=True)
+    return TableBlock(
+        key="gathers_table",
+        caption="Per gather, times from the step's start",
+        frame=table.assign(
+            unit=[shorten(str(unit), 80) for unit in table["unit"]],
+            terse_unit=table["unit"],
+            gathered_for=[f"{'fwd' if phase == 'forward' else 'bwd'} {microbatch}" for phase, microbatch in passes],
+        ),
+        columns=_GATHERS,
+        narrow=columns(
+            "schedule",
+            *("unit", "gathered_for", "gather_launch_ns", "gather_start_ns", "gather_end_ns", "wait_ns"),
+            *("first_use_ns", "free_ns", "bytes"),
+        ),
+        legend="ms from the step's start; for: the pass, and the microbatch; wait: ms until the gather ended",
+        notes=findings.schedule_notes(table),
+        most=120,
+    )
+
+
+def schedule_rows(steps: pd.DataFrame) -> TableBlock:
+    """Rows of `schedule_steps`, for a terminal."""
+    counted = zip(*(steps[f"{of}layer_gathers"] for of in ("", "forward_", "backward_")), strict=True)
+    return TableBlock(
+        key="schedule_table",
+        caption="Per rank and step",
+        frame=steps.assign(
+            terse_layer_gathers=[f"{layers} = {forward} + {backward}" for layers, forward, backward in counted]
+        ),
+        narrow=columns(
+            "schedule_steps",
+            *("rank", "step", "layer_gathers", "layer_frees", "gathers", "peak_gathered_bytes", "peak_layers"),
+            *("peak_ns", "wait_ns"),
+        ),
+        legend="of layers: gathers = for forward + for backward; wait: ms that gathers kept the rank waiting",
+    )
+
+
+def collectives_rows(rows: pd.DataFrame) -> TableBlock:
+    """Rows of `each_collective`, the most exposed first."""
+    rows = _worded(rows).sort_values("exposed_ns", ascending=False, kind="stable", na_position="last")
+    near = rows["within_clock_error"].fillna(False).astype(bool)
+    bounds = rows["bus_is_lower_bound"]
+    speeds = zip(bounds, _texts(rows["bus_gb_per_s"], "GB/s", 2), strict=True)
+    shown = columns(
+        "each_collective",
+        *("index", "step", "group", "kind", "bytes", "wait_ns", "transfer_ns", "exposed_ns", "last_rank"),
+        "bus_gb_per_s",
+    )
+    return TableBlock(
+        key="collectives_table",
+        caption="Per collective, the most exposed first",
+        frame=rows.assign(
+            bus_is_lower_bound=bounds.map({True: "a lower bound", False: "measured"}).where(
+                rows["bus_gb_per_s"].notna()
+            ),
+            last_word=rows["last_rank"]
+            .map("rank {}".format, na_action="ignore")
+            .astype(object)
+            .mask(near, "within clock error"),
+            terse_wait_ns=pd.Series(_fine(rows["wait_ns"]), rows.index).mask(near & rows["wait_ns"].notna(), "≈0"),
+            terse_transfer_ns=_fine(rows["transfer_ns"]),
+            terse_exposed_ns=_fine(rows["exposed_ns"]),
+            terse_bus_gb_per_s=[f"≥{speed}" if bound else speed for bound, speed in speeds],
+        ),
+        columns=shown,
+        wide=(
+            *columns(
+                "each_collective",
+                *("index", "step", "kind", "bytes", "start_ns", "longest_ns", "wait_ns", "transfer_ns", "exposed_ns"),
+                *("bus_gb_per_s", "bus_is_lower_bound", "skew_ns"),
+            ),
+            replace(column("each_collective", "last_rank"), name="last_word", unit="text"),
+            *columns("each_collective", "ranks", "group", "dtype", "unmatched"),
+        ),
+        narrow=shown,
+        legend="ms; wait: until the last rank came, of the one that waited longest (≈0: within clock error); "
+        "exposed: of the rank with most; GB/s: bus bandwidth, ≥ where only the duration is known",
+        notes=["bus bandwidth is a lower bound where the transfer is unknown"] if bounds.any() else [],
+    )
+
+
+def late_ranks_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `stragglers`."""
+    shown = columns("stragglers", "rank", "last", "collectives", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns")
+    return TableBlock(
+        key="late_table",
+        caption="Who came last",
+        frame=table,
+        columns=shown,
+        narrow=shown,
+        legend="late: after the median arrival of the others, the median; others waited: ms, all ranks' together",
+        notes=["late: after the median arrival of the others"],
+    )
+
+
+def kinds_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `communication_by`."""
+    shown = columns("communication_by", "rank", "group", "kind", "count", "bytes", "busy_ns", "exposed_ns")
+    return TableBlock(key="by_kind_table", caption="By group and kind", frame=_worded(table), columns=shown)
+
+
+def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `communication_by` as medians of the ranks, for a terminal."""
+    rows = []
+    for (group, kind), own in _worded(table).groupby(["group", "kind"], dropna=False, sort=False):
+        middle = own[["count", "busy_ns", "exposed_ns"]].median().to_dict()
+        size = own["bytes"].astype("Float64").median() if own["bytes"].notna().all() else None
+        most = own["exposed_ns"].max()
+        rows.append({"group": group, "kind": kind, "ranks": len(own), "bytes": size, "exposed_max_ns": most} | middle)
+    shown = ("group", "kind", "ranks", "count", "bytes", "busy_ns", "exposed_ns", "exposed_max_ns")
+    return TableBlock(
+        key="by_kind_table",
+        caption="By group and kind, the median rank",
+        frame=pd.DataFrame(rows, columns=list(shown)),
+        narrow=columns("communication_by", *shown),
+        legend="at most: of the rank most exposed; groups may work at once, so times may add up to more than there is",
+    )
+
+
+def compare_rows(table: pd.DataFrame, settings: Sequence[str] | None = None) -> TableBlock:
+    """Rows of `compare`; `settings` says in words what each run was recorded with."""
+    emulated = table["emulated"].astype(bool)
+    marked = emulated & (not emulated.all())
+    runs = zip(findings.short_names(table), table["fastest"], marked, strict=True)
+    legend = "medians over every rank's steps, ms; overlap = hidden ÷ communication; cap = bucket_cap_mb"
+    if emulated.all():
+        legend += "; emulated links"
+    if (alone := int((table["phantoms"] > 0).sum())) > 0:
+        legend += f"; one rank of an emulated group, its peers phantoms: {alone} of {len(table)}"
+    if (why := findings.no_fastest(table)) is not None:
+        legend += f"; none is fastest: {why}"
+    return TableBlock(
+        key="compare_table",
+        caption="Medians over all ranks' steps",
+        frame=table.assign(
+            run=findings.run_labels(table)[1],
+            setting=settings,
+            terse_run=[
+                f"{name}{' ← fastest' if fastest else ''}{' (emulated link)' if mark else ''}"
+                for name, fastest, mark in runs
+            ],
+        ),
+        columns=_COMPARE,
+        wide=() if settings is None else (*_COMPARE[:2], *columns("compare", "setting"), *_COMPARE[3:]),
+        narrow=columns(
+            "compare",
+            *("run", "bucket_cap_mb", "step_ms_median", "step_ms_iqr", "exposed_ms_median", "comm_ms_median"),
+            *("compute_ms_median", "overlap_ratio"),
+        ),
+        legend=legend,
+    )
+
+
+def costs_rows(table: pd.DataFrame) -> TableBlock | None:
+    """Rows of `compare`: what each run sent and held, beside theory; None where nothing is known of either."""
+    if table[list(_COSTS)].isna().all(axis=None):
+        return None
+    peaks = table["peak_memory_bytes"].notna().any()
+    legend = "MB; sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
+    return TableBlock(
+        key="costs_table",
+        caption="Per run",
+        frame=table.assign(run=findings.run_labels(table)[1], terse_run=findings.short_names(table)),
+        columns=columns("compare", "run", *_COSTS),
+        narrow=columns("compare", "run", *(_COSTS if peaks else _COSTS[:-1])),
+        legend=legend + ("; peak: the allocator's highest mark, activations included" if peaks else ""),
+    )
+
+
+def sweep_rows(table: pd.DataFrame, links: pd.DataFrame) -> TableBlock:
+    """Rows of `sweep`, and of `sweep_links` from when to when the link was in use."""
+    on_link = links.groupby("bucket_cap_mb").agg(start=("start_ns", "min"), end=("end_ns", "max"))
+    spans = {cap: f"{text(own['start'], 'ns')}–{text(own['end'], 'ns')}" for cap, own in on_link.iterrows()}
+    times = ("step_ms", "spread_ms", "compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms")
+    # Of seconds the tenths tell nothing, and ten columns have no room for them.
+    terse = {
+        f"terse_{name}": [text(took, "ms", 1 if pd.isna(took) or took < 1000 else 0) for took in table[name]]
+        for name in times
+    }
+    return TableBlock(
+        key="caps_table",
+        caption="By bucket_cap_mb, each cap's recordings together",
+        frame=table.assign(on_link=[spans.get(cap, UNKNOWN) for cap in table["bucket_cap_mb"]], **terse),
+        columns=columns(
+            "sweep",
+            *("bucket_cap_mb", "runs", "steps", "buckets", "step_ms", "spread_ms", "lowest_ms", "highest_ms"),
+            *("compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms", "overlap_ratio"),
+        ),
+        wide=columns(
+            "sweep",
+            *("bucket_cap_mb", "runs", "buckets", "step_ms", "spread_ms", "compute_only_ms", "hidden_ms", "exposed_ms"),
+            *("rest_ms", "lowest_ms", "highest_ms", "steps", "overlap_ratio"),
+        ),
+        narrow=columns("sweep", "bucket_cap_mb", "runs", "buckets", *times, "on_link"),
+        legend="ms; step: median over every rank's steps, ± their spread; compute + hidden + exposed + rest (memory,"
+        " idle) = step; hidden: communication while the rank computes; on link: first start to last end in the first"
+        " rank's step nearest the median",
+        notes=findings.sweep_notes(table),
+    )
+
+
+def sent_rows(volume: pd.DataFrame, windows: int) -> TableBlock | None:
+    """Rows of `volume` as means over so many ranks' steps, and their sum; None where a size is unknown."""
+    if volume.empty or volume["sent_bytes"].isna().any():
+        return None
+    sums = volume.groupby("kind", sort=False)[["count", "bytes", "sent_bytes"]].sum().astype("float64") / windows
+    rows = pd.concat([sums, sums.sum().to_frame("in all").T])
+    return TableBlock(
+        key="volume_table",
+        caption="Sent per rank and step",
+        frame=rows.assign(kind=[str(kind).replace("_", "-") for kind in rows.index]),
+        columns=columns("volume", "kind", "count", "bytes", "sent_bytes"),
+    )
+
+
+def held_rows(held: pd.DataFrame, peaks: pd.DataFrame) -> TableBlock | None:
+    """Rows of `memory`; where they are known, each rank's peak and what was lent to phantoms follow."""
+    if held.empty:
+        return None
+    for name, source in (("peak", "peak_bytes"), ("lent to phantoms", "scratch_bytes")):
+        known = peaks[peaks[source].notna()]
+        held = pd.concat([held, pd.DataFrame({"rank": known["rank"], "part": name, "bytes": known[source]})])
+    return TableBlock(
+        key="memory_table",
+        caption="Memory per rank",
+        frame=held.sort_values("rank", kind="stable", ignore_index=True),
+        columns=columns("memory", "rank", "part", "bytes", "formula_bytes", "formula"),
+    )
+
+
+def window_rows(ranks: pd.DataFrame, caption: str, notes: Sequence[str] = ()) -> TableBlock:
+    """What each rank did within a window, from `window_totals`."""
+    comm = ranks["comm_ns"].astype("Float64").replace(0, None)  # a share of nothing is null
+    return TableBlock(
+        key="window_table",
+        caption=caption,
+        frame=ranks.assign(
+            exposed_share=ranks["exposed_comm_ns"] / ranks["span_ns"], overlap_ratio=ranks["overlapped_ns"] / comm
+        ),
+        columns=columns("window", "rank", "span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns"),
+        wide=columns(
+            "window",
+            *("rank", "busy_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns"),
+            *("exposed_share", "overlap_ratio"),
+        ),
+        notes=notes,
+    )
+
+
+def kernels_rows(kernels: pd.DataFrame) -> TableBlock:
+    """`WindowStatistics.kernels`."""
+    return TableBlock(
+        key="kernels_table",
+        caption="What took most time there",
+        frame=kernels.assign(name=[shorten(name, 200) for name in kernels["name"]]),
+        columns=columns("kernels", "name", "part", "events", "busy_ns"),
+    )
+
+
+def _worded(table: pd.DataFrame) -> pd.DataFrame:
+    """With the groups' descriptions where they have one, and kinds as people write them."""
+    group = table["group_description"].replace("", None).fillna(table["group"])
+    return table.assign(group=group, kind=table["kind"].map(kind_word, na_action="ignore"))
+
+
+def _texts(values: pd.Series[Any], unit: str, digits: int = 0) -> list[str]:
+    return [text(value, unit, digits) for value in values]
+
+
+def _fine(times: pd.Series[Any]) -> list[str]:
+    """In ms: on a GPU a transfer takes microseconds."""
+    return [text(time, "ns", 1 if pd.notna(time) and to_ms(time) >= 10 else 3) for time in times]
