@@ -1,4 +1,4 @@
-"""What holds for all tests: none touches the user's own cache of tables; browser tests share one Chromium."""
+"""For all tests: none uses the user's own cache of tables, and browser tests share one Chromium."""
 
 from __future__ import annotations
 

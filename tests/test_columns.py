@@ -30,7 +30,7 @@ PLACES = [(table, one) for table, own in REGISTRY.items() for one in own.values(
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    """What each analysis returns for a run: the columns do not depend on the run."""
+    """The tables of all analyses for a run; the columns do not depend on the run."""
     folder = tmp_path_factory.mktemp("runs")
     made_sweep(made_gathering(made_runs(folder)))
     bucketed, ahead = (overlaplab.load_run(folder / name) for name in ("bucketed", "ahead"))
@@ -136,7 +136,7 @@ def test_the_page_of_columns_is_the_registrys() -> None:
 
 
 def test_a_unit_is_converted_in_one_place() -> None:
-    """Times become ms by `to_ms`, and columns what people are shown by `overlaplab.formats`."""
+    """Times become ms by `to_ms`, and columns become text by `overlaplab.formats`."""
     allowed = {"words.py", "formats.py", "charts/scales.py", "cli/files.py"}
     root = Path(overlaplab.__file__).parent
     literal = re.compile(r"[*/] ?(1e6|1e-6|1_?000_?000(\.0)?|10 ?\*\* ?-?6)\b|NS_PER_MS")

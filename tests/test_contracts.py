@@ -1,4 +1,4 @@
-"""What both sides of the trace file promise each other, and which room may import which."""
+"""The contracts between the two sides of the trace file, and which room may import which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of the sample runs are those that were written down."""
+"""The figures of the sample runs are equal to those in tests/golden."""
 
 from __future__ import annotations
 

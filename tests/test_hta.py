@@ -1,4 +1,4 @@
-"""HTA's analyses on our tables: against HTA's own parser, and by hand."""
+"""HTA's analyses on our tables, against HTA's own parser and by hand."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_times_are_exact_and_from_the_first_event(tmp_path: Path) -> None:
 
 
 def gloo_run(folder: Path, ranks: int = 1) -> Run:
-    """Two steps; the second all-reduce waits for the first one to end; operators wait inside, at start and at end."""
+    """Two steps. The second all-reduce waits for the first. Operators wait inside, at the start and at the end."""
     rank = [
         step(0, 0, 100),
         step(1, 100, 200),

@@ -1,4 +1,4 @@
-"""The notebooks: executed from a fresh kernel, they put out what is committed; and what is committed can be shown."""
+"""The notebooks: executed in a new kernel, they give the committed outputs, and these can be displayed."""
 
 from __future__ import annotations
 

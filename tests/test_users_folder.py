@@ -1,4 +1,4 @@
-"""Recording in a folder whose files have names that this project, or Python's library, uses, too."""
+"""Recording in a folder with files named like modules of this project or of Python's library."""
 
 from __future__ import annotations
 

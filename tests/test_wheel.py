@@ -1,4 +1,4 @@
-"""What a user installs: a wheel with both packages and whatever lies beside their modules."""
+"""The wheel that users install: both packages, with the files beside their modules."""
 
 from __future__ import annotations
 

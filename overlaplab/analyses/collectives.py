@@ -65,80 +65,80 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _all(run: Run) -> pd.DataFrame:
-    found = numbered(run).copy()
-    _place(found, run)
-    _measure(found, run)
+    table = numbered(run).copy()
+    _place(table, run)
+    _measure(table, run)
     origin = run.traces[0].origin_ns if run.traces else 0
     for name in ("launch_ns", "arrived_ns", "start_ns", "end_ns"):
-        found[name] = found[name].where(found[name] == UNKNOWN_NS, found[name] - origin)
-    found["group_size"] = found["size"]
+        table[name] = table[name].where(table[name] == UNKNOWN_NS, table[name] - origin)
+    table["group_size"] = table["size"]
     for name in _NUMBERS:
-        values = found[name].astype("Int64")
+        values = table[name].astype("Int64")
         unknown = UNKNOWN_NS if name in _TIMES else -1
-        found[name] = values.mask(values == unknown)
+        table[name] = values.mask(values == unknown)
     for name in ("group", "group_description", "kind", "dtype"):
-        found[name] = found[name].where(found[name] != "", None).astype(object)
-    found["unmatched"] = found["reason"].where(found["reason"].notna(), None).astype(object)
-    return found
+        table[name] = table[name].where(table[name] != "", None).astype(object)
+    table["unmatched"] = table["reason"].where(table["reason"].notna(), None).astype(object)
+    return table
 
 
-def _place(found: pd.DataFrame, run: Run) -> None:
+def _place(table: pd.DataFrame, run: Run) -> None:
     """Add `window` (the index in `step_windows`, -1 outside), `step` and `exposed_ns`."""
-    found["window"], found["exposed_ns"] = -1, UNKNOWN_NS
-    found["step"] = pd.array([None] * len(found), dtype="Int64")
+    table["window"], table["exposed_ns"] = -1, UNKNOWN_NS
+    table["step"] = pd.array([None] * len(table), dtype="Int64")
     for place, trace in enumerate(run.traces):
-        rows = np.flatnonzero(found["trace"] == place)
+        rows = np.flatnonzero(table["trace"] == place)
         offset = corrections(run)[place]
-        starts, ends, host = (found[name].to_numpy()[rows] for name in ("start_ns", "end_ns", "host_ns"))
+        starts, ends, host = (table[name].to_numpy()[rows] for name in ("start_ns", "end_ns", "host_ns"))
         known, launched = starts != UNKNOWN_NS, host != UNKNOWN_NS
         windows = _windows_of(trace, np.where(launched, host + offset, starts + offset), launched)
         steps = [window.step for window in step_windows(trace)]
-        found.loc[rows, "window"] = windows
-        found.loc[rows, "step"] = pd.array([steps[at] if at >= 0 else None for at in windows], dtype="Int64")
+        table.loc[rows, "window"] = windows
+        table.loc[rows, "step"] = pd.array([steps[at] if at >= 0 else None for at in windows], dtype="Int64")
         busy = activity(trace)
         if busy.rule is Rule.UNRECORDED:
             continue
         exposed = subtract(busy.communication, busy.compute)
-        found.loc[rows[known], "exposed_ns"] = within(exposed, starts[known] + offset, ends[known] + offset)
+        table.loc[rows[known], "exposed_ns"] = within(exposed, starts[known] + offset, ends[known] + offset)
 
 
 def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The step that contains each launch, or each start if it was launched before the recording; -1 for none."""
-    found = np.full(len(at_ns), -1, dtype=np.int64)
+    place_of = np.full(len(at_ns), -1, dtype=np.int64)
     for place, window in enumerate(step_windows(trace)):
         by_host = (at_ns >= window.host_start_ns) & (at_ns < window.host_end_ns)
         by_time = (at_ns >= window.start_ns) & (at_ns < window.end_ns)
-        found[np.where(launched, by_host, by_time)] = place
-    return found
+        place_of[np.where(launched, by_host, by_time)] = place
+    return place_of
 
 
-def _measure(found: pd.DataFrame, run: Run) -> None:
+def _measure(table: pd.DataFrame, run: Run) -> None:
     """Add the collectives' own figures: transfer, bus bandwidth, skew, last rank."""
-    by = found["match"]
-    ran = (found["start_ns"] != UNKNOWN_NS).to_numpy()
-    duration = (found["end_ns"] - found["start_ns"]).where(ran)
-    last = ran & (found["arrived_ns"] == found["arrived_ns"].groupby(by).transform("max")).to_numpy()
-    waited = (found["wait_ns"] != UNKNOWN_NS).to_numpy()
-    of_last = (found["end_ns"] - found["arrived_ns"]).where(last).groupby(by).transform("max")
-    found["transfer_ns"] = of_last.where(waited).astype("Int64")
-    rooted = found["kind"].isin({*ROOTED, ""}).to_numpy()
+    by = table["match"]
+    ran = (table["start_ns"] != UNKNOWN_NS).to_numpy()
+    duration = (table["end_ns"] - table["start_ns"]).where(ran)
+    last = ran & (table["arrived_ns"] == table["arrived_ns"].groupby(by).transform("max")).to_numpy()
+    waited = (table["wait_ns"] != UNKNOWN_NS).to_numpy()
+    of_last = (table["end_ns"] - table["arrived_ns"]).where(last).groupby(by).transform("max")
+    table["transfer_ns"] = of_last.where(waited).astype("Int64")
+    rooted = table["kind"].isin({*ROOTED, ""}).to_numpy()
     grouped = duration.groupby(by)
     bound = grouped.transform("max").where(rooted, grouped.transform("min"))
     took = of_last.where(waited, bound).astype("Float64")
     factors = [
         None if size < 2 or num_bytes < 0 else ring_factor(kind, size) * num_bytes
-        for kind, size, num_bytes in zip(found["kind"], found["size"], found["bytes"], strict=True)
+        for kind, size, num_bytes in zip(table["kind"], table["size"], table["bytes"], strict=True)
     ]
     moved = pd.array(factors, dtype="Float64")
-    found["bus_gb_per_s"] = moved / took.mask(took <= 0)
-    found["bus_is_lower_bound"] = found["bus_gb_per_s"].notna() & ~waited
-    starts = found["arrived_ns"].astype("Int64").where(ran)  # to Int64 before masking: float would round
+    table["bus_gb_per_s"] = moved / took.mask(took <= 0)
+    table["bus_is_lower_bound"] = table["bus_gb_per_s"].notna() & ~waited
+    starts = table["arrived_ns"].astype("Int64").where(ran)  # to Int64 before masking: float would round
     several = ran & (by.groupby(by).transform("size") > 1).to_numpy()
-    found["skew_ns"] = (starts.groupby(by).transform("max") - starts.groupby(by).transform("min")).where(several)
-    found["last_rank"] = found["rank"].where(last).groupby(by).transform("max").where(found["complete"] & several)
-    errors = clocks(run)["error_ns"].to_numpy(np.int64)[found["trace"].to_numpy()]
-    error = pd.Series(errors, index=found.index).groupby(by).transform("max")
-    found["within_clock_error"] = (found["skew_ns"] <= error).astype("boolean")
+    table["skew_ns"] = (starts.groupby(by).transform("max") - starts.groupby(by).transform("min")).where(several)
+    table["last_rank"] = table["rank"].where(last).groupby(by).transform("max").where(table["complete"] & several)
+    errors = clocks(run)["error_ns"].to_numpy(np.int64)[table["trace"].to_numpy()]
+    error = pd.Series(errors, index=table.index).groupby(by).transform("max")
+    table["within_clock_error"] = (table["skew_ns"] <= error).astype("boolean")
 
 
 _FIRST = (
@@ -159,10 +159,10 @@ def each_collective(table: pd.DataFrame) -> pd.DataFrame:
     """
     own = table.assign(longest_ns=table["end_ns"] - table["start_ns"])
     by = own.groupby("index", sort=False)
-    found = by[list(_FIRST)].first()
-    found["ranks"] = by.size()
-    found["start_ns"], found["end_ns"] = by["start_ns"].min(), by["end_ns"].max()
+    each = by[list(_FIRST)].first()
+    each["ranks"] = by.size()
+    each["start_ns"], each["end_ns"] = by["start_ns"].min(), by["end_ns"].max()
     for name in ("longest_ns", "wait_ns", "exposed_ns"):
-        found[name] = by[name].max()
-    found["waits_ns"] = by["wait_ns"].sum(min_count=1)
-    return found.reset_index()
+        each[name] = by[name].max()
+    each["waits_ns"] = by["wait_ns"].sum(min_count=1)
+    return each.reset_index()

@@ -2,36 +2,7 @@
 
 Exposed time is defined as in `summary`: communication while the rank computes nothing, cut to the step's window.
 
-**Which collective.** If a rank is in several collectives at a moment, one that transfers comes first, then one whose
-state is unknown (a member's trace is missing), then one that still waits for a rank. So `straggler wait` is exactly
-`exposed_wait_ns`, where that is known. Among equals, one that ends before the rank computes again comes first, then the
-one that started first.
-
-**Which cause**: the first of these rules that applies.
-
-1. `straggler wait`: its last rank, `late_rank`, had not arrived.
-2. `link-bound`: the step's transfers take longer in total than all of the rank's computation in it. No schedule can
-   hide the excess, so it is taken from the end of the step's exposed transfer.
-3. `compute gap`: the rank computes again more than 20 µs before the collective ends, so it was not waiting for it.
-4. `blocking`, by design: its gradients were ready, but the host launched it only after the whole backward pass, as
-   `naive` does. Or it is not known to move gradients or a unit's parameters, and nothing computes from when it could
-   have started to its end.
-5. `queued`: it moves gradients while the backward pass, which does not need them, is still running; but the rank
-   computes again only after the next collective, which had already been launched. The time is attributed to that one.
-6. `late launch`: its input was ready and the link was free, but the host had not launched it. It would have ended
-   earlier by that delay, so the delay is taken from the end of its transfer. A bucket is ready with its last gradient.
-   A unit is ready at the step's start, or once it was freed, but not before the previous gather began. With all ranks'
-   traces, the delay is how much earlier its *last* rank would have arrived, had all launched in time.
-7. `queued`: it was launched, but the link was busy with another collective. The delay is taken from its transfer before
-   the part of rule 6, less what rule 5 attributed to it.
-8. `tail`: there is no computation left to hide it, or none yet. These are gradients whose backward pass was over by the
-   end of the collective, and gathers launched before the step's first gather ended. If the purpose is unknown, it is
-   the last collective of its kind in a step, provided that others of the kind were hidden.
-9. `blocking` again: the rank waited for gradients in the middle of the backward pass, which does not need them.
-10. `link-bound` again: it was launched in time on a free link, but lasts longer than the computation available to hide
-    it.
-11. `unknown`: as rule 10, but it is unknown whether it moved data or waited for a rank whose trace is missing; or the
-    communication belongs to no collective.
+The rules that choose the collective and the cause are in docs/exposed.md; code refers to them by number.
 
 Sources: wait and transfer as in docs/design.md; the causes are this project's own.
 """
@@ -59,7 +30,7 @@ __all__ = ["CAUSES", "COLUMNS", "Cause", "exposed"]
 
 
 class Cause(StrEnum):
-    """Why a moment of communication was exposed; see the module for each one's rule."""
+    """Why a moment of communication was exposed; see docs/exposed.md for each one's rules."""
 
     STRAGGLER = "straggler wait"
     LATE = "late launch"
@@ -130,7 +101,7 @@ def _of_trace(trace: Trace, facts: Facts, windows: Sequence[Window]) -> Iterator
 
 
 def _decided(facts: Facts, moments: Moments, excess_ns: int) -> Iterator[tuple[Cause, Moments]]:
-    """The module's rules in order: each yields its moments, the next rule sees the remaining ones."""
+    """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
     yield Cause.STRAGGLER, moments.where(waits)
     remaining, excess = last_moving(moments.where(~waits), excess_ns)

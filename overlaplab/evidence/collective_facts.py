@@ -42,7 +42,7 @@ def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
     - `backward_end_ns`: the end of the pass whose gradients it moves, `UNKNOWN_NS` for none
     - `after_backward` (bool): launched after that end
     - `gradients` (bool): it moves gradients
-    - `edge`, `at_once` (bool): rules 8 and 4 of `exposed`
+    - `edge`, `at_once` (bool): rules 8 and 4 of docs/exposed.md
     """
     every = numbered(run)
     every = every.assign(late_rank=_late_ranks(run, every), matched=every["last_ns"] != UNKNOWN_NS)

@@ -62,36 +62,36 @@ def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
     rule = rule_of(trace)
     # On a GPU the engine's ranges show the launch, not the execution.
     if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
-        found, unit = _on_device(trace, labels)
+        table, unit = _on_device(trace, labels)
     elif any(label.word in ("launch", "comm") for label in labels):
-        found = _on_link(trace, labels)
+        table = _on_link(trace, labels)
     else:
-        found = _on_gloo(trace, labels)
+        table = _on_gloo(trace, labels)
     if len(trace.groups) == 1:  # so it must be this one
-        found["group"] = found["group"].where(found["group"] != "", trace.groups[0].name)
+        table["group"] = table["group"].where(table["group"] != "", trace.groups[0].name)
     for group in trace.groups:
-        undescribed = (found["group"] == group.name) & (found["group_description"] == "")
-        found.loc[undescribed, "group_description"] = group.description
-    began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
+        undescribed = (table["group"] == group.name) & (table["group_description"] == "")
+        table.loc[undescribed, "group_description"] = group.description
+    began = np.where(table["start_ns"] != UNKNOWN_NS, table["start_ns"], table["launch_ns"])
     order = np.argsort(began, kind="stable")
-    found = found.iloc[order].reset_index(drop=True)
+    table = table.iloc[order].reset_index(drop=True)
     rows = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
     of_event = np.full(len(trace.events), -1, dtype=np.int64)
-    of_event[rows] = _by_time(found, trace.events.iloc[rows]) if unit is None else np.argsort(order)[unit]
+    of_event[rows] = _by_time(table, trace.events.iloc[rows]) if unit is None else np.argsort(order)[unit]
     of_event.flags.writeable = False
-    return found, of_event
+    return table, of_event
 
 
-def _by_time(found: pd.DataFrame, events: pd.DataFrame) -> NDArray[np.int64]:
-    """For each event the row of `found` with the same times, else the last started one that contains it, else -1."""
-    ran = np.flatnonzero(found["start_ns"] != UNKNOWN_NS)
-    bounds = pd.MultiIndex.from_arrays([found["start_ns"].to_numpy()[ran], found["end_ns"].to_numpy()[ran]])
+def _by_time(table: pd.DataFrame, events: pd.DataFrame) -> NDArray[np.int64]:
+    """For each event the row of `table` with the same times, else the last started one that contains it, else -1."""
+    ran = np.flatnonzero(table["start_ns"] != UNKNOWN_NS)
+    bounds = pd.MultiIndex.from_arrays([table["start_ns"].to_numpy()[ran], table["end_ns"].to_numpy()[ran]])
     starts = events["ts_ns"].to_numpy(np.int64)
     ends = starts + events["dur_ns"].to_numpy(np.int64)
     first = ~bounds.duplicated()
     exact = bounds[first].get_indexer(pd.MultiIndex.from_arrays([starts, ends]))
-    last = np.searchsorted(found["start_ns"].to_numpy()[ran], starts, side="right") - 1
-    holds = (last >= 0) & (np.append(found["end_ns"].to_numpy()[ran], UNKNOWN_NS)[last] >= ends)
+    last = np.searchsorted(table["start_ns"].to_numpy()[ran], starts, side="right") - 1
+    holds = (last >= 0) & (np.append(table["end_ns"].to_numpy()[ran], UNKNOWN_NS)[last] >= ends)
     place = np.where(exact >= 0, np.append(np.flatnonzero(first), -1)[exact], np.where(holds, last, -1))
     return np.asarray(np.append(ran, -1)[place], dtype=np.int64)
 
@@ -100,12 +100,12 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDA
     """The collectives, and for each communication event the index of its collective."""
     events = trace.events
     rows = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
-    found = _device_events(trace, rows)
+    table = _device_events(trace, rows)
     calls, by_external_id = operators(trace)
     comms = _renumbered(_label_rows([label for label in labels if label.word == "comm"]), calls)
-    launched = found["launch_ns"].to_numpy() != UNKNOWN_NS
-    in_label = np.where(launched, _around_any(comms, found["host_ns"]), -1)
-    in_call = np.where(launched, around(calls, found["thread"].to_numpy(), found["host_ns"].to_numpy()), -1)
+    launched = table["launch_ns"].to_numpy() != UNKNOWN_NS
+    in_label = np.where(launched, _around_any(comms, table["host_ns"]), -1)
+    in_call = np.where(launched, around(calls, table["thread"].to_numpy(), table["host_ns"].to_numpy()), -1)
     linked = events["external_id"].to_numpy(np.int64)[rows]
     linked = np.where(
         linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1
@@ -113,10 +113,10 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDA
     by_id = by_external_id.reindex(linked, fill_value=-1).to_numpy(np.int64)
     graph = _of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
-    _forget(found, graph & (in_label < 0))
-    _fill(found, calls, in_call)
-    unit = np.where(in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls) + np.arange(len(found))))
-    merged = _merged(found, unit)
+    _forget(table, graph & (in_label < 0))
+    _fill(table, calls, in_call)
+    unit = np.where(in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls) + np.arange(len(table))))
+    merged = _merged(table, unit)
     _fill_labelled(merged, comms, np.where(merged.index < 0, -1 - merged.index, -1))
     merged["kind_known"] |= merged.index < 0
     place = merged.index.get_indexer(pd.Index(unit))
@@ -139,17 +139,17 @@ def _renumbered(comms: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
 def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:
     """These device events, with the runtime call that launched each and its own arguments."""
     device = trace.events.iloc[rows]
-    found = _blank_rows(len(rows))
-    found["start_ns"] = device["ts_ns"].to_numpy(np.int64)
-    found["end_ns"] = found["start_ns"] + device["dur_ns"].to_numpy(np.int64)
+    table = _blank_rows(len(rows))
+    table["start_ns"] = device["ts_ns"].to_numpy(np.int64)
+    table["end_ns"] = table["start_ns"] + device["dur_ns"].to_numpy(np.int64)
     call = launchers(trace)[rows]
     at = trace.events["ts_ns"].to_numpy(np.int64)[call]
     for name in ("launch_ns", "launch_end_ns", "host_ns"):
-        found[name] = np.where(call >= 0, at, UNKNOWN_NS)
-    found["thread"] = np.where(call >= 0, thread_numbers(trace.events.iloc[call]), -1)
-    found["named"] = _kinds_by_name(device["name"])
-    _fill_from_arguments(found, trace, rows)
-    return found
+        table[name] = np.where(call >= 0, at, UNKNOWN_NS)
+    table["thread"] = np.where(call >= 0, thread_numbers(trace.events.iloc[call]), -1)
+    table["named"] = _kinds_by_name(device["name"])
+    _fill_from_arguments(table, trace, rows)
+    return table
 
 
 def _of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -160,28 +160,28 @@ def _of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_
     return kernel[rows] & np.isin(correlation[rows], values[counts > 1])
 
 
-def _forget(found: pd.DataFrame, rows: NDArray[np.bool_]) -> None:
+def _forget(table: pd.DataFrame, rows: NDArray[np.bool_]) -> None:
     """Keep only these rows' execution times, kinds by name and `host_ns`."""
     if not rows.any():
         return
-    found.loc[rows, ["launch_ns", "launch_end_ns"]] = UNKNOWN_NS
-    found.loc[rows, list(NUMBERS)] = -1
-    found.loc[rows, list(TEXTS)] = ""
+    table.loc[rows, ["launch_ns", "launch_end_ns"]] = UNKNOWN_NS
+    table.loc[rows, list(NUMBERS)] = -1
+    table.loc[rows, list(TEXTS)] = ""
 
 
-def _merged(found: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
+def _merged(events: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
     """One row per unit, from its first launch and start to its last end."""
-    groups, table = Groups(unit), first_known(found, unit)
-    table["start_ns"] = groups.reduced(np.minimum, found["start_ns"].to_numpy())
+    groups, table = Groups(unit), first_known(events, unit)
+    table["start_ns"] = groups.reduced(np.minimum, events["start_ns"].to_numpy())
     for name in ("launch_ns", "host_ns"):
-        known = found[name].to_numpy()
+        known = events[name].to_numpy()
         first = groups.reduced(np.minimum, np.where(known != UNKNOWN_NS, known, np.iinfo(np.int64).max))
         table[name] = np.where(first != np.iinfo(np.int64).max, first, UNKNOWN_NS)
     for name in ("launch_end_ns", "end_ns"):
-        table[name] = groups.reduced(np.maximum, found[name].to_numpy())
+        table[name] = groups.reduced(np.maximum, events[name].to_numpy())
     table["arrived_ns"] = table["start_ns"]
-    firsts = groups.first(np.ones(len(found), dtype=bool))
-    table["thread"], table["named"] = (found[name].to_numpy()[firsts] for name in ("thread", "named"))
+    firsts = groups.first(np.ones(len(events), dtype=bool))
+    table["thread"], table["named"] = (events[name].to_numpy()[firsts] for name in ("thread", "named"))
     table["kind_known"] = table["kind"] != ""
     table["kind"] = table["kind"].where(table["kind_known"], table["named"])
     return table[list(RECORDED_COLUMNS)]
@@ -247,22 +247,22 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
         in_label[order],
         rows[order] if len(rows) else rows,
     )
-    found = _blank_rows(len(calls))
-    _fill_launch(found, calls, np.arange(len(calls)))
-    _fill_from_label(found, labelled, in_label)
+    table = _blank_rows(len(calls))
+    _fill_launch(table, calls, np.arange(len(calls)))
+    _fill_from_label(table, labelled, in_label)
     if len(rows):
-        _fill_from_arguments(found, trace, rows)
+        _fill_from_arguments(table, trace, rows)
         named = _kinds_by_name(trace.events["name"].iloc[rows])
-        found["named"] = named
-        found["kind"] = found["kind"].where(found["kind"] != "", named)
+        table["named"] = named
+        table["kind"] = table["kind"].where(table["kind"] != "", named)
     skipped = _begun_before(calls["start_ns"].to_numpy(), ran[["start_ns", "end_ns"]].to_numpy())
     pair = skipped + np.arange(len(calls))
     pair = np.where(pair < len(ran), pair, -1)
     for name in ("start_ns", "end_ns"):
-        found.loc[pair >= 0, name] = ran[name].to_numpy()[pair[pair >= 0]]
-    found["arrived_ns"] = found["start_ns"]
-    _fill(found, ran, pair)
-    return _stacked(found, _not_run(labelled, in_label), ran.iloc[:skipped])
+        table.loc[pair >= 0, name] = ran[name].to_numpy()[pair[pair >= 0]]
+    table["arrived_ns"] = table["start_ns"]
+    _fill(table, ran, pair)
+    return _stacked(table, _not_run(labelled, in_label), ran.iloc[:skipped])
 
 
 def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
@@ -282,14 +282,14 @@ def _gloo_ranges(trace: Trace) -> pd.DataFrame:
     """Gloo's own ranges, as collectives of unknown launch, in order of start."""
     rows = np.flatnonzero(matching(trace.events["name"], lambda text: text.startswith("gloo:")))
     events = trace.events.iloc[rows]
-    found = _blank_rows(len(rows))
-    found["start_ns"] = events["ts_ns"].to_numpy(np.int64)
-    found["end_ns"] = found["start_ns"] + events["dur_ns"].to_numpy(np.int64)
-    found["arrived_ns"] = found["start_ns"]
-    _fill_from_arguments(found, trace, rows)
-    found["named"] = _kinds_by_name(events["name"])
-    found["kind"] = found["kind"].where(found["kind"] != "", found["named"])
-    return found
+    table = _blank_rows(len(rows))
+    table["start_ns"] = events["ts_ns"].to_numpy(np.int64)
+    table["end_ns"] = table["start_ns"] + events["dur_ns"].to_numpy(np.int64)
+    table["arrived_ns"] = table["start_ns"]
+    _fill_from_arguments(table, trace, rows)
+    table["named"] = _kinds_by_name(events["name"])
+    table["kind"] = table["kind"].where(table["kind"] != "", table["named"])
+    return table
 
 
 def _blank_rows(rows: int) -> pd.DataFrame:
@@ -311,18 +311,18 @@ def _stacked(*tables: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
-def _fill(found: pd.DataFrame, source: pd.DataFrame, place: NDArray[np.int64]) -> None:
+def _fill(table: pd.DataFrame, source: pd.DataFrame, place: NDArray[np.int64]) -> None:
     """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
     for name in (*TEXTS, *NUMBERS):
-        own = found[name].to_numpy()
+        own = table[name].to_numpy()
         values = np.append(source[name].to_numpy(), "" if name in TEXTS else -1)[place]
-        found[name] = np.where((own == "") if name in TEXTS else (own < 0), values, own)
+        table[name] = np.where((own == "") if name in TEXTS else (own < 0), values, own)
 
 
-def _fill_from_arguments(found: pd.DataFrame, trace: Trace, rows: NDArray[np.int64]) -> None:
+def _fill_from_arguments(table: pd.DataFrame, trace: Trace, rows: NDArray[np.int64]) -> None:
     """Fill unknown fields from these events' own arguments."""
     metadata = arguments_of(trace)
-    _fill(found, metadata, metadata.index.get_indexer(pd.Index(rows)))
+    _fill(table, metadata, metadata.index.get_indexer(pd.Index(rows)))
 
 
 def _kinds_by_name(names: pd.Series) -> NDArray[np.object_]:
@@ -363,28 +363,28 @@ def _not_run(labelled: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
     others = labelled[~np.isin(np.arange(len(labelled)), place)].reset_index(drop=True)
     if others.empty:
         return others
-    found = _blank_rows(len(others))
-    _fill_labelled(found, others, np.arange(len(others)))
-    return found
+    table = _blank_rows(len(others))
+    _fill_labelled(table, others, np.arange(len(others)))
+    return table
 
 
-def _fill_labelled(found: pd.DataFrame, labelled: pd.DataFrame, place: NDArray[np.int64]) -> None:
+def _fill_labelled(table: pd.DataFrame, labelled: pd.DataFrame, place: NDArray[np.int64]) -> None:
     """Fill from the label at `place` (-1: none), and take its range as the launch."""
-    _fill_from_label(found, labelled, place)
-    _fill_launch(found, labelled, place)
+    _fill_from_label(table, labelled, place)
+    _fill_launch(table, labelled, place)
 
 
-def _fill_from_label(found: pd.DataFrame, labelled: pd.DataFrame, place: NDArray[np.int64]) -> None:
+def _fill_from_label(table: pd.DataFrame, labelled: pd.DataFrame, place: NDArray[np.int64]) -> None:
     """Overwrite with the known fields of the label at `place` (-1: none)."""
     for name in ("kind", "dtype", "group", "bytes", "sequence"):
         values = np.append(labelled[name].to_numpy(), "" if name in TEXTS else -1)[place]
         known = values != "" if name in TEXTS else values >= 0
-        found[name] = np.where(known, values, found[name].to_numpy())
+        table[name] = np.where(known, values, table[name].to_numpy())
 
 
-def _fill_launch(found: pd.DataFrame, calls: pd.DataFrame, place: NDArray[np.int64]) -> None:
+def _fill_launch(table: pd.DataFrame, calls: pd.DataFrame, place: NDArray[np.int64]) -> None:
     """Take the range at `place` (-1: none) as the launch."""
     has = place >= 0
     for name, source in (("launch_ns", "start_ns"), ("launch_end_ns", "end_ns"), ("host_ns", "start_ns")):
-        found[name] = np.where(has, np.append(calls[source].to_numpy(), UNKNOWN_NS)[place], found[name].to_numpy())
-    found["thread"] = np.where(has, np.append(calls["thread"].to_numpy(), -1)[place], found["thread"].to_numpy())
+        table[name] = np.where(has, np.append(calls[source].to_numpy(), UNKNOWN_NS)[place], table[name].to_numpy())
+    table["thread"] = np.where(has, np.append(calls["thread"].to_numpy(), -1)[place], table["thread"].to_numpy())

@@ -48,25 +48,25 @@ def arrivals(run: Run) -> pd.DataFrame:
         for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
             table[name] = table[name].where(table[name] == UNKNOWN_NS, table[name] - offsets[place])
         tables.append(table)
-    found = own.join(pd.concat(tables))
-    found["rank"] = pd.array([run.traces[place].rank for place in found["trace"]], dtype="Int64")
-    _agree(found)
-    known = (found["complete"] & ~found["kind"].isin({*ROOTED, ""})).to_numpy()
-    last = found.groupby("match")["arrived_ns"].transform("max").to_numpy()
-    found["last_ns"] = np.where(known, last, UNKNOWN_NS)
-    wait = np.clip(last, found["start_ns"], found["end_ns"]) - found["start_ns"].to_numpy()
-    found["wait_ns"] = np.where(known, wait, UNKNOWN_NS)
-    return found
+    joined = own.join(pd.concat(tables))
+    joined["rank"] = pd.array([run.traces[place].rank for place in joined["trace"]], dtype="Int64")
+    _agree(joined)
+    known = (joined["complete"] & ~joined["kind"].isin({*ROOTED, ""})).to_numpy()
+    last = joined.groupby("match")["arrived_ns"].transform("max").to_numpy()
+    joined["last_ns"] = np.where(known, last, UNKNOWN_NS)
+    wait = np.clip(last, joined["start_ns"], joined["end_ns"]) - joined["start_ns"].to_numpy()
+    joined["wait_ns"] = np.where(known, wait, UNKNOWN_NS)
+    return joined
 
 
-def _agree(found: pd.DataFrame) -> None:
+def _agree(table: pd.DataFrame) -> None:
     """Give all rows of a collective what is known from any of its ranks."""
-    kind = found["kind"].where(found["kind_known"], "")
-    for name, values in (*((name, found[name]) for name in TEXTS if name != "kind"), ("kind", kind)):
+    kind = table["kind"].where(table["kind_known"], "")
+    for name, values in (*((name, table[name]) for name in TEXTS if name != "kind"), ("kind", kind)):
         known = values.where(values != "", None)
-        agreed = known.groupby(found["match"]).transform("first")
-        found[name] = agreed.where(agreed.notna(), found[name]).astype(object)
-    found["bytes"] = found.groupby("match")["bytes"].transform("max")
+        agreed = known.groupby(table["match"]).transform("first")
+        table[name] = agreed.where(agreed.notna(), table[name]).astype(object)
+    table["bytes"] = table.groupby("match")["bytes"].transform("max")
 
 
 @once_per_run
@@ -80,11 +80,11 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
     phantoms = run.manifest is not None and bool(run.manifest.phantom_ranks)
     if len(exposures) == 1 and (run.traces[0].world_size or 1) > 1 and not phantoms:  # the other ranks are unknown
         return (Exposed(wait=EMPTY, transfer=EMPTY, unknown=exposures[0]),)
-    found = arrivals(run)
+    rows = arrivals(run)
     offsets = corrections(run)
     parts = []
     for place, exposed in enumerate(exposures):
-        own = found[(found["trace"] == place) & (found["start_ns"] != UNKNOWN_NS)]
+        own = rows[(rows["trace"] == place) & (rows["start_ns"] != UNKNOWN_NS)]
         starts, ends, waits = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns", "wait_ns"))
         starts, ends = starts + offsets[place], ends + offsets[place]
         known = waits != UNKNOWN_NS
@@ -107,8 +107,8 @@ def numbered(run: Run) -> pd.DataFrame:
 
     `trace` and `row` say where each comes from: the index in `run.traces`, the row of `recorded`.
     """
-    found = arrivals(run)
-    began = np.where(found["start_ns"] != UNKNOWN_NS, found["start_ns"], found["launch_ns"])
-    first = pd.Series(began, index=found.index).groupby(found["match"]).transform("min")
-    found = found.assign(first=first).sort_values(["first", "match", "trace"], kind="stable", ignore_index=True)
-    return found.assign(index=pd.factorize(found["match"])[0])
+    table = arrivals(run)
+    began = np.where(table["start_ns"] != UNKNOWN_NS, table["start_ns"], table["launch_ns"])
+    first = pd.Series(began, index=table.index).groupby(table["match"]).transform("min")
+    table = table.assign(first=first).sort_values(["first", "match", "trace"], kind="stable", ignore_index=True)
+    return table.assign(index=pd.factorize(table["match"])[0])

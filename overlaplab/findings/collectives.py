@@ -32,7 +32,7 @@ def collectives_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     worst = late.iloc[0]
     return (
         f"{first} Rank {rank_word(worst['rank'])} cost most: it came last in {worst['last']} of {worst['collectives']},"
-        f" and the others waited {ms(worst['cost_ns'])} for it."
+        f" and the others waited {ms(worst['cost_ns'])} for it, each from its own arrival on."
     )
 
 

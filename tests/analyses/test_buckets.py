@@ -41,7 +41,7 @@ def bucket(index: int, names: str, ready: float, seq: int, start: float, end: fl
     ]
 
 
-def test_a_bucket_tells_who_held_it_and_what_was_exposed(tmp_path: Path) -> None:
+def test_a_bucket_shows_which_gradient_held_it_and_what_was_exposed(tmp_path: Path) -> None:
     events = [
         step(3, 5, 100),
         BACKWARD,
@@ -107,7 +107,7 @@ def test_plain_gloo_runs_collectives_in_launch_order(tmp_path: Path) -> None:
     assert table[["start_ns", "end_ns"]].to_numpy().tolist() == [[25_000, 30_000], [42_000, 70_000]]
 
 
-def test_what_the_trace_does_not_tell_is_null(tmp_path: Path) -> None:
+def test_what_the_trace_does_not_hold_is_null(tmp_path: Path) -> None:
     events = [step(3, 0, 100), BACKWARD, *bucket(0, "w", 31, 0, 35, 55)[:2], gloo(35, 55)]
     (row,) = overlaplab.buckets(run_of(tmp_path, events)).to_dict("records")
     assert (row["start_ns"], row["end_ns"], row["exposed_ns"], row["last_parameter"]) == (None, None, None, None)
@@ -147,7 +147,7 @@ def test_a_broken_label_is_ignored(tmp_path: Path, name: str) -> None:
     assert len(overlaplab.buckets(run_of(tmp_path, events))) == 1
 
 
-def test_nothing_is_told_where_the_device_was_not_recorded(tmp_path: Path) -> None:
+def test_there_are_no_buckets_where_the_device_was_not_recorded(tmp_path: Path) -> None:
     events = [step(3, 5, 100), BACKWARD, *bucket(0, "w", 31, 0, 35, 55)]
     assert len(overlaplab.buckets(run_of(tmp_path, events, backend="nccl"))) == 0
 
@@ -179,7 +179,7 @@ def test_the_link_has_no_model_of_other_kinds() -> None:
 
 
 def test_replay_sends_ready_times_through_the_link(tmp_path: Path) -> None:
-    """T is 10 µs: the second bucket is ready while the link is busy, the third after it is free."""
+    """T is 10 µs. The second bucket is ready while the link is busy, the third after it has become free."""
 
     def rank(late: float) -> list[dict[str, Any]]:
         waits = [(0, 20 + late, 50), (1, 22 + late, 60), (2, 80, 95)]

@@ -25,7 +25,7 @@ from overlaplab.selection import Selection
 
 
 def test_one_collective(tmp_path: Path) -> None:
-    """Rank 1 comes 10 µs later, its thread wakes up after 2 more, and it computes during 5 µs of it."""
+    """Rank 1 arrives 10 µs later, its thread wakes up 2 µs after that, and it computes for 5 µs of the collective."""
     rank0 = [step(3, 0, 60), op("mm", 0, 5), *carried(7, 7, 40, launch=6, num_bytes=48_000)]
     rank1 = [step(4, 0, 60), op("mm", 0, 23), *carried(7, 18, 40, launch=16, num_bytes=48_000)]
     shared = {
@@ -71,7 +71,7 @@ def test_bus_bandwidth_is_of_the_transfer(tmp_path: Path, kind: str, factor: flo
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter"])
-def test_where_one_rank_gives_or_takes_all_nothing_tells_wait(tmp_path: Path, kind: str) -> None:
+def test_where_one_rank_gives_or_takes_all_wait_is_unknown(tmp_path: Path, kind: str) -> None:
     table = overlaplab.collectives(run_of(tmp_path, *(carried(0, start, 50, kind=kind) for start in (0, 10))))
     assert table["wait_ns"].isna().all()
     assert table["transfer_ns"].isna().all()
@@ -109,7 +109,7 @@ def test_skews_that_clocks_explain(tmp_path: Path) -> None:
 
 
 def test_steps_are_those_of_the_launch(tmp_path: Path) -> None:
-    """On the border: launched in step 1, running in step 2; one was launched before the recording."""
+    """One is launched in step 1 and runs in step 2; another was launched before the recording."""
     events = [step(1, 10, 50), step(2, 50, 90), op("mm", 10, 20)]
     events += carried(0, 12, 14) + carried(1, 52, 60, launch=45) + carried(2, 61, 70, launch=60)
     events += carried(3, 2, 4, launch=1)
@@ -124,7 +124,7 @@ def test_steps_are_those_of_the_launch(tmp_path: Path) -> None:
         overlaplab.collectives(run, Selection(ranks=[5]))
 
 
-def test_of_a_kernels_name_alone_little_is_known(tmp_path: Path) -> None:
+def test_a_kernels_name_alone_gives_only_the_kind(tmp_path: Path) -> None:
     events = launched("ncclDevKernel_AllReduce_Sum_f32", 0, 5, 9, correlation=1) + launched(
         "gemm", 1, 0, 4, correlation=2
     )
@@ -180,7 +180,7 @@ def test_by_group_and_kind(tmp_path: Path) -> None:
     ]
 
 
-def test_what_lies_in_no_step_is_in_no_sum(tmp_path: Path) -> None:
+def test_collectives_outside_all_steps_are_in_no_sum(tmp_path: Path) -> None:
     events = [
         step(1, 100, 200),
         *carried(0, 10, 30, launch=9, num_bytes=5),
@@ -222,7 +222,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long names and large numbers still fit 80 columns; what has no counterpart is said."""
+    """Long names and large numbers fit into 80 columns, and collectives without a counterpart are reported."""
     info = [group("mesh_expert_tensor_parallel", [0, 1], "expert_tensor_parallel_group")]
     ranks = []
     for late in (0, 4_000_000):

@@ -99,7 +99,7 @@ def test_why_none_is_fastest(
     assert table["fastest"].tolist() == [why is None and len(runs) > 1, *[False] * (len(runs) - 1)]
 
 
-def test_recordings_of_one_cap_tell_their_spread_together(tmp_path: Path) -> None:
+def test_recordings_of_one_cap_share_their_spread(tmp_path: Path) -> None:
     runs = [
         run_with_steps(tmp_path / str(i), *steps, bucket_cap_mb=cap)
         for i, (cap, *steps) in enumerate([(5, 10, 12), (5, 10, 11), (25, 20, 20)])

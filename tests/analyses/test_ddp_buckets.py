@@ -28,7 +28,7 @@ def forward(at: float, tid: int = 1) -> Event:
 
 
 def accumulate(at: float, *shape: int, sends: int = 0, dims: bool = True) -> list[Event]:
-    """A gradient accumulated from `at` to `at` + 2; after it its hooks, which may launch all-reduces from `at` + 4."""
+    """A gradient accumulated from `at` to `at` + 2, then its hooks, which may launch all-reduces from `at` + 4."""
     given = {"Input Dims": [list(shape)], "Input type": ["float"]} if dims else {}
     name = "torch::autograd::AccumulateGrad"
     return [
@@ -57,7 +57,7 @@ def held(table: pd.DataFrame) -> list[tuple[int, ...]]:
     return arrivals
 
 
-def test_a_bucket_is_an_all_reduce_launched_as_a_gradient_is_accumulated(tmp_path: Path) -> None:
+def test_a_bucket_is_an_all_reduce_launched_while_a_gradient_is_accumulated(tmp_path: Path) -> None:
     table = table_of(
         tmp_path,
         forward(10),
@@ -168,8 +168,8 @@ def test_what_is_accounted_for_is_in_no_later_bucket(tmp_path: Path) -> None:
     assert held(table) == [(), (), ()]
 
 
-def test_what_stood_ready_is_not_told_by_the_last_gradients(tmp_path: Path) -> None:
-    """Bucket 1 may hold gradient 2, or 1 and a part that was not used: it does not hold the one that launched it."""
+def test_buckets_that_stood_ready_do_not_hold_the_last_gradients(tmp_path: Path) -> None:
+    """Bucket 1 may hold gradient 2, or gradient 1 and an unused parameter, but not the gradient that launched it."""
     table = table_of(
         tmp_path,
         forward(10),
@@ -205,21 +205,21 @@ def test_a_pass_under_no_sync_sends_nothing_and_its_gradients_are_no_buckets(tmp
     assert (row["backward_start_ns"], row["gradient_ready_ns"]) == (70_000, (72_000, 82_000))
 
 
-def test_of_several_passes_that_send_the_last_is_shown_and_said(tmp_path: Path) -> None:
+def test_of_several_passes_that_send_the_last_is_shown_with_a_note(tmp_path: Path) -> None:
     one = [forward(10), *accumulate(30, 8, sends=1), sent(36, 39, 8)]
     table = table_of(tmp_path, one, [{**e, "ts": e["ts"] + 100} for e in one])
     assert table[["passes", "launch_ns"]].to_numpy().tolist() == [[2, 134_000]]
     assert "up to 2 backward passes of a step sent gradients: the last one's buckets are shown" in bucket_notes(table)
 
 
-def test_steps_are_told_apart(tmp_path: Path) -> None:
+def test_steps_are_separated(tmp_path: Path) -> None:
     one = [forward(10), *accumulate(30, 8, sends=1), sent(36, 39, 8)]
     later = [{**e, "ts": e["ts"] + 1000} for e in one]
     table = table_of(tmp_path, one, step(4, 1000, 1100), later)
     assert table[["step", "launch_ns"]].to_numpy().tolist() == [[3, 34_000], [4, 34_000]]
 
 
-def test_two_models_in_one_backward_pass_are_told_apart_by_sizes(tmp_path: Path) -> None:
+def test_two_models_in_one_backward_pass_are_distinguished_by_sizes(tmp_path: Path) -> None:
     """As in a DLRM: the first model's second bucket is completed after another model's only one."""
     table = table_of(
         tmp_path,
@@ -244,7 +244,7 @@ def test_a_parameter_without_a_gradient_is_no_arrival(tmp_path: Path) -> None:
     assert (held(table), table["gradients"].tolist()) == ([(1,)], [1])
 
 
-def test_without_forward_ranges_a_step_tells_passes_apart(tmp_path: Path) -> None:
+def test_without_forward_ranges_steps_separate_passes(tmp_path: Path) -> None:
     one = [*accumulate(30, 8, sends=1), sent(36, 39, 8)]
     table = table_of(tmp_path, one, step(4, 1000, 1100), [{**e, "ts": e["ts"] + 1000} for e in one])
     assert table[["step", "gradients", "backward_end_ns"]].to_numpy().tolist() == [[3, 1, 39_000], [4, 1, 39_000]]
@@ -263,7 +263,7 @@ def test_an_all_reduce_elsewhere_is_no_bucket(tmp_path: Path) -> None:
 
 
 def test_without_ddp_an_all_reduce_in_a_hook_is_no_bucket(tmp_path: Path) -> None:
-    """DeepSpeed's and Megatron's hooks launch theirs there, too, by rules of their own."""
+    """Hooks of DeepSpeed and Megatron launch all-reduces there as well, by rules of their own."""
     events = [*accumulate(30, 8, sends=1), sent(36, 40, 8)]
     assert table_of(tmp_path, [e for e in events if "reducer" not in e["name"]]).empty
 

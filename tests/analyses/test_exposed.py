@@ -1,8 +1,7 @@
-"""Why communication was exposed: each rule on a trace written by hand, all of them against looking at every moment."""
+"""Why communication was exposed: each rule on a trace written by hand."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def alone(folder: Path, *events: dict[str, Any]) -> overlaplab.Run:
 
 
 def test_straggler_wait_names_the_late_rank(tmp_path: Path) -> None:
-    """Rank 0 comes at 100, rank 1 at 300; both are done at 450, and compute longer than they transfer."""
+    """Rank 0 arrives at 100, rank 1 at 300. Both end at 450, and compute longer than they transfer."""
     ranks = [[op("mm", 0, last), *carried(0, last, 450, launch=last), op("mm", 450, 900)] for last in (100, 300)]
     run = run_of(tmp_path, *ranks)
     table = overlaplab.exposed(run)
@@ -67,7 +66,7 @@ def test_of_two_at_once_the_one_that_transfers_goes_before_the_one_that_waits(tm
 
 
 def test_of_two_at_once_the_one_that_compute_waits_for_goes_first(tmp_path: Path) -> None:
-    """a started first, but compute goes on at 410, when b is over; until 200 there is only a."""
+    """a started first, but compute resumes at 410, when b has ended. Until 200 there is only a."""
     rank = [op("mm", 0, 100), op("mm", 410, 900), *carried(0, 100, 800, group="a"), *carried(0, 200, 400, group="b")]
     assert owners(tmp_path, rank, rank) == {0: 110, 1: 200}
 
@@ -78,7 +77,7 @@ def test_of_two_alike_the_one_that_started_first_goes_first(tmp_path: Path) -> N
 
 
 def test_within_clock_error_no_rank_is_late(tmp_path: Path) -> None:
-    """Ends that lie 0, 0, 80 and 80 apart: clocks may differ by 80, and rank 1 comes 60 later."""
+    """The ends differ by 0, 0, 80 and 80, so clocks may differ by 80. Rank 1 arrives 60 later."""
     ranks = []
     for rank in range(2):
         events = [op("mm", 0, 5)]
@@ -93,7 +92,7 @@ def test_within_clock_error_no_rank_is_late(tmp_path: Path) -> None:
 
 
 def test_what_exceeds_the_steps_compute_is_bound_by_the_link(tmp_path: Path) -> None:
-    """700 of transfer beside 400 of compute, of which 100 hide some: 300 cannot be hidden, the last ones."""
+    """700 of transfer, 400 of compute, which hides 100 of it: the last 300 cannot be hidden."""
     run = alone(tmp_path, op("mm", 0, 400), *carried(0, 300, 1000, launch=300), op("x", 1100, 1100))
     assert found(run) == [("tail", 0, None, 300), ("link-bound", 0, None, 300)]
 
@@ -113,14 +112,14 @@ def test_compute_that_goes_on_microseconds_before_the_end_had_waited(tmp_path: P
 
 
 def test_blocking_by_design_is_launched_after_the_backward_pass(tmp_path: Path) -> None:
-    """As naive does: ready at 100, launched after the pass, in which the link was free."""
+    """As `naive` does it: ready at 100, but launched after the backward pass, during which the link was free."""
     busy = [op("mm", 0, 600), op("mm", 800, 900)]
     run = alone(tmp_path, backward(0, 600), *busy, *bucket(0, 100, 610, 620, 790))
     assert found(run) == [("blocking", 0, "bucket 0", 170)]
 
 
-def test_blocking_is_what_nothing_computes_beside(tmp_path: Path) -> None:
-    """Of no known purpose: from when it could start to its end nothing computes, but its rank goes on afterwards."""
+def test_blocking_is_communication_during_which_nothing_computes(tmp_path: Path) -> None:
+    """Its purpose is unknown. Nothing computes from when it could have started to its end; afterwards the rank does."""
     run = alone(tmp_path, op("mm", 0, 600), *carried(0, 610, 790, launch=605), op("mm", 800, 900))
     assert found(run) == [("blocking", 0, None, 180)]
 
@@ -131,7 +130,7 @@ def test_gradients_awaited_within_the_backward_pass_block(tmp_path: Path) -> Non
     assert found(run) == [("blocking", 0, "bucket 0", 200)]
 
 
-def test_late_launch_is_what_launching_when_ready_had_saved(tmp_path: Path) -> None:
+def test_late_launch_is_what_launching_when_ready_would_have_saved(tmp_path: Path) -> None:
     """Bucket 1 was ready 120 before its launch at 800, of which the link was free for 70: bucket 0 held it until 730.
     Its last 70 come from there; it queued for no one.
     """
@@ -147,7 +146,7 @@ def test_a_rank_that_was_not_last_launched_in_time_enough(tmp_path: Path) -> Non
     assert found(run) == [("tail", 0, "bucket 0", 240), ("late launch", 0, "bucket 0", 50)]
 
 
-def test_queued_is_what_a_free_link_had_saved(tmp_path: Path) -> None:
+def test_queued_is_what_a_free_link_would_have_saved(tmp_path: Path) -> None:
     """Bucket 1 is launched at 500, and 200 later the link is free of bucket 0."""
     events = [backward(0, 600), op("mm", 0, 600), op("mm", 1200, 2000)]
     events += bucket(0, 300, 300, 300, 700) + bucket(1, 500, 500, 700, 1190)
@@ -158,15 +157,15 @@ def test_queued_is_what_a_free_link_had_saved(tmp_path: Path) -> None:
     ]
 
 
-def test_who_queued_but_did_not_come_last_had_saved_nothing(tmp_path: Path) -> None:
-    """Rank 0's bucket 1 queues from 500 to 700, but rank 1, which launches when it is ready, at 800, comes last."""
+def test_a_rank_that_queued_but_was_not_last_could_have_saved_nothing(tmp_path: Path) -> None:
+    """Rank 0's bucket 1 queues from 500 to 700, but rank 1, which launches in time, at 800, arrives last."""
     own = [backward(0, 900), op("mm", 0, 900), op("mm", 1200, 2000), *bucket(0, 300, 300, 300, 700)]
     run = run_of(tmp_path, [*own, *bucket(1, 500, 500, 700, 1190)], [*own, *bucket(1, 800, 800, 800, 1190)])
     assert found(run) == [("tail", 1, "bucket 1", 290)]
 
 
 def test_the_last_of_a_kind_of_which_others_were_hidden_is_the_tail(tmp_path: Path) -> None:
-    """Nothing tells what they are for. Nothing computes beside the last one, but it is not blocking by design."""
+    """Their purpose is unknown. Nothing computes during the last one, but that is not blocking by design."""
     events = [op("mm", 0, 600), *carried(0, 100, 300, launch=100), *carried(1, 610, 790, launch=605)]
     assert found(alone(tmp_path, *events, op("mm", 800, 900))) == [("tail", 1, None, 180)]
 
@@ -177,7 +176,7 @@ def test_tail_is_gradients_when_the_backward_pass_is_over(tmp_path: Path) -> Non
 
 
 def test_a_gather_launched_when_it_is_needed_is_late(tmp_path: Path) -> None:
-    """Without prefetching: while layer 0 computes from 200 to 400, the link is free, and layer 1 could be gathered."""
+    """Without prefetching: while layer 0 computes from 200 to 400, the link is free and layer 1 could be gathered."""
     events = [step(0, 0, 2000), op("mm", 200, 400), op("mm", 570, 1900)]
     events += gather(0, 10, 10, 190) + gather(1, 400, 410, 560)
     assert found(alone(tmp_path, *events)) == [
@@ -187,7 +186,7 @@ def test_a_gather_launched_when_it_is_needed_is_late(tmp_path: Path) -> None:
     ]
 
 
-def test_a_gather_that_outlasts_what_it_was_to_be_hidden_behind_is_bound_by_the_link(tmp_path: Path) -> None:
+def test_a_gather_longer_than_the_compute_that_could_hide_it_is_bound_by_the_link(tmp_path: Path) -> None:
     """Layer 1 is gathered while layer 0 computes, which takes 100."""
     events = [step(0, 0, 2000), op("mm", 200, 300), op("mm", 710, 1900)]
     events += gather(0, 10, 10, 190) + gather(1, 200, 200, 700)
@@ -212,7 +211,7 @@ def test_a_gather_behind_gradients_that_nobody_needs_yet_is_queued(tmp_path: Pat
 
 
 def test_nothing_is_guessed_of_ranks_whose_traces_are_missing(tmp_path: Path) -> None:
-    """It outlasts the compute beside it, but may have waited for the other rank; the last of its kind is the tail."""
+    """It lasts longer than the compute beside it, but may have waited for a rank. The last of its kind is the tail."""
     events = [op("mm", 0, 300), *carried(0, 200, 500, launch=200), op("mm", 510, 800), op("mm", 1100, 1900)]
     events += carried(1, 700, 1000, launch=700)
     run_of(tmp_path, events, events)
@@ -294,5 +293,5 @@ def test_the_worst_step_is_the_median_one_of_the_worst_rank() -> None:
 
 
 def test_every_cause_has_its_rule_in_the_documentation() -> None:
-    module = sys.modules[overlaplab.exposed.__module__]
-    assert [cause for cause in CAUSES if f". `{cause}`" not in str(module.__doc__)] == []
+    text = (Path(__file__).parents[2] / "docs" / "exposed.md").read_text().partition("## The rules")[2]
+    assert [cause for cause in CAUSES if f". *{cause.capitalize()}*" not in text] == []

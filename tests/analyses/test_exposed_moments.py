@@ -1,4 +1,4 @@
-"""Why communication was exposed, against looking at every moment: all rules, in plain Python."""
+"""Why communication was exposed: all rules against plain Python that looks at every moment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ drawn = st.builds(
 
 
 def ranks_of(collectives: Sequence[Drawn]) -> list[list[Seen]]:
-    """When each ran: they may overlap, but are launched and started in order, and end together: clocks agree."""
+    """When each ran. They may overlap, but start in order of launch, and end at once on all ranks: clocks agree."""
     found: list[list[Seen]] = [[], []]
     at, begun = [1, 1], [0, 0]
     for number, one in enumerate(collectives):
@@ -92,7 +92,7 @@ def events_of(own: Sequence[Seen], computing: set[int], ends: int) -> list[dict[
 
 
 def expected(ranks: Sequence[list[Seen]], computing: Sequence[set[int]], ends: int) -> list[Counter[Any]]:
-    """Per rank how many moments each step, cause and collective has."""
+    """How many moments each step, cause and collective has, by rank."""
     for own, compute in zip(ranks, computing, strict=True):
         delays(own, compute)
     for same in zip(*ranks, strict=True):
@@ -117,7 +117,7 @@ def expected(ranks: Sequence[list[Seen]], computing: Sequence[set[int]], ends: i
 
 
 def arrival(one: Seen, own: Sequence[Seen]) -> int:
-    """On the emulated link: launched, and the link free of the one before."""
+    """When it arrives on the emulated link: launched, and the previous collective over."""
     before = own[one.number - 1].end if one.number else 0
     return min(max(one.asked, before), one.start)
 
@@ -211,7 +211,7 @@ def is_edge(one: Seen, own: list[Seen], compute: set[int], ends: int) -> bool:
 def behind_which(
     one: Seen, at: int, own: list[Seen], compute: set[int], ends: int, edges: dict[int, bool]
 ) -> Seen | None:
-    """The collective that the rank waits for while gradients of which nobody needs the sum are on the link."""
+    """The collective for which the rank waits while the link carries gradients whose sum is not needed yet."""
     after = resumes(compute, at)
     needless = one.what in GRADIENTS and not edges[one.number] and one.asked <= ends
     if not needless or does(one, at) == 2 or one.end > after:

@@ -54,7 +54,7 @@ FRAMEWORKS = {"fsdp1": FSDP1, "lightning": LIGHTNING, "deepspeed": DEEPSPEED, "m
 
 
 def wrappers(names: list[str]) -> list[Event]:
-    """Each around the whole step: by `record_function`, and by autograd."""
+    """Ranges around the whole step, one by `record_function` and one by autograd."""
     return [
         event(name, 1, 99, cat="user_annotation" if name.startswith(("Fully", "[pl]")) else "cpu_op") for name in names
     ]
@@ -67,7 +67,7 @@ def run_with(folder: Path, events: list[Event], *, backend: str, **info: Any) ->
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_on_gloo_what_wraps_hides_no_communication(tmp_path: Path, framework: str) -> None:
+def test_on_gloo_wrapping_ranges_hide_no_communication(tmp_path: Path, framework: str) -> None:
     gather = [event("c10d::_allgather_base_", 10, 60), gloo(12, 58, kind="_all_gather_base")]
     events = [step(3, 0, 100), *wrappers(FRAMEWORKS[framework]), *gather, op("mm", 70, 80)]
     run = run_with(tmp_path, events, backend="gloo")
@@ -78,8 +78,8 @@ def test_on_gloo_what_wraps_hides_no_communication(tmp_path: Path, framework: st
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_on_a_gpu_what_wraps_counts_for_nothing(tmp_path: Path, framework: str) -> None:
-    """Nor do the same ranges mirrored on the device, which have a stream and lie over everything."""
+def test_on_a_gpu_wrapping_ranges_count_as_nothing(tmp_path: Path, framework: str) -> None:
+    """Neither do their copies on the device, which have a stream and cover everything."""
     names = FRAMEWORKS[framework]
     mirrored = [event(name, 20, 99, cat="gpu_user_annotation", tid=7, stream=7) for name in names]
     told = {"Collective name": "_allgather_base", "dtype": "BFloat16", "In msg nelems": 4, "Out msg nelems": 8}
@@ -99,7 +99,7 @@ def test_on_a_gpu_what_wraps_counts_for_nothing(tmp_path: Path, framework: str) 
 
 
 def nothing_is_guessed(run: Run) -> None:
-    """Gathers of which nothing tells the unit, and no buckets: empty tables, true words, whole documents."""
+    """Gathers of unknown units, and no buckets: tables are empty, warnings say why, documents are complete."""
     gathers, buckets = overlaplab.schedule(run), overlaplab.buckets(run)
     assert gathers.empty
     assert buckets.empty
@@ -116,7 +116,7 @@ def nothing_is_guessed(run: Run) -> None:
 
 
 def test_lightning_and_accelerate_over_ddp_have_ddps_buckets(tmp_path: Path) -> None:
-    """Whatever stands around it, the engine below is torch's."""
+    """Whatever framework is above, it is torch's DDP that launches."""
     name = "torch::autograd::AccumulateGrad"
     events = [
         step(3, 0, 100),
@@ -131,8 +131,8 @@ def test_lightning_and_accelerate_over_ddp_have_ddps_buckets(tmp_path: Path) -> 
     assert (row["source"], row["start_ns"], row["exposed_ns"]) == ("ddp", 27_000, 33_000)
 
 
-def test_among_several_ranks_communication_that_nobody_recognises_is_said(tmp_path: Path) -> None:
-    """With the kernels that took most time, so that a reader sees which it is."""
+def test_among_several_ranks_unrecognised_communication_is_a_warning(tmp_path: Path) -> None:
+    """The warning names the kernels with the most time, so that a reader may recognise communication."""
     events = [
         step(3, 0, 100),
         *launched("gemm", 1, 20, 50, correlation=1),

@@ -84,7 +84,7 @@ def test_a_unit_gathered_again_was_freed_after_its_forward(tmp_path: Path) -> No
 
 
 def test_a_gather_within_pre_backward_is_one_again(tmp_path: Path) -> None:
-    """Where nothing is prefetched, the backward's gather stands in its own unit's range."""
+    """Without prefetching, the gather for the backward pass is inside the unit's own range."""
     events = [e for e in AGAIN if "pre_backward" not in e["name"]]
     around = fsdp("pre_backward", "layers.0", 39, 53)
     forward, backward = rows(tmp_path, [step(3, 0, 100), *BLOCK, around, *events, callback(60)])
@@ -104,7 +104,7 @@ def test_a_unit_not_gathered_again_was_kept_to_its_reshard(tmp_path: Path) -> No
 
 
 def test_a_forward_pass_alone_frees_if_the_next_one_gathers_again(tmp_path: Path) -> None:
-    """As without gradients; that the last was freed, no event tells."""
+    """As without gradients. No event shows that the last one was freed."""
     events = [step(3, 0, 100), *BLOCK, *gathered("layers.0", 40), *used("layers.0", 50)]
     first, second = rows(tmp_path, events)
     assert (first["free_ns"], second["free_ns"], second["phase"]) == (25_400, None, "forward")
@@ -114,7 +114,7 @@ def test_a_forward_pass_alone_frees_if_the_next_one_gathers_again(tmp_path: Path
 
 
 def test_a_unit_that_stays_gathered_over_microbatches_is_freed_in_the_last(tmp_path: Path) -> None:
-    """`set_reshard_after_backward(False)`: the range is there and frees nothing."""
+    """`set_reshard_after_backward(False)`: the range exists, but frees nothing."""
     second = [{**e, "ts": e["ts"] + 100} for e in (*used("layers.0", 20), *used("layers.0", 50, backward=True))]
     events = [step(3, 0, 200), *BLOCK, *used("layers.0", 50, backward=True), callback(60), *second, callback(160)]
     later = [step(4, 200, 300), *({**e, "ts": e["ts"] + 200} for e in (*BLOCK, *AGAIN))]
@@ -210,7 +210,7 @@ def test_on_a_gpu_the_stream_waits_where_it_copies_out(tmp_path: Path) -> None:
 
 
 def test_on_a_gpu_frees_and_scatters_are_device_time(tmp_path: Path) -> None:
-    """As torch writes a trace of hybrid sharding: shards are summed by NCCL, then all-reduced between replicas."""
+    """As torch records hybrid sharding: shards are reduce-scattered, then all-reduced between replicas."""
 
     def gather(at: float, start: float, number: int) -> list[Event]:
         return [
@@ -251,7 +251,7 @@ def test_on_a_gpu_frees_and_scatters_are_device_time(tmp_path: Path) -> None:
     assert (scatter["start_ns"], scatter["end_ns"]) == (300_000, 340_000)
 
 
-def test_scatters_are_told_by_their_range(tmp_path: Path) -> None:
+def test_scatters_are_recognised_by_their_range(tmp_path: Path) -> None:
     events = [
         step(3, 0, 100),
         *AGAIN,
@@ -296,7 +296,7 @@ def test_ranges_of_fsdp2(name: str, word: str, unit: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["FSDP::backward_prefetch for layers.3", "FSDP::root_pre_forward", "all_gather", ""])
-def test_what_tells_nothing_of_a_schedule(name: str) -> None:
+def test_ranges_outside_the_schedule_are_ignored(name: str) -> None:
     assert fsdp2_range(name) is None
 
 

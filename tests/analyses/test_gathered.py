@@ -1,4 +1,4 @@
-"""Bytes held gathered over time, against counting moment by moment."""
+"""Bytes of gathered parameters over time, against counting at every moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from overlaplab.analyses.schedule import _COLUMNS, _NUMBERS
 
 
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """A schedule of one rank's step 3; what a row does not say is null."""
+    """A schedule of one rank's step 3; fields that a row does not give are null."""
     filled = [{"rank": 0, "step": 3, "microbatch": 0, "phase": "forward", **row} for row in rows]
     return pd.DataFrame(filled, columns=list(_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "Int64"))
 

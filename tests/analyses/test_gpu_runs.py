@@ -217,7 +217,7 @@ def test_the_timeline_shows_device_time(tmp_path: Path) -> None:
 
 
 def test_link_kernels_are_communication_without_their_calls(tmp_path: Path) -> None:
-    """A profiler that leaves out the driver's calls: the copy in between is told by its own call."""
+    """The profiler left out the driver's calls: the copy between them is recognised by its own call."""
     events = [e for e in bucketed() if e["cat"] != "cuda_driver"]
     (row, _) = us(overlaplab.summary(gpu_run(tmp_path, events)), *SPANS)
     assert row[:2] == [1560, 1250]
@@ -238,7 +238,7 @@ def test_two_collectives_of_which_one_overran(tmp_path: Path) -> None:
 
 
 def test_a_backward_pass_ends_before_it_waits(tmp_path: Path) -> None:
-    """DDP without bucket views copies the means out of its buckets, still within the call of the backward pass."""
+    """DDP without bucket views copies the means out of its buckets before the call of the backward pass returns."""
     gpu = Gpu()
     with gpu.step():
         gpu.run("gemm_forward", 100)
@@ -264,7 +264,7 @@ def test_short_steps_are_told_in_microseconds(tmp_path: Path, factor: int, shown
 
 
 def test_the_bound_of_steps_on_a_gpu(tmp_path: Path) -> None:
-    """400 forward, 800 backward, then all of the last bucket and 50 of the optimizer; the step lacks but the gaps."""
+    """400 of forward, 800 of backward, the whole last bucket and 50 of the optimizer: the step without its gaps."""
     link = {"emulated": True, "bandwidth_gbps": 14 / 8 * 8e6 * 8 / 300e3, "latency_us": 0, "world_size": 8}
     table = bound(gpu_run(tmp_path, bucketed(), link=link))
     assert us(table, "span_ns", "compute_ns", "transfer_ns", "bound_ns")[0] == [1560, 1250, 600, 1550]

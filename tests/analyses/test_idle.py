@@ -25,14 +25,14 @@ def classes(run: overlaplab.Run, **chosen: Any) -> list[tuple[int, int, int, int
 
 
 def test_a_gap_is_the_hosts_where_it_launched_after_the_gap_began(tmp_path: Path) -> None:
-    """From 10 to 30 the host had not launched; from 40 to 40.02 the device goes on; from 50 to 90 it waits else."""
+    """From 10 to 30 the host had not launched; from 40 to 40.02 the device switches kernels; 50 to 90 is other idle."""
     events = launched("a", 0, 0, 10, correlation=1) + launched("b", 25, 30, 40, correlation=2)
     events += launched("c", 26, 40.02, 50, correlation=3) + launched("d", 27, 90, 100, correlation=4)
     assert classes(run_of(tmp_path, events)) == [(60_020, 20_000, 20, 40_000)]
 
 
-def test_what_runs_on_any_stream_ends_idle_time_and_the_first_launch_tells(tmp_path: Path) -> None:
-    """The copy hides part of the gap; two kernels end the rest, of which one was launched in time."""
+def test_an_event_on_any_stream_ends_idle_time_and_its_first_launch_decides(tmp_path: Path) -> None:
+    """The copy covers part of the gap. Two kernels end the remainder, and one of them was launched in time."""
     events = launched("a", 0, 0, 10, correlation=1) + launched(
         "Memcpy HtoD", 1, 15, 20, cat="gpu_memcpy", correlation=2
     )

@@ -1,4 +1,4 @@
-"""Runs of anybody's training loop: labels of gradients and buckets, but none of passes, and a run.json of few words."""
+"""Runs of anybody's training loop: labels of gradients and buckets, none of passes, and a short run.json."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def backward(at: float, *, sends: bool, seq: int = 0) -> list[Event]:
 
 
 def loop(folder: Path, *events: Event, **manifest: Any) -> Run:
-    """A run of one rank with a run.json of what a recorder knows of a loop."""
+    """A run of one rank whose run.json has only what a Recorder knows of a loop."""
     told = {"format_version": 1, "strategy": None, "device": "cpu", "backend": None, "world_size": 1, "link": None}
     write(folder / "rank0.pt.trace.json.gz", list(events), distributedInfo={"rank": 0, "world_size": 1})
     (folder / "run.json").write_text(json.dumps(told | manifest))
@@ -58,7 +58,7 @@ def loop(folder: Path, *events: Event, **manifest: Any) -> Run:
 
 
 def test_buckets_of_the_pass_that_sends(tmp_path: Path) -> None:
-    """Two microbatches, of which the first one only accumulates."""
+    """Two microbatches; the first one only accumulates."""
     run = loop(tmp_path, step(3, 0, 300), *backward(10, sends=False), *backward(110, sends=True), op("add_", 210, 290))
     (row,) = overlaplab.buckets(run).to_dict("records")
     assert (row["backward_start_ns"], row["backward_end_ns"], row["passes"]) == (140_000, 185_000, 1)

@@ -103,7 +103,7 @@ def step_of(rank: Rank, late: float = 0) -> None:
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_bytes_group_and_number_are_told(tmp_path: Path, numbered: bool) -> None:
+def test_bytes_group_and_number_come_from_arguments(tmp_path: Path, numbered: bool) -> None:
     ranks = [Rank(rank, numbered=numbered) for rank in (0, 1)]
     for rank in ranks:
         step_of(rank, late=5 * rank.rank)
@@ -123,7 +123,7 @@ def test_bytes_group_and_number_are_told(tmp_path: Path, numbered: bool) -> None
 
 
 def test_the_backends_number_is_the_collectives(tmp_path: Path) -> None:
-    """Rank 1's recording begins after the barrier, NCCL's number 2, as is that of the label of the all-reduce."""
+    """Rank 1's recording begins after the barrier, NCCL's number 2; the label of the all-reduce has number 2, too."""
     first, second = Rank(0), Rank(1, seq=1, number=3)
     step_of(first)
     second.events.append(step(3, 0, 900))

@@ -42,7 +42,7 @@ def test_without_phantoms_the_same_trace_lacks_seven_ranks(tmp_path: Path) -> No
     assert collectives(run)["transfer_ns"].isna().all()
 
 
-def test_a_rank_that_is_no_phantom_is_missing_still(tmp_path: Path) -> None:
+def test_a_rank_that_is_no_phantom_still_counts_as_missing(tmp_path: Path) -> None:
     run = phantom_run(tmp_path, engine_events(), phantom_ranks=[2, 3, 4, 5, 6, 7])
     assert findings.run_warnings(run) == ("1 of 8 ranks have no trace here",)
     assert collectives(run)["wait_ns"].isna().all()
@@ -74,7 +74,7 @@ def test_ordinary_runs_say_how_many_ranks(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_of_one_kind_of_group(tmp_path: Path) -> None:
-    """A run.json of before phantoms tells none, which is the same as that there are none."""
+    """An older run.json does not mention phantoms, which means that there are none."""
     alone = [phantom_run(tmp_path / f"{cap}", engine_events(), bucket_cap_mb=cap) for cap in (1, 5)]
     assert is_sweep(alone)
     real = phantom_run(tmp_path / "real", engine_events(), bucket_cap_mb=25, phantom_ranks=[])

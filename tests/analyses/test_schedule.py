@@ -280,7 +280,7 @@ def test_on_a_gpu_nothing_follows_the_last_use(tmp_path: Path) -> None:
 
 
 def test_plain_gloo_pairs_collectives_in_order_of_launch(tmp_path: Path) -> None:
-    """What ran first here was launched before the recording began, as zero1's last gathers of parameters."""
+    """The first collective was launched before the recording began, like the last parameter gathers of zero1."""
     events = [step(3, 0, 100), gloo(1, 3, kind="all_gather"), gloo(2, 5, kind="all_gather", tid=8)]
     for at, start, end in [(10, 12, 30), (20, 24, 28)]:
         events += [
@@ -342,7 +342,7 @@ def test_ranks_and_steps_are_chosen(tmp_path: Path) -> None:
         overlaplab.schedule(run, Selection(steps=[9]))
 
 
-def test_nothing_is_told_where_nothing_is_gathered_or_the_device_was_not_recorded(tmp_path: Path) -> None:
+def test_the_schedule_is_empty_where_nothing_is_gathered_or_recorded(tmp_path: Path) -> None:
     table = overlaplab.schedule(run_of(tmp_path / "a", [step(3, 0, 9), op("mm", 1, 2)]))
     assert len(table) == len(schedule_steps(table)) == 0
     assert table.dtypes.astype(str)["free_ns"] == "Int64"

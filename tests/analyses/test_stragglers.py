@@ -1,4 +1,4 @@
-"""Who came last, and what it cost."""
+"""Which rank arrived last, and what that cost."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_ranks_and_steps_are_selected(tmp_path: Path) -> None:
         overlaplab.summary(run, Selection(skip_steps=2))
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_ranks_and_steps_are_errors(tmp_path: Path) -> None:
     host_only = run_of(tmp_path / "a", [event("cudaLaunchKernel", 0, 1, cat="cuda_runtime")])
     assert "device activity was not recorded" in run_warnings(host_only)[0]
     assert len(overlaplab.summary(host_only)) == len(overlaplab.totals(host_only)) == 0
@@ -151,7 +151,7 @@ def test_the_identities_hold_to_the_nanosecond(
     memory: list[tuple[int, int]],
     border: int,
 ) -> None:
-    """Against counting every microsecond of the trace by itself."""
+    """Against counting every microsecond of the trace separately."""
     events: list[dict[str, Any]] = [step(0, 0, 40), step(1, 40, 80)]
     named = {"gemm": compute, "ncclDevKernel": comm, "Memset (Device)": memory}
     correlation = 0

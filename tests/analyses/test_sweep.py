@@ -1,4 +1,4 @@
-"""A sweep over bucket_cap_mb: what is told by cap, and when one is the fastest."""
+"""A sweep over bucket_cap_mb: the figures of each cap, and when one of them is the fastest."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_step_nearest_the_median_shows_when_buckets_are_on_the_link(tmp_path
     ]
 
 
-def test_communication_that_is_no_buckets_is_shown_too(tmp_path: Path) -> None:
+def test_communication_outside_buckets_is_shown_too(tmp_path: Path) -> None:
     events = [*bucketed_step(0, 0, 100), event("engine::comm seq=9 kind=all_gather bytes=8", 92, 95, tid=7)]
     runs = [run_of(tmp_path / str(cap), events, manifest={"bucket_cap_mb": cap}) for cap in (1, 2)]
     table = sweep_links(runs)

@@ -1,4 +1,4 @@
-"""What was sent, against adding it up; and the theory, against formulas written out."""
+"""Bytes sent, against adding up launches; and theory, against formulas written out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_volume_is_the_sum_of_what_each_step_launched(collectives: list[Collecti
         assert abs(row["sent_bytes"] - sent) <= Fraction(1, 2)
 
 
-def test_without_labels_kinds_are_told_by_names_and_bytes_by_nothing(tmp_path: Path) -> None:
+def test_without_labels_kinds_come_from_names_and_bytes_are_unknown(tmp_path: Path) -> None:
     calls = ["c10d::allreduce_", "c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::allreduce_"]
     events = [step(3, 0, 100), *(event(name, 10 * i, 10 * i + 5) for i, name in enumerate(calls))]
     table = volume(run_of(tmp_path / "gloo", events))
@@ -63,7 +63,7 @@ def test_without_labels_kinds_are_told_by_names_and_bytes_by_nothing(tmp_path: P
     assert table[["kind", "count"]].to_numpy().tolist() == [["all_gather", 1], ["unknown", 1]]
 
 
-def test_labels_tell_bytes_on_plain_gloo_and_on_cuda(tmp_path: Path) -> None:
+def test_labels_give_bytes_on_plain_gloo_and_on_cuda(tmp_path: Path) -> None:
     text = "seq=0 kind=all_gather dtype=float32 bytes=64 group=0"
     events = [step(3, 0, 100), event(f"engine::collective {text}", 10, 20), event("c10d::_allgather_base_", 12, 15)]
     plain = volume(run_of(tmp_path / "gloo", events, events)).to_dict("records")
@@ -171,7 +171,7 @@ ONCE = 4 * (40 + 60)
 def test_theory_asks_for_traits_and_not_for_a_name(
     tmp_path: Path, traits: dict[str, Any], full: int, formula: str, upper: str
 ) -> None:
-    """Three microbatches, of a strategy that nobody knows, or that run.json says to be another than it once was."""
+    """Three microbatches of an unknown strategy, or of one to which run.json gives other traits than usual."""
     for name in ("of my own", "zero2"):
         theory = volume_theory(
             run_of(tmp_path / name, RANK, RANK, manifest=manifest(name, accumulate=3, traits=traits))
@@ -248,11 +248,11 @@ def test_memory_beside_its_formula(
     assert row["theory_memory_bytes"] == sum(known) if known else pd.isna(row["theory_memory_bytes"])
 
 
-def test_memory_is_empty_where_no_manifest_tells_it(tmp_path: Path) -> None:
+def test_memory_is_empty_without_a_manifest_that_has_it(tmp_path: Path) -> None:
     assert len(memory(run_of(tmp_path / "a", RANK))) == len(memory(run_of(tmp_path / "b", RANK, manifest={}))) == 0
 
 
-def test_what_run_json_tells_is_typed(tmp_path: Path) -> None:
+def test_the_values_of_run_json_are_typed(tmp_path: Path) -> None:
     told = manifest(
         "zero3", accumulate=3, prefetch=2, keep_last=True, memory=HELD, losses=[1.5, None], model={"layers": 3, "x": 1}
     )

@@ -1,4 +1,4 @@
-"""Charts of collectives, of tables written out by hand."""
+"""Charts of collectives, from tables written by hand."""
 
 from __future__ import annotations
 
@@ -163,10 +163,11 @@ def test_many_collectives_share_points_and_none_vanishes() -> None:
     assert points[-1]["who"] == "number 2000"
 
 
-def test_the_words_name_the_denominator_and_the_rank() -> None:
+def test_the_lead_names_the_denominator_and_the_rank() -> None:
     assert collectives_lead(late(), stragglers_of(late())) == (
         "2 collectives: of the 26.0 ms that 2 ranks spent in them, 6.0 ms (23\u00a0%) is waiting for the last rank to"
-        " arrive. Rank 1 cost most: it came last in 1 of 2, and the others waited 6.0 ms for it."
+        " arrive. Rank 1 cost most: it came last in 1 of 2, and the others waited 6.0 ms for it, each from its own"
+        " arrival on."
     )
     together = table(row(0, 0), row(0, 1))
     assert collectives_lead(together, stragglers_of(together)).endswith("by more than clocks may differ.")

@@ -1,4 +1,4 @@
-"""The ZeRO-3 charts, and those against theory, of tables written out by hand."""
+"""The charts of ZeRO-3 and those beside theory, from tables written by hand."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ def test_every_layer_has_a_row_and_some_have_a_label() -> None:
         assert y["axis"]["values"] == labels
 
 
-def test_what_is_unknown_is_not_drawn_and_said() -> None:
-    """A stranger's FSDP2 trace: no waits, no bytes, and one free that left no event."""
+def test_what_is_unknown_is_not_drawn_and_the_subtitle_says_so() -> None:
+    """Somebody else's FSDP2 trace: no waits, no bytes, and one free without an event."""
     nothing = {"wait_ns": None, "bytes": None, "first_use_ns": None, "last_use_ns": None, "source": "fsdp2"}
     found = [
         gather("", None, "forward", 0, **nothing | {"free_ns": None, "free_phase": None}),
@@ -187,7 +187,7 @@ def test_what_is_unknown_is_not_drawn_and_said() -> None:
     ]
 
 
-def test_what_stands_around_the_layers_is_no_compute_of_its_own() -> None:
+def test_uses_around_the_layers_are_not_drawn() -> None:
     root = gather("", None, "forward", 0, first_use_ns=3 * MS, last_use_ns=12 * MS)
     chart = charts.schedule(integers(pd.DataFrame([root, gather("layers.0", 0, "forward", 4)])))
     assert {part for row, part, _, _, _ in bars(chart) if row == "(root)"} == {
@@ -284,7 +284,7 @@ def test_gathered_in_layers_where_bytes_are_unknown() -> None:
 
 
 def test_curve_and_schedule_share_their_axes() -> None:
-    """Over each other by their time, side by side by their heights too."""
+    """One above the other they share the time axis, side by side also the heights."""
     made = made_step(4, 1)
     found, sent = schedule_table(made), scatters_table(made)
     window = charts.schedule_window(found, sent)

@@ -1,4 +1,4 @@
-"""The charts of a sweep, of tables written out by hand."""
+"""The charts of a sweep, from tables written by hand."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_buckets_are_drawn_in_the_colour_of_what_they_mostly_were() -> None:
     assert colours["range"] == [LIGHT.gather, LIGHT.exposed]
 
 
-def test_what_is_no_buckets_is_thin() -> None:
+def test_communication_outside_buckets_is_drawn_thin() -> None:
     found = on_link((1, 0, "hidden", 30, 40), (1, None, "exposed", 50, 60), (1, None, "exposed", 70, 75))
     chart = charts.links(found, dark=True)
     assert [(row["what"], row["begin"]) for row in rows(chart, 1)] == [("no bucket", 50), ("no bucket", 70)]

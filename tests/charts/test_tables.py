@@ -1,4 +1,4 @@
-"""Charts of tables written out by hand: what they draw, and what they say."""
+"""Charts of tables written by hand: their marks and their texts."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_buckets_draw_each_stage() -> None:
 
 
 def test_a_bucket_waits_for_the_link_only_until_the_one_before_has_ended() -> None:
-    """What follows is the link thread's waking up; a bucket whose end is unknown keeps nobody."""
+    """The remaining delay is the link's thread waking up. A bucket whose end is unknown holds up no other."""
     woken = LATE | {"start_ns": 17 * MS + 400_000}
     drawn = [band for band in bands(charts.buckets(pd.DataFrame([bucket(0), woken]))) if "launched" in band[1]]
     second = "1: 8.4 MB, 3 gradients"
@@ -217,7 +217,7 @@ def test_buckets_of_unnamed_gradients_are_drawn() -> None:
 
 
 def test_a_bucket_told_by_its_launch_waits_for_no_other() -> None:
-    """The device may be done with all that the host has launched so far: the bucket is there, its launch not."""
+    """The device may have finished all work launched so far: then the bucket is ready before its launch."""
     late = {"launch_ns": 12 * MS + 500_000, "start_ns": 13 * MS}
     for source, waits in (("ddp", False), ("engine", True)):
         chart = charts.buckets(pd.DataFrame([bucket(0, **late, source=source)]))

@@ -267,8 +267,8 @@ def test_tables_fit_the_terminal(
         assert "…" not in "".join(line for line in out.splitlines() if "0.1" in line)
 
 
-def test_summary_tells_the_wait_where_it_is_known(command: Any, tmp_path: Path) -> None:
-    """Rank 1 comes 40 ms later, and both compute nothing meanwhile."""
+def test_summary_shows_the_wait_where_it_is_known(command: Any, tmp_path: Path) -> None:
+    """Rank 1 arrives 40 ms later, and neither computes meanwhile."""
     label = "engine::comm seq={} kind=all_reduce dtype=float32 bytes=400 group=default_pg"
 
     def rank(late_us: float) -> list[dict[str, Any]]:

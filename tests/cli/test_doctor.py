@@ -42,7 +42,7 @@ TWO_H200 = {"driver": "580.65.06", "gpus": [H200, H200], "error": None}
 
 
 def facts(torch: dict[str, Any] | None = CPU_TORCH, nvidia: dict[str, Any] = NO_NVIDIA, **own: Any) -> dict[str, Any]:
-    """Those of a machine on which all is well."""
+    """The facts of a machine without any problem."""
     return {
         "python": "3.12.1",
         "overlaplab": "0.1.0",
@@ -223,7 +223,7 @@ def test_each_situation(found: dict[str, Any], name: str, expected: tuple[Verdic
     assert line(found, name) == expected
 
 
-def test_without_torch_the_rest_is_told_all_the_same() -> None:
+def test_without_torch_all_other_checks_still_run() -> None:
     wanted = ["overlaplab", "torch", "GPUs", "cores", "ports", "dashboard", "extras", "disk", "cache"]
     assert [check.name for check in checks(facts(None))] == wanted
     failed = facts(engine={"failure": "exit code 1"})
@@ -288,7 +288,7 @@ def test_a_cpu_build_beside_a_gpu_as_json(tmp_path: Path) -> None:
     assert document["facts"]["engine"]["nvidia"]["driver"] == "580.65.06"
 
 
-def test_what_other_programs_say_is_no_order_to_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_from_other_programs_do_not_reach_the_terminal(tmp_path: Path) -> None:
     _, out, _ = doctor(tmp_path, torch="raise OSError('\x1b[31mred')", smi="\x1b]0;owned\x07GPU, 1024, 9.0, 580.1")
     assert "\x1b" not in out
     assert "\N{REPLACEMENT CHARACTER}[31mred" in out

@@ -43,7 +43,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return call
 
 
-def test_the_document_tells_each_cause(command: Any, folder: Path) -> None:
+def test_the_document_holds_each_cause(command: Any, folder: Path) -> None:
     code, out, err = command("exposed", folder, "--json")
     document = json.loads(out)
     assert (code, err) == (0, "")

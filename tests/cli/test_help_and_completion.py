@@ -1,4 +1,4 @@
-"""What the command line says of itself, and what a shell completes."""
+"""The command line's help, and what a shell completes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_strategies_are_the_engines() -> None:
 
 @pytest.fixture
 def complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
-    """A function from a command line, as far as it is typed, to what bash is offered, in a folder with runs."""
+    """A function from a partly typed command line to the completions that bash gets, in a folder with runs."""
     for name in ("bucketed", "naive"):
         run_of(tmp_path / "runs" / name, engine_events(), manifest={})
     (tmp_path / "runs" / ".hidden").mkdir()

@@ -1,4 +1,4 @@
-"""`overlaplab sweep`: with real processes, and with an engine that fails and dawdles as it is told."""
+"""`overlaplab sweep`: with real processes, and with an engine that fails or is slow on demand."""
 
 from __future__ import annotations
 

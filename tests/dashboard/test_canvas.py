@@ -194,7 +194,7 @@ def test_the_overview_holds_each_slots_share(folder: Path) -> None:
         assert (exposed[rank, : late * tenth - 1] == 0).all()
 
 
-def test_members_of_a_collective_are_told(folder: Path) -> None:
+def test_members_of_a_collective_are_in_its_details(folder: Path) -> None:
     timeline = timeline_events(overlaplab.load_run(folder / "gpu"))
     _, arrays = unpacked(pack(timeline).data)
     marks = timeline.events.iloc[arrays["linked"]]

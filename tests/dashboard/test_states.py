@@ -1,4 +1,4 @@
-"""Every page in every state: it says what it shows, draws or says why not, and ends with what to do."""
+"""Every page in every state: it says what it shows, draws it or says why it cannot, and ends with advice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTHING = {
     "zero3": "gathers no parameters",
     "collectives": "has no collectives",
 }
-"""What a page says that has nothing to show."""
+"""The text of a page that has nothing to show."""
 
 
 def cpu_events(late: float) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def test_all_events_are_marks_of_their_own_where_there_is_room(events: list[tupl
 
 
 def test_a_merged_mark_has_the_busiest_part_and_the_longest_name() -> None:
-    """Ten events of 6 ns outweigh one of 20; the one is still the longest."""
+    """Ten events of 6 ns together outweigh one of 20, which is still the longest."""
     short = [(0, 1, 30 + 7 * number, 6) for number in range(10)]
     marks = merged_marks(table([(0, 2, 0, 20), *short]), 0, 100_000, limit=1)
     assert marks[["part", "events", "busy_ns", "start_ns", "end_ns", "name"]].to_numpy().tolist() == [

@@ -36,7 +36,7 @@ class File(io.BytesIO):
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made: what is left there after a test is what was not deleted."""
+    """The place of temporary folders: what is still there after a test was not deleted."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -111,7 +111,7 @@ class Run:
 
 
 def differences(got: dict[str, Any], want: dict[str, Any]) -> Iterator[str]:
-    """Of two full states; their buckets' order is no matter."""
+    """The difference of two full states, whatever the order of their buckets."""
     for kind in (got.keys() | want.keys()) - {"order"}:
         if not isinstance(want[kind], dict) or kind == "updates":
             if got[kind] != want[kind]:
@@ -225,7 +225,7 @@ def before_the_first_step(comm: Communicator) -> None:
 
 @scenario(*(f"{form} {case}" for form in ("sharded", "full") for case in ("float32", "main_grad")))
 def hand_on(comm: Communicator, name: str) -> None:
-    """From strategy to strategy, and from world size to world size: each has what the one before had."""
+    """From one strategy and world size to the next: each has the state of the one before."""
     form, case = name.split()
     first_run = Run(comm, BUCKETED, case)
     first_run.steps(0, 5)
@@ -320,7 +320,7 @@ def forget(kind: str) -> Callable[[AdamW], None]:
 
 @scenario(ZERO1, ZERO3)
 def mutants(comm: Communicator, name: StrategyName) -> None:
-    """Losses must tell what was not restored."""
+    """Losses must show that something was not restored."""
     for case, kinds in (("float32", (*MOMENTS, "updates")), ("bfloat16", ("masters",))):
         saved = Run(comm, name, case)
         saved.steps(0, 4)

@@ -1,4 +1,4 @@
-"""However a run ends, it ends soon, says why on one line, and leaves nothing half done and nobody behind."""
+"""However a run ends, it ends soon, says why on one line, and leaves no half-written file and no process."""
 
 import gzip
 import json
@@ -241,7 +241,7 @@ def failure(folder: Path, rank: int, exitcode: int, **told: Any) -> ProcessFailu
 
 
 def test_consequences_come_after_causes(tmp_path: Path) -> None:
-    """Each rank's end is a likelier cause than those before it."""
+    """Each rank's end is a more likely cause than the ones before it."""
     failures = {}
     for rank, (exitcode, told, message) in enumerate(
         [

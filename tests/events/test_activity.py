@@ -24,7 +24,7 @@ def counted(folder: Path, events: list[dict[str, Any]]) -> dict[str, list[list[i
 
 
 def test_kernels_and_copies_of_a_device(tmp_path: Path) -> None:
-    """`test_rules` has every rule; this is that they reach the sets."""
+    """`test_rules` covers every rule; this file checks that the sets of intervals follow from them."""
     events = [
         *launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0, 5, 9, correlation=1),
         *launched("ampere_sgemm", 1, 10, 12, correlation=2),
@@ -74,7 +74,7 @@ def test_the_kernels_of_a_graph_are_what_they_are(tmp_path: Path) -> None:
     assert counted(tmp_path, [graph, *kernels]) == {"compute": [[10, 20]], "communication": [[15, 30]]}
 
 
-def test_a_label_mirrored_on_the_gpu_says_nothing(tmp_path: Path) -> None:
+def test_a_label_mirrored_on_the_gpu_is_ignored(tmp_path: Path) -> None:
     mirror = event("engine::comm seq=0", 10, 30, cat="gpu_user_annotation", tid=7, stream=7)
     assert counted(tmp_path, [mirror, *launched("gemm", 21, 50, 60, correlation=2)]) == {"compute": [[50, 60]]}
 
@@ -110,7 +110,7 @@ def test_a_thread_that_sends_goes_on_computing(tmp_path: Path) -> None:
 
 
 def test_wrappers_do_not_compute_and_launches_do_not_communicate(tmp_path: Path) -> None:
-    """A blocking all-reduce in a hook runs inside autograd's ranges; it is hidden by nothing."""
+    """A blocking all-reduce in a hook runs inside autograd's ranges, which must not count as hiding it."""
     events = [
         event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 0, 100),
         event("torch::autograd::AccumulateGrad", 1, 99),
@@ -132,7 +132,7 @@ def test_waiting_inside_an_operator_is_cut_out(tmp_path: Path, name: str) -> Non
 
 
 def test_other_categories_of_a_host_count_for_nothing(tmp_path: Path) -> None:
-    """Python's functions, say, whatever they are called."""
+    """Python functions, for example, whatever their names."""
     named = [event(name, 0, 10, cat="python_function") for name in ("aten::mm", "gloo:all_reduce", "mylib::kernel")]
     assert counted(tmp_path, [*named, event("aten::mm", 0, 10, cat="user_annotation"), op("mm", 20, 30)]) == {
         "compute": [[20, 30]]
@@ -159,7 +159,7 @@ def test_which_rule_applies(tmp_path: Path) -> None:
     assert rule_of(trace_of(tmp_path / "empty", [])) is Rule.CPU
 
 
-def test_where_run_json_says_a_gpu_the_host_is_no_computation(tmp_path: Path) -> None:
+def test_where_run_json_names_a_gpu_the_host_does_not_compute(tmp_path: Path) -> None:
     def rule(device: str | None, *events: dict[str, Any]) -> Rule:
         run = run_of(tmp_path / str(device), [*events], manifest={"device": device})
         return rule_of(run.traces[0])

@@ -1,4 +1,4 @@
-"""The two tables of what counts as what, each rule with names that exist: as traces show them, or as the library's
+"""The two tables of rules, each rule with names that exist: as traces show them, or as the library's
 source at the cited file declares the kernel.
 """
 
@@ -183,7 +183,7 @@ def test_copies_waits_and_what_is_no_device_event(category: str, name: str, coun
 
 
 def test_every_rule_of_devices_decides_for_some_name() -> None:
-    """So that none is dead, and none can go unnoticed."""
+    """So that no rule is dead, and none can be removed unnoticed."""
     seen = [("kernel", name) for name in (*COMMUNICATION, *COMPUTE, "Event Sync")]
     seen += [("gpu_memcpy", name) for name in ("Memcpy PtoP (Device -> Device)", "Memcpy DtoD (Device -> Device)")]
     for rule in DEVICE_RULES:
@@ -239,7 +239,7 @@ def test_hosts_ranges(name: str, counts_as: Work, part: Part, owns: bool) -> Non
         "",
     ],
 )
-def test_what_is_named_as_no_operator_follows_no_rule(name: str) -> None:
+def test_names_that_are_not_operators_follow_no_rule(name: str) -> None:
     assert host_rule(name) is None
 
 

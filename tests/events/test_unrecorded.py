@@ -63,7 +63,7 @@ def test_what_is_said(run: Run, tmp_path: Path) -> None:
     assert str(unrecorded(some)).startswith("device activity was not recorded on ranks 0, 2, so there")
 
 
-def test_a_cause_that_the_recorder_found_is_said_in_place_of_the_general_remedy(tmp_path: Path) -> None:
+def test_a_cause_that_the_recorder_found_replaces_the_general_remedy(tmp_path: Path) -> None:
     run = phantom_run(tmp_path, HOST, device="cuda", device_activity_missing="nsys holds CUPTI: end it")
     assert run_warnings(run) == (
         "device activity was not recorded, so there is no breakdown: nsys holds CUPTI: end it",

@@ -45,7 +45,7 @@ def test_on_a_gpu_a_step_begins_with_its_first_kernel_on_the_main_stream(tmp_pat
     assert [w.host_start_ns for w in step_windows(run_of(tmp_path, events).traces[0])] == [0, 10_000]
 
 
-def test_a_step_that_launches_no_compute_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_step_that_launches_no_compute_is_left_out_with_a_warning(tmp_path: Path) -> None:
     events = [step(1, 0, 10), step(2, 10, 20), *launched("gemm", 12, 60, 80, correlation=4)]
     trace = run_of(tmp_path, events).traces[0]
     assert [w.step for w in step_windows(trace)] == [2]
@@ -64,13 +64,13 @@ def test_the_main_stream_is_the_one_that_is_longest_busy(tmp_path: Path) -> None
 
 
 def test_a_step_launches_in_its_own_process_on_any_thread(tmp_path: Path) -> None:
-    """Another process of the file launches at the same time: what that does is of no step."""
+    """Another process in the file launches at the same time: its events belong to no step."""
     other = [e | {"pid": 8} for e in launched("gemm", 3, 5, 8, correlation=1)]
     own = launched("gemm", 4, 20, 50, correlation=2, tid=77)
     assert found(tmp_path, [step(1, 0, 10), *other, *own]) == [(1, 20, 50)]
 
 
-def test_what_is_called_as_a_step_ends_is_not_its_own(tmp_path: Path) -> None:
+def test_a_call_at_the_end_of_a_step_is_not_part_of_it(tmp_path: Path) -> None:
     kernels = [*launched("gemm", 4, 20, 30, correlation=1), *launched("gemm", 10, 40, 50, correlation=2)]
     assert found(tmp_path, [step(1, 0, 10), *kernels]) == [(1, 20, 30)]
 
@@ -89,7 +89,7 @@ def test_the_kernels_of_a_graph_belong_to_the_step_that_launched_it(tmp_path: Pa
 
 
 def test_windows_are_in_the_order_in_which_the_device_began_them(tmp_path: Path) -> None:
-    """Two threads that launch on one stream: what the host began first need not run first."""
+    """Two threads launch on one stream: the call that began first need not run first."""
     first, second = launched("gemm", 9, 80, 90, correlation=1), launched("gemm", 12, 60, 70, correlation=2)
     assert found(tmp_path, [step(1, 0, 10), step(2, 10, 20), *first, *second]) == [(2, 60, 80), (1, 80, 90)]
 
@@ -100,7 +100,7 @@ def test_steps_of_a_trace_without_device_activity_are_the_hosts(tmp_path: Path) 
 
 
 def test_the_hosts_windows_need_no_activity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes far longer than they do."""
+    """Importing the engine takes far longer than these commands."""
     monkeypatch.delattr(import_module("overlaplab.events.windows"), "activity")
     assert found(tmp_path, [step(3, 0, 9), op("mm", 1, 2)]) == [(3, 0, 9)]
 
@@ -110,7 +110,7 @@ def test_steps_annotated_on_the_gpu_are_ignored(tmp_path: Path) -> None:
     assert found(tmp_path, [annotated, *launched("gemm", 0, 5, 9, correlation=1)]) == [(None, 5, 9)]
 
 
-def test_what_does_not_fit_into_64_bits_is_no_step(tmp_path: Path) -> None:
+def test_a_number_beyond_64_bits_is_no_step(tmp_path: Path) -> None:
     assert found(tmp_path, [step(10**18, 0, 100), op("mm", 1, 2)]) == [(None, 1, 2)]
     assert found(tmp_path, [step(10**18 - 1, 0, 9), op("mm", 1, 2)]) == [(10**18 - 1, 0, 9)]
 

@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 def aligned(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> Fit | None:
-    """Of pairs (what it is, when it ended)."""
+    """From pairs of a signature and an end."""
     columns = [(np.array([[what] for what, _ in one]), np.array([end for _, end in one])) for one in (a, b)]
     return align(*columns[0], *columns[1])
 
@@ -54,14 +54,14 @@ def test_ranks_begin_at_different_ones_and_clocks_differ(first_of_b: int, ahead:
     assert fit.offset_ns == pytest.approx(ahead, abs=2000)
 
 
-def test_regular_steps_are_told_apart_by_the_clock() -> None:
-    """Each step as long as the other: every shift fits, and the one that the clocks agree with is right."""
+def test_regular_steps_are_distinguished_by_the_clock() -> None:
+    """All steps are equally long, so every shift fits; the right one agrees with the clocks."""
     rank0 = [(1, 20 * MS * i) for i in range(10)]
     rank1 = [(1, 20 * MS * i + 1000) for i in range(4, 14)]
     assert aligned(rank0, rank1) == Fit(shift=-4, offset_ns=1000, spread_ns=0)
 
 
-def test_two_collectives_cannot_tell_a_clock() -> None:
+def test_two_collectives_are_too_few_for_a_clock() -> None:
     rank0 = [(1, 0), (1, 10 * MS)]
     assert aligned(rank0, [(1, 5000 * MS), (1, 5010 * MS)]) is None
     assert aligned(rank0, [(1, MS), (1, 11 * MS)]) == Fit(shift=0, offset_ns=MS, spread_ns=0)

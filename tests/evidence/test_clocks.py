@@ -1,4 +1,4 @@
-"""How far ranks' clocks are apart."""
+"""The offsets between ranks' clocks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_only_what_is_clear_is_corrected(tmp_path: Path, ahead: list[float], app
     assert (row["applied"], row["error_ns"]) == (applied, 1000 * error_us)
 
 
-def test_two_collectives_say_nothing_of_their_spread(tmp_path: Path) -> None:
+def test_two_collectives_have_no_meaningful_spread(tmp_path: Path) -> None:
     late = [[*carried_all([(0, 10), (20, 30)])], [*carried_all([(5000, 5010), (5020, 5030)])]]
     run = run_of(tmp_path, *late)
     row = overlaplab.clocks(run).iloc[1]

@@ -26,7 +26,7 @@ moments = st.integers(0, 60)
 def test_a_range_holds_what_its_thread_launched_in_it(
     calls: list[tuple[int, int, bool]], ranges: list[tuple[int, int, int]]
 ) -> None:
-    """Against looking at every launch; some left no trace of having run."""
+    """Against a look at every launch; some have no recorded execution."""
     events = [op("mm", 0, 1, tid=1), op("mm", 0, 1, tid=2), gloo(0, 1)]
     for seq, (at, tid, ran) in enumerate(calls):
         events.append(event(f"engine::launch seq={seq}", at, at, tid=tid))

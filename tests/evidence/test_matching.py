@@ -35,7 +35,7 @@ def reasons(run: Run) -> list[str | None]:
 def kernels(
     *ends: float, kind: str = "AllReduce_Sum_f32", first: float = 0, length: float = 50, stream: int = 9
 ) -> list[dict[str, Any]]:
-    """NCCL's kernels that end at these µs, of which nothing but their name tells."""
+    """NCCL kernels that end at these µs, without any arguments."""
     found = launched("gemm", first, first, first + 5, correlation=10_000)
     for number, end in enumerate(ends):
         name = f"ncclDevKernel_{kind}_RING_LL"
@@ -58,7 +58,7 @@ def test_ends_of_one_number_may_lie_apart(tmp_path: Path) -> None:
 
 
 def test_one_number_for_several_collectives(tmp_path: Path) -> None:
-    """Coalesced ones share a number: by their order, if every rank has as many."""
+    """Coalesced collectives share a number and match by their order, if every rank has the same number of them."""
     two = carried(7, 0, 5, num_bytes=8) + carried(7, 5, 9, num_bytes=16)
     assert matches(run_of(tmp_path / "a", two, two)) == [((0, 0), (1, 0)), ((0, 5), (1, 5))]
     run = run_of(tmp_path / "b", two, carried(7, 5, 9, num_bytes=16))
@@ -94,7 +94,7 @@ def test_what_did_not_run_in_the_recording(tmp_path: Path) -> None:
     )
 
 
-def test_groups_of_one_name_are_told_apart_by_their_members(tmp_path: Path) -> None:
+def test_groups_of_one_name_are_distinguished_by_their_members(tmp_path: Path) -> None:
     pairs = [group("1", [0, 1], "mesh_tp"), group("1", [2, 3], "mesh_tp")]
     run = groups_of(tmp_path, *((carried(0, rank, 9, group="1"), [pairs[rank // 2]]) for rank in range(4)))
     assert matches(run) == [((0, 0), (1, 1)), ((2, 2), (3, 3))]
@@ -105,7 +105,7 @@ def test_groups_of_one_name_are_told_apart_by_their_members(tmp_path: Path) -> N
     assert table["last_rank"].tolist() == [1, 1, 3, 3]
 
 
-def test_groups_of_one_name_whose_members_nobody_tells(tmp_path: Path) -> None:
+def test_groups_of_one_name_with_unknown_members(tmp_path: Path) -> None:
     told = [{"pg_name": "1", "pg_desc": "mesh_tp", "pg_size": 2, "ranks": []}]
     run = groups_of(tmp_path, *((carried(0, rank, 9, group="1"), told) for rank in range(4)))
     assert set(reasons(run)) == {"several groups are called '1', and nothing tells their members"}
@@ -142,7 +142,7 @@ def test_sequences_of_other_kinds_do_not_fit(tmp_path: Path) -> None:
     assert set(reasons(run)) == {"what its rank did fits no other rank's sequence"}
 
 
-def test_an_odd_one_out_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_rank_that_fits_no_other_is_named_as_missing(tmp_path: Path) -> None:
     odd = kernels(1000, 5000, 7000, kind="AllGather")
     run = run_of(tmp_path, odd, kernels(1000, 5000), kernels(1001, 5001), backend="nccl")
     assert reasons(run) == ["what its rank did fits no other rank's sequence"] * 3 + ["rank 0 did not record it"] * 4
@@ -164,7 +164,7 @@ def test_one_rank_alone_matches_itself(tmp_path: Path) -> None:
 
 
 def test_against_the_truth_of_simulated_ranks(tmp_path: Path) -> None:
-    """What really belongs together is known here: ranks record different stretches of one job, by their own clocks."""
+    """The true matches are known: each rank records another part of one job, by its own clock."""
     for case in range(12):
         chance = random.Random(case)
         times = list(accumulate(chance.randint(3, 90) * 100 for _ in range(30)))

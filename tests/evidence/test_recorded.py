@@ -1,4 +1,4 @@
-"""A rank's collectives, and who tells what of them."""
+"""A rank's collectives, and where each fact about them comes from."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_kernels_own_arguments(tmp_path: Path) -> None:
 
 
 def test_the_operator_that_launched_it(tmp_path: Path) -> None:
-    """RCCL's kernels are all of one name, and tell nothing."""
+    """RCCL's kernels all have the same name, which says nothing about the kind."""
     events = operator(2, 8) + kernel("ncclDevKernel_Generic(x)", 5, 10, 20, 1)
     table = table_of(tmp_path, events)
     assert table[TOLD].to_numpy().tolist() == [EVERYTHING]
@@ -70,14 +70,14 @@ def test_the_operator_that_launched_it(tmp_path: Path) -> None:
     ]
 
 
-def test_operators_of_another_thread_or_moment_tell_nothing(tmp_path: Path) -> None:
+def test_operators_of_another_thread_or_moment_are_ignored(tmp_path: Path) -> None:
     elsewhere = [e | {"tid": 5} for e in operator(2, 8)]
     table = table_of(tmp_path, elsewhere + operator(20, 26) + kernel("ncclDevKernel_Generic", 9, 10, 20, 1))
     assert table[["kind", "bytes", "kind_known"]].to_numpy().tolist() == [["", -1, False]]
 
 
-def test_older_operators_tell_by_their_inputs(tmp_path: Path) -> None:
-    """`nccl:_all_gather_base` knows the part, `c10d::_allgather_base_` both; the kernel only names its kind."""
+def test_older_operators_are_described_by_their_inputs(tmp_path: Path) -> None:
+    """`nccl:_all_gather_base` has one size, `c10d::_allgather_base_` both; the kernel only names its kind."""
     events = [
         event("c10d::_allgather_base_", 2, 9, tid=2, **shapes([[64], [8], []], ["float", "float", ""])),
         event("record_param_comms", 3, 8, tid=2, **shapes([[], []], ["TensorList", "Scalar"])),
@@ -102,7 +102,7 @@ def test_an_all_to_all_is_sends_and_receives_on_the_device(tmp_path: Path) -> No
     ]
 
 
-def test_of_nested_operators_the_one_that_is_told_most_knows_best(tmp_path: Path) -> None:
+def test_of_nested_operators_record_param_comms_comes_first(tmp_path: Path) -> None:
     """A barrier is an all-reduce of a byte for the device."""
     events = operator(2, 9, **{"Collective name": "barrier"})
     events[0]["args"] = shapes([[1]], ["unsigned char"])
@@ -151,14 +151,14 @@ def test_of_a_graphs_kernels_only_the_kernel_is_known(tmp_path: Path) -> None:
     assert overlaplab.collectives(load_run(tmp_path / "rank0.json"))["step"].tolist() == [6, 6]
 
 
-def test_the_only_group_is_that_of_what_tells_none(tmp_path: Path) -> None:
+def test_collectives_without_a_group_belong_to_the_only_one(tmp_path: Path) -> None:
     table = table_of(
         tmp_path, kernel("ncclDevKernel_AllReduce", 5, 10, 20, 1), pg_config=[group("0", range(8), "default_pg")]
     )
     assert table[["group", "group_description"]].to_numpy().tolist() == [["0", "default_pg"]]
 
 
-def test_launches_tell_what_arguments_tell(tmp_path: Path) -> None:
+def test_launches_hold_what_arguments_hold(tmp_path: Path) -> None:
     table_of(tmp_path, operator(2, 8) + kernel("ncclDevKernel_Generic", 5, 10, 20, 1))
     (launch,) = launches(load_run(tmp_path / "rank0.json").traces[0])
     assert (launch.kind, launch.dtype, launch.bytes, launch.elements) == ("all_reduce", "bfloat16", 200, 100)
@@ -166,7 +166,7 @@ def test_launches_tell_what_arguments_tell(tmp_path: Path) -> None:
 
 
 def test_plain_gloo(tmp_path: Path) -> None:
-    """One launched before the recording, one that tells its size, one labelled, one that had not begun at its end."""
+    """One launched before the recording, one with a size, one with a label, one not begun when the recording ended."""
     first, second, third = gloo(1, 4), gloo(12, 15), gloo(22, 26)
     second["args"] |= shapes([[321]], ["float"])
     events = [
@@ -197,14 +197,14 @@ def test_on_a_link_a_rank_is_there_when_the_link_is_free(tmp_path: Path) -> None
 
 
 def test_gloos_own_ranges_under_a_link(tmp_path: Path) -> None:
-    """Inside a carried collective they are part of it, on whatever thread; outside they stand alone."""
+    """Inside a collective of the link they are part of it, on whatever thread; elsewhere they count themselves."""
     events = [op("mm", 0, 1), *carried(0, 5, 10, launch=3), gloo(6, 9, tid=8), gloo(20, 22, tid=8)]
     table = recorded(run_of(tmp_path, events).traces[0])
     assert (table["end_ns"] - table["start_ns"]).tolist() == [5_000, 2_000]
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_nothing_is_nothing(tmp_path: Path, backend: str) -> None:
+def test_an_empty_trace_has_no_collectives(tmp_path: Path, backend: str) -> None:
     assert len(recorded(run_of(tmp_path, [op("mm", 0, 1)], backend=backend).traces[0])) == 0
 
 

@@ -23,8 +23,8 @@ def split(*ranks: list[dict[str, Any]], folder: Path) -> list[tuple[Any, Any, An
     return [tuple(None if pd.isna(value) else value / 1000 for value in row) for row in rows]
 
 
-def test_wait_is_before_the_last_rank_arrived(tmp_path: Path) -> None:
-    """Rank 0 comes at 10 and computes till 12, rank 1 comes at 30; both end at 50."""
+def test_wait_ends_when_the_last_rank_arrives(tmp_path: Path) -> None:
+    """Rank 0 arrives at 10 and computes until 12, rank 1 arrives at 30. Both end at 50."""
     rank0 = [step(0, 0, 60), op("mm", 0, 12), *carried(0, 10, 50, launch=10)]
     rank1 = [step(0, 0, 60), op("mm", 0, 25), *carried(0, 30, 50, launch=30)]
     assert split(rank0, rank1, folder=tmp_path) == [(38, 18, 20), (20, 0, 20)]
@@ -42,7 +42,7 @@ def test_each_moment_counts_once_and_transfer_wins(tmp_path: Path) -> None:
 
 
 def test_unknown_where_something_exposed_has_no_counterpart(tmp_path: Path) -> None:
-    """The second step holds a broadcast, the third one of which one rank has no trace, but hidden."""
+    """The second step has a broadcast; the third a collective that one rank did not record, but it is hidden."""
     steps = [step(0, 0, 100), step(1, 100, 200), step(2, 200, 300)]
     both = [*carried(0, 10, 50, launch=10), *carried(1, 110, 150, launch=110, kind="broadcast")]
     rank0 = [*steps, *both, *carried(2, 210, 220, launch=210), op("mm", 205, 225)]
@@ -71,7 +71,7 @@ spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=3, 
 def test_against_looking_at_every_microsecond(
     collectives: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]], computing: set[int]
 ) -> None:
-    """Three ranks; some collectives are broadcasts; ends are as they come, so a rank may leave before another came."""
+    """Three ranks. Some collectives are broadcasts. Ends are random, so a rank may leave before another arrives."""
     chosen = [spans for spans, _ in collectives]
     ranks: list[list[dict[str, Any]]] = [[op("mm", at, at + 1) for at in sorted(computing)] for _ in range(3)]
     for seq, starts in enumerate(chosen):

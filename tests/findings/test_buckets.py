@@ -1,4 +1,4 @@
-"""What is said of buckets, of tables written out by hand."""
+"""Sentences about buckets, from tables written by hand."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_bucket_is_not_held_by_one_that_was_launched_before_it_was_ready() -> 
 
 
 def test_a_free_link_is_not_waited_for() -> None:
-    """What a collective takes to begin on a link that stands free is its thread's waking up."""
+    """The time that a collective takes to begin on a free link is that of its thread waking up."""
     table = pd.DataFrame(
         [bucket(0, [1], 1, 1, 3, 0), bucket(1, [2, 2.5], 2.5, 3.25, 6, 3), bucket(2, [8], 8, 9, 12, 3)]
     )
@@ -108,7 +108,7 @@ def test_advice_blames_a_gradient_only_where_a_bucket_stood_ready() -> None:
     assert buckets_advice(alone, late_buckets(alone)).startswith("Little is left to compute while bucket 0 is sent")
 
 
-def test_only_the_dearest_get_a_sentence() -> None:
+def test_only_the_most_expensive_buckets_get_a_sentence() -> None:
     table = pd.DataFrame([bucket(number, [number], number, number, number + 1, 1) for number in range(9)])
     assert late_sentences(late_buckets(table), limit=4)[-1] == "5 more late buckets in the table below."
 
@@ -123,7 +123,7 @@ def test_buckets_whose_communication_was_not_found_are_not_called_early() -> Non
     )
 
 
-def test_a_gradient_without_a_name_is_told_by_its_arrival_and_shape() -> None:
+def test_a_gradient_without_a_name_is_described_by_its_arrival_and_shape() -> None:
     unnamed = {"parameters": (None, None), "last_parameter": None, "shapes": ((8,), (1024, 4096))}
     table = pd.DataFrame([bucket(0, [1, 2], 2, 2, 3, 1) | unnamed | {"arrivals": (16, 17)}])
     (line,) = late_sentences(late_buckets(table))

@@ -14,7 +14,7 @@ from overlaplab.analyses.exposed import Cause
 from overlaplab.findings import CAUSE_MEANINGS, exposed_advice, verdict
 
 
-def test_the_advice_follows_the_dearest_cause(tmp_path: Path) -> None:
+def test_the_advice_follows_the_most_expensive_cause(tmp_path: Path) -> None:
     events = [backward(0, 600), op("mm", 0, 600), *bucket(0, 100, 610, 620, 790), op("mm", 800, 900)]
     run = run_of(tmp_path, events, events)
     table, causes = overlaplab.summary(run), overlaplab.exposed(run)

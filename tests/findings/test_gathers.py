@@ -1,4 +1,4 @@
-"""What is said of gathering parameters."""
+"""Sentences about gathers of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is called in one line."""
+"""The description of a run in one line."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_steps_that_missed_the_link_are_named() -> None:
     assert attained_steps(Manifest(**fields, steps=5, collectives=columns)) == ()
 
 
-def test_the_note_tells_the_prefetch_depth_of_a_run_that_gathers() -> None:
+def test_the_note_has_the_prefetch_depth_of_a_run_that_gathers() -> None:
     fields: dict[str, Any] = {"format_version": 1, "device": "cpu", "backend": "gloo", "world_size": 4}
     assert note(Manifest(**fields, strategy="zero3", prefetch=0)) == "zero3, 4 ranks, cpu, prefetch 0"
     assert note(Manifest(**fields, strategy="zero2", bucket_cap_mb=1.5)) == "zero2, 4 ranks, cpu, bucket_cap_mb 1.5"

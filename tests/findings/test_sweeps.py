@@ -1,4 +1,4 @@
-"""What is said of a sweep over bucket_cap_mb, and what a reader of it must know."""
+"""Sentences about a sweep over bucket_cap_mb, and the notes for its readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def swept(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame(rows | columns)
 
 
-def test_what_a_sweep_says() -> None:
+def test_the_finding_of_a_sweep() -> None:
     won = swept()
     assert sweep_finding(won) == (
         "Fastest: bucket_cap_mb 5, median step 100.0 ms; the next, 25, takes 10.0 ms longer (9.1 % of its step)"

@@ -1,4 +1,4 @@
-"""Numbers that decide what is said stand in one file."""
+"""Numbers that decide which sentence is chosen are all in one file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from overlaplab.findings import thresholds
 
 MODULES = sorted(Path(overlaplab.findings.__file__).parent.glob("*.py"))
 PLAIN = {0, 1, 2}
-"""Whether there is anything, one alone, or several: no threshold."""
+"""These numbers ask for none, one or several, and are no thresholds."""
 
 
 def numbers_compared(code: str) -> list[float]:
-    """The numbers that stand in comparisons, as they are or as a factor."""
+    """The numbers in comparisons, alone or as a factor."""
     compared = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Compare)]
     constants = [part.value for node in compared for part in ast.walk(node) if isinstance(part, ast.Constant)]
     return [value for value in constants if isinstance(value, int | float) and value not in PLAIN]
@@ -27,7 +27,7 @@ def test_no_sentence_has_a_threshold_of_its_own(path: Path) -> None:
     assert numbers_compared(path.read_text()) == []
 
 
-def test_such_numbers_are_found() -> None:
+def test_numbers_in_comparisons_are_found() -> None:
     assert numbers_compared("if 10 * memory > span and wait <= 0.02 * step and len(rows) > 1: pass") == [10, 0.02]
 
 

@@ -1,4 +1,4 @@
-"""What is said of a window of the timeline."""
+"""Sentences about a window of the timeline."""
 
 from __future__ import annotations
 

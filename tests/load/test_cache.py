@@ -1,4 +1,4 @@
-"""Tables kept of traces: the same as the traces give, never stale, never in the way."""
+"""Cached tables of traces: equal to those read anew, never stale, and no error of the cache fails a load."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_file_that_changed_is_read_again(kept: Path, trace: Path) -> None:
     assert len(entries(kept)) == 2
 
 
-def test_of_size_and_time_either_tells_a_change(kept: Path, trace: Path) -> None:
+def test_a_change_of_size_or_time_is_noticed(kept: Path, trace: Path) -> None:
     assert names(load_run(trace)) == ["aten::mm"]
     before = trace.stat().st_mtime_ns
     write(trace, [op("ab", 0, 10)])  # of the same size
@@ -141,7 +141,9 @@ def test_the_command_line_can_switch_it_off(kept: Path) -> None:
         assert len(entries(kept)) == count
 
 
-def test_what_was_used_longest_ago_goes_first(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_entry_is_evicted_first(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [write(tmp_path / f"t{number}.json", [op("mm", 0, number + 1)]) for number in range(3)]
     for age, file in ((300, files[0]), (200, files[1])):
         load_run(file)

@@ -30,7 +30,7 @@ def assert_same(first: Run, second: Run) -> None:
 
 
 class Counting(ThreadPoolExecutor):
-    """Threads that count what they are asked."""
+    """An executor of threads that counts its calls."""
 
     asked = 0
 
@@ -40,7 +40,7 @@ class Counting(ThreadPoolExecutor):
 
 
 class Broken(Executor):
-    """Loses its workers, as a pool does whose worker is killed for its memory."""
+    """An executor that loses its workers, like a pool whose worker is killed for using too much memory."""
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -1,4 +1,4 @@
-"""Traces as they should not be: an event is kept, mended or left out, never wrong, and never costs another."""
+"""Malformed traces: an event is kept, repaired or left out, never read wrongly, and never at the cost of another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(folder: Path, text: str | bytes) -> TraceFile:
 
 
 def among(folder: Path, text: str | bytes) -> tuple[Any, TraceFile]:
-    """The event of this text as a row, read between two sound ones, which must not suffer."""
+    """The event with this text as a row, read between two intact events, which must be unaffected."""
     middle = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
     events = b",\n".join((FIRST.encode(), middle, LAST.encode()))
     content = read(folder, b'{"schemaVersion": 1, "traceEvents": [' + events + b'], "baseTimeNanoseconds": 1000000}')
@@ -49,7 +49,7 @@ def middle(**changes: str) -> str:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("lost", [1, 10, 400, 1000])
-def test_of_a_truncated_file_the_whole_events_are_there(tmp_path: Path, packed: bool, lost: int) -> None:
+def test_a_truncated_file_gives_its_whole_events(tmp_path: Path, packed: bool, lost: int) -> None:
     events = [event(f"e{i}", i, i + 0.5, salt=zlib.crc32(b"%d" % i)) for i in range(100)]
     text = json.dumps(document(events)).encode()
     whole = gzip.compress(text) if packed else text
@@ -71,7 +71,7 @@ def test_a_truncated_run_says_so(tmp_path: Path) -> None:
     assert any("rank0.json" in warning and "cut short" in warning for warning in run.warnings)
 
 
-def test_a_checksum_that_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_a_warning(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(('{"traceEvents": [' + FIRST + "]}").encode()))
     packed[-6] ^= 255
     content = read(tmp_path, bytes(packed))
@@ -106,7 +106,7 @@ def test_a_name_is_repaired(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "nan", "-nan", "inf", "1e999"])
-def test_no_number_is_absent(tmp_path: Path, value: str) -> None:
+def test_nan_and_infinity_count_as_absent(tmp_path: Path, value: str) -> None:
     row, content = among(tmp_path, middle(args=f'{{"stream": {value}, "x": {value}, "device": 3}}'))
     assert (row.stream, row.device, row.phase) == (-1, 3, "X")
     row, content = among(tmp_path, middle(dur=value))
@@ -116,7 +116,7 @@ def test_no_number_is_absent(tmp_path: Path, value: str) -> None:
     assert "1 events without a usable time were left out" in content.warnings
 
 
-def test_no_number_in_a_name_is_text(tmp_path: Path) -> None:
+def test_nan_in_a_name_is_text(tmp_path: Path) -> None:
     row, _ = among(tmp_path, middle(name='"nan, Infinity,]"', dur="nan"))
     assert row.Index == 1
     assert row.dur_ns == 0

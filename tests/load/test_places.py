@@ -1,4 +1,4 @@
-"""Runs that lie elsewhere, in fsspec's memory."""
+"""Remote runs, in fsspec's file system in memory."""
 
 from __future__ import annotations
 

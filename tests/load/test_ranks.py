@@ -1,4 +1,4 @@
-"""Which rank a file is, what a merged file holds, and which recording is meant."""
+"""The rank of a file, the ranks in a merged file, and which of several recordings is opened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kernels(at: float, length: float, correlation: int) -> list[dict[str, Any]]:
 
 
 def shown(run: Run) -> list[tuple[int | None, int, int]]:
-    """Of each rank its compute and communication in µs."""
+    """Compute and communication of each rank, in µs."""
     return [
         (row.rank, row.compute_ns // 1000, row.comm_ns // 1000)
         for row in summary(run)[["rank", "compute_ns", "comm_ns"]].itertuples()

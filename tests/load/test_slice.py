@@ -1,4 +1,4 @@
-"""`overlaplab slice`: the figures of some steps are the same in the part that they need."""
+"""`overlaplab slice`: the figures of the chosen steps are the same in the slice as in the whole."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_counters_come_along_while_the_steps_last(tmp_path: Path) -> None:
 
 
 def test_when_the_rank_was_ready_is_known_from_what_ended_before(tmp_path: Path) -> None:
-    """A bucket of step 2 is launched before any kernel of that step: it was ready when step 1's last one ended."""
+    """A bucket of step 2 is launched before any kernel of that step: it was ready when step 1's last kernel ended."""
     bucket = {"bucket": 0, "bytes": 4, "parameters": "w"}
 
     def label(word: str, start: float, end: float, **fields: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What arguments and arrows tell: collectives, shapes, process groups, ranks, flows."""
+"""The facts in arguments and arrows: collectives, shapes, process groups, ranks, flows."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_sound_seeds_give_tables_without_warnings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(150))
 def test_one_damage_costs_few_events(number: int) -> None:
-    """A byte changed, some text put in or some taken out among the events spoils those that it touches."""
+    """A changed byte, or text inserted or removed among the events, damages only the events that it touches."""
     seed = seeds()[number % len(seeds())]
     head, tail = seed.index(b'"traceEvents"') + 30, seed.index(b"]", seed.rindex(b'"ts"')) - 20
     damaged = seed[:head] + damage_once(seed[head:tail], number) + seed[tail:]

@@ -25,7 +25,7 @@ def slowed(events: list[dict[str, Any]], factor: float) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of ranks 1022 and 1023 of 1024, in step 12345, which takes minutes, and milliseconds."""
+    """Runs of ranks 1022 and 1023 of 1024, in a step 12345 that takes minutes, and in one that takes milliseconds."""
     folder = tmp_path_factory.mktemp("large")
     gathers = zero3_events(4, 1)
     for event in gathers:

@@ -50,7 +50,7 @@ def test_nothing_waits_for_what_is_not_launched() -> None:
 
 
 def by_ticks(moves: list[Move]) -> int:
-    """Two machines, one nanosecond at a time: what computes, and the link with its queue."""
+    """Two machines, one nanosecond at a time: the processor, and the link with its queue."""
     left = [move.ns if isinstance(move, Compute) else 0 for move in moves]
     queue: list[list[int]] = []  # of each collective its number, and what is left of it
     ended: set[int] = set()
@@ -109,7 +109,7 @@ BUCKETS = [
     *bucket(2, 58, 58, 82),
     op("adamw", 90, 100),
 ]
-"""It computes 30, 4, 16 and 10 µs; the buckets are launched at 30, 34 and 50 of them."""
+"""It computes for 30, 4, 16 and 10 µs; the buckets are launched after 30, 34 and 50 µs of computation."""
 
 
 def test_buckets_on_the_cpu(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_any_cap_lies_between_computation_and_what_was_launched(sample: str) -> 
 
 
 def test_on_a_gpu_what_counts_is_what_was_issued_before(tmp_path: Path) -> None:
-    """The host runs ahead: at the launch 20 + 10 µs are issued. Idle time, other streams and doubled time are out."""
+    """The host runs ahead: 20 + 10 µs are issued at the launch. Idle time, other streams and overlap do not count."""
     events = [
         step(3, 0, 30),
         step(4, 30, 60),
@@ -355,7 +355,7 @@ def test_zero3_against_its_rule(tmp_path: Path, prefetch: int, microbatches: int
 
 
 def test_reduce_scatters_are_due_after_the_backward_pass(tmp_path: Path) -> None:
-    """The engine waits for one in the middle of it, to hold less memory; the bound does not."""
+    """The engine waits for one in the middle of the backward pass, to hold less memory; the bound does not."""
     events = [
         step(3, 0, 100),
         event("engine::backward microbatch=0 sync=1", 0, 40),

@@ -1,4 +1,4 @@
-"""Collectives with a purpose, written out by hand: buckets, gathers and what they were ready by. Times in µs."""
+"""Collectives with a purpose, written by hand: buckets and gathers, with the labels of their readiness. Times in µs."""
 
 from __future__ import annotations
 

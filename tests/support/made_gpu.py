@@ -37,7 +37,7 @@ class Gpu:
         self._seq = 0
 
     def run(self, name: str, us: int, stream: int = COMPUTE, *, until: int = 0, driver: bool = False) -> int:
-        """Launch a kernel, or a copy, that takes so long, and at least until a moment; returns when it starts."""
+        """Launch a kernel or a copy that lasts this long, and at least until a moment; returns when it starts."""
         start = max(self.now + 5, self.end(stream) + 1)
         end = max(start + us, until)
         self._correlation += 1
@@ -53,11 +53,11 @@ class Gpu:
         return start
 
     def end(self, stream: int = COMPUTE) -> int:
-        """When a stream is done with what it was given so far."""
+        """When a stream has finished the work given to it so far."""
         return self._free.get(stream, 0)
 
     def wait(self, stream: int, event_at: int) -> None:
-        """Let what comes on a stream wait for an event, which happens at that moment."""
+        """Make further work on a stream wait for an event at that moment."""
         self._correlation += 1
         told = {"cat": "cuda_runtime", "tid": self.thread, "correlation": self._correlation}
         self.events.append(event("cudaStreamWaitEvent", self.now, self.now + 1, **told))
@@ -65,7 +65,7 @@ class Gpu:
         self.now += 1
 
     def carry(self, kind: str, num_bytes: int, us: int, *, after: int = COMPUTE) -> int:
-        """A collective on the emulated link, which takes so long: begin, a copy, and the wait for the rest.
+        """A collective on the emulated link, which lasts this long: begin, a copy, and the wait until the end.
 
         It begins when the stream `after` is done. Returns when it ends.
         """
@@ -80,7 +80,7 @@ class Gpu:
 
     @contextmanager
     def range(self, name: str, cat: str = "user_annotation", **args: Any) -> Iterator[None]:
-        """What the host's thread does meanwhile."""
+        """The work of the host's thread meanwhile."""
         start, thread = self.now, self.thread
         self.now += 1
         yield

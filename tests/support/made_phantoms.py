@@ -21,7 +21,7 @@ PHANTOMS: dict[str, Any] = {
 
 
 def phantom_run(folder: Path, events: list[dict[str, Any]], **manifest: Any) -> Run:
-    """Rank 0's trace of these events, with what the engine writes beside it."""
+    """Rank 0's trace of these events, with the files that the engine writes beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     info = {"rank": 0, "world_size": 8, "backend": "emulated", "pg_config": [group("0", range(8), "default_pg")]}
     write(folder / "rank0.pt.trace.json.gz", events, distributedInfo=info)

@@ -39,7 +39,7 @@ def carried_all(spans: Sequence[tuple[float, float]], **more: Any) -> list[dict[
 
 
 def group(name: str, ranks: Sequence[int], description: str = "") -> dict[str, Any]:
-    """A process group as `distributedInfo.pg_config` tells it."""
+    """A process group as in `distributedInfo.pg_config`."""
     return {"pg_name": name, "pg_desc": description, "pg_size": len(ranks), "ranks": list(ranks)}
 
 

@@ -91,7 +91,7 @@ def made_sweep(folder: Path) -> Path:
 
 
 def zero3_manifest(prefetch: int) -> dict[str, Any]:
-    """What run.json tells of the made runs: four layers of 100,000 parameters, an embedding and a head."""
+    """The run.json of the made runs: four layers of 100,000 parameters, an embedding and a head."""
     sizes = {row["unit"]: row["bytes"] for row in made_step(4, 0).gathers}
     return {
         "strategy": "zero3",

@@ -1,4 +1,4 @@
-"""A step of ZeRO-3 written out by rule: what a rank with prefetch P does when and what its link does, as the tables
+"""A step of ZeRO-3 made by rule: when a rank with prefetch P does what, and when its link, as the tables
 that analyses make of it, and as the events of a trace.
 """
 

@@ -1,4 +1,4 @@
-"""Traces with something amiss: small real and made ones, mutated at random but reproducibly."""
+"""Damaged traces: small real and made ones, mutated at random but reproducibly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _STEPS = 4
 
 @cache
 def seeds() -> list[bytes]:
-    """Texts of sound traces: the first events of our samples, and a made one of a GPU."""
+    """Texts of intact traces: the first events of our samples, and a made one of a GPU."""
     return [_cut(path) for path in sorted(TRACES.glob("*/rank0.pt.trace.json.gz"))] + [_made()]
 
 
@@ -70,7 +70,7 @@ def _made() -> bytes:
 
 
 def mutated(seed: bytes, number: int) -> bytes:
-    """The text with up to a few things amiss, the same for the same number; some of them packed, some of these cut."""
+    """The text with a few mutations, the same for the same number; some are gzipped, and some of those cut short."""
     chance = random.Random(number)
     data = seed
     for _ in range(chance.randint(1, _STEPS)):
@@ -83,7 +83,7 @@ def mutated(seed: bytes, number: int) -> bytes:
 
 
 def damage_once(data: bytes, number: int) -> bytes:
-    """The text with one thing amiss, the same for the same number."""
+    """The text with one mutation, the same for the same number."""
     chance = random.Random(number)
     return chance.choice((_flip, _insert, _delete))(data, chance)
 

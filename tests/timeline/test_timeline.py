@@ -1,4 +1,4 @@
-"""The timeline's statistics against a count moment by moment, and what it tells of events from small traces."""
+"""The timeline's statistics against a count at every moment, and the details of events from small traces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EVENTS = st.lists(
 
 
 def timeline(told: list[Told]) -> Timeline:
-    """Three ranks, whose clocks are 1000 ns apart, a lane of streams each."""
+    """Three ranks with clocks 1000 ns apart, one lane of a stream each."""
     rows = sorted(told, key=lambda one: (one[0], one[3], -one[4]))
     events = pd.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""A new model is built where it computes, and strategies that shard it never have it there in full.
+"""A new model is built on the device that computes, and strategies that shard it never hold it there in full.
 
 Each script run of this file is one rank; each scenario is a test.
 """

@@ -63,7 +63,7 @@ def the_link_counts_from_the_last_arrival(comm: Communicator) -> None:
 
 @scenario()
 def clocks_may_differ(comm: Communicator) -> None:
-    """Rank 1's is 10 s late: taken as it is, one rank would find a collective's end 10 s before its last arrival."""
+    """Rank 1's clock is 10 s behind. Uncorrected, a collective would end on one rank 10 s before its last arrival."""
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 1:
             patch.setattr(carrier, "local_ns", lambda: time.time_ns() - 10_000_000_000)

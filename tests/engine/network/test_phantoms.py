@@ -1,4 +1,4 @@
-"""One rank of an emulated group: what its phantoms move, and what its link does on a CPU and on a stream."""
+"""One rank of an emulated group: the data that its phantoms move, and its link on a CPU and on a stream."""
 
 import ctypes
 import gc

@@ -31,7 +31,7 @@ class Stale(Stepped):
 
 
 class Elsewhere(Stepped):
-    """This rank takes itself for another."""
+    """This rank uses another rank's number."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__((rank + 1) % size, size)

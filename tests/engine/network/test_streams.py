@@ -374,7 +374,7 @@ def test_ddp_gets_torchs_own_future(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_wait(self: StreamWork) -> None:
-    """The computation goes on without what it needs."""
+    """The computation does not wait for its input."""
 
 
 def _too_early(self: Stream, stream: Stream) -> None:

@@ -38,7 +38,7 @@ def test_the_device_is_done_with_warmup_before_the_recording(
 
     class Profiler:
         def __init__(self, **options: Any) -> None:
-            """Notes alone."""
+            """Nothing but notes of the calls."""
 
         def step(self) -> None:
             done.append(f"step on {current[-1]}" if current else "step")
@@ -57,7 +57,7 @@ def test_the_device_is_done_with_warmup_before_the_recording(
 def test_a_trace_without_device_events_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: torch.device | None
 ) -> None:
-    """The real profiler, told of a GPU that it cannot see; only what waits for the GPU is left out."""
+    """The real profiler for a GPU that it cannot see; only the waits for the GPU are left out."""
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     with record.TraceFile(tmp_path, 0, warmup=1, steps=1, gpu=gpu) as trace:

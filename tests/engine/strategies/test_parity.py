@@ -308,7 +308,7 @@ def exception_caught_inside_no_sync(comm: Communicator, name: StrategyName) -> N
 
 @scenario(*REPLICATED, *PARTITIONED)
 def failure_on_one_rank_shows_on_the_others(comm: Communicator, name: StrategyName) -> None:
-    """Raised on one rank only: the others must not take its missing gradients for zeros, nor hang."""
+    """An error on one rank only: the others must neither count its missing gradients as zeros nor hang."""
     strategy = make(name, Trapped(), comm, Options(bucket_cap_mb=0.0004))
     x = torch.ones(2, 6, dtype=torch.float64)
     for _ in range(2):  # before the buckets are rebuilt, and after

@@ -242,7 +242,7 @@ def orders_that_differ_later_are_an_error(comm: Communicator) -> None:
 
 
 class Abreast(nn.Module):
-    """Maps side by side, not all of which the loss need depend on."""
+    """Parallel linear maps; the loss may depend on only some of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -390,7 +390,7 @@ def gradients_not_zeroed_add_up(comm: Communicator, name: StrategyName) -> None:
 
 @scenario()
 def mutant_one_gather_skipped(comm: Communicator) -> None:
-    """Parity must notice a unit that computes with what its memory happens to hold."""
+    """The parity test must notice a unit that computes with uninitialised memory."""
     trial = transformer_trial(comm, StrategyName.ZERO3)
     trial.step(0)
     unit = trial.strategy.sharded_units[1]
@@ -407,7 +407,7 @@ def mutant_one_gather_skipped(comm: Communicator) -> None:
 
 @scenario()
 def mutant_stale_parameters(comm: Communicator) -> None:
-    """Parity must notice an update that is not gathered."""
+    """The parity test must notice an update that is not gathered."""
     if comm.world_size == 1:
         return
     for name in PARTITIONED:
