@@ -201,6 +201,12 @@ _ANYWHERE = (
         "within_clock_error", "flag", "within clock error", "Whether the skew is no larger than clocks may differ by."
     ),
     Column("last_rank", "count", "last rank", "The rank that arrived last.", short="last"),
+    Column(
+        "doubtful",
+        "flag",
+        "match doubtful",
+        "Whether its ends lie so far apart on the ranks that it may not be one collective.",
+    ),
     Column("unmatched", "text", "not matched", "Why it has no counterpart on other ranks."),
     Column("count", "count", "collectives", "How many collectives were launched.", short="count"),
     Column("collectives", "count", "collectives", "How many collectives were counted.", short="of"),

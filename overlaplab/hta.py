@@ -63,7 +63,8 @@ def trace_analysis(run: Run) -> TraceAnalysis:
     several steps, device events are left out that no call in the trace launched.
 
     GPU runs give the tables that HTA's parser gives, so with HTA's view of what communicates: kernels named
-    `nccl*Kernel*`, whatever else `overlaplab.summary` recognises being computation.
+    `nccl*Kernel*`, whatever else `overlaplab.summary` recognises being computation. But a host's event is on no stream,
+    whatever its arguments say. docs/hta.md shows where HTA's figures differ from overlaplab's.
 
     For CPU runs (gloo), threads stand for streams, numbered from 1 in order of their first event; every event stands
     there on stream -1, as a host's event, too. On the streams are

@@ -14,6 +14,7 @@ __all__ = [
     "DEVICE_COPY_CATEGORIES",
     "DEVICE_KERNEL_CATEGORIES",
     "FSDP2_ROOT",
+    "HOST_CATEGORIES",
     "OPERATOR_CATEGORIES",
     "RUNTIME_CATEGORIES",
     "Rule",
@@ -40,6 +41,7 @@ DEVICE_COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memse
 RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 ANNOTATION_CATEGORIES = frozenset({"user_annotation", "cpu_op", "Operator"})
+HOST_CATEGORIES = RUNTIME_CATEGORIES | ANNOTATION_CATEGORIES | {"python_function", "overhead", "Trace"}
 
 _UNCATEGORISED = re.compile(r"aten::|c10d::|gloo:")
 

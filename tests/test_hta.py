@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hta.common.trace import Trace as HtaTrace
@@ -22,6 +23,7 @@ from overlaplab import OverlaplabError, Run, load_run
 from overlaplab.events import activity
 from overlaplab.hta import trace_analysis
 from overlaplab.intervals import intersect, total
+from overlaplab.timeline.timeline import timeline_events
 
 pytestmark = pytest.mark.filterwarnings(  # HTA calls what pandas will drop, and divides by nothing
     r"ignore::DeprecationWarning:hta\..*", r"ignore::RuntimeWarning:hta\..*"
@@ -325,3 +327,125 @@ def test_without_hta_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: py
     with pytest.raises(OverlaplabError, match=r"pip install 'overlaplab\[hta\]'") as caught:
         trace_analysis(small_gpu_run(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+# docs/hta.md, a test for each of its rows: HTA's own parser and analysis on a made trace, and ours.
+
+
+def hta_percent(run: Run) -> float:
+    return float(TABLES["overlap"](parsed_by_hta(run))["comp_comm_overlap_pctg"].iloc[0])
+
+
+def our_percent(run: Run) -> float:
+    return 100 * float(overlaplab.totals(run)["overlap_ratio"].iloc[0])
+
+
+def on_device(name: str, start: float, end: float, *, stream: int, number: int, cat: str = "kernel") -> list[Any]:
+    times = (ZERO + number, ZERO + 50 + start, ZERO + 50 + end)
+    return launched(name, *times, stream=stream, correlation=number, cat=cat)
+
+
+def test_compiled_ranges_on_the_host_are_no_kernels(tmp_path: Path) -> None:
+    """Inductor's ranges around its launches have an argument `stream`."""
+    rank = [
+        *on_device(NCCL, 0, 100, stream=20, number=1),
+        *on_device("triton_poi_fused_add_0", 20, 40, stream=7, number=2),
+        event("triton_poi_fused_add_0", ZERO + 110, ZERO + 120, stream=7, kernel_backend="triton"),
+    ]
+    run = run_of(tmp_path, rank, backend="nccl")
+    assert hta_percent(run) == 30
+    assert our_percent(run) == 20
+    assert TABLES["overlap"](trace_analysis(run))["comp_comm_overlap_pctg"].tolist() == [20]
+    assert run.traces[0].events.query("category == 'cpu_op'")["stream"].tolist() == [-1]
+
+
+@pytest.mark.parametrize("cat", ["cpu_op", "user_annotation", "cuda_runtime", "python_function", "Operator", "Trace"])
+def test_a_stream_alone_makes_no_device_event(tmp_path: Path, cat: str) -> None:
+    host = event("aten::mm", 0, 90, cat=cat, tid=1, stream=7, device=0, correlation=1)
+    run = run_of(tmp_path, [*launched("gemm", 1, 10, 30, correlation=2), host], backend="nccl")
+    assert run.traces[0].events.query("category == @cat and name == 'aten::mm'")["stream"].tolist() == [-1]
+    assert overlaplab.summary(run)["compute_ns"].tolist() == [20_000]
+    lanes = timeline_events(run).lanes
+    assert lanes.loc[lanes["kind"] == "stream", "label"].tolist() == ["rank 0 stream 7"]
+
+
+def test_times_are_not_rounded_to_microseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = [
+        *on_device(NCCL, 0.5, 10.25, stream=20, number=1),
+        *on_device("gemm", 2.5, 4.75, stream=7, number=2),
+    ]
+    run = run_of(tmp_path, rank, backend="nccl")
+    assert our_percent(run) == pytest.approx(100 * 2.25 / 9.75)
+    assert hta_percent(run) == 23.08
+    monkeypatch.delenv("HTA_DISABLE_NS_ROUNDING")
+    assert hta_percent(run) == 11.11  # 1 of 9 µs
+
+
+def test_where_all_communication_is_deepeps(tmp_path: Path) -> None:
+    rank = [
+        *on_device("void deep_ep::intranode::dispatch<2, 768, 8192>(int4*)", 0, 100, stream=20, number=1),
+        *on_device("gemm", 20, 40, stream=7, number=2),
+    ]
+    run = run_of(tmp_path, rank, backend="nccl")
+    assert np.isnan(hta_percent(run))
+    assert our_percent(run) == 20
+
+
+FAMILIES = {
+    "custom all-reduce": "void vllm::cross_device_reduce_1stage<__half, 2>(vllm::RankData*)",
+    "symmetric memory": "void one_shot_all_reduce_kernel<c10::BFloat16, 16, 8>(c10::BFloat16**)",
+    "NVSHMEM": "void nvshmemi_reduce_kernel<int, (rdxn_ops_t)4>(int)",
+    "DeepEP": "void deep_ep::intranode::combine<2, 768, 8192>(int4*)",
+    "RCCL, MSCCL": "void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)",
+    "copy engines": "Memcpy PtoP (Device -> Device)",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_communication_that_is_not_named_after_nccl(tmp_path: Path, family: str) -> None:
+    name = FAMILIES[family]
+    cat = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+    rank = [
+        *on_device("gemm", 0, 50, stream=7, number=1),
+        *on_device(name, 30, 60, stream=20, number=2, cat=cat),
+        *on_device(NCCL, 100, 120, stream=24, number=3),
+    ]
+    run = run_of(tmp_path, rank, backend="nccl")
+    assert hta_percent(run) == 0
+    assert our_percent(run) == 40  # 20 of 30 + 20 µs
+
+
+def test_a_stream_that_waits_computes_nothing(tmp_path: Path) -> None:
+    rank = [
+        *on_device(NCCL, 0, 100, stream=20, number=1),
+        *on_device("gemm", 90, 100, stream=7, number=2),
+        event("Stream Wait Event", ZERO + 70, ZERO + 110, cat="cuda_sync", tid=7, stream=7, device=0, correlation=3),
+    ]
+    run = run_of(tmp_path, rank, backend="nccl")
+    assert hta_percent(run) == 50
+    assert our_percent(run) == 10
+
+
+def test_the_last_step_counts(tmp_path: Path) -> None:
+    """HTA leaves it out unless told otherwise, with all that its steps launched."""
+    rank = []
+    for number, hidden in enumerate((10, 30)):
+        at = ZERO + 200 * number
+        rank += [
+            step(number, at, at + 200),
+            *launched(NCCL, at + 1, at + 50, at + 150, stream=20, correlation=10 * number + 1),
+            *launched("gemm", at + 2, at + 50, at + 50 + hidden, correlation=10 * number + 2),
+        ]
+    run = run_of(tmp_path, rank, backend="nccl")
+    assert hta_percent(run) == 20
+    analysis = TraceAnalysis.__new__(TraceAnalysis)
+    analysis.t = HtaTrace(trace_files={0: run.traces[0].path}, trace_dir="")
+    analysis.t.load_traces(use_multiprocessing=False)
+    assert TABLES["overlap"](analysis)["comp_comm_overlap_pctg"].tolist() == [10]
+    assert our_percent(run) == 20
+
+
+def test_every_difference_is_on_the_page() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "hta.md").read_text()
+    for word in (*FAMILIES, "`stream`", "µs", "NaN", "Stream Wait Event", "last step"):
+        assert word in page, word

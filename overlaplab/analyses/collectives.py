@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from overlaplab.costs.link import ring_factor
 from overlaplab.events import Run, Trace, activity, step_windows
 from overlaplab.evidence.clocks import clocks, corrections
-from overlaplab.evidence.matching import ROOTED
+from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import numbered
@@ -24,7 +24,16 @@ _NUMBERS = ("step", "group_size", "bytes", *_TIMES, "last_rank")
 COLUMNS = (
     *("index", "rank", "step", "group", "group_description", "group_size", "kind", "dtype", "bytes"),
     *("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"),
-    *("transfer_ns", "bus_gb_per_s", "bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "unmatched"),
+    *(
+        "transfer_ns",
+        "bus_gb_per_s",
+        "bus_is_lower_bound",
+        "skew_ns",
+        "within_clock_error",
+        "last_rank",
+        "doubtful",
+        "unmatched",
+    ),
 )
 """The columns of `collectives`, in order."""
 
@@ -46,12 +55,14 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     all-to-all, else 1; null for a group of one or of unknown size), `bus_is_lower_bound` (bool: computed from the
     duration, since transfer is unknown; the shortest of the ranks' durations, or the longest where one rank gives or
     takes all), `skew_ns` (the spread of the known arrivals), `within_clock_error` (boolean: the skew is no larger than
-    the clocks may differ, see `clocks`), `last_rank` (null unless all members' traces are present), `unmatched` (why it
-    has no counterpart on other ranks; null if it is matched, or no other member's trace is present).
+    the clocks may differ, see `clocks`), `last_rank` (null unless all members' traces are present), `doubtful` (bool:
+    matched without a number, and its ends lie so far apart that it may be another one), `unmatched` (why it has no
+    counterpart on other ranks; null if it is matched, or no other member's trace is present).
 
-    `wait_ns` and `transfer_ns` are null unless every member's trace is present, and for send/recv, broadcast, reduce,
-    gather and scatter. Numbers are Int64 and Float64, null where unknown. With selected steps, only collectives that a
-    rank launched in one of them have rows. Raises `OverlaplabError` for an unknown rank or step.
+    `wait_ns` and `transfer_ns` are null unless every member's trace is present, where the match is doubtful (as are
+    `last_rank` and `bus_gb_per_s`), and for send/recv, broadcast, reduce, gather and scatter. Numbers are Int64 and
+    Float64, null where unknown. With selected steps, only collectives that a rank launched in one of them have rows.
+    Raises `OverlaplabError` for an unknown rank or step.
     """
     table = _all(run)
     chosen = {run.traces.index(trace): trace for trace in selected_traces(run, selection)}
@@ -112,6 +123,9 @@ def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.boo
     return place_of
 
 
+_MOVED = ("kind", "size", "bytes", "doubtful")
+
+
 def _measure(table: pd.DataFrame, run: Run) -> None:
     """Add the collectives' own figures: transfer, bus bandwidth, skew, last rank."""
     by = table["match"]
@@ -126,16 +140,17 @@ def _measure(table: pd.DataFrame, run: Run) -> None:
     bound = grouped.transform("max").where(rooted, grouped.transform("min"))
     took = of_last.where(waited, bound).astype("Float64")
     factors = [
-        None if size < 2 or num_bytes < 0 else ring_factor(kind, size) * num_bytes
-        for kind, size, num_bytes in zip(table["kind"], table["size"], table["bytes"], strict=True)
+        None if size < 2 or num_bytes < 0 or doubtful else ring_factor(kind, size) * num_bytes
+        for kind, size, num_bytes, doubtful in zip(*(table[name] for name in _MOVED), strict=True)
     ]
     moved = pd.array(factors, dtype="Float64")
     table["bus_gb_per_s"] = moved / took.mask(took <= 0)
     table["bus_is_lower_bound"] = table["bus_gb_per_s"].notna() & ~waited
     starts = table["arrived_ns"].astype("Int64").where(ran)  # to Int64 before masking: float would round
+    sure = table["complete"] & ~table["doubtful"]
     several = ran & (by.groupby(by).transform("size") > 1).to_numpy()
     table["skew_ns"] = (starts.groupby(by).transform("max") - starts.groupby(by).transform("min")).where(several)
-    table["last_rank"] = table["rank"].where(last).groupby(by).transform("max").where(table["complete"] & several)
+    table["last_rank"] = table["rank"].where(last).groupby(by).transform("max").where(sure & several)
     errors = clocks(run)["error_ns"].to_numpy(np.int64)[table["trace"].to_numpy()]
     error = pd.Series(errors, index=table.index).groupby(by).transform("max")
     table["within_clock_error"] = (table["skew_ns"] <= error).astype("boolean")
@@ -143,7 +158,7 @@ def _measure(table: pd.DataFrame, run: Run) -> None:
 
 _FIRST = (
     *("step", "group", "group_description", "group_size", "kind", "dtype", "bytes", "transfer_ns", "bus_gb_per_s"),
-    *("bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "unmatched"),
+    *("bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "doubtful", "unmatched"),
 )
 
 
@@ -154,8 +169,8 @@ def each_collective(table: pd.DataFrame) -> pd.DataFrame:
     `longest_ns` (the longest that a rank spent in it), `wait_ns` (the longest that a rank waited, null where unknown),
     `waits_ns` (the sum of all ranks' waits), `exposed_ns` (the largest of a rank), and as in `collectives`: `step` (the
     first rank's), `group`, `group_description`, `group_size`, `kind`, `dtype`, `bytes`, `transfer_ns`, `bus_gb_per_s`,
-    `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `unmatched`. Times in ns from the run's start,
-    Int64.
+    `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `doubtful`, `unmatched`. Times
+    in ns from the run's start, Int64.
     """
     own = table.assign(longest_ns=table["end_ns"] - table["start_ns"])
     by = own.groupby("index", sort=False)

@@ -12,6 +12,7 @@ from overlaplab.events import (
     Trace,
     activity,
     found_windows,
+    host_steps,
     longest_names,
     only_ends_recorded,
     rule_of,
@@ -26,7 +27,8 @@ from overlaplab.load import load_run
 __all__ = ["load_ranks"]
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
-    *(rule_of, activity, found_windows, longest_names, said_to_communicate, unknown_communication, only_ends_recorded),
+    *(rule_of, activity, host_steps, found_windows, longest_names),
+    *(said_to_communicate, unknown_communication, only_ends_recorded),
     *(recorded, could_start, purposes, idle_gaps),
 )
 

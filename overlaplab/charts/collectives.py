@@ -81,7 +81,7 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "longest wait of a rank (ms)"))
     lines = tooltip({"part": _KIND.header, "y:Q": _WAIT.title, "x:Q": _TRANSFER.title, "who": "collectives"})
     layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, lines, bounds=False)]
-    title = waits_title(known)
+    title = waits_title(table, known)
     reading = f"A wait ends when the last rank arrives. What took less than {LEAST_MS:g} ms stands at {LEAST_MS:g} ms."
     return finish(
         layers,

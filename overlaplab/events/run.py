@@ -21,6 +21,7 @@ __all__ = [
     "Tables",
     "Trace",
     "empty_table",
+    "extent",
     "known_of",
     "once_per_run",
     "once_per_trace",
@@ -48,10 +49,10 @@ EVENT_COLUMNS = {
 
 `category` is kineto's `cat`; `phase` is `X` for an event with a duration and `i` for an instant; `ts_ns` is Unix time
 in ns; `pid` and `tid` are the process and thread as text. The other columns are -1 where the event has no such number:
-`stream`, `device`, `correlation` (shared by a launch and what it launched), `external_id` (of the operator it belongs
-to), `flow_launch` (shared by the two ends of an arrow from a launch to a kernel) and `flow_backward` (shared by a
-forward operator and its backward; the first, if an event has several arrows). Such a column is int64 if a number in the
-file does not fit into int32.
+`stream` (of a device's event; a host's event has none, whatever its arguments say), `device`, `correlation` (shared by
+a launch and what it launched), `external_id` (of the operator it belongs to), `flow_launch` (shared by the two ends of
+an arrow from a launch to a kernel) and `flow_backward` (shared by a forward operator and its backward; the first, if an
+event has several arrows). Such a column is int64 if a number in the file does not fit into int32.
 """
 
 COLLECTIVE_COLUMNS = {
@@ -203,3 +204,12 @@ def _read(trace: Trace) -> Tables:
 
 def _tables(trace: Trace) -> Tables:
     return trace.tables if isinstance(trace.tables, Tables) else _read(trace)
+
+
+@once_per_trace
+def extent(trace: Trace) -> tuple[int, int] | None:
+    """From the first event's start to the last end, in absolute ns; None without events."""
+    starts = trace.events["ts_ns"]
+    if not len(starts):
+        return None
+    return int(starts.min()), int((starts + trace.events["dur_ns"]).max())

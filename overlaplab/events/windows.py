@@ -17,7 +17,16 @@ from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
 
-__all__ = ["NEXT_STEP", "Window", "found_windows", "main_stream", "step_windows", "window_warnings", "windows"]
+__all__ = [
+    "NEXT_STEP",
+    "Window",
+    "found_windows",
+    "host_steps",
+    "main_stream",
+    "step_windows",
+    "window_warnings",
+    "windows",
+]
 
 NEXT_STEP = "overlaplab::next_step"
 """How `overlaplab slice` renames the first step that it leaves out: it only marks the end of the step before."""
@@ -41,6 +50,12 @@ class Window:
 def step_windows(trace: Trace) -> tuple[Window, ...]:
     """The trace's steps in time order. Without steps: one window over all counted events, if there are any."""
     return found_windows(trace)[0]
+
+
+@once_per_trace
+def host_steps(trace: Trace) -> tuple[Window, ...]:
+    """The host's ProfilerStep ranges in time order, whatever ran in them; the windows are those of the host."""
+    return tuple(step for step, _ in _host_steps(trace.events))
 
 
 def windows(trace: Trace) -> pd.DataFrame:

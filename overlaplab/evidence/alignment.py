@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align"]
+__all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align", "alike", "overlapping"]
 
 LIMIT_NS = 1_000_000
 """The ends of one collective lie no further apart (docs/design.md, "Matching")."""
@@ -24,6 +24,9 @@ NEAR_NS = 50_000
 
 Signatures = NDArray[np.int64]
 """Each collective's fields as numbers, of shape (collectives, fields). 0 means unknown and fits anything."""
+
+
+Spans = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,34 @@ def align(a: Signatures, a_end_ns: NDArray[np.int64], b: Signatures, b_end_ns: N
         (fit for fit in fits if fit.spread_ns <= least + NEAR_NS),
         key=lambda fit: (abs(fit.offset_ns), fit.spread_ns, abs(fit.shift), fit.shift),
     )
+
+
+def overlapping(a: Signatures, a_spans: Spans, b: Signatures, b_spans: Spans) -> Fit | None:
+    """Find the shift with which all pairs overlap in time, by clocks that do not differ; None where there is none.
+
+    No rank is done with a collective before the last one has begun it. So this holds where ends say nothing, as on
+    hosts that share their cores. Spans are starts and ends in ns, of shape (collectives, 2). The shift pairs at least
+    half of the shorter sequence; of several the one whose ends lie closest.
+    """
+    fits = []
+    for shift in range(1 - len(a), len(b)):
+        mine, other = _overlap(len(a), len(b), shift)
+        left, right = a_spans[mine], b_spans[other]
+        if 2 * len(left) < min(len(a), len(b)) or not all(map(_meet, (left[:8], left), (right[:8], right))):
+            continue
+        if _agree(a, b, shift):
+            fits.append((_ranked(np.abs(left[:, 1] - right[:, 1]), len(left) // 2), abs(shift), shift))
+    return None if not fits else Fit(shift=min(fits)[2], offset_ns=0, spread_ns=min(fits)[0])
+
+
+def _meet(a_spans: Spans, b_spans: Spans) -> bool:
+    return bool((np.maximum(a_spans[:, 0], b_spans[:, 0]) <= np.minimum(a_spans[:, 1], b_spans[:, 1]) + NEAR_NS).all())
+
+
+def alike(a: Signatures, b: Signatures) -> bool:
+    """Whether some shift fits the two sequences but for times, which pairs at least half of the shorter one."""
+    shifts = range(1 - len(a), len(b))
+    return any(2 * _pairs(len(a), len(b), shift) >= min(len(a), len(b)) and _agree(a, b, shift) for shift in shifts)
 
 
 def _near_shifts(a_end_ns: NDArray[np.int64], b_end_ns: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,22 +9,28 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, once_per_run
-from overlaplab.evidence.alignment import LIMIT_NS, align
+from overlaplab.events import Run, Trace, host_steps, once_per_run, rule_of
+from overlaplab.evidence.arguments import around
+from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
+from overlaplab.evidence.pairing import SAME_BYTES, paired
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
-from overlaplab.words import to_ms
+from overlaplab.vocabulary import Rule
 
-__all__ = ["ROOTED", "matched"]
+__all__ = ["matched"]
 
-ROOTED = frozenset({"send_recv", "broadcast", "reduce", "gather", "scatter"})
-"""Kinds of collectives in which a late rank need not make the others wait, as not all need all others' data."""
-
-_SAME_BYTES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
-"""Collectives whose larger side has the same size on every rank; an all-to-all's may differ."""
-
-
-_IDENTITY = ("start_ns", "end_ns", "kind", "named", "kind_known", "dtype", "bytes", "sequence")
+_IDENTITY = ("launch_ns", "start_ns", "end_ns", "kind", "named", "kind_known", "dtype", "bytes", "sequence")
 _GROUP = ("group", "group_description", "group_size")
+_PAIRS = ["match", "reason", "doubtful"]
+_LAUNCHES = (
+    "bucket_launch",
+    "gather_launch",
+    "scatter_launch",
+    "param_gather_launch",
+    "all_gather",
+    "post_backward_reduce",
+)
+_NAMES = ("bucket", "unit", "phase", "microbatch")
+"""Labels that launch one collective, and their fields that say which, the same on all ranks."""
 _WORLD = ("", "0", "default_pg")
 """Names of the group of the whole job."""
 
@@ -45,15 +51,15 @@ def matched(run: Run) -> pd.DataFrame:
 
     Columns: `trace` (the index in `run.traces`), `row` (of `recorded`), `match` (the same number for all rows of one
     collective), `reason` (why it could not be matched, else None), `size` (ranks of the group, -1 where unknown),
-    `complete` (bool: all members of the group are matched, except phantoms, which keep nobody waiting).
+    `complete` (bool: all members of the group are matched, except phantoms, which keep nobody waiting), `doubtful`
+    (bool: matched without a number, by ends that lie more than `DOUBTFUL_NS` apart).
 
-    Groups are identified by name and members, and collectives by their number in the group. Without numbers the ranks'
-    sequences are aligned (see `align`). Then matches whose ends lie more than 1 ms apart by corrected clocks are
-    rejected. Sends and receives have no common number and are not matched.
+    Groups are identified by name and members, and their collectives paired by `pairing`. Sends and receives have no
+    common number and are not matched.
     """
     table = _all_recorded(run)
     table["match"] = np.arange(len(table), dtype=np.int64)
-    table["reason"] = None
+    table["reason"], table["doubtful"] = None, False
     sizes = np.full(len(table), -1, dtype=np.int64)
     phantoms = np.zeros(len(table), dtype=np.int64)
     keys = table.attrs.pop("keys")
@@ -63,12 +69,12 @@ def matched(run: Run) -> pd.DataFrame:
         sizes[own.index] = -1 if size is None else size
         phantoms[own.index] = _phantoms(key, size, run)
         pairs = _of_group(own, key, size, run)
-        table.loc[own.index, ["match", "reason"]] = pairs[["match", "reason"]]
+        table.loc[own.index, _PAIRS] = pairs[_PAIRS]
     table["size"] = sizes
-    table["match"] = table["match"].astype(np.int64)
+    table = table.astype({"match": "int64", "doubtful": "bool"})
     ranks = table.groupby("match")["trace"].transform("nunique")
     table["complete"] = table["reason"].isna() & (ranks + phantoms == table["size"])
-    return table[["trace", "row", "match", "reason", "size", "complete"]]
+    return table[["trace", "row", "match", "reason", "size", "complete", "doubtful"]]
 
 
 def _all_recorded(run: Run) -> pd.DataFrame:
@@ -79,6 +85,7 @@ def _all_recorded(run: Run) -> pd.DataFrame:
         table = recorded(trace)[[*_IDENTITY, *_GROUP]].copy()
         table.insert(0, "trace", place)
         table.insert(1, "row", np.arange(len(table)))
+        table["step"], table["label"] = _steps_and_labels(trace)
         identity = list(zip(*(table[name] for name in _GROUP), strict=True))
         codes = {group: numbers.setdefault(_key(trace, *group), len(numbers)) for group in dict.fromkeys(identity)}
         table["key"] = np.array([codes[group] for group in identity], dtype=np.int64)
@@ -86,6 +93,29 @@ def _all_recorded(run: Run) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     table.attrs["keys"] = list(numbers)
     return table
+
+
+def _steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+    """For each of `recorded`'s rows the step in which it was launched, -1 outside all, and its label, empty without."""
+    table = recorded(trace)
+    called, begun = table["host_ns"].to_numpy(np.int64), host_steps(trace)
+    place = np.searchsorted([step.start_ns for step in begun], called, side="right") - 1
+    if begun:
+        place[called >= begun[-1].end_ns] = -1
+    numbers = [-1 if step.step is None else step.step for step in begun]
+    steps = np.array([*numbers, -1], dtype=np.int64)[place]
+    ranges = [label for label in (*labels_of(trace), *fsdp2_ranges_of(trace)) if label.word in _LAUNCHES]
+    any_thread = rule_of(trace) is Rule.GPU
+    spans = pd.DataFrame(
+        {
+            "start_ns": np.array([label.start_ns for label in ranges], dtype=np.int64),
+            "end_ns": np.array([label.end_ns for label in ranges], dtype=np.int64),
+            "thread": np.array([0 if any_thread else label.thread for label in ranges], dtype=np.int64),
+        }
+    )
+    threads = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
+    texts = [" ".join((label.word, *(label.fields.get(key, "") for key in _NAMES))) for label in ranges]
+    return steps, np.array([*texts, ""], dtype=object)[around(spans, threads, table["launch_ns"].to_numpy(np.int64))]
 
 
 def _key(trace: Trace, name: str, description: str, size: int) -> _Key:
@@ -112,7 +142,7 @@ def _phantoms(key: _Key, size: int | None, run: Run) -> int:
 
 def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
     """`match` and `reason` for one group's rows."""
-    result = own[["match", "reason"]].copy()
+    result = own[_PAIRS].copy()
     point_to_point = (own["kind"] == "send_recv") & own["kind_known"]
     untimed = own["start_ns"] == UNKNOWN_NS
     result.loc[point_to_point, "reason"] = "sends and receives are not matched"
@@ -126,13 +156,7 @@ def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.Da
             f"several groups are called {key.name!r}, and nothing tells their members"
         )
         return result
-    numbered = candidates["sequence"] >= 0
-    if set(candidates.loc[numbered, "trace"]) == set(candidates["trace"]):
-        result.loc[candidates.index[~numbered], "reason"] = "nothing tells its number in the group"
-        pairs = _by_number(candidates[numbered])
-    else:
-        pairs = _by_alignment(candidates)
-    result.loc[pairs.index] = _checked(candidates.loc[pairs.index], pairs, here, run)
+    result.loc[candidates.index] = _checked(candidates, paired(candidates, run), here, run)
     return result
 
 
@@ -143,97 +167,42 @@ def _members_here(key: _Key, own: pd.DataFrame, run: Run) -> list[int]:
     return sorted(own["trace"].unique().tolist())
 
 
-def _by_number(candidates: pd.DataFrame) -> pd.DataFrame:
-    """`match` by number. Several with the same number (coalesced ones) match by order, if every rank has as many."""
-    order = candidates.sort_values(["trace", "start_ns"], kind="stable")
-    times = order.groupby(["trace", "sequence"]).cumcount()
-    counts = order.groupby(["trace", "sequence"])["row"].transform("size")
-    uneven = counts.groupby(order["sequence"]).transform("nunique") > 1
-    pairs = pd.DataFrame({"reason": pd.Series(None, index=order.index, dtype=object)})
-    first = order.reset_index().groupby([order["sequence"].to_numpy(), times.to_numpy()])["index"].transform("first")
-    pairs["match"] = first.to_numpy()
-    pairs.loc[uneven, "reason"] = "several have its number, and not as many on every rank"
-    return pairs
-
-
-def _by_alignment(candidates: pd.DataFrame) -> pd.DataFrame:
-    """`match` by aligning the ranks' sequences of collectives."""
-    order = candidates.sort_values(["trace", "start_ns"], kind="stable")
-    signatures = _signatures(order)
-    own = {trace: np.flatnonzero(order["trace"] == trace) for trace in order["trace"].unique()}
-    ends = order["end_ns"].to_numpy(np.int64)
-    fits: dict[int, tuple[int, int]] = {}
-    for reference in sorted(own, key=lambda trace: (-len(own[trace]), trace))[
-        :3
-    ]:  # three tries, as one may be an outlier that fits no other
-        aligned = {reference: (0, 0)}
-        for trace, rows in own.items():
-            mine = own[reference]
-            fit = align(signatures[mine], ends[mine], signatures[rows], ends[rows]) if trace != reference else None
-            if fit is not None:
-                aligned[trace] = (fit.shift, fit.offset_ns)
-        fits = max(fits, aligned, key=len)
-        if len(fits) == len(own):
-            break
-    pairs = pd.DataFrame({"match": order.index, "reason": pd.Series(None, index=order.index, dtype=object)})
-    place = np.full(len(order), UNKNOWN_NS, dtype=np.int64)
-    corrected = ends.copy()
-    for trace, rows in own.items():
-        if trace not in fits or len(fits) == 1:
-            pairs.iloc[rows, 1] = "what its rank did fits no other rank's sequence"
-            continue
-        shift, offset = fits[trace]
-        place[rows] = np.arange(len(rows)) - shift
-        corrected[rows] -= offset
-    paired = place != UNKNOWN_NS
-    together = pd.Series(corrected[paired]).groupby(place[paired])
-    spread = (together.transform("max") - together.transform("min")).to_numpy()
-    first = pd.Series(order.index[paired]).groupby(place[paired]).transform("first").to_numpy()
-    rows = np.flatnonzero(paired)
-    far = spread > LIMIT_NS
-    pairs.iloc[rows[~far], 0] = first[~far]
-    reasons = [f"the ends of those in its place lie {to_ms(apart):.1f} ms apart" for apart in spread[far]]
-    pairs.iloc[rows[far], 1] = np.array(reasons, dtype=object)
-    return pairs
-
-
-def _signatures(table: pd.DataFrame) -> NDArray[np.int64]:
-    """Each collective's fields as numbers, 0 where unknown: kind by name, known kind, dtype, bytes."""
-    kind = table["kind"].where(table["kind_known"], "")
-    even = table["bytes"].where(table["kind"].isin(_SAME_BYTES), -1)
-    codes = [pd.factorize(column.where(column != "", None))[0] + 1 for column in (table["named"], kind, table["dtype"])]
-    return np.column_stack([*codes, even.to_numpy(np.int64) + 1])
-
-
 def _checked(candidates: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[int], run: Run) -> pd.DataFrame:
     """The pairs, dissolved where a rank is missing or the ranks disagree on what it is, with the reason."""
     table = pairs.join(candidates[["trace", "kind", "kind_known", "dtype", "bytes"]])
     table.loc[~table["kind_known"], "kind"] = ""
-    table["bytes"] = table["bytes"].where(table["kind"].isin(_SAME_BYTES) & (table["bytes"] >= 0))
+    table["bytes"] = table["bytes"].where(table["kind"].isin(SAME_BYTES) & (table["bytes"] >= 0))
     matched_ = table["reason"].isna()
     several = pd.Series(False, index=table.index[matched_])
     for column in ("kind", "dtype", "bytes"):
         values = table.loc[matched_, column].replace("", None)
         several |= values.groupby(table.loc[matched_, "match"]).transform("nunique") > 1
-    lacking = _absent(table[matched_], here, run)
+    lacking = _absent(table[matched_], here, run, set(candidates["trace"]))
     pairs.loc[lacking.index, "reason"] = lacking
     pairs.loc[several.index[several], "reason"] = "the ranks that have its number disagree on what it is"
     alone = pairs["reason"].notna()
     pairs.loc[alone, "match"] = pairs.index[alone]
+    pairs.loc[alone, "doubtful"] = False
     return pairs
 
 
-def _absent(table: pd.DataFrame, here: Sequence[int], run: Run) -> pd.Series:
-    """The rows of matches that lack a rank, with the reason: which rank did not record it."""
+def _absent(table: pd.DataFrame, here: Sequence[int], run: Run, recording: set[int]) -> pd.Series:
+    """The rows of matches that lack a rank, with the reason: which rank did not record it, or fits no other.
+
+    `recording` are the traces that recorded collectives of the group, matched or not.
+    """
     match, place = np.unique(table["match"], return_inverse=True)
     present = np.zeros((len(match), len(run.traces)), dtype=bool)
     present[place, table["trace"]] = True
     patterns, pattern = np.unique(present[:, list(here)], axis=0, return_inverse=True)
+    unfit = recording - set(table["trace"])
     messages = []
     for there in patterns:
-        ranks = [str(run.traces[trace].rank) for trace, is_there in zip(here, there, strict=True) if not is_there]
-        shown = ", ".join(ranks[:4]) + (", …" if len(ranks) > 4 else "")
-        messages.append(f"rank {shown} did not record it" if ranks else None)
+        lacking = [trace for trace, is_there in zip(here, there, strict=True) if not is_there]
+        ranks = [str(run.traces[trace].rank) for trace in lacking if trace not in unfit] or lacking
+        shown = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
+        did = "did not record it" if set(lacking) - unfit else "could not be matched"
+        messages.append(f"rank {shown} {did}" if lacking else None)
     reasons = pd.Series(
         np.array([*messages, None], dtype=object)[pattern.ravel()[place]], index=table.index, dtype=object
     )

@@ -13,7 +13,8 @@ import pandas as pd
 from overlaplab.events import Run, activity, once_per_run
 from overlaplab.evidence.arguments import TEXTS
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.matching import ROOTED, matched
+from overlaplab.evidence.matching import matched
+from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.intervals import EMPTY, Intervals, intersect, subtract, total, union
 
@@ -51,7 +52,7 @@ def arrivals(run: Run) -> pd.DataFrame:
     joined = own.join(pd.concat(tables))
     joined["rank"] = pd.array([run.traces[place].rank for place in joined["trace"]], dtype="Int64")
     _agree(joined)
-    known = (joined["complete"] & ~joined["kind"].isin({*ROOTED, ""})).to_numpy()
+    known = (joined["complete"] & ~joined["doubtful"] & ~joined["kind"].isin({*ROOTED, ""})).to_numpy()
     last = joined.groupby("match")["arrived_ns"].transform("max").to_numpy()
     joined["last_ns"] = np.where(known, last, UNKNOWN_NS)
     wait = np.clip(last, joined["start_ns"], joined["end_ns"]) - joined["start_ns"].to_numpy()

@@ -66,8 +66,9 @@ from overlaplab.findings.runs import (
 )
 from overlaplab.findings.summary import summary_advice, summary_scope, summary_title
 from overlaplab.findings.sweeps import sweep_advice, sweep_finding, sweep_notes, sweep_subject, sweep_title
+from overlaplab.findings.unseen import OTHER_RANKS, Unseen, unseen
 from overlaplab.findings.verdict import other_problem, verdict
-from overlaplab.findings.warnings import not_recorded, run_warnings, sees_only_ends, unmatched_notes
+from overlaplab.findings.warnings import not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.windows import (
     clocks_note,
     timeline_advice,
@@ -82,7 +83,9 @@ from overlaplab.findings.windows import (
 __all__ = [
     "CAUSE_MEANINGS",
     "COSTS_ADVICE",
+    "OTHER_RANKS",
     "GatherCost",
+    "Unseen",
     "bandwidth_remarks",
     "bandwidth_title",
     "bucket_notes",
@@ -129,7 +132,6 @@ __all__ = [
     "schedule_notes",
     "schedule_remarks",
     "schedule_title",
-    "sees_only_ends",
     "sent_lead",
     "sent_notes",
     "short_names",
@@ -147,6 +149,7 @@ __all__ = [
     "turn_label",
     "unknown_sizes",
     "unmatched_notes",
+    "unseen",
     "verdict",
     "waits_title",
     "window_advice",

@@ -10,6 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.findings.thresholds import MAJORITY, MOST_CAUSES, MUCH
+from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.findings.verdict import other_problem
 from overlaplab.words import ms, percent, rank_word, shorten
 
@@ -21,7 +22,7 @@ CAUSE_MEANINGS = {
     Cause.BLOCKING: "waited for at once, or launched after the backward",
     Cause.LINK: "takes longer than the compute there is to hide it behind",
     Cause.GAP: "compute paused, but not to wait for it",
-    Cause.UNKNOWN: "waiting for ranks whose traces are missing, or transfer",
+    Cause.UNKNOWN: "waiting for other ranks, or transfer",
 }
 """What each cause means, in a few words."""
 
@@ -69,10 +70,13 @@ def exposed_lead(rows: pd.DataFrame, window: Mapping[str, Any], table: pd.DataFr
     return f"{where}: {ms(window['exposed_comm_ns'])} exposed, {share} of the step{causes}."
 
 
-def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFrame | None = None) -> str:
+def exposed_advice(
+    table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFrame | None = None, unseen: Unseen = OTHER_RANKS
+) -> str:
     """What to do about exposed communication, in a sentence or two.
 
-    Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps.
+    Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps,
+    and what the traces do not show.
     """
     span = int(table["span_ns"].sum())
     if span == 0:
@@ -88,9 +92,15 @@ def exposed_advice(table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFram
     begin = f"Go after {cause.value} first: it is {share} of all exposed communication ({CAUSE_MEANINGS[cause]})."
     if whole - int(sums.sum()) > took:  # compute gaps, which head the table above
         begin += " Compute gaps, the largest part, are pauses of the host that communication does not cause."
-    advice = f"{begin} {_remedy(cause, causes[causes['cause'] == cause])}"
+    if cause is Cause.UNKNOWN and unseen.waits is not None:
+        return f"{begin} What of it is waiting cannot be told: {unseen.waits}."
+    rows = causes[causes["cause"] == cause]
+    advice = f"{begin} {_remedy(cause, rows)}"
+    if cause is Cause.STRAGGLER and (late := _late_rank(rows)) is not None:
+        advice += started_late(unseen, late)
     if cause is not Cause.UNKNOWN and table["exposed_wait_ns"].isna().any():
-        advice += " But some of it may be waiting for other ranks: open all their traces together to tell."
+        why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
+        advice += f" But some of it may be waiting for other ranks: {why}."
     return advice
 
 
@@ -121,8 +131,8 @@ def _remedy(cause: Cause, rows: pd.DataFrame) -> str:
     gathers = rows.groupby(rows["kind"] == "all_gather")["exposed_ns"].sum()
     gathered = int(gathers.get(True, 0)) > MAJORITY * int(gathers.sum())
     if cause is Cause.STRAGGLER:
-        late = rows.groupby("late_rank")["exposed_ns"].sum()
-        who = "the late rank" if late.empty else f"rank {late.idxmax()}"
+        late = _late_rank(rows)
+        who = "the late rank" if late is None else f"rank {late}"
         return f"Balance the ranks' work: look at what {who} does on the timeline while the others wait."
     if cause is Cause.LATE:
         if gathered:
@@ -133,6 +143,12 @@ def _remedy(cause: Cause, rows: pd.DataFrame) -> str:
             return "Gather the first unit before the step begins, or make it smaller."
         return _TAILS[_moved_most(rows)]
     return _REMEDIES[cause]
+
+
+def _late_rank(rows: pd.DataFrame) -> object:
+    """The rank that was waited for longest; None where unknown."""
+    late = rows.groupby("late_rank")["exposed_ns"].sum()
+    return None if late.empty else late.idxmax()
 
 
 def _moved_most(rows: pd.DataFrame) -> str:

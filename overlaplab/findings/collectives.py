@@ -5,7 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.findings.thresholds import LARGE_COLLECTIVE, LITTLE_WAIT, STANDS_OUT
+from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late, why_waits_unknown
 from overlaplab.words import count, ms, percent, rank_word
+
+_ABSENT = "not all members' traces are here"
 
 
 def collectives_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
@@ -18,10 +21,8 @@ def collectives_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     if known.empty:
         took = table.dropna(subset=["start_ns", "end_ns"])
         spent = ms(int((took["end_ns"] - took["start_ns"]).sum()))
-        return (
-            f"{number}, in which ranks spent {spent}. What of it is waiting is unknown: that takes the traces of all"
-            " ranks that took part."
-        )
+        why = why_waits_unknown(table) or "that takes the traces of all ranks that took part"
+        return f"{number}, in which ranks spent {spent}. What of it is waiting is unknown: {why}."
     spent_ns, waited_ns = int((known["end_ns"] - known["start_ns"]).sum()), int(known["wait_ns"].sum())
     first = (
         f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in them,"
@@ -54,18 +55,20 @@ def bandwidth_remarks(table: pd.DataFrame, known: pd.DataFrame) -> list[str]:
     """How many known bandwidths are lower bounds, and how many rows of the table are left out as unknown."""
     remarks = []
     if bounds := int(known["bus_is_lower_bound"].sum()):
-        remarks.append(
-            f"{bounds} of {len(known)} are lower bounds: how long the data took is not known without all ranks."
-        )
-    if len(table) > len(known) > 0:
-        remarks.append(f"{count(len(table) - len(known), 'collective')} left out: size or group unknown.")
+        why = why_waits_unknown(known) or "how long the data took is not known without all ranks"
+        remarks.append(f"{bounds} of {len(known)} are lower bounds: {why}.")
+    doubtful = int(table["doubtful"].sum())
+    if doubtful:
+        remarks.append(f"{count(doubtful, 'collective')} left out: doubtful matches.")
+    if len(table) - doubtful > len(known) > 0:
+        remarks.append(f"{count(len(table) - doubtful - len(known), 'collective')} left out: size or group unknown.")
     return remarks
 
 
-def waits_title(known: pd.DataFrame) -> str:
-    """In how many of these rows, whose wait and transfer are known, the wait was longer."""
+def waits_title(table: pd.DataFrame, known: pd.DataFrame) -> str:
+    """In how many of the rows whose wait and transfer are known the wait was longer."""
     if known.empty:
-        return "Wait and transfer are unknown: not all members' traces are here"
+        return f"Wait and transfer are unknown: {why_waits_unknown(table) or _ABSENT}"
     longer = int((known["wait_ns"] > known["transfer_ns"]).sum())
     return f"In {longer} of {count(len(known), 'collective')} a rank waited longer than the data took"
 
@@ -81,11 +84,17 @@ def late_ranks_title(late: pd.DataFrame) -> str:
     )
 
 
-def collectives_advice(late: pd.DataFrame, table: pd.DataFrame) -> str:
-    """What to do about waiting: takes rows of `overlaplab.stragglers` and of `overlaplab.collectives`."""
+def collectives_advice(late: pd.DataFrame, table: pd.DataFrame, unseen: Unseen = OTHER_RANKS) -> str:
+    """What to do about waiting.
+
+    Takes rows of `overlaplab.stragglers` and of `overlaplab.collectives`, and what the traces do not show.
+    """
     known = table[table["transfer_ns"].notna()]
     if known.empty:
-        return "Open all ranks' traces together to tell waiting from transfer."
+        why = why_waits_unknown(table)
+        if why is None:
+            return "Open all ranks' traces together to tell waiting from transfer."
+        return f"Waiting cannot be told from transfer: {why}."
     per_collective = known.drop_duplicates("index")
     transfer, wait = int(per_collective["transfer_ns"].sum()), int(known["wait_ns"].sum())
     little = LITTLE_WAIT * transfer * max(known["rank"].nunique(), 1)
@@ -99,4 +108,5 @@ def collectives_advice(late: pd.DataFrame, table: pd.DataFrame) -> str:
     return (
         f"Look first at rank {worst['rank']}: it came last {worst['last']} of {worst['collectives']} times, and the"
         f" others together waited {ms(int(worst['cost_ns']))} for it. Compare its compute with theirs on the timeline."
+        f"{started_late(unseen, worst['rank'])}"
     )

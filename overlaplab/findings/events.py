@@ -71,6 +71,7 @@ def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
         ("bus bandwidth", None if bus is None else f"{bus:.2f} GB/s{bound}"),
         ("skew of starts", None if collective["skew_ns"] is None else f"{_exact(collective['skew_ns'])}{error}"),
         ("last rank", collective["last_rank"]),
+        ("match across ranks", "doubtful: the ranks' ends lie far apart" if collective["doubtful"] else None),
         (
             "not matched across ranks",
             None if collective["unmatched"] is None else shorten(collective["unmatched"], 200),

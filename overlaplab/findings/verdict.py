@@ -10,6 +10,7 @@ import pandas as pd
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import rows_of, worst_step
 from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MAJORITY, MOST_RANKS, MUCH
+from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, shorten
 
@@ -19,14 +20,13 @@ def verdict(
     manifest: Manifest | None,
     causes: pd.DataFrame | None = None,
     idled: pd.DataFrame | None = None,
-    *,
-    only_ends: bool = False,
+    unseen: Unseen = OTHER_RANKS,
 ) -> str:
     """The summary in a few sentences.
 
     Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps.
-    The second shows which ranks were waited for, the third what the problem is if it is not communication. `only_ends`:
-    of some collectives only the kernels at either end were recorded, so what is hidden of communication is unknown.
+    The second shows which ranks were waited for, the third what the problem is if it is not communication. `unseen`:
+    what the traces do not show.
     """
     if table.empty:
         return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
@@ -43,12 +43,14 @@ def verdict(
         sentences.append(
             f"How much of communication is hidden is unknown: of low-latency DeepEP only the kernels that send and that"
             f" receive are seen ({share} of their and the others' time{over} is hidden), not the time between."
-            if only_ends
+            if unseen.only_ends
             else f"{share} of communication time{over} is hidden."
         )
+    if (late := _waited_for(worst_step(table), causes)) is not None and len(late):
+        sentences.append(started_late(unseen, late.index[0]).strip())
     if (other := other_problem(table, causes, idled)) is not None:
         sentences.append(other)
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
 
 
 def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None) -> str | None:
@@ -118,14 +120,19 @@ def _number(ns: int) -> str:
     return ms(ns).removesuffix(" ms")
 
 
-def _for_whom(window: Mapping[str, Any], causes: pd.DataFrame | None) -> str:
-    """The ranks that came last, the one waited for longest first."""
+def _waited_for(window: Mapping[str, Any], causes: pd.DataFrame | None) -> pd.Series | None:
+    """For how long this rank and step waited for each late rank, the longest first."""
     if causes is None:
-        return " for other ranks"
+        return None
     rows = rows_of(causes, window)
     waits = rows[(rows["cause"] == Cause.STRAGGLER) & rows["late_rank"].notna()]
-    late = waits.groupby("late_rank")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
-    if late.empty:
+    return waits.groupby("late_rank")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
+
+
+def _for_whom(window: Mapping[str, Any], causes: pd.DataFrame | None) -> str:
+    """The ranks that came last, the one waited for longest first."""
+    late = _waited_for(window, causes)
+    if late is None or late.empty:
         return " for other ranks"
     if len(late) == 1:
         return f" for rank {late.index[0]}"

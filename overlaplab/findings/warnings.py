@@ -19,6 +19,7 @@ from overlaplab.events import (
     window_warnings,
 )
 from overlaplab.evidence.clocks import clocks
+from overlaplab.evidence.pairing import DOUBTFUL_NS
 from overlaplab.findings.runs import link_missed
 from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS
 from overlaplab.vocabulary import Rule
@@ -81,11 +82,6 @@ def _communication_warnings(run: Run) -> list[str]:
     return warnings
 
 
-def sees_only_ends(run: Run) -> bool:
-    """Whether of some collectives only the kernels at either end were recorded, as `verdict` needs to know."""
-    return any(map(only_ends_recorded, run.traces))
-
-
 def not_recorded(run: Run) -> str | None:
     """Why there is nothing to show, and what to do, if device activity was not recorded; None if it was."""
     missing = unrecorded(run)
@@ -135,9 +131,17 @@ def _nothing_counts(run: Run, silent: Sequence[Trace]) -> str:
 
 
 def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    """How many rows of `overlaplab.collectives` have no counterpart on other ranks, a line per reason."""
+    """How many rows of `overlaplab.collectives` have no counterpart on other ranks, a line per reason; and how many
+    collectives are matched with doubt.
+    """
     reasons = Counter(table["unmatched"].dropna()).most_common(MOST_REASONS)
-    return tuple(f"{number} without a counterpart: {reason}" for reason, number in reasons)
+    notes = [f"{number} without a counterpart: {reason}" for reason, number in reasons]
+    if doubtful := int(table.loc[table["doubtful"], "index"].nunique()):
+        notes.append(
+            f"{count(doubtful, 'collective')} matched in doubt, as their ends lie more than {ms(DOUBTFUL_NS)} apart on"
+            " the ranks: left out of bandwidths and waits"
+        )
+    return tuple(notes)
 
 
 def _clock_warnings(run: Run) -> tuple[str, ...]:

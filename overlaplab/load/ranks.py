@@ -12,12 +12,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Tables, Trace, once_per_trace
+from overlaplab.events import Tables, Trace, extent
 from overlaplab.load.file import TraceFile
 from overlaplab.load.merged import rank_masks
 from overlaplab.load.places import Located
 
-__all__ = ["assigned", "extent", "named", "names_rank", "one_recording", "traces_of"]
+__all__ = ["assigned", "named", "names_rank", "one_recording", "traces_of"]
 
 _RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d{1,18})(?!\d)|worker(\d{1,18})(?:_|(?:\.\d+)?\.pt\.trace\.json)", re.I)
 """torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
@@ -150,15 +150,6 @@ def _by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
         groups[-1].append(trace)
         reached = max(reached, end)
     return groups
-
-
-@once_per_trace
-def extent(trace: Trace) -> tuple[int, int] | None:
-    """From the first event's start to the last end, in absolute ns; None without events."""
-    starts = trace.events["ts_ns"]
-    if not len(starts):
-        return None
-    return int(starts.min()), int((starts + trace.events["dur_ns"]).max())
 
 
 def _refuse(first: Trace, second: Trace) -> None:

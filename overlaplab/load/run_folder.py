@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace
+from overlaplab.events import Run, Trace, extent
 from overlaplab.folders import MANIFEST_NAME, run_folders
 from overlaplab.load import cache as kept
 from overlaplab.load.file import NotATraceError
 from overlaplab.load.limits import MAX_TRACES
 from overlaplab.load.opening import Opened, Opening
 from overlaplab.load.places import manifest_text, sources
-from overlaplab.load.ranks import assigned, extent, named, names_rank, one_recording
+from overlaplab.load.ranks import assigned, named, names_rank, one_recording
 from overlaplab.load.reading import Advance, read_all, work_on_each
 from overlaplab.manifest import Manifest
 

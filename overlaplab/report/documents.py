@@ -42,9 +42,9 @@ from overlaplab.findings import (
     no_fastest,
     run_warnings,
     schedule_notes,
-    sees_only_ends,
     sweep_finding,
     sweep_notes,
+    unseen,
     verdict,
 )
 from overlaplab.report.records import plain_value, records
@@ -102,8 +102,8 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         found.setdefault(window["rank"], []).append(step | {"causes": records(own.drop(columns=["rank", "step"]))})
     worst = None if table.empty else worst_step(table)
     return {
-        "verdict": verdict(table, run.manifest, causes, idled, only_ends=sees_only_ends(run)),
-        "advice": exposed_advice(table, causes, idled),
+        "verdict": verdict(table, run.manifest, causes, idled, unseen(run)),
+        "advice": exposed_advice(table, causes, idled, unseen(run)),
         "worst": None if worst is None else {name: plain_value(worst[name]) for name in ("rank", "step")},
         "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},
         "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in found.items()],

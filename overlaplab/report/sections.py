@@ -36,7 +36,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
     worst = analyses.worst_step(table) if len(table) else {}
     found = (
         summary_section(table, note, tables.totals if len(table) > MOST_ROWS else None),
-        exposed_section(table, tables.exposed, tables.idle),
+        exposed_section(table, tables.exposed, tables.idle, unseen=tables.unseen),
         _timeline(tables, worst, note),
         buckets_section(_one_window(tables.buckets, worst), note),
         gathers_section(_one_window(tables.schedule, worst), tables.scatters, table, manifest, note),
@@ -46,6 +46,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             manifest.link if manifest else None,
             note,
             tables.communication_by,
+            tables.unseen,
         ),
     )
     return (shown(section) for section in found if section is not None)

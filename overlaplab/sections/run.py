@@ -50,7 +50,11 @@ def summary_section(table: pd.DataFrame, note: str | None, totals: pd.DataFrame 
 
 
 def exposed_section(
-    table: pd.DataFrame, causes: pd.DataFrame, idle: pd.DataFrame, over: str = "all ranks and steps"
+    table: pd.DataFrame,
+    causes: pd.DataFrame,
+    idle: pd.DataFrame,
+    over: str = "all ranks and steps",
+    unseen: findings.Unseen = findings.OTHER_RANKS,
 ) -> Section | None:
     """Rows of `summary`, `exposed` and `idle` about the same ranks and steps, which `over` names."""
     if causes.empty:
@@ -62,7 +66,7 @@ def exposed_section(
         title="Where the exposed time went",
         lead=findings.exposed_lead(rows, window, table),
         blocks=[*spots, tables.causes_rows(table, causes, over)],
-        advice=(findings.exposed_advice(table, causes, idle),),
+        advice=(findings.exposed_advice(table, causes, idle, unseen),),
     )
 
 
@@ -143,6 +147,7 @@ def collectives_section(
     link: Link | None,
     note: str | None,
     by_kind: pd.DataFrame | None = None,
+    unseen: findings.Unseen = findings.OTHER_RANKS,
 ) -> Section | None:
     """Rows of `collectives`, `stragglers` and, if given, `communication_by` about the same ranks and steps."""
     if table.empty:
@@ -165,5 +170,5 @@ def collectives_section(
         title="Collectives",
         lead=findings.collectives_lead(table, late),
         blocks=blocks,
-        advice=(findings.collectives_advice(late, table),),
+        advice=(findings.collectives_advice(late, table, unseen),),
     )

@@ -51,15 +51,13 @@ class RunTables:
     peaks = _whole(analyses.peaks)
     timeline = _whole(timeline_events)
     warnings = _whole(findings.run_warnings)
-    only_ends = _whole(findings.sees_only_ends)
+    unseen = _whole(findings.unseen)
 
     @cached_property
     def verdict(self) -> str:
         """The verdict on the selected ranks and steps, or why there is none."""
         missing = findings.not_recorded(self.run) if self.summary.empty else None
-        return missing or findings.verdict(
-            self.summary, self.manifest, self.exposed, self.idle, only_ends=self.only_ends
-        )
+        return missing or findings.verdict(self.summary, self.manifest, self.exposed, self.idle, self.unseen)
 
     @property
     def manifest(self) -> Manifest | None:

@@ -66,6 +66,7 @@ class CollectiveDetails(TypedDict):
     skew_ns: int | None
     within_clock_error: bool | None
     last_rank: int | None
+    doubtful: bool
     unmatched: str | None
     peers: list[Peer]
     """All ranks with a trace, this one included, in order of rank."""

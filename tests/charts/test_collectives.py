@@ -54,6 +54,7 @@ def row(index: int, rank: int, **changes: Any) -> dict[str, Any]:
         "skew_ns": 0,
         "within_clock_error": True,
         "last_rank": 1,
+        "doubtful": False,
         "unmatched": None,
     } | changes
 

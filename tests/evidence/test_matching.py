@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 from made_ranks import carried, carried_all, group, groups_of
-from made_traces import event, launched, run_of
+from made_traces import event, gloo, launched, run_of, step
 
 import overlaplab
 from overlaplab import Run
 from overlaplab.evidence.matching import matched
 from overlaplab.evidence.recorded import recorded
+from overlaplab.findings import unmatched_notes
 
 
 def matches(run: Run) -> list[tuple[tuple[int, float], ...]]:
@@ -139,14 +141,135 @@ def test_ends_further_apart_than_a_millisecond_are_no_match(tmp_path: Path) -> N
 
 def test_sequences_of_other_kinds_do_not_fit(tmp_path: Path) -> None:
     run = run_of(tmp_path, kernels(1000, 5000), kernels(1000, 5000, kind="AllGather"), backend="nccl")
-    assert set(reasons(run)) == {"what its rank did fits no other rank's sequence"}
+    assert reasons(run) == [
+        f"its rank's collectives differ from rank {other}'s in kind, type, size or label" for other in (1, 1, 0, 0)
+    ]
 
 
 def test_a_rank_that_fits_no_other_is_named_as_missing(tmp_path: Path) -> None:
     odd = kernels(1000, 5000, 7000, kind="AllGather")
     run = run_of(tmp_path, odd, kernels(1000, 5000), kernels(1001, 5001), backend="nccl")
-    assert reasons(run) == ["what its rank did fits no other rank's sequence"] * 3 + ["rank 0 did not record it"] * 4
+    odd_one = "its rank's collectives differ from rank 1's in kind, type, size or label"
+    assert reasons(run) == [odd_one] * 3 + ["rank 0 could not be matched"] * 4
     assert [len(found) for found in matches(run)] == [1] * 7
+
+
+def gloo_rank(*spans: tuple[float, float], steps: Sequence[tuple[int, float]] = (), sizes: Sequence[int] = ()) -> Any:
+    """All-reduces of plain gloo, launched 5 µs before they start; steps as (number, start) until 100 ms."""
+    found = []
+    for number, (start, end) in enumerate(spans):
+        shape = [[sizes[number]]] if sizes else []
+        told: dict[str, Any] = {"Input Dims": [shape], "Input type": ["TensorList"]} if sizes else {}
+        found += [event("c10d::allreduce_", start - 5, start - 4, **told), gloo(start, end)]
+    for (number, start), end in zip(steps, [*(start for _, start in steps[1:]), 100_000.0], strict=False):
+        found.append(step(number, start, end))
+    return found
+
+
+SPANS = [(1000, 1900), (4000, 9000), (11_000, 15_000), (20_000, 20_800), (30_000, 39_000)]
+LOADED = [(1200, 6000), (6300, 9900), (14_000, 18_000), (20_100, 29_000), (38_000, 39_100)]
+"""As one rank has them, and another one that has to share its cores: ends differ by up to 8 ms."""
+
+
+def test_on_a_loaded_machine_equal_sequences_match(tmp_path: Path) -> None:
+    run = run_of(tmp_path, gloo_rank(*SPANS), gloo_rank(*LOADED))
+    assert matches(run) == [((0, mine[0]), (1, other[0])) for mine, other in zip(SPANS, LOADED, strict=True)]
+    assert reasons(run) == [None] * 10
+    table = overlaplab.collectives(run)
+    assert table["wait_ns"].tolist()[:4] == [200_000, 0, 2_300_000, 0]
+    assert not table["doubtful"].any()
+
+
+def test_equal_sequences_of_different_steps_are_told_apart(tmp_path: Path) -> None:
+    """Rank 1 has recorded one step more and one less: by kind and size every step is as the next."""
+    steps = [(number, 1000.0 * (10 * number)) for number in range(1, 6)]
+    spans = [(start + 1000, start + 1900) for _, start in steps]
+    loaded = [(start + 1200, start + 6000) for _, start in steps]
+    run = run_of(tmp_path, gloo_rank(*spans[:4], steps=steps[:4]), gloo_rank(*loaded[1:], steps=steps[1:]))
+    assert [pair for pair in matches(run) if len(pair) > 1] == [
+        ((0, mine[0]), (1, other[0])) for mine, other in zip(spans[1:4], loaded[1:4], strict=True)
+    ]
+    assert reasons(run) == ["rank 1 did not record it", *[None] * 6, "rank 0 did not record it"]
+
+
+@pytest.mark.parametrize("label", ["engine::bucket_launch bucket={}", "FSDP::post_backward_reduce (layers.{})"])
+def test_labels_tell_collectives_of_equal_size_apart(tmp_path: Path, label: str) -> None:
+    def rank(number: int) -> list[dict[str, Any]]:
+        return [event(label.format(number), 990, 998, cat="user_annotation"), *gloo_rank(SPANS[0])]
+
+    assert len(matches(run_of(tmp_path / "a", rank(1), rank(1)))) == 1
+    run = run_of(tmp_path / "b", rank(1), rank(2))
+    assert reasons(run) == [
+        f"its rank's collectives differ from rank {other}'s in kind, type, size or label" for other in (1, 0)
+    ]
+
+
+def test_what_ended_before_another_rank_began_is_another_collective(tmp_path: Path) -> None:
+    """By one clock, all 20 ms apart: the ranks recorded different stretches of the same length."""
+    ends = [20_000.0 * number + 1000 for number in range(5)]
+    one, other = ([(end - 300 + shift, end + shift) for end in ends] for shift in (0, 40_000))
+    run = run_of(tmp_path, gloo_rank(*one), gloo_rank(*other))
+    pairs = [pair for pair in matches(run) if len(pair) > 1]
+    assert pairs == [((0, mine[0]), (1, mine[0])) for mine in one[2:]]
+
+
+def busy(seed: int) -> list[tuple[float, float]]:
+    """Twelve that begin every 10 ms, and end whenever the rank gets a core again."""
+    chance = random.Random(seed)
+    return [(10_000.0 * n + 1000, 10_000.0 * n + 2000 + chance.randint(0, 70) * 100) for n in range(12)]
+
+
+def test_steps_that_differ_leave_the_others_matched(tmp_path: Path) -> None:
+    """Rank 1 lacks one of step 8."""
+    steps = [(7, 0.0), (8, 40_000.0), (9, 80_000.0)]
+    mine, other = busy(1), busy(2)
+    run = run_of(tmp_path, gloo_rank(*mine, steps=steps), gloo_rank(*other[:5], *other[6:], steps=steps))
+    pairs = [pair for pair in matches(run) if len(pair) > 1]
+    assert pairs == [((0, start), (1, start)) for start, _ in (*mine[:4], *mine[8:])]
+    assert set(reasons(run)) == {None, "the ranks launched different collectives in its step"}
+
+
+def test_where_one_rank_recorded_fewer_those_match_that_overlap(tmp_path: Path) -> None:
+    """By kind and size each is as the next, and the ends differ at random."""
+    mine, other = busy(1), busy(2)
+    run = run_of(tmp_path, gloo_rank(*mine), gloo_rank(*other[1:]))
+    assert [pair for pair in matches(run) if len(pair) > 1] == [((0, start), (1, start)) for start, _ in mine[1:]]
+    assert reasons(run) == ["rank 1 did not record it", *[None] * 22]
+
+
+def test_times_that_fit_no_clock_are_the_reason(tmp_path: Path) -> None:
+    rank0, rank1 = (0, 31_000, 60_000, 75_000, 190_000), (900_000, 950_000, 1_500_000, 1_504_000, 1_790_000)
+    run = run_of(tmp_path, kernels(*(end + 100 for end in rank0)), kernels(*rank1), backend="nccl")
+    fits = "its rank's collectives are as rank {}'s, but end at times that fit no offset between the clocks"
+    assert reasons(run) == [fits.format(1)] * 5 + [fits.format(0)] * 5
+
+
+@pytest.mark.parametrize(("apart", "doubtful"), [(99, False), (101, True), (913, True)])
+def test_a_match_whose_ends_lie_apart_is_doubtful(tmp_path: Path, apart: float, doubtful: bool) -> None:
+    """It is left out of bandwidths and waits."""
+    ends = [1000, 5000, 9000, 14_000]
+    run = run_of(tmp_path, kernels(*ends), kernels(1000, 5000, 9000 + apart, 14_000, length=1000), backend="nccl")
+    table = overlaplab.collectives(run)
+    assert table["doubtful"].tolist() == [False] * 4 + [doubtful] * 2 + [False] * 2
+    assert table["unmatched"].isna().all()
+    assert table["wait_ns"].isna().tolist() == table["doubtful"].tolist()
+    assert table["transfer_ns"].isna().tolist() == table["doubtful"].tolist()
+    assert table["last_rank"].isna().tolist() == table["doubtful"].tolist()
+    lost = "1 collective matched in doubt, as their ends lie more than 0.10 ms apart on the ranks"
+    assert [note.partition(":")[0] for note in unmatched_notes(table)] == ([lost] if doubtful else [])
+
+
+def test_a_doubtful_match_has_no_bandwidth(tmp_path: Path) -> None:
+    ranks = []
+    for late in (0, 369):
+        ranks.append([])
+        for number, end in enumerate((1000, 5000 + late, 9000)):
+            kernel = launched("ncclDevKernel_AllReduce", end - 900, end - 800, end, correlation=number + 1)
+            kernel[1]["args"] |= {"Collective name": "allreduce", "In msg nelems": 1 << 20, "dtype": "Float"}
+            ranks[-1] += kernel
+    table = overlaplab.collectives(run_of(tmp_path, *ranks, backend="nccl"))
+    assert table["bytes"].tolist() == [4 << 20] * 6
+    assert table["bus_gb_per_s"].isna().tolist() == table["doubtful"].tolist() == [False] * 2 + [True] * 2 + [False] * 2
 
 
 def test_a_kernel_whose_launch_was_not_recorded_counts(tmp_path: Path) -> None:

@@ -93,9 +93,9 @@ def test_of_low_latency_deepep_the_time_between_is_not_seen(
 ) -> None:
     """With a receive hook one launch sends and another receives; in between the network moves the data."""
     run = run_of(tmp_path, kernels(*(LOW_LATENCY.format(word) for word in words), "gemm"), [op("mm", 0, 9)])
-    assert findings.sees_only_ends(run) is only_ends
+    assert findings.unseen(run).only_ends is only_ends
     table = overlaplab.summary(run)
-    told = findings.verdict(table, None, only_ends=findings.sees_only_ends(run))
+    told = findings.verdict(table, None, unseen=findings.unseen(run))
     warnings = [line for line in findings.run_warnings(run) if "low-latency DeepEP on rank 0" in line]
     if only_ends:
         assert "How much of communication is hidden is unknown" in told

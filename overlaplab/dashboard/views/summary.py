@@ -35,19 +35,19 @@ def page() -> None:
     if section is None:
         nothing_counts(opened)
         return
-    lead(findings.verdict(table, opened.manifest, causes, idle, only_ends=opened.only_ends), note)
+    lead(findings.verdict(table, opened.manifest, causes, idle, opened.unseen), note)
     show_warnings(opened)
     chart, rows = section.blocks
     show_block(chart)
     over = "all ranks and steps" if ranks is None and step is None else "the chosen ranks and steps"
-    exposed = exposed_section(table, causes, idle, over)
+    exposed = exposed_section(table, causes, idle, over, opened.unseen)
     row = None if exposed is None else show_section(exposed, choose="exposed_table")
     if row is not None:
         show_spot(opened, row["start_ns"], row["end_ns"], row["rank"], room=0.2, least_ns=50_000)
     st.header("In figures", anchor=False)
     show_block(rows)
     _costs(opened, table)
-    what_to_do([findings.exposed_advice(table, causes, idle)])
+    what_to_do([findings.exposed_advice(table, causes, idle, opened.unseen)])
 
 
 def _costs(opened: Opened, windows: pd.DataFrame) -> None:

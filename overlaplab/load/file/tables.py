@@ -20,7 +20,7 @@ from overlaplab.load.file.communication import Communication
 from overlaplab.load.file.decode import NO_ARGUMENTS, Arguments, Event
 from overlaplab.load.file.spans import Spans
 from overlaplab.load.file.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds
-from overlaplab.vocabulary import category_of_uncategorised
+from overlaplab.vocabulary import HOST_CATEGORIES, category_of_uncategorised
 
 __all__ = ["Gathered"]
 
@@ -154,6 +154,9 @@ class Gathered:
             self.repairs["baseTimeNanoseconds beyond what 64 bits hold was taken as absent"] += 1
         arrows = {name: self._arrows.column(name, self.columns) for name in ("flow_launch", "flow_backward")}
         events, order = self.columns.table(base_ns, arrows)
+        launching = events["category"].isin(HOST_CATEGORIES) & (events["stream"] >= 0)
+        if launching.any():  # Inductor's ranges, and HIP's calls, name the stream that they launch on
+            events.loc[launching, "stream"] = -1
         position = np.empty(len(order), dtype=np.intp)
         position[order] = np.arange(len(order))
         return Tables(

@@ -1,0 +1,233 @@
+"""How the collectives of one group are paired across ranks (docs/design.md, "Matching"): by number; where there is none
+by label, step and place in the sequence; last by times.
+
+All of this gives a table with the index of `candidates`: `match` (the same number for all rows of one collective),
+`reason` (why a row has no counterpart, else None), `doubtful` (bool: paired, but its ends lie too far apart).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.events import Run, rule_of
+from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, alike, overlapping
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.vocabulary import Rule
+from overlaplab.words import to_ms
+
+__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "paired"]
+
+DOUBTFUL_NS = 100_000
+"""A collective that was paired on a device without a number ends on all ranks within less than this: on whole jobs of 8
+ranks within 7 µs. With ends further apart it is not used for waits and bandwidths."""
+
+ROOTED = frozenset({"send_recv", "broadcast", "reduce", "gather", "scatter"})
+"""Kinds of collectives in which a late rank need not make the others wait, as not all need all others' data."""
+
+SAME_BYTES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
+"""Collectives whose larger side has the same size on every rank; an all-to-all's may differ."""
+
+_FAR = "the ends of those in its place lie {:.1f} ms apart"
+
+
+def paired(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """Pair one group's collectives whose execution is known.
+
+    `candidates` has `trace` (index in `run.traces`), the fields of `recorded`, `step` and `label` (see `matching`).
+    """
+    numbered = candidates["sequence"] >= 0
+    if set(candidates.loc[numbered, "trace"]) == set(candidates["trace"]):
+        pairs = _by_number(candidates[numbered])
+        without = candidates.index[~numbered]
+        return pd.concat([pairs, _table(without, match=without, reason="nothing tells its number in the group")])
+    order = _in_order(candidates)
+    device = any(rule_of(run.traces[trace]) is Rule.GPU for trace in order["trace"].unique())
+    stepped = bool((order["step"] >= 0).groupby(order["trace"]).any().all())
+    sequence = _by_sequence(order, stepped=stepped, device=device, strict=True)
+    if sequence is None and stepped and not device:  # on a device ends tell more than unequal steps
+        sequence = _by_sequence(order, stepped=stepped, device=device, strict=False)
+    if sequence is not None:
+        return sequence
+    pairs = _by_times(order, run, device=device)
+    if pairs["reason"].notna().groupby(order["trace"]).all().any():  # a rank's times fit no other's
+        sequence = _by_sequence(order, stepped=stepped, device=device, strict=False)
+    return pairs if sequence is None else sequence
+
+
+def _table(index: pd.Index, *, match: object, reason: object = None, doubtful: object = False) -> pd.DataFrame:
+    table = pd.DataFrame({"match": match, "reason": reason, "doubtful": doubtful}, index=index)
+    return table.astype({"match": "int64", "reason": "object", "doubtful": "bool"})
+
+
+def _by_number(candidates: pd.DataFrame) -> pd.DataFrame:
+    """Several with the same number (coalesced ones) are paired by order, if every rank has as many."""
+    order = candidates.sort_values(["trace", "start_ns"], kind="stable")
+    times = order.groupby(["trace", "sequence"]).cumcount()
+    counts = order.groupby(["trace", "sequence"])["row"].transform("size")
+    uneven = counts.groupby(order["sequence"]).transform("nunique") > 1
+    first = order.reset_index().groupby([order["sequence"].to_numpy(), times.to_numpy()])["index"].transform("first")
+    pairs = _table(order.index, match=first.to_numpy())
+    pairs.loc[uneven, "reason"] = "several have its number, and not as many on every rank"
+    return pairs
+
+
+def _in_order(candidates: pd.DataFrame) -> pd.DataFrame:
+    """By trace, then in order of launch, which is the same on all ranks, or of start where a launch is unknown."""
+    launched = (candidates["launch_ns"] != UNKNOWN_NS).all()
+    return candidates.sort_values(["trace", "launch_ns" if launched else "start_ns"], kind="stable")
+
+
+def _by_sequence(order: pd.DataFrame, *, stepped: bool, device: bool, strict: bool) -> pd.DataFrame | None:
+    """Pair by place in the step, or in the whole recording where a rank has no steps.
+
+    None unless the sequences are equal on all ranks and could have happened so: no rank was done with a collective
+    before another one began it. If not `strict`, one step in which they are equal is enough, and without steps the
+    clocks may differ.
+    """
+    traces, members = order["trace"], order["trace"].nunique()
+    segment = order["step"] if stepped else pd.Series(0, index=order.index)
+    place = order.groupby([traces, segment]).cumcount()
+    match = order.groupby([segment, place]).ngroup()
+    equal = _equal(order, segment, match)
+    common = traces.groupby(segment).transform("nunique") == members
+    inside = segment >= 0
+    enough = (common & inside & equal).any() and (stepped or strict or len(order) >= members * FEWEST)
+    if not enough or (strict and not equal[inside].all()):
+        return None
+    kept = order[equal]
+    offsets = _offsets(kept, match[equal], zero=strict and not stepped)
+    if offsets is None:
+        return None
+    pairs = _table(order.index, match=_firsts(order.index, match))
+    pairs.loc[~equal, "match"] = order.index[~equal]
+    pairs.loc[~equal & inside, "reason"] = "the ranks launched different collectives in its step"
+    pairs.loc[~equal & ~inside, "reason"] = "it was launched outside all steps, where the ranks' recordings differ"
+    if device:  # where a collective ends on all ranks at once
+        spread = _spread(kept, match[equal], offsets)
+        if np.median(spread) > LIMIT_NS:
+            return None
+        _doubt(pairs, kept.index, spread)
+    return pairs
+
+
+def _equal(order: pd.DataFrame, segment: pd.Series, match: pd.Series) -> pd.Series:
+    """Of each row whether its segment holds the same collectives on all ranks that recorded it."""
+    sizes = order.groupby([segment, order["trace"]])["row"].transform("size")
+    even = sizes.groupby(segment).transform("nunique") == 1
+    for codes in _signatures(order).T:
+        known = pd.Series(codes, index=order.index).where(codes != 0)
+        even &= known.groupby(match).transform("nunique") <= 1
+    return even.groupby(segment).transform("all")
+
+
+def _offsets(order: pd.DataFrame, match: pd.Series, *, zero: bool) -> dict[int, int] | None:
+    """How far each trace's clock is ahead of the first one's: the median of the ends' differences.
+
+    None where the collectives could not have happened so. `zero`: with clocks that do not differ.
+    """
+    numbers, traces = match.to_numpy(), order["trace"].to_numpy()
+    starts, ends = order["start_ns"].to_numpy(np.int64), order["end_ns"].to_numpy(np.int64)
+    binds = ~order["kind"].isin({*ROOTED, ""}).to_numpy()
+    first, *others = order["trace"].unique().tolist()
+    own = np.flatnonzero(traces == first)
+    offsets = {first: 0}
+    for trace in others:
+        its = np.flatnonzero(traces == trace)
+        _, at, its_at = np.intersect1d(numbers[own], numbers[its], return_indices=True)
+        if not len(at):
+            return None
+        mine, other = own[at], its[its_at]
+        offsets[trace] = offset = _middle(ends[other] - ends[mine])
+        least, most = -LIMIT_NS + offset, LIMIT_NS + offset
+        if (bound := binds[mine] & binds[other]).any():
+            least = int((starts[other] - ends[mine])[bound].max()) - NEAR_NS
+            most = int((ends[other] - starts[mine])[bound].min()) + NEAR_NS
+        if least > most or (zero and not least <= 0 <= most):
+            return None
+    return offsets
+
+
+def _middle(values: NDArray[np.int64]) -> int:
+    """The median, exact for numbers that floats would round."""
+    return int(np.sort(values)[(len(values) - 1) // 2])
+
+
+def _by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFrame:
+    """Align the ranks' sequences, which begin and end at different ones, by when the collectives ran.
+
+    On hosts they overlap in time (see `overlapping`). On a device, or where clocks differ, they end together (see
+    `align`), and those whose ends lie more than 1 ms apart are rejected.
+    """
+    signatures = _signatures(order)
+    own = {trace: np.flatnonzero(order["trace"] == trace) for trace in order["trace"].unique()}
+    spans = order[["start_ns", "end_ns"]].to_numpy(np.int64)
+    fits: dict[int, Fit] = {}
+    references = sorted(own, key=lambda trace: (-len(own[trace]), trace))[
+        :3
+    ]  # one may be an outlier that fits no other
+    for reference in references:
+        aligned = {reference: Fit(shift=0, offset_ns=0, spread_ns=0)}
+        mine = own[reference]
+        for trace, rows in own.items():
+            if trace == reference:
+                continue
+            fit = None if device else overlapping(signatures[mine], spans[mine], signatures[rows], spans[rows])
+            fit = fit or align(signatures[mine], spans[mine, 1], signatures[rows], spans[rows, 1])
+            if fit is not None:
+                aligned[trace] = fit
+        fits = max(fits, aligned, key=len)
+        if len(fits) == len(own):
+            break
+    pairs = _table(order.index, match=order.index)
+    place = np.full(len(order), UNKNOWN_NS, dtype=np.int64)
+    base = next(iter(fits))
+    for trace, rows in own.items():
+        if trace in fits and len(fits) > 1:
+            place[rows] = np.arange(len(rows)) - fits[trace].shift
+        else:
+            other = base if trace != base else next(one for one in own if one != base)
+            similar = alike(signatures[own[other]], signatures[rows])
+            names = f"rank {run.traces[other].rank}'s"
+            pairs.iloc[rows, 1] = (
+                f"its rank's collectives are as {names}, but end at times that fit no offset between the clocks"
+                if similar
+                else f"its rank's collectives differ from {names} in kind, type, size or label"
+            )
+    paired_rows = place != UNKNOWN_NS
+    if paired_rows.any():
+        kept = order[paired_rows]
+        match = pd.Series(place[paired_rows], index=kept.index)
+        pairs.loc[kept.index, "match"] = _firsts(kept.index, match)
+        if device or any(fit.offset_ns for fit in fits.values()):
+            _doubt(pairs, kept.index, _spread(kept, match, {trace: fit.offset_ns for trace, fit in fits.items()}))
+    return pairs
+
+
+def _firsts(index: pd.Index, match: pd.Series) -> NDArray[np.int64]:
+    """For each row the label of the first row of its match."""
+    return index.to_series().groupby(match.to_numpy()).transform("first").to_numpy(np.int64)
+
+
+def _spread(order: pd.DataFrame, match: pd.Series, offsets: dict[int, int]) -> NDArray[np.int64]:
+    """For each row how far apart its match's ends lie by clocks that are corrected by these offsets."""
+    corrected = (order["end_ns"] - order["trace"].map(offsets)).groupby(match.to_numpy())
+    return (corrected.transform("max") - corrected.transform("min")).to_numpy(np.int64)
+
+
+def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: NDArray[np.int64]) -> None:
+    """Mark these rows as doubtful, or dissolve their matches, by how far apart the ends lie."""
+    far = spread > LIMIT_NS
+    pairs.loc[index, "doubtful"] = (spread > DOUBTFUL_NS) & ~far
+    pairs.loc[index[far], "match"] = index[far]
+    pairs.loc[index[far], "reason"] = [_FAR.format(to_ms(apart)) for apart in spread[far]]
+
+
+def _signatures(table: pd.DataFrame) -> NDArray[np.int64]:
+    """Each collective's fields as numbers, 0 where unknown: kind by name, known kind, dtype, label, bytes."""
+    kind = table["kind"].where(table["kind_known"], "")
+    even = table["bytes"].where(table["kind"].isin(SAME_BYTES), -1)
+    texts = (table["named"], kind, table["dtype"], table["label"])
+    codes = [pd.factorize(column.where(column != "", None))[0] + 1 for column in texts]
+    return np.column_stack([*codes, even.to_numpy(np.int64) + 1])

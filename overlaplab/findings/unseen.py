@@ -1,0 +1,90 @@
+"""What the traces of a run do not show, and why: so that a sentence advises only what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from overlaplab.analyses import collectives
+from overlaplab.events import Run, extent, host_steps, only_ends_recorded
+from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, zero_of
+from overlaplab.evidence.pairing import DOUBTFUL_NS, ROOTED
+from overlaplab.words import ms, shorten
+
+__all__ = ["OTHER_RANKS", "Unseen", "late_starts", "started_late", "unseen", "why_waits_unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unseen:
+    """What no trace shows; by default only what other ranks' traces would show."""
+
+    only_ends: bool = False
+    """Of some collectives only the kernels at either end were recorded."""
+    waits: str | None = None
+    """Why it is unknown who waited, although the traces of all ranks that took part are here."""
+    late_starts: Mapping[int | None, int] = field(default_factory=dict)
+    """Of recordings of one step: the ranks whose recording began later than the first rank's, and by how many ns."""
+
+
+OTHER_RANKS = Unseen()
+"""What other ranks' traces would show, and nothing else."""
+
+
+def unseen(run: Run) -> Unseen:
+    """What this run's traces do not show."""
+    return Unseen(
+        only_ends=any(map(only_ends_recorded, run.traces)),
+        waits=why_waits_unknown(collectives(run)),
+        late_starts=late_starts(run),
+    )
+
+
+def late_starts(run: Run) -> dict[int | None, int]:
+    """By how many ns each rank's recording began after the first one's, by corrected clocks; those beyond their error.
+
+    Empty if a rank recorded several steps: then the profiler's start is in the first alone.
+    """
+    spans = {trace: span for trace in run.traces if (span := extent(trace))}
+    if len(spans) < 2 or any(len(host_steps(trace)) > 1 for trace in spans):
+        return {}
+    begun = {trace: start_ns - zero_of(run, trace) for trace, (start_ns, _) in spans.items()}
+    error = max(LEAST_OFFSET_NS, int(clocks(run)["error_ns"].max()))
+    first = min(begun.values())
+    return {trace.rank: at - first for trace, at in begun.items() if at - first > error}
+
+
+def started_late(unseen: Unseen, rank: object) -> str:
+    """That a rank which others waited for began to record later, as a sentence; empty where it did not."""
+    late_ns = next((late for late_rank, late in unseen.late_starts.items() if late_rank == rank), None)
+    if late_ns is None:
+        return ""
+    return (
+        f" But rank {rank}'s recording of one step began {ms(late_ns)} after the first rank's: the profiler's own start"
+        " may be why the others waited. Record several steps, and leave out the first."
+    )
+
+
+def why_waits_unknown(table: pd.DataFrame) -> str | None:
+    """Why most of the unknown waits in `overlaplab.collectives`' rows are unknown.
+
+    None if the traces of ranks that took part are missing, or if all waits are known.
+    """
+    left = table[table["wait_ns"].isna()]
+    if left.empty:
+        return None
+    reason = left["unmatched"].map(lambda why: f"collectives of different ranks could not be matched: {why}", "ignore")
+    reason = reason.astype(object).where(left["unmatched"].notna(), None)
+    for chosen, why in (
+        (
+            left["doubtful"],
+            f"matched collectives end more than {ms(DOUBTFUL_NS)} apart, which casts doubt on the match",
+        ),
+        (left["kind"].isna(), "the kind of the collectives is unknown"),
+        (left["kind"].isin(ROOTED), "in sends, broadcasts and the like not all ranks need to wait for the last one"),
+        (left["group_size"].isna(), "the size of the collectives' groups is unknown"),
+    ):
+        reason = reason.where(reason.notna() | ~chosen.astype(bool), why)
+    most = reason.fillna("").value_counts().index[0]
+    return shorten(str(most), 200) or None
