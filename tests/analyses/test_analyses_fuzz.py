@@ -1,0 +1,124 @@
+"""Whatever a trace holds, the five analyses give tables that add up, or the loader one error that names the file.
+
+`FUZZ=20000 pytest --timeout 6000 tests/analyses/test_analyses_fuzz.py` tries so many mutations; FUZZ_FROM gives the
+number of the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_exposed import backward, bucket, gather, scatter
+from made_gpu import bucketed, fsdp2, zero3
+from made_ranks import group
+from made_runs import engine_events
+from made_traces import document, gloo, op, step
+from mutations import mutated
+
+from overlaplab import OverlaplabError, Run, buckets, collectives, exposed, load_run, schedule, summary
+from overlaplab.analyses import PARTS
+
+COUNT = int(os.environ.get("FUZZ", "42"))
+FIRST = int(os.environ.get("FUZZ_FROM", "0"))
+ANALYSES: tuple[Callable[[Run], pd.DataFrame], ...] = (summary, exposed, buckets, schedule, collectives)
+NUMBERS = (-1, 0, 1, 0.5, 10**6, 2**31, 2**53, 1.7e15)
+
+Event = dict[str, Any]
+
+
+@cache
+def seeds() -> list[list[Event]]:
+    """One rank's events: of the engine on a link and on a GPU, DDP, FSDP2, and plain loops."""
+    plain = [step(0, 0, 90), op("mm", 1, 30), gloo(20, 60), step(1, 90, 180), op("mm", 95, 120), gloo(130, 170)]
+    labelled = [step(0, 0, 90), backward(0, 60), op("mm", 1, 30), op("mm", 50, 80)]
+    labelled += [*bucket(0, 5, 8, 10, 40), *scatter(1, 42, 45, 55), *gather(2, 60, 62, 70)]
+    made = (bucketed(steps=1), bucketed(ddp=True, labelled=False, steps=1), zero3(1, steps=1), fsdp2(steps=1))
+    return [plain, labelled, engine_events(), *made]
+
+
+def changed(events: list[Event], chance: random.Random) -> list[Event]:
+    """The events with a few things amiss: other times, numbers and names, some twice, some gone, some out of order."""
+    found = [dict(event) for event in events]
+    for _ in range(chance.randint(1, 6)):
+        event, other = chance.choice(found), chance.choice(found)
+        match chance.randrange(7):
+            case 0:
+                found.remove(event)
+            case 1:
+                found.append(event | {"ts": event["ts"] + chance.choice((0, 1, -50, 7.5))})
+            case 2:
+                key = chance.choice(("ts", "dur", "tid", "pid"))
+                event[key] = chance.choice((*NUMBERS, other.get(key), None))
+            case 3:
+                key = chance.choice(("name", "cat", "ph"))
+                event[key] = other.get(key)
+            case 4:
+                told = {**event.get("args", {})}
+                key = chance.choice([*told, "correlation", "stream", "External id", "Seq"])
+                event["args"] = told | {key: chance.choice((*NUMBERS, other.get("args", {}).get(key), "x", None))}
+            case 5:
+                words = str(event["name"]).split(" ")
+                words[chance.randrange(len(words))] = chance.choice(("", "seq=-1", "bucket=9", "kind=", "unit=%2", "x"))
+                event["name"] = " ".join(words)
+            case _:
+                event["ts"], other["ts"] = other["ts"], event["ts"]
+        if not found:
+            return events
+    return found
+
+
+def write(folder: Path, number: int) -> None:
+    """Two ranks of one seed, with something amiss in the first one's events, or in its text."""
+    chance, events = random.Random(number), seeds()[number % len(seeds())]
+    for rank in range(2):
+        info = {"rank": rank, "world_size": 2, "backend": "nccl", "pg_config": [group("0", range(2))]}
+        own = changed(events, chance) if rank == 0 and number % 4 else events
+        text = json.dumps(document(own, distributedInfo=info)).encode()
+        (folder / f"rank{rank}.json").write_bytes(mutated(text, number) if rank == 0 and not number % 4 else text)
+
+
+def check(run: Run) -> None:
+    """Tables that say the same of the same thing, in which each moment counts once."""
+    tables = {analysis.__name__: analysis(run) for analysis in ANALYSES}
+    steps, causes = tables["summary"], tables["exposed"]
+    assert (steps["span_ns"] == steps[list(PARTS)].sum(axis="columns")).all()
+    assert (steps[list(PARTS)] >= 0).all(axis=None)
+    assert (causes["exposed_ns"] > 0).all()
+    assert (causes["start_ns"] + causes["exposed_ns"] <= causes["end_ns"]).all()
+    for row in steps.to_dict("records"):
+        own = causes[(causes["rank"] == row["rank"]) & (causes["step"].fillna(-1) == _number(row["step"]))]
+        assert own["exposed_ns"].sum() == row["exposed_comm_ns"]
+        if not pd.isna(row["exposed_wait_ns"]):
+            assert row["exposed_wait_ns"] + row["exposed_transfer_ns"] == row["exposed_comm_ns"]
+            assert own.loc[own["cause"] == "straggler wait", "exposed_ns"].sum() == row["exposed_wait_ns"]
+
+
+def _number(step_: Any) -> int:
+    return -1 if pd.isna(step_) else step_
+
+
+@pytest.mark.timeout(0 if COUNT > 1000 else 300)
+def test_any_mutation_gives_tables_that_add_up(tmp_path: Path) -> None:
+    answers: Counter[str] = Counter()
+    for number in range(FIRST, FIRST + COUNT):
+        write(tmp_path, number)
+        try:
+            check(load_run(tmp_path, cache=False))
+            answers["tables"] += 1
+        except OverlaplabError as error:
+            is_one_line = str(error).startswith(str(tmp_path)) and "\n" not in str(error)
+            answers["errors" if is_one_line else "bad errors"] += 1
+        except Exception as error:
+            raise AssertionError(f"mutation {number}") from error
+    print(f"{COUNT} mutations: {dict(answers)}")
+    assert answers["bad errors"] == 0
+    assert answers["tables"] > COUNT // 2
