@@ -87,6 +87,14 @@ class Config:
     """None: the same cap."""
     prefetch: Annotated[int, Option("zero3, torch-fsdp2: units gathered ahead; 0: none.")] = 1
     """With 0 gathers and computation take turns."""
+    units: Annotated[
+        str,
+        Option(
+            "zero1, zero2, zero3, torch-fsdp2: which parameters form a unit, gathered together: by_block (each layer), "
+            "by_size:N (modules of N parameters or more, as FSDP's min_num_params) or MODULE:FUNCTION, your own policy."
+        ),
+    ] = "by_block"
+    """See `overlaplab_engine.models.units.policy`."""
     overlap_param_gather: Annotated[
         bool,
         Option(
@@ -161,9 +169,12 @@ class Config:
             self.communicators == 1 or self.link is None,
             "--communicators 2 is for NCCL: an emulated link carries one collective at a time",
         )
-        from overlaplab_engine.strategies import class_of  # torch takes a while, and the command line's help needs none
+        # torch takes a while to import, and the command line's help needs none of this
+        from overlaplab_engine.models.units import policy
+        from overlaplab_engine.strategies import class_of
 
         class_of(self.strategy).require(self)
+        policy(self.units)
         out = self.out.resolve()
         _require(
             self.save is None or self.save.resolve() not in (out, *out.parents),

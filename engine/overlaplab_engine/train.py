@@ -23,6 +23,7 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import defer
 from overlaplab_engine.models.transformer import Transformer, initial_values
+from overlaplab_engine.models.units import policy
 from overlaplab_engine.network.calibration import choose_link, next_slower
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, connect
@@ -146,6 +147,7 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
         prefetch=config.prefetch,
         overlap_param_gather=config.overlap_param_gather,
         keep_last=config.keep_last,
+        units=policy(config.units),
     )
     strategy = make(config.strategy, model, comm, options)
     return strategy, AdamW(strategy.optimized(), lr=config.lr)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from arrivals import ARRIVALS
 from overlaplab_engine.network.communicator import Communicator, connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.worker import finish
@@ -35,6 +36,7 @@ class Scenarios(dict[str, Callable[[Communicator], None]]):
             if ranks not in known:
                 out = tmp_path_factory.mktemp("ranks") / "found.json"
                 more = {"LINK": "100Gbps,1us"} if ranks.link else {}
+                more["ARRIVALS"] = ranks.arrivals
                 known[ranks] = run_ranks(script, ranks.count, out, ONLY=ranks.only, **more)
             return known[ranks]
 
@@ -53,9 +55,12 @@ class Scenarios(dict[str, Callable[[Communicator], None]]):
 
         return register
 
-    def on(self, count: int, only: str = "", link: bool = False, slow: bool = False) -> list[Any]:
-        """Test parameters (`found`, `name`): the scenarios with `only` in their name, on so many ranks."""
-        ranks = Ranks(count, only, link)
+    def on(self, count: int, only: str = "", link: bool = False, slow: bool = False, arrivals: str = "") -> list[Any]:
+        """Test parameters (`found`, `name`): the scenarios with `only` in their name, on so many ranks.
+
+        `arrivals` names a communicator of `arrivals.ARRIVALS`.
+        """
+        ranks = Ranks(count, only, link, arrivals)
         marks = [pytest.mark.slow] if slow else []
         return [pytest.param(ranks, name, id=f"{ranks}-{name}", marks=marks) for name in self if only in name]
 
@@ -64,6 +69,7 @@ class Scenarios(dict[str, Callable[[Communicator], None]]):
         torch.set_num_threads(1)
         link = Link.parse(os.environ["LINK"]) if "LINK" in os.environ else None
         comm = connect(torch.device("cpu"), link, timeout_s=TIMEOUT_S)
+        comm = ARRIVALS.get(os.environ.get("ARRIVALS", ""), lambda comm: comm)(comm)
         found = {}
         for name, run in self.items():
             if os.environ.get("ONLY", "") not in name:
@@ -88,9 +94,10 @@ class Ranks:
     count: int
     only: str
     link: bool
+    arrivals: str = ""
 
     def __str__(self) -> str:
-        return f"{self.count} behind a link" if self.link else str(self.count)
+        return f"{self.count} behind a link" if self.link else f"{self.count} {self.arrivals}".rstrip()
 
 
 def run_ranks(script: str, world_size: int, out: Path, **environment: str) -> dict[str, list[str]]:

@@ -72,7 +72,7 @@ class Trial:
                 sum(self.alone(*self.inputs(step, m, r)) / n / self.accumulate for r in range(n)).backward()
         if self.clip is not None:
             for p in self.alone.parameters():  # what torch clips twice if two gradients share storage
-                p.grad = p.grad.clone()
+                p.grad = None if p.grad is None else p.grad.clone()
             torch.nn.utils.clip_grad_norm_(self.alone.parameters(), self.clip)
 
     def step(self, step: int, set_to_none: bool = True) -> None:
@@ -192,7 +192,8 @@ def branches_trial(comm: Communicator, name: StrategyName, uses: Callable[[int, 
         x = torch.randn(3, 6, generator=torch.Generator().manual_seed(100 * step + 10 * m + rank)).double()
         return x, uses(step, m, rank)
 
-    return Trial(comm, name, Branches(more.pop("frozen", "")), inputs, find_unused=True, **more)
+    model = more.pop("model", None) or Branches(more.pop("frozen", ""))
+    return Trial(comm, name, model, inputs, find_unused=True, **more)
 
 
 class Sum(nn.Module):

@@ -123,8 +123,8 @@ def policy(text: str) -> UnitPolicy:
         raise EngineError(f"--units {text!r} is none of by_block, by_size:N, MODULE:FUNCTION")
     try:
         own: UnitPolicy = getattr(importlib.import_module(name), rest)
-    except (ImportError, AttributeError) as error:
-        raise EngineError(f"--units {text}: {error}") from error
+    except Exception as error:  # whatever there is in the module
+        raise EngineError(f"--units {text}: {error}; is its folder on PYTHONPATH?") from error
     return own
 
 

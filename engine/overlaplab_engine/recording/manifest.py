@@ -96,6 +96,7 @@ def manifest(
             {"index": index, "bytes": nbytes, "parameters": names}
             for index, (nbytes, names) in enumerate(strategy.buckets)
         ],
+        "unit_policy": config.units,
         "units": named_units(strategy.units(), strategy.options.param_dtype),
         "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes), strict=True)],
         "memory": [

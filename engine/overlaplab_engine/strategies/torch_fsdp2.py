@@ -10,6 +10,7 @@ a unit before names it for prefetching. Reduce-scatters block there all the same
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -22,6 +23,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.deferred import hollow
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies.absent import read_early
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.hooks import after_accumulation
 from overlaplab_engine.strategies.optimizers import part_of
@@ -63,6 +65,10 @@ class TorchFSDP2(Strategy):
             self._shard(unit.modules[0], mesh=mesh, reshard_after_forward=not unit.kept) for unit in reversed(layers)
         ][::-1]  # units inside others first
         self._root = self._shard(model, mesh=mesh)
+        self._uncalled = dict.fromkeys(unit.name for unit in layers)
+        """Units of which no module was called in this pass."""
+        for unit in layers:
+            unit.modules[0].register_forward_pre_hook(partial(self._before_forward, unit.name))
         self._wrapped = [self._root, *wrapped]
         self._set_prefetch()
         self._sharded = cast(dict[str, DTensor], dict(model.named_parameters()))
@@ -109,12 +115,18 @@ class TorchFSDP2(Strategy):
         """See `Strategy`; after an exception no unit is held."""
         if self._broken:
             raise EngineError("torch-fsdp2 of this version of torch cannot go on after an exception in a step")
+        self._uncalled = dict.fromkeys(unit.name for unit in self._layers())
         try:
             return super().__call__(*args, **kwargs)
         except BaseException as error:
+            if "DTensor" in str(error) and self._uncalled:  # a part of a parameter was read
+                error = read_early(self.name, " or ".join(self._uncalled))
             self.on_error(error)
             self._abandon()
-            raise
+            raise error from None
+
+    def _before_forward(self, name: str, module: nn.Module, inputs: Any) -> None:
+        self._uncalled.pop(name, None)
 
     def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
         """See `Strategy`."""

@@ -13,7 +13,7 @@ from live_bytes import LiveBytes
 from overlaplab_engine.config import Config, Dtype
 from overlaplab_engine.models.deferred import defer, hollow, materialise
 from overlaplab_engine.models.transformer import Transformer
-from overlaplab_engine.models.units import by_child
+from overlaplab_engine.models.units import by_block
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import build, model_of
@@ -80,7 +80,7 @@ def test_what_a_parameter_begins_with_depends_on_its_name_and_the_seed_alone() -
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 def test_no_more_than_two_units_are_there_in_full_while_a_model_is_sharded(name: StrategyName, dtype: Dtype) -> None:
     config = config_of(name, dtype=dtype)
-    found = by_child(model_of(config))
+    found = by_block(model_of(config))
     unit = max(sum(p.nbytes for p in u.parameters.values()) for u in found)
     shards = sum(p.nbytes for u in found for p in u.parameters.values()) / 8
     if dtype is Dtype.BFLOAT16:

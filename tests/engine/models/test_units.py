@@ -1,9 +1,12 @@
 """The engine's parts that need no second process."""
 
+import copy
 import json
 import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from layouts import ZOO, build
 from overlaplab_engine import labels
 from overlaplab_engine.cli import AUTO_LINK, _link, main
 from overlaplab_engine.config import Config, Device, Dtype
@@ -21,7 +25,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.transformer import Transformer
-from overlaplab_engine.models.units import by_block, reads_parameters_in_backward
+from overlaplab_engine.models.units import Unit, by_block, by_size, policy, reads_parameters_in_backward, units_of
 from overlaplab_engine.network.carrier import clock_offset_ns
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Kind, Link
@@ -29,11 +33,13 @@ from overlaplab_engine.network.process_group import _gloo
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.trace_file import clear, whole
+from overlaplab_engine.strategies.absent import absent, present
 from overlaplab_engine.strategies.buckets import InOrder, assign
 from overlaplab_engine.strategies.shards import Layout
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import _device
 from torch import nn
+from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 from torch.profiler import ProfilerActivity, profile
 
 ORDERED = "NCCL_LAUNCH_ORDER_IMPLICIT"
@@ -231,6 +237,133 @@ def test_a_list_with_parameters_of_its_own_is_one_unit() -> None:
     assert [(u.name, len(u.parameters)) for u in by_block(model)] == [("tower", 5)]
 
 
+LAYOUTS = {
+    "nanogpt": "transformer.wte* transformer.wpe transformer.h.0 transformer.h.1 transformer.h.2* transformer.ln_f*",
+    "nanogpt-untied": "transformer.wte transformer.wpe transformer.h.0 transformer.h.1 transformer.h.2* "
+    "transformer.ln_f* lm_head*",
+    "parameter-lists": "root* embedding stages.0.0 stages.0.1 stages.1.0 stages.1.1* bag.head*",
+    "llama": "model.embed_tokens model.layers.0 model.layers.1 model.layers.2* model.norm* lm_head*",
+    "gpt-neox": "gpt_neox.embed_in gpt_neox.layers.0 gpt_neox.layers.1* gpt_neox.final_layer_norm* embed_out*",
+    "vit": "vit.embeddings vit.encoder.layer.0 vit.encoder.layer.1* classifier.0* classifier.1*",
+    "resnet": "conv1 bn1 layer1.0 layer1.1 layer2.0 layer2.1* fc*",
+    "encoder-decoder": "shared encoder.block.0 encoder.block.1 encoder.final_layer_norm decoder.block.0 "
+    "decoder.block.1* decoder.final_layer_norm* lm_head*",
+    "moe": "embed_tokens layers.0 layers.1* head*",
+    "tied-in-a-call": "wte blocks.0 blocks.1 blocks.2*",
+    "lora": "base_model.model.model.embed_tokens base_model.model.model.layers.0 base_model.model.model.layers.1 "
+    "base_model.model.model.layers.2* base_model.model.model.norm* base_model.model.lm_head*",
+}
+"""The units of each layout by `by_block`; those with a star are kept."""
+
+
+@pytest.mark.parametrize("layout", ZOO)
+def test_blocks_are_found_at_any_depth(layout: str) -> None:
+    model = build(layout)
+    units = units_of(model, by_block)
+    assert " ".join(unit.name + "*" * unit.kept for unit in units) == LAYOUTS[layout]
+    assert all(type(module).forward is not nn.Module.forward for unit in units for module in unit.modules)
+    assert len(units[0].modules) == (2 if layout == "nanogpt" else 1), "a tied weight's modules form one unit"
+
+
+def test_parameters_of_what_is_not_called_go_to_the_module_above() -> None:
+    units = {unit.name: list(unit.parameters) for unit in by_block(build("parameter-lists"))}
+    assert units["root"] == ["scales.0", "scales.1", "shifts.a", "shifts.b", "bag.scale"]
+
+
+class Counted(nn.Module):
+    """Stands in for FSDP, and has what it wraps."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.wrapped = module
+
+
+@pytest.mark.parametrize("layout", ["nanogpt-untied", "llama", "gpt-neox", "resnet", "moe", "lora"])
+@pytest.mark.parametrize("min_parameters", [1, 50, 100, 300, 2000, 10**6])
+def test_units_by_size_are_those_of_fsdp(layout: str, min_parameters: int) -> None:
+    """The oracle is torch's: `_recursive_wrap` with `size_based_auto_wrap_policy`, and the root around it all."""
+    found = [unit for unit in units_of(build(layout), by_size(min_parameters)) if unit.name != "root"]
+    model = build(layout)
+    by_fsdp = partial(size_based_auto_wrap_policy, min_num_params=min_parameters)
+    _recursive_wrap(model, by_fsdp, Counted, set(), set(), only_wrap_children=True)
+    wrapped = [name.replace(".wrapped", "") for name, m in model.named_modules() if isinstance(m, Counted)]
+    assert [unit.name for unit in found] == wrapped
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("by_layer", "--units 'by_layer' is none of by_block, by_size:N, MODULE:FUNCTION"),
+        ("by_size", "--units 'by_size' is none of by_block, by_size:N, MODULE:FUNCTION"),
+        ("by_size:many", "--units 'by_size:many' is none of by_block, by_size:N, MODULE:FUNCTION"),
+        ("by_size:0", "by_size(0): a unit has at least 1 parameter"),
+        ("nosuch:units", "--units nosuch:units: No module named 'nosuch'; is its folder on PYTHONPATH?"),
+        (
+            "layouts:units",
+            "--units layouts:units: module 'layouts' has no attribute 'units'; is its folder on PYTHONPATH?",
+        ),
+    ],
+)
+def test_a_policy_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(EngineError) as raised:
+        policy(text)
+    assert str(raised.value) == message
+
+
+def test_a_policy_must_place_each_parameter_once() -> None:
+    model = nn.Linear(2, 2)
+    whole = dict(model.named_parameters())
+    bias = {"bias": whole["bias"]}
+    for parts, message in [
+        ([bias], "parameter weight is in no unit: check the unit policy"),
+        ([whole, bias], "parameter bias is in two units, 0 and 1: check the policy"),
+        ([{**whole, "scale": whole["bias"]}], "unit 0 has scale, which is no parameter of the model: check the unit"),
+    ]:
+        with pytest.raises(EngineError, match=f"^{message}"):
+            units_of(model, lambda m, parts=parts: [Unit(str(i), [m], part) for i, part in enumerate(parts)])
+    with pytest.raises(EngineError, match=r"^two units are called a: check the unit policy$"):
+        units_of(model, lambda m: [Unit("a", [m], whole), Unit("a", [m], {})])
+
+
+# Absent parameters
+
+
+READS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "a function": lambda p: nn.functional.linear(torch.ones(1, 2), p),
+    "an operator": lambda p: torch.ones(2, 2) @ p,
+    "a view": lambda p: p.t(),
+    "another view": lambda p: p.T,
+    "an element": lambda p: p[0],
+    "in a list": lambda p: torch.cat([torch.ones(2, 2), p]),
+    "as a keyword": lambda p: torch.add(input=torch.ones(2, 2), other=p),
+    "its data": lambda p: p.data,
+    "detached": lambda p: p.detach(),
+    "a copy": copy.deepcopy,
+    "as text": repr,
+    "a change": lambda p: p.detach_().fill_(1),
+}
+LOOKS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "shape": lambda p: (p.shape, p.size(), p.dim(), p.numel(), len(p), p.nbytes),
+    "type": lambda p: (p.dtype, p.device, p.is_floating_point(), p.requires_grad, p.is_leaf),
+    "grad": lambda p: (p.grad, setattr(p, "grad", None)),
+    "hash": lambda p: {p: isinstance(p, nn.Parameter)},
+    "something like it": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("name", [*READS, *LOOKS])
+def test_who_reads_an_absent_parameter_is_noticed(name: str) -> None:
+    parameter, read = nn.Parameter(torch.ones(2, 2)), []
+    absent([parameter], lambda: (read.append(1), present([parameter])))
+    assert type(parameter) is not nn.Parameter
+    (READS | LOOKS)[name](parameter)
+    assert len(read) == (name in READS)
+    present([parameter])
+    assert type(parameter) is nn.Parameter
+    READS["a function"](parameter)
+    assert len(read) == (name in READS)
+
+
 def test_only_a_table_can_be_freed_for_backward() -> None:
     assert not reads_parameters_in_backward(Transformer(layers=1, width=8, heads=2, seq=4, vocab=10).embedding)
     assert reads_parameters_in_backward(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)))
@@ -327,6 +460,7 @@ def test_an_older_run_is_replaced_and_nothing_else(tmp_path: Path) -> None:
             ["--strategy", "zero3", "--communicators", "2"],
             "--communicators 2 is for NCCL, and these ranks are to run on the CPU; leave it out",
         ),
+        (["--units", "by_layer"], "--units 'by_layer' is none of by_block, by_size:N, MODULE:FUNCTION"),
         (
             ["--strategy", "zero9"],
             "--strategy 'zero9' is none of naive, per-param, bucketed, zero1, zero2, zero3, torch-ddp, torch-fsdp2",

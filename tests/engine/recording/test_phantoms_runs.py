@@ -17,6 +17,8 @@ SMALL = [
     *("--device", "cpu", "--nproc", "1", "--width", "16", "--heads", "2", "--seq", "8", "--vocab", "32"),
     *("--batch", "1", "--bucket-cap-mb", "0.01", "--link", "10Gbps,100us,8", "--attempts", "1"),
 ]
+LEFT = [f"{part}.{kind}" for part in ("attention_norm", "attention.output", "mlp_norm") for kind in ("weight", "bias")]
+"""Parameters of a layer that lie in modules too small for a unit."""
 LAYERS, STEPS = 2, 2
 COUNTS = {  # of a step: 29 parameters, which lie in 3 buckets, 4 units, 3 of FSDP2's; beside them what tells usage
     "naive": {"all_reduce": 30},
@@ -54,7 +56,7 @@ def test_every_strategy_records_one_rank_of_eight(runs: Path, name: StrategyName
     assert sorted(p.name for p in (runs / name).iterdir()) == ["rank0.pt.trace.json.gz", "run.json"]
     assert (m["world_size"], m["phantom_ranks"], m["numerics_meant"]) == (8, [1, 2, 3, 4, 5, 6, 7], False)
     assert m["link"] == {"emulated": True, "bandwidth_gbps": 10.0, "latency_us": 100.0, "world_size": 8}
-    assert (m["backend"], m["device"]) == ("phantoms", "cpu")
+    assert (m["backend"], m["device"], m["unit_policy"]) == ("phantoms", "cpu", "by_block")
     (memory,) = m["memory"]
     assert memory["rank"] == 0
     assert 0 < memory["scratch"] <= 2 * (1 << 15) * (4 + 4 + 8 + 8)  # blocks of floats and integers
@@ -79,6 +81,22 @@ def test_the_analyser_misses_no_rank_of_it(runs: Path, name: StrategyName) -> No
     assert (table["transfer_ns"] == table["end_ns"] - table["arrived_ns"]).all()
     modelled = [10_000 * (70 if kind != "all_reduce" else 140) for kind in table["kind"]]  # their latencies alone
     assert (table["transfer_ns"] >= 0.9 * np.array(modelled)).all()
+
+
+def test_units_by_size_are_recorded(tmp_path: Path) -> None:
+    """Of a layer's 3,280 parameters the four maps have 816, 272, 1,088 and 1,040, and its norms 64."""
+    out = tmp_path / "run"
+    options = ["--strategy", "zero3", "--layers", "2", "--steps", "1", "--units", "by_size:500", *SMALL]
+    command = [sys.executable, "-m", "overlaplab_engine", "--out", str(out), *options]
+    assert subprocess.run(command, capture_output=True, text=True).returncode == 0
+    m = manifest(out)
+    assert m["unit_policy"] == "by_size:500"
+    layers = [f"layers.{i}.{part}" for i in (0, 1) for part in ("attention.qkv", "up", "down")]
+    assert [unit["name"] for unit in m["units"]] == ["root", "embedding.tokens", *layers, "head.output"]
+    rest = [name for name in m["units"][0]["parameters"] if name.startswith("layers.0.")]
+    assert rest == [f"layers.0.{n}" for n in LEFT]
+    events = overlaplab.schedule(overlaplab.load_run(out))
+    assert set(events["unit"]) == {unit["name"] for unit in m["units"]}
 
 
 @pytest.mark.slow

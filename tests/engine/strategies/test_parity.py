@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from arrivals import Late
 from engine_ranks import Scenarios
 from engine_trials import (
     ANY_ORDER,
@@ -401,6 +402,32 @@ def mutant_clip_by_local_norm(comm: Communicator, name: StrategyName) -> None:
     expect_failure(comm, lambda: trial.step(0))
 
 
+@scenario(*OURS)
+def mutant_each_wait_removed(comm: Communicator, name: StrategyName) -> None:
+    """Every line of code that waits, in turn, on a model with parts that nobody uses."""
+
+    def run(removed: str) -> list[str]:
+        late = Late(comm)
+        late.removed = removed
+        try:
+            model = Branches()
+            model.idle = nn.Parameter(torch.ones(3, dtype=torch.float64))
+            branches_trial(late, name, lambda step, m, rank: "abd", model=model, clip=0.01).run(2)
+        finally:
+            late.queue.clear()  # the same on all ranks
+        return list(late.sites)
+
+    sites = run(removed="")
+    assert any(not site.startswith("communicator.py") for site in sites)
+    for site in sites:
+        noticed = ""
+        try:
+            run(removed=site)
+        except Exception as error:
+            noticed = repr(error)
+        assert all(comm.gather_objects(noticed)), f"nobody notices without the wait in {site}"
+
+
 found = scenario.found
 
 
@@ -408,7 +435,8 @@ found = scenario.found
     ("found", "name"),
     [
         *scenario.on(1),
-        *scenario.on(2),
+        *scenario.on(2, arrivals="late"),
+        *scenario.on(2, arrivals="delayed"),
         *scenario.on(2, "float64[zero", link=True),
         *scenario.on(3, "float64[zero"),
         *scenario.on(2, link=True, slow=True),

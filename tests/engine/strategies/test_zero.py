@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from arrivals import Delayed, Late
 from engine_ranks import Scenarios
 from engine_trials import (
     BATCHES,
@@ -321,6 +322,93 @@ def half_frozen_units(comm: Communicator, name: StrategyName) -> None:
     assert not trial.alone.maps["b"].weight.requires_grad
     trial.run(3)
     assert gradients(trial.strategy)["maps.b.weight"] is None
+
+
+# Reads
+
+
+class Reads(nn.Module):
+    """Layers that are called, or whose weights are read by the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6).double() for _ in range(3))
+
+    def forward(self, x: torch.Tensor, called: tuple[bool, ...]) -> torch.Tensor:
+        for layer, call in zip(self.layers, called, strict=True):
+            x = layer(x) if call else nn.functional.linear(x, layer.weight)
+        return x.square().mean()
+
+
+@scenario(*SHARDED, StrategyName.TORCH_FSDP2)
+def a_unit_that_is_read_and_not_called_is_an_error(comm: Communicator, name: StrategyName) -> None:
+    """In the first pass, where nothing is known, and in a later one, where all is expected or on its way."""
+    x = torch.ones(2, 6, dtype=torch.float64)
+    for passes, arrivals in [(0, Late), (2, Late), (2, Delayed)]:
+        strategy = make(name, Reads(), arrivals(comm), Options())  # one bucket: another unit has waited for it
+        for _ in range(passes):
+            strategy.zero_grad()
+            strategy.backward(strategy(x, (True, True, True)))
+            strategy.updated()
+        named = "layers.1 or layers.2" if name is StrategyName.TORCH_FSDP2 else "layers.1"
+        for backward in (True, False):
+            with (
+                pytest.raises(EngineError, match=rf"^{name}: parameters of unit {named} are read before a module of"),
+                torch.set_grad_enabled(backward),
+            ):
+                strategy(x, (True, False, True))
+        strategy.zero_grad()
+        strategy.backward(strategy(x, (True, True, True)))  # and it goes on
+        comm.barrier()
+
+
+@scenario(*PARTITIONED)
+def parameters_that_are_read_between_passes_are_waited_for(comm: Communicator, name: StrategyName) -> None:
+    trial = branches_trial(Late(comm), name, lambda step, m, rank: "abcd")
+    for step in range(3):
+        trial.step(step)
+        for parameter, values in trial.model.state_dict().items():
+            assert torch.allclose(values, trial.alone.state_dict()[parameter], rtol=0, atol=1e-12), parameter
+
+
+@scenario()
+def in_the_first_pass_nothing_is_gathered_ahead(comm: Communicator) -> None:
+    """The model defines a, b, c, d; it may not use them in this order, nor all of them."""
+    strategy = Watched(Branches(), comm, Options(prefetch=2))
+    x = torch.ones(2, 6, dtype=torch.float64)
+    loss = strategy(x, "acb")
+    assert strategy.log[:6:2] == [("gather", "maps.a"), ("gather", "maps.c"), ("gather", "maps.b")]
+    strategy.backward(loss)
+    strategy.log.clear()
+    strategy(x, "acb")
+    assert strategy.log[:3] == [("gather", "maps.a"), ("gather", "maps.c"), ("gather", "maps.b")]
+
+
+class Tied(nn.Module):
+    """The model reads the embedding's weight once more, as its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 6).double()
+        self.layers = nn.ModuleList(nn.Linear(6, 6).double() for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return nn.functional.linear(x, self.embedding.weight).square().mean()
+
+
+@scenario()
+def a_weight_read_elsewhere_is_gathered_once(comm: Communicator) -> None:
+    """The first time it is noticed and gathered again; then it stays from its use to the end of the backward pass."""
+    strategy = Watched(Tied(), comm, Options())
+    for gathers in (2, 1, 1):
+        strategy.log.clear()
+        strategy.backward(strategy(torch.arange(6)))
+        assert strategy.gathered().count("embedding") == gathers
+
+    assert strategy.held[-1][0] == sum(u.flat.shard.nbytes for u in strategy.sharded_units), "nothing is left"
 
 
 # What is held and sent

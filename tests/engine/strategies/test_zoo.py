@@ -1,0 +1,76 @@
+"""Every strategy against one process on the layouts of other people's models, where nothing arrives unless waited for.
+
+The ranks run this file as a script; each scenario is a test.
+"""
+
+import copy
+
+import pytest
+import torch
+from arrivals import ARRIVALS
+from engine_ranks import Scenarios
+from engine_trials import SHARDED, STRATEGIES
+from layouts import ZOO, build, inputs
+from overlaplab_engine.models.units import policy
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategies.torch_ddp import TorchDDP
+from overlaplab_engine.strategy_names import StrategyName
+
+scenario = Scenarios(__file__)
+
+STEPS = 3
+GATHERING = (*SHARDED, StrategyName.TORCH_FSDP2)
+CAP_MB = 0.001
+PAIRS = [f"{layout} {strategy}" for layout in ZOO for strategy in (*STRATEGIES, StrategyName.TORCH_FSDP2)]
+PAIRS += [f"nanogpt {strategy} by_size:100" for strategy in SHARDED]
+PAIRS += [f"nanogpt-untied {s} {units}" for s in GATHERING for units in ("by_size:100", "layouts:in_two_units")]
+PAIRS.remove("moe torch-fsdp2")  # FSDP2 reduces what has a gradient: ranks that use other experts send other sizes
+
+
+@scenario(*PAIRS)
+def trains_as_one_process(comm: Communicator, pair: str) -> None:
+    layout, name, *units = pair.split()
+    options = Options(bucket_cap_mb=CAP_MB, units=policy(*units or ["by_block"]))
+    for arrivals in {1: ["late"], 3: ["delayed"]}.get(comm.world_size, ARRIVALS):
+        late = ARRIVALS[arrivals](comm)
+        model = build(layout)
+        alone = copy.deepcopy(model)
+        strategy = strategy_of(name, model, late, options)
+        optimizer, alone_optimizer = AdamW(strategy.optimized(), lr=1e-2), AdamW(alone.parameters(), lr=1e-2)
+        for step in range(STEPS):
+            strategy.zero_grad()
+            loss = strategy(*inputs(layout, step, comm.rank))
+            strategy.backward(loss)
+            optimizer.step()
+            strategy.updated()
+            alone.zero_grad()
+            losses = [alone(*inputs(layout, step, rank)) for rank in range(comm.world_size)]
+            (torch.stack(losses).sum() / comm.world_size).backward()
+            alone_optimizer.step()
+            off = abs(float(loss.detach()) - float(losses[comm.rank].detach()))
+            assert off <= 1e-10, f"step {step}: the loss is off by {off:.1e}"
+        got = strategy.full_parameters()
+        for parameter, want in alone.named_parameters():
+            off = float((got[parameter] - want).detach().abs().max())
+            assert off <= 1e-10, f"{parameter}: off by {off:.1e}"
+        comm.barrier()
+
+
+def strategy_of(name: str, model: torch.nn.Module, comm: Communicator, options: Options) -> Strategy:
+    if name == StrategyName.TORCH_DDP:
+        return TorchDDP(model, comm, options, find_unused=True)
+    return make(name, model, comm, options)
+
+
+found = scenario.found
+
+
+@pytest.mark.parametrize(("found", "name"), [*scenario.on(1), *scenario.on(2), *scenario.on(3)], indirect=["found"])
+def test_scenario(found: dict[str, list[str]], name: str) -> None:
+    assert found[name] == []
+
+
+if __name__ == "__main__":
+    scenario.main()
