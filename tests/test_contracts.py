@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import msgspec
+import overlaplab_engine
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,6 +155,16 @@ def test_names_that_are_imported_when_asked_for_are_listed() -> None:
     assert {*overlaplab.__all__, "Recorder"} <= {*dir(overlaplab)}
     with pytest.raises(AttributeError, match="module 'overlaplab' has no attribute 'no_such'"):
         getattr(overlaplab, "no_such")  # noqa: B009 (a type checker sees it otherwise)
+
+
+def test_the_engines_names_come_when_they_are_asked_for() -> None:
+    code = "import sys, overlaplab_engine; assert 'torch' not in sys.modules; from overlaplab_engine import *; Zero3"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = "import sys; sys.modules['torch'] = None; from overlaplab_engine import Zero3"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: Zero3 needs torch; install it with: pip install 'ov")
+    assert {*overlaplab_engine.__all__} <= {*dir(overlaplab_engine)}
+    assert sorted(overlaplab_engine.__all__) == sorted(overlaplab_engine._HOMES)
 
 
 def test_all_names_come_without_torch() -> None:

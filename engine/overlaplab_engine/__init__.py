@@ -1,21 +1,86 @@
-"""An instrumented data-parallel engine on torch.distributed, and a recorder for any training loop."""
+"""An instrumented data-parallel engine on torch.distributed, and a recorder for any training loop.
 
+`docs/engine.md` shows how to train a model of one's own with it.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from overlaplab_engine.errors import EngineError
+    from overlaplab_engine.models.units import Unit, by_block, by_size
+    from overlaplab_engine.network.communicator import Communicator, connect
+    from overlaplab_engine.network.link import Link
+    from overlaplab_engine.optimizer import AdamW
     from overlaplab_engine.recording.recorder import Recorder
+    from overlaplab_engine.strategies import Options, Strategy, register
+    from overlaplab_engine.strategies.bucketed import Bucketed
+    from overlaplab_engine.strategies.naive import Naive
+    from overlaplab_engine.strategies.per_param import PerParam
+    from overlaplab_engine.strategies.torch_ddp import TorchDDP
+    from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
+    from overlaplab_engine.strategies.zero1 import Zero1
+    from overlaplab_engine.strategies.zero2 import Zero2
+    from overlaplab_engine.strategies.zero3 import Zero3
 
-__all__ = ["Recorder"]
+_HOMES = {
+    "AdamW": "optimizer",
+    "Bucketed": "strategies.bucketed",
+    "Communicator": "network.communicator",
+    "EngineError": "errors",
+    "Link": "network.link",
+    "Naive": "strategies.naive",
+    "Options": "strategies",
+    "PerParam": "strategies.per_param",
+    "Recorder": "recording.recorder",
+    "Strategy": "strategies",
+    "TorchDDP": "strategies.torch_ddp",
+    "TorchFSDP2": "strategies.torch_fsdp2",
+    "Unit": "models.units",
+    "Zero1": "strategies.zero1",
+    "Zero2": "strategies.zero2",
+    "Zero3": "strategies.zero3",
+    "by_block": "models.units",
+    "by_size": "models.units",
+    "connect": "network.communicator",
+    "register": "strategies",
+}
+"""The module of each name, imported on first access: torch takes seconds, and the command line's help needs none."""
+
+__all__ = [
+    "AdamW",
+    "Bucketed",
+    "Communicator",
+    "EngineError",
+    "Link",
+    "Naive",
+    "Options",
+    "PerParam",
+    "Recorder",
+    "Strategy",
+    "TorchDDP",
+    "TorchFSDP2",
+    "Unit",
+    "Zero1",
+    "Zero2",
+    "Zero3",
+    "by_block",
+    "by_size",
+    "connect",
+    "register",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Recorder` on first access: loading torch takes seconds, and the command line's help does not need it."""
-    if name != "Recorder":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from overlaplab_engine.recording.recorder import Recorder
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError("Recorder needs torch; install it with: pip install 'overlaplab[engine]'") from None
-    return Recorder
+        raise ImportError(f"{name} needs torch; install it with: pip install 'overlaplab[engine]'") from None

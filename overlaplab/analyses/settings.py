@@ -12,6 +12,7 @@ from overlaplab.manifest import Manifest
 _SAME = (
     *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
     *("keep_last", "checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
+    "unit_policy",
     *("link", "link_wait", "phantom_ranks", "hardware"),
 )
 """The keys of run.json that a sweep holds fixed."""

@@ -91,15 +91,12 @@ def sized(collectives: Sequence[Launch], ranges: Sequence[Label], manifest: Mani
         "all_gather": unit_sizes(manifest, ranges),
         "post_backward_reduce": unit_sizes(manifest, ranges, reduced=True),
     }
-    by_thread = Ordered([label for label in ranges if label.word in size_of], lambda label: label.thread)
-
-    def around(launch: Launch) -> Label | None:
-        label = by_thread.last_before(launch.thread, launch.start_ns + 1)
-        return label if label and launch.start_ns <= label.end_ns else None
-
+    around = Ordered([label for label in ranges if label.word in size_of], lambda label: label.thread)
     return [
         replace(launch, bytes=size_of[label.word](_unit(label)))
-        if launch.bytes is None and launch.kind != "all_reduce" and (label := around(launch))
+        if launch.bytes is None
+        and launch.kind != "all_reduce"
+        and (label := around.holding(launch.thread, launch.start_ns))
         else launch
         for launch in collectives
     ]

@@ -212,6 +212,26 @@ def several_forward_passes_before_one_backward(comm: Communicator, name: Strateg
     parity(comm, name, seeded(Changing), loss)
 
 
+class Tied(nn.Module):
+    """A weight that is also used functionally, by the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return functional.linear(x, self.first.weight, self.first.bias).square().mean()
+
+
+@scenario(*STRATEGIES)
+def tied_functionally(comm: Communicator, name: StrategyName) -> None:
+    parity(comm, name, seeded(Tied), lambda model, step, rank: model(inputs(step, rank)))
+
+
 # Optimizers
 
 
@@ -396,7 +416,7 @@ def states(comm: Communicator, name: StrategyName) -> None:
     assert torch.equal(state["head.output.weight"], state["embedding.tokens.weight"])
     alone.load_state_dict(state)
     strategy.settle()
-    want = comm.gather_objects(float(alone(*BATCHES.of_rank(9, 0, 0))))
+    want = comm.gather_objects(float(alone(*BATCHES.of_rank(9, 0, 0)).detach()))
     with torch.no_grad():
         got = float(strategy(*BATCHES.of_rank(9, 0, 0)))
     assert abs(got - want[0]) <= 1e-12
@@ -419,7 +439,17 @@ def a_state_loaded_between_updates(comm: Communicator, name: StrategyName) -> No
 found = scenario.found
 
 
-@pytest.mark.parametrize(("found", "name"), [*scenario.on(2), *scenario.on(3, slow=True)], indirect=["found"])
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        *scenario.on(2),
+        *scenario.on(2, "in_place", arrivals="late"),
+        *scenario.on(2, slow=True, arrivals="late"),
+        *scenario.on(2, slow=True, arrivals="delayed"),
+        *scenario.on(3, slow=True),
+    ],
+    indirect=["found"],
+)
 def test_scenario(found: dict[str, list[str]], name: str) -> None:
     assert found[name] == []
 
