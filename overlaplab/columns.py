@@ -81,8 +81,16 @@ _ANYWHERE = (
         "memory_only_ns", "ns", "memory only", "Time in which memory was copied or set and nothing else ran.", "memory"
     ),
     Column("idle_ns", "ns", "idle", "Time in which nothing ran."),
+    Column(
+        "preempted_ns",
+        "ns",
+        "preempted",
+        "Time in which an operator waited for a core: no computation, but exposed communication or idle time.",
+    ),
     Column("overlap_ratio", "ratio", "overlap ratio", "Hidden communication ÷ communication.", "overlap", "% of comm."),
     Column("outside_ns", "ns", "outside steps", "Recorded time that lies in no step. It is in no total."),
+    Column("ran_ns", "ns", "ran", "Time in which the computing thread ran on a core."),
+    Column("delayed_ns", "ns", "waited for a core", "Time in which the computing thread could run, and had no core."),
     Column("host_wait_ns", "ns", "host wait", "Idle time in which the host had not yet launched what ran next."),
     Column("kernel_wait_ns", "ns", "kernel wait", "Idle time in gaps of less than 30 ns between two kernels."),
     Column("other_ns", "ns", "other idle", "Idle time for other reasons: the work was launched, but waited."),
@@ -358,6 +366,11 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ("replay",): (
         Column("ready_ns", "ns", "ready", "When the bucket was ready on the last rank, from the run's start."),
         Column("end_ns", "ns", "end", "When the collective ended on the last rank, from the run's start."),
+    ),
+    ("delays",): (
+        Column("unit", "text", "unit", "The unit that computed; empty between units."),
+        Column("phase", "text", "pass", "The pass of the unit: forward or backward; empty between units."),
+        Column("span_ns", "ns", "time", "How long it took."),
     ),
     ("window",): (Column("span_ns", "ns", "window", "The window's length."),),
     ("kernels",): (

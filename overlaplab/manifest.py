@@ -151,6 +151,8 @@ class Manifest:
     """Which recording this is, from 1, if bad ones behind an emulated link were repeated."""
     attempts: Size | None = None
     """How many recordings were made."""
+    processor_counts: bool | None = None
+    """Whether the kernel told how long threads waited for a core; None where nobody asked, or on GPUs."""
     warmup: Size | None = None
     """Steps that ran before the recorded ones."""
     steps: Size | None = None

@@ -71,11 +71,12 @@ _REQUIRED = {
     "launch": {"seq"},
     "param_gather_launch": {"bucket", "bytes"},
     "param_gather_wait": {"bucket"},
+    "processor": {"ran_ns", "delayed_ns"},
     "scatter_done": {"unit", "microbatch"},
     "scatter_launch": {"unit", "microbatch", "bytes"},
 }
 _DIGITS = 18
-_INTEGERS = {"bucket", "bytes", "microbatch", "seq"}
+_INTEGERS = {"bucket", "bytes", "delayed_ns", "microbatch", "ran_ns", "seq"}
 _LISTS = {"parameters"}
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
 

@@ -41,6 +41,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     }
     found |= {name: getattr(overlaplab, name)(bucketed) for name in ("collectives", "communication_by", "stragglers")}
     found |= {name: getattr(analyses, name)(ahead) for name in ("idle", "schedule", "scatters", "volume", "memory")}
+    found["delays"] = analyses.delays(overlaplab.load_run(folder / "bucketed"))
     found["peaks"] = analyses.peaks(ahead)
     found["compare"] = analyses.compare([bucketed, ahead])
     found |= {name: getattr(analyses, name)(swept) for name in ("sweep", "sweep_links")}
@@ -61,7 +62,7 @@ def test_every_analysis_is_looked_at(tables: dict[str, pd.DataFrame]) -> None:
         if inspect.isfunction(function) and inspect.signature(function).return_annotation == "pd.DataFrame"
     }
     assert told - {"rows_of"} <= set(tables)  # which returns rows of any table
-    assert all(len(table) for name, table in tables.items() if name not in ("peaks", "replay"))
+    assert all(len(table) for name, table in tables.items() if name not in ("delays", "peaks", "replay"))
 
 
 def test_every_column_of_an_analysis_is_registered_under_a_header_of_its_own(tables: dict[str, pd.DataFrame]) -> None:

@@ -29,7 +29,17 @@ from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import label_fields, label_list, layer_of
 
 ROOT = Path(__file__).parents[1]
-PLAIN = {"microbatch": 1, "sync": 1, "bucket": 3, "bytes": 8, "seq": 4, "group": 0, "modelled_ns": 5}
+PLAIN = {
+    "microbatch": 1,
+    "sync": 1,
+    "bucket": 3,
+    "bytes": 8,
+    "seq": 4,
+    "group": 0,
+    "modelled_ns": 5,
+    "ran_ns": 7,
+    "delayed_ns": 9,
+}
 names = st.text(min_size=1, max_size=12)
 
 

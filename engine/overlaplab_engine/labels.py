@@ -4,13 +4,14 @@ A span is a `_RecordFunctionFast`, which takes 0.2 µs when nothing records; `to
 Its name is built once, when the span is created, so that hot code only enters and leaves it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
 from torch._C._profiler import _RecordFunctionFast as Span
 
-__all__ = ["Span", "Word", "instant", "label", "parse", "span"]
+__all__ = ["Span", "Word", "at_borders", "instant", "label", "parse", "span"]
 
 PREFIX = "engine::"
 
@@ -38,6 +39,7 @@ class Word(StrEnum):
     COLLECTIVE = "collective"
     LAUNCH = "launch"
     COMM = "comm"
+    PROCESSOR = "processor"
 
 
 KEYS: dict[Word, tuple[str, ...]] = {
@@ -61,10 +63,11 @@ KEYS: dict[Word, tuple[str, ...]] = {
     Word.COLLECTIVE: ("seq", "kind", "dtype", "bytes", "group"),
     Word.LAUNCH: ("seq", "group"),
     Word.COMM: ("seq", "kind", "dtype", "bytes", "group", "link", "modelled_ns"),
+    Word.PROCESSOR: ("ran_ns", "delayed_ns", "unit", "phase"),
 }
 """The keys of each label, in the order in which they are written."""
 
-OPTIONAL = frozenset({"link", "modelled_ns"})
+OPTIONAL = {Word.COMM: frozenset({"link", "modelled_ns"}), Word.PROCESSOR: frozenset({"unit", "phase"})}
 LISTS = frozenset({"parameters"})
 
 
@@ -74,7 +77,7 @@ def label(word: Word, **values: str | int | Sequence[str]) -> str:
     Raises ValueError for keys that the grammar does not have for this word.
     """
     keys = [key for key in KEYS[word] if key in values]
-    if len(keys) != len(values) or any(key not in values and key not in OPTIONAL for key in KEYS[word]):
+    if len(keys) != len(values) or any(key not in values and key not in OPTIONAL.get(word, ()) for key in KEYS[word]):
         raise ValueError(f"engine::{word} takes the keys {KEYS[word]}, not {tuple(values)}")
     return " ".join([PREFIX + word, *(f"{key}={_encode(values[key])}" for key in keys)])
 
@@ -94,13 +97,36 @@ def parse(text: str) -> tuple[Word, dict[str, str | list[str]]]:
 
 def span(word: Word, **values: str | int | Sequence[str]) -> Span:
     """A range in the trace with this label: a context manager that can be reused, but not nested in itself."""
-    return Span(label(word, **values))
+    made = Span(label(word, **values))
+    return cast(Span, _Bordered(made)) if word in _BORDERED else made
 
 
 def instant(mark: Span) -> None:
     """Put a range of about a microsecond into the trace; its start marks the instant."""
     with mark:
         pass
+
+
+_BORDERED = {Word.FORWARD, Word.BACKWARD, Word.OPTIMIZER, Word.WAIT, Word.GATHER_WAIT, Word.PARAM_GATHER_WAIT}
+at_borders: list[Callable[[], None]] = []
+"""Called where passes and waits begin and end: `recording.processor` counts between these."""
+
+
+class _Bordered:
+    """A span at whose borders `at_borders` are called, outside it."""
+
+    def __init__(self, inner: Span) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> None:
+        for call in at_borders:
+            call()
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        for call in at_borders:
+            call()
 
 
 def _encode(value: str | int | Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, link_step
 from overlaplab_engine.recording.device_events import nothing_seen
 from overlaplab_engine.recording.facts import hardware_of_rank
@@ -89,6 +90,7 @@ def record(config: Config, argv: list[str]) -> None:
                 held=held_bytes(strategy, optimizer),
                 peak_allocated=_peak_allocated(comm),
                 scratch=comm.scratch_bytes,
+                counts=processor.tells(),
                 hardware=hardware_of_rank(comm.device),
             )
             outcomes = comm.gather_objects(outcome)[:ranks]
@@ -137,7 +139,12 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
         defer(model, comm.device, partial(initial_values, seed=config.seed))
     else:
         model = model.to(comm.device)
-    label_gradients(model)  # before the strategy's hooks, so that "ready" comes before "launch"
+    on_cpu = comm.device.type == "cpu"
+    units = policy(config.units)
+    unit_of = processor.mark_units(units(model)) if on_cpu else None
+    label_gradients(model, unit_of)  # before the strategy's hooks, so that "ready" comes before "launch"
+    if on_cpu and processor.mark not in labels.at_borders:
+        labels.at_borders.append(processor.mark)
     options = Options(
         bucket_cap_mb=config.bucket_cap_mb,
         first_bucket_mb=config.first_bucket_mb,
@@ -147,7 +154,7 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
         prefetch=config.prefetch,
         overlap_param_gather=config.overlap_param_gather,
         keep_last=config.keep_last,
-        units=policy(config.units),
+        units=units,
     )
     strategy = make(config.strategy, model, comm, options)
     return strategy, AdamW(strategy.optimized(), lr=config.lr)

@@ -4,6 +4,7 @@ from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.compare import compare
+from overlaplab.analyses.delays import delays
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
 from overlaplab.analyses.idle import idle
@@ -31,6 +32,7 @@ __all__ = [
     "collectives",
     "communication_by",
     "compare",
+    "delays",
     "each_collective",
     "exposed",
     "gathered_bytes",

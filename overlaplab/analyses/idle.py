@@ -6,7 +6,8 @@ else *kernel wait* if the gap is shorter than 30 ns; else *other*, such as waiti
 of the whole device: it lasts until the next event on any stream. If several events end it, the one launched first
 decides. So the three classes add up to the idle time of `summary`. With a single stream the result equals HTA's.
 
-Where no device was recorded, the host itself computes. Then all idle time is host wait.
+Where no device was recorded, the host itself computes. Then all idle time is host wait, but for what `summary` calls
+preempted: an operator was under way and waited for a core.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, Work, activity, counting_as, empty_table, launchers, once_per_trace
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import Intervals, clip, subtract, total, union
+from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -29,7 +30,8 @@ KERNEL_DELAY_NS = 30
 
 COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
-    **dict.fromkeys(("start_ns", "span_ns", "idle_ns", "host_wait_ns", "kernel_wait_ns", "other_ns"), "int64"),
+    **dict.fromkeys(("start_ns", "span_ns", "idle_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns"), "int64"),
+    "other_ns": "int64",
 }
 """The columns of `idle` and their dtypes."""
 
@@ -39,19 +41,23 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
     Columns: `rank`, `step` (Int64), `start_ns` (from the run's start, by the first rank's clock), `span_ns`, `idle_ns`
     (both as in `summary`), `host_wait_ns` (the host had not yet launched the next event), `kernel_wait_ns` (shorter
-    than 30 ns: the device switches kernels), `other_ns` (launched, but waiting for something else, or unknown). The
-    last three add up to `idle_ns`. A rank whose device activity was not recorded has no rows. Raises `OverlaplabError`
-    for an unknown rank or step.
+    than 30 ns: the device switches kernels), `preempted_ns` (an operator waited for a core; 0 where the trace does not
+    tell), `other_ns` (launched, but waiting for something else, or unknown). The last four add up to `idle_ns`. A rank
+    whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = []
     for trace in selected_traces(run, selection):
-        if activity(trace).rule is Rule.UNRECORDED:
+        own = activity(trace)
+        if own.rule is Rule.UNRECORDED:
             continue
         waits, delays = idle_gaps(trace)
         for window in selected_windows(trace, selection):
             bounds = window.start_ns, window.end_ns
             idle_time = _idle(trace, *bounds)
-            host, kernel = total(clip(waits, *bounds)), total(clip(delays, *bounds))
+            host, kernel, lost = total(clip(waits, *bounds)), total(clip(delays, *bounds)), 0
+            if own.rule is Rule.CPU:
+                lost = 0 if own.preempted is None else total(intersect(own.preempted, idle_time))
+                host, kernel = total(idle_time) - lost, 0
             rows.append(
                 {
                     "rank": trace.rank,
@@ -59,14 +65,16 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
                     "start_ns": window.start_ns - zero_of(run, trace),
                     "span_ns": window.end_ns - window.start_ns,
                     "idle_ns": total(idle_time),
-                    "host_wait_ns": total(idle_time) if activity(trace).rule is Rule.CPU else host,
-                    "kernel_wait_ns": 0 if activity(trace).rule is Rule.CPU else kernel,
+                    "host_wait_ns": host,
+                    "kernel_wait_ns": kernel,
+                    "preempted_ns": lost,
                 }
             )
     if not rows:
         return empty_table(COLUMNS)
     table = pd.DataFrame(rows)
-    table["other_ns"] = table["idle_ns"] - table["host_wait_ns"] - table["kernel_wait_ns"]
+    named = ["host_wait_ns", "kernel_wait_ns", "preempted_ns"]
+    table["other_ns"] = table["idle_ns"] - table[named].sum(axis=1)
     return table[list(COLUMNS)].astype(COLUMNS)
 
 

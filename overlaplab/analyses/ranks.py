@@ -15,6 +15,7 @@ from overlaplab.events import (
     host_steps,
     longest_names,
     only_ends_recorded,
+    processor_counts,
     rule_of,
     said_to_communicate,
     unknown_communication,
@@ -27,7 +28,7 @@ from overlaplab.load import load_run
 __all__ = ["load_ranks"]
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
-    *(rule_of, activity, host_steps, found_windows, longest_names),
+    *(rule_of, activity, host_steps, found_windows, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded),
     *(recorded, could_start, purposes, idle_gaps),
 )

@@ -21,9 +21,12 @@ _MATCHED = ("exposed_wait_ns", "exposed_transfer_ns")
 
 FIGURES = (
     *("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "compute_only_ns", "exposed_comm_ns"),
-    *(*_MATCHED, "memory_only_ns", "idle_ns", "overlap_ratio"),
+    *(*_MATCHED, "memory_only_ns", "idle_ns", "preempted_ns", "overlap_ratio"),
 )
 """The figures of each step, in order."""
+
+_PERHAPS = (*_MATCHED, "preempted_ns")
+"""Figures that may be unknown."""
 
 _SUMMED = ("span_ns", "compute_ns", "comm_ns", *PARTS)
 
@@ -34,7 +37,9 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Columns: `rank`, `step` (Int64, null where unknown), `start_ns` (from the run's start, by the first rank's clock),
     `span_ns`, `compute_ns`, `comm_ns`, `overlapped_ns`, `compute_only_ns`, `exposed_comm_ns`, `exposed_wait_ns`,
     `exposed_transfer_ns` (Int64: exposed time before and after a collective's last rank arrived, see
-    `waits.exposed_parts`; both null if any of it is unknown), `memory_only_ns`, `idle_ns`, `overlap_ratio`
+    `waits.exposed_parts`; both null if any of it is unknown), `memory_only_ns`, `idle_ns`,
+    `preempted_ns` (Int64: time in which an operator waited for a core, and nothing else ran; it is not compute, but
+    exposed communication where the rank communicated, else idle; null where the trace does not tell), `overlap_ratio`
     (null where `comm_ns` is 0).
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
@@ -43,7 +48,7 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         for window in selected_windows(trace, selection):
             start = window.start_ns - zero_of(run, trace)
             rows.append({"rank": trace.rank, "step": window.step, "start_ns": start, **_breakdown(run, trace, window)})
-    return _finished(pd.DataFrame(rows, columns=["rank", "step", "start_ns", *_SUMMED, *_MATCHED]))
+    return _finished(pd.DataFrame(rows, columns=["rank", "step", "start_ns", *_SUMMED, *_PERHAPS]))
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -57,9 +62,9 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         parts = [_breakdown(run, trace, window) for window in selected_windows(trace, selection)]
         rows.append(
             {"rank": trace.rank, "outside_ns": _outside(trace)}
-            | {column: _sum(part[column] for part in parts) for column in (*_SUMMED, *_MATCHED)}
+            | {column: _sum(part[column] for part in parts) for column in (*_SUMMED, *_PERHAPS)}
         )
-    return _finished(pd.DataFrame(rows, columns=["rank", "outside_ns", *_SUMMED, *_MATCHED]))
+    return _finished(pd.DataFrame(rows, columns=["rank", "outside_ns", *_SUMMED, *_PERHAPS]))
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
@@ -89,6 +94,7 @@ def _breakdown(run: Run, trace: Trace, window: Window) -> dict[str, int | None]:
         "exposed_transfer_ns": total(clip(parts.transfer, start, end)) if matched else None,
         "memory_only_ns": memory_only,
         "idle_ns": end - start - total(compute) - exposed - memory_only,
+        "preempted_ns": None if own.preempted is None else total(clip(own.preempted, start, end)),
     }
 
 
@@ -99,7 +105,7 @@ def _finished(table: pd.DataFrame) -> pd.DataFrame:
         if column in table:
             table[column] = table[column].astype("Int64")
     table = table.astype({column: "int64" for column in ("start_ns", "outside_ns", *_SUMMED) if column in table})
-    table = table.astype(dict.fromkeys(_MATCHED, "Int64"))
+    table = table.astype(dict.fromkeys(_PERHAPS, "Int64"))
     comm = table["comm_ns"].astype("Float64")
     table["overlap_ratio"] = table["overlapped_ns"] / comm.mask(comm == 0)
     return table[[*identity, *FIGURES]]

@@ -1,17 +1,10 @@
 """The event table of a run, what each event counts as, and where steps begin and end."""
 
-from overlaplab.events.activity import (
-    Activity,
-    activity,
-    classify,
-    counting_as,
-    longest_names,
-    matching,
-    rule_of,
-    thread_numbers,
-)
+from overlaplab.events.activity import Activity, activity, classify, counting_as, longest_names, rule_of
 from overlaplab.events.doubts import only_ends_recorded, said_to_communicate, unknown_communication
 from overlaplab.events.launching import launchers, runtime_calls
+from overlaplab.events.matching import matching, thread_numbers
+from overlaplab.events.preempted import processor_counts
 from overlaplab.events.rules import Work
 from overlaplab.events.run import (
     COLLECTIVE_COLUMNS,
@@ -65,6 +58,7 @@ __all__ = [
     "once_per_run",
     "once_per_trace",
     "only_ends_recorded",
+    "processor_counts",
     "rule_of",
     "runtime_calls",
     "said_to_communicate",

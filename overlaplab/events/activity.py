@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events.launching import launchers
+from overlaplab.events.matching import matching, thread_numbers
+from overlaplab.events.preempted import processor_counts, stolen
 from overlaplab.events.rules import Part, Work, device_work, host_rule
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, subtract, union
@@ -25,16 +26,7 @@ from overlaplab.vocabulary import (
     Rule,
 )
 
-__all__ = [
-    "Activity",
-    "activity",
-    "classify",
-    "counting_as",
-    "longest_names",
-    "matching",
-    "rule_of",
-    "thread_numbers",
-]
+__all__ = ["Activity", "activity", "classify", "counting_as", "longest_names", "rule_of"]
 
 _DEVICE_CATEGORIES = DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES
 _WORKS = tuple(Work)
@@ -49,6 +41,9 @@ class Activity:
     compute: Intervals
     communication: Intervals
     memory: Intervals
+    preempted: Intervals | None = None
+    """When operators were under way, and waited for a core; not part of `compute`. None where the trace does not tell:
+    then such times are in `compute`."""
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -94,8 +89,9 @@ def activity(trace: Trace) -> Activity:
     if rule is Rule.UNRECORDED:
         return Activity(rule=rule, compute=EMPTY, communication=EMPTY, memory=EMPTY)
     sets = {counted: _during(trace, counted) for counted in Work if counted is not Work.NOTHING}
+    preempted = None
     if rule is Rule.CPU:
-        sets[Work.COMPUTE] = _cpu_compute(trace)
+        sets[Work.COMPUTE], preempted = _cpu_compute(trace)
     else:
         stacked = np.concatenate((sets[Work.COMMUNICATION], _carried(trace)))
         sets[Work.COMMUNICATION] = union(stacked[:, 0], stacked[:, 1])
@@ -104,6 +100,7 @@ def activity(trace: Trace) -> Activity:
         compute=sets[Work.COMPUTE],
         communication=sets[Work.COMMUNICATION],
         memory=sets[Work.MEMORY],
+        preempted=preempted,
     )
 
 
@@ -115,21 +112,6 @@ def longest_names(trace: Trace) -> tuple[str, ...]:
     counted = trace.events[~counting_as(trace, Work.NOTHING)]
     longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(_MOST_NAMES)
     return tuple(map(str, longest.index))
-
-
-def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[np.bool_]:
-    """Which rows of a categorical column hold a text that the predicate accepts. It is called once per category."""
-    accepted = np.array([bool(predicate(text)) for text in column.cat.categories], dtype=bool)
-    if not accepted.any():
-        return np.zeros(len(column), dtype=bool)
-    return np.append(accepted, False).take(column.cat.codes.to_numpy(), mode="wrap")  # code -1 (missing) takes the last
-
-
-def thread_numbers(events: pd.DataFrame) -> NDArray[np.int64]:
-    """For every event a number that identifies its (process, thread)."""
-    threads_per_process = max(len(events["tid"].cat.categories), 1)
-    process = np.asarray(events["pid"].cat.codes, dtype=np.int64)
-    return process * threads_per_process + np.asarray(events["tid"].cat.codes, dtype=np.int64)
 
 
 @once_per_trace
@@ -237,17 +219,24 @@ def _leaves(events: pd.DataFrame, thread: NDArray[np.int64], among: NDArray[np.b
     return leaf
 
 
-def _cpu_compute(trace: Trace) -> Intervals:
-    """The operators' time, per thread, without the time in which they wait for or launch communication."""
+def _cpu_compute(trace: Trace) -> tuple[Intervals, Intervals | None]:
+    """The operators' time, per thread, without the time in which they wait for or launch communication.
+
+    And the time in which they waited for a core, which is not in it; None where the trace does not tell.
+    """
     events = trace.events
     cut = matching(events["name"], lambda name: (rule := host_rule(name)) and rule.part is Part.CUT)
     starts = events["ts_ns"].to_numpy()
     ends = starts + events["dur_ns"].to_numpy()
     threads = thread_numbers(events)
     compute = _codes(trace) == _WORKS.index(Work.COMPUTE)
-    busy = []
+    counts = processor_counts(trace)
+    busy, lost = [EMPTY], [EMPTY]
     for thread in np.unique(threads[compute]):
         on, off = compute & (threads == thread), cut & (threads == thread)
-        busy.append(subtract(union(starts[on], ends[on]), union(starts[off], ends[off])))
-    stacked = np.concatenate(busy) if busy else EMPTY
-    return union(stacked[:, 0], stacked[:, 1])
+        own = subtract(union(starts[on], ends[on]), union(starts[off], ends[off]))
+        lost.append(stolen(own, counts[counts["thread"] == thread]))
+        busy.append(subtract(own, lost[-1]))
+    stacked, waited = np.concatenate(busy), np.concatenate(lost)
+    all_busy = union(stacked[:, 0], stacked[:, 1])
+    return all_busy, subtract(union(waited[:, 0], waited[:, 1]), all_busy) if len(counts) else None

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from overlaplab.events.activity import counting_as, matching
+from overlaplab.events.activity import counting_as
+from overlaplab.events.matching import matching
 from overlaplab.events.rules import Work, reads_like_communication
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES

@@ -10,8 +10,9 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from overlaplab.events.activity import activity, counting_as, matching, rule_of
+from overlaplab.events.activity import activity, counting_as, rule_of
 from overlaplab.events.launching import launchers
+from overlaplab.events.matching import matching
 from overlaplab.events.rules import Work
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import total, union

@@ -54,6 +54,11 @@ class Ordered(Generic[Ranges]):
         place = bisect_left(self._starts.get(key, []), at_ns)
         return self._ranges[key][place - 1] if place else None
 
+    def holding(self, key: Hashable, at_ns: int) -> Ranges | None:
+        """The range around this moment; ranges of a key must not be nested."""
+        last = self.last_before(key, at_ns + 1)
+        return last if last and at_ns <= last.end_ns else None
+
     def first_after(self, key: Hashable, at_ns: float) -> Ranges | None:
         """The first one that starts after this moment."""
         starts = self._starts.get(key, [])

@@ -51,3 +51,6 @@ MOST_CLOCKS = 4
 """Corrected clocks under a timeline."""
 MOST_KERNELS = 3
 """Kernels that are named where no communication was recognised."""
+
+MUCH_DELAY = 0.05
+"""Of a step: if its computation waited longer for a core, the machine was busy."""

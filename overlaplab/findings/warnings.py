@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from overlaplab.analyses import delays
 from overlaplab.events import (
     Run,
     Trace,
@@ -21,9 +22,9 @@ from overlaplab.events import (
 from overlaplab.evidence.clocks import clocks
 from overlaplab.evidence.pairing import DOUBTFUL_NS
 from overlaplab.findings.runs import link_missed
-from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS
+from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS, MUCH_DELAY
 from overlaplab.vocabulary import Rule
-from overlaplab.words import count, ms, sentence, shorten, to_ms
+from overlaplab.words import count, ms, percent, sentence, shorten, to_ms, unit_name
 
 _NAME = 60  # characters of a kernel's name
 _REMEDY = (
@@ -42,6 +43,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings = list(run.warnings)
     if run.manifest and (missed := link_missed(run.manifest)):
         warnings.append(missed)
+    warnings += _busy_warnings(run)
     warnings += _clock_warnings(run)
     missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
     warnings += [missing] if missing else []
@@ -142,6 +144,31 @@ def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
             " the ranks: left out of bandwidths and waits"
         )
     return tuple(notes)
+
+
+def _busy_warnings(run: Run) -> tuple[str, ...]:
+    """In which steps a computing thread waited long for a core, or that nobody can tell."""
+    if run.manifest and run.manifest.processor_counts is False:
+        return ("the kernel did not tell how long computation waited for a core: such time counts as computation",)
+    table = delays(run)
+    steps = table.groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
+    busy = steps[steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"]]
+    if not len(busy):
+        return ()
+    worst = busy.iloc[(busy["delayed_ns"] / busy["span_ns"]).argmax()]
+    own = table[table["rank"].eq(worst["rank"]) & table["step"].eq(worst["step"]) & table["unit"].ne("")]
+    where = ""
+    if len(own):
+        unit = own.iloc[own["delayed_ns"].argmax()]
+        where = f", most in the {unit['phase']} pass of {unit_name(unit['unit'])} ({to_ms(unit['delayed_ns']):.1f} ms)"
+    named = sorted({int(number) for number in busy["step"].dropna()})
+    shown = ", ".join(map(str, named[:_MOST_NAMED])) + (", …" if len(named) > _MOST_NAMED else "")
+    share = percent(worst["delayed_ns"], worst["span_ns"])
+    return (
+        f"the machine was busy in step{'s' if len(named) > 1 else ''} {shown}: in step {worst['step']} the computation "
+        f"of rank {worst['rank']} waited for a core {share} of the time{where}; that counts as no computation, but as "
+        "exposed communication or idle time",
+    )
 
 
 def _clock_warnings(run: Run) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from overlaplab.analyses import (
     collectives,
     communication_by,
     compare,
+    delays,
     exposed,
     idle,
     is_sweep,
@@ -61,7 +62,7 @@ __all__ = [
 
 Document: TypeAlias = dict[str, Any]
 
-_IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "other_ns")
+_IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns", "other_ns")
 
 
 def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
@@ -88,6 +89,7 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "run": run.manifest.raw if run.manifest else None,
         "warnings": list(run_warnings(run)),
         "ranks": ranks_out,
+        "delays": records(delays(run, selection)),
     }
 
 

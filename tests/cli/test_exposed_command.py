@@ -65,7 +65,13 @@ def test_the_document_holds_each_cause(command: Any, folder: Path) -> None:
         "end_ns": 900_000,
     }
     assert window["causes"][1]["late_rank"] == 1
-    assert window["idle"] == {"idle_ns": 10_000, "host_wait_ns": 10_000, "kernel_wait_ns": 0, "other_ns": 0}
+    assert window["idle"] == {
+        "idle_ns": 10_000,
+        "host_wait_ns": 10_000,
+        "kernel_wait_ns": 0,
+        "preempted_ns": 0,
+        "other_ns": 0,
+    }
 
 
 def test_it_takes_ranks_and_steps(command: Any, folder: Path) -> None:

@@ -101,6 +101,21 @@ def test_what_is_there_is_not_recorded_again(fake: Callable[[], list[str]], caps
     assert len(fake()) == 6
 
 
+def test_a_sweep_measures_its_link_once(fake: Callable[[], list[str]]) -> None:
+    """Else its runs could be behind different links, and not be compared."""
+    rounds = plan(("1", "5"), 2, Path("DIR"), seed=0)
+    options = ["--link", "auto"]
+    assert record_all(rounds, options) == []
+    first, *others = fake()
+    commands = {path.parent.name: json.loads(path.read_text())["command"] for path in Path("DIR").glob("*/run.json")}
+    assert commands[first].count("--link") == 1
+    assert all("--link auto --link DIR/cap-" in commands[name] for name in others)
+    assert record_all(rounds, options) == []
+    assert len(fake()) == 4
+    with pytest.raises(OverlaplabError, match=r"recorded otherwise \(--link\)"):
+        record_all(rounds, ["--link", "1Gbps,1us"])
+
+
 def test_a_failing_cap_leaves_the_others(fake: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIL", "5")
     rounds = plan(("1", "5", "25"), 2, Path("DIR"), seed=0)

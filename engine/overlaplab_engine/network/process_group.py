@@ -321,22 +321,28 @@ def _create(options: Any, emulation: Emulation | None) -> EmulatedLinkGroup:
     with urgent_threads():
         if emulation.alone_on is not None:
             return EmulatedLinkGroup(rank, size, Phantoms(rank, size), Carrier(wire, size, None))
+        device = _gloo_device()  # its thread serves both groups
         data, clock = (
-            _gloo(dist.PrefixStore(name, options.store), rank, size, options.timeout) for name in ("data", "clock")
+            _gloo(dist.PrefixStore(name, options.store), rank, size, options.timeout, device)
+            for name in ("data", "clock")
         )
         carrier = Carrier(wire, size, clock)
         return EmulatedLinkGroup(rank, size, data, carrier, Messages(carrier, clock, rank))
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, device: Any) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._threads = 1  # collectives run in order, one at a time
-    # As init_process_group does for gloo; with explicit options the variable would otherwise be ignored.
+    options._devices = [device]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _gloo_device() -> Any:
+    """As init_process_group makes it for gloo; with explicit options the variable would otherwise be ignored."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     make = dist.ProcessGroupGloo.create_device if interface else dist.ProcessGroupGloo.create_default_device
-    options._devices = [make(interface=interface) if interface else make()]
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return make(interface=interface) if interface else make()
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

@@ -30,6 +30,8 @@ class Outcome:
     """The CUDA allocator's peak in the recorded steps in bytes, without `scratch`; None on a CPU."""
     scratch: int
     """Bytes that phantoms use."""
+    counts: bool
+    """Whether its kernel counts how long threads wait for a core, see `overlaplab_engine.recording.processor`."""
     hardware: dict[str, Any]
     """Its machine, see `overlaplab_engine.recording.facts`."""
 
@@ -86,6 +88,7 @@ def manifest(
         "versions": versions(),
         "hardware": hardware(comm.device),
         "hardware_per_rank": [o.hardware for o in outcomes],
+        "processor_counts": all(o.counts for o in outcomes) if comm.device.type == "cpu" else None,
         "warmup": config.warmup,
         "steps": config.steps,
         "trace_ranks": config.trace_ranks,

@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.device_events import holds_device_events
 from overlaplab_engine.strategies.hooks import after_accumulation
 
@@ -120,20 +121,27 @@ def _one_cycle() -> Iterator[None]:
         yield
 
 
-def label_gradients(model: nn.Module) -> list[RemovableHandle]:
+def label_gradients(model: nn.Module, unit_of: Mapping[str, str] | None = None) -> list[RemovableHandle]:
     """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient.
 
-    To stop, remove the handles.
+    With `unit_of`, each parameter's unit, the thread's counts go with it (see `recording.processor`). To stop, remove
+    the handles.
     """
     marks = {
         parameter: labels.span(Word.GRADIENT_READY, parameter=name)
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
-    return [after_accumulation(parameter, partial(_ready, mark)) for parameter, mark in marks.items()]
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    units = {} if unit_of is None else {parameter: unit_of.get(name, "") for parameter, name in names.items()}
+    return [
+        after_accumulation(parameter, partial(_ready, mark, units.get(parameter))) for parameter, mark in marks.items()
+    ]
 
 
-def _ready(mark: Span, _: torch.Tensor) -> None:
+def _ready(mark: Span, unit: str | None, _: torch.Tensor) -> None:
+    if unit is not None:
+        processor.mark(unit, "backward")
     labels.instant(mark)
 
 

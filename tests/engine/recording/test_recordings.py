@@ -21,6 +21,7 @@ from overlaplab_engine.labels import Word, parse
 from warm_ranks import run_warm
 
 import overlaplab
+from overlaplab.analyses import delays
 
 SMALL = [
     *("--device", "cpu", "--layers", "2", "--width", "64", "--seq", "16", "--vocab", "100", "--batch", "2"),
@@ -144,6 +145,31 @@ def test_buckets_are_ready_launched_and_done_in_order(recording: Recording) -> N
             assert (launched["ts"] >= backward["end"]) == naive
         if not naive:
             assert all(x["end"] <= backward["end"] for x in labels[Word.BUCKET_LAUNCH])
+
+
+def test_the_kernel_tells_how_long_computation_ran_and_waited(recording: Recording) -> None:
+    """At the borders of units, passes, gradients and waits; on a machine whose kernel counts."""
+    assert recording.manifest["processor_counts"] is Path("/proc/thread-self/schedstat").exists()
+    if not recording.manifest["processor_counts"]:
+        return
+    units = {u["name"] for u in recording.manifest["units"]}
+    passes = recording.manifest["accumulate"]
+    for labels in each_step(recording):
+        counts = labels[Word.PROCESSOR]
+        told = Counter((x["unit"], x["phase"]) for x in counts if "unit" in x)
+        assert {unit for unit, _ in told} == units
+        assert all(told[unit, "forward"] == passes for unit in units - {"embedding", "head"})
+        assert sum(n for (_, phase), n in told.items() if phase == "backward") == passes * PARAMETERS
+        for one, next_ in pairwise(counts):
+            assert one["ts"] <= next_["ts"]
+            assert int(one["ran_ns"]) <= int(next_["ran_ns"])
+            assert int(one["delayed_ns"]) <= int(next_["delayed_ns"])
+        ran = int(counts[-1]["ran_ns"]) - int(counts[0]["ran_ns"])
+        assert 0 < ran <= 1e3 * (counts[-1]["ts"] - counts[0]["ts"]) + 20_000_000  # counted at ticks of the clock
+    run = overlaplab.load_run(recording.path)
+    table = overlaplab.summary(run)
+    assert table["preempted_ns"].notna().all()
+    assert (table["preempted_ns"] <= delays(run).groupby(["rank", "step"])["delayed_ns"].sum().to_numpy()).all()
 
 
 def test_waiting_is_labelled(recording: Recording) -> None:

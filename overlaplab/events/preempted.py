@@ -1,0 +1,83 @@
+"""How long computing threads waited for a core, where the recorder wrote the kernel's counts into the trace.
+
+The counts (`engine::processor`, see `traces/README.md`) stand at the borders of passes, units, gradients and waits. How
+long a thread waited between two of them is known, but not when. So each operator's time in between is shortened at its
+end by the share of the time in which the thread waited.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.events.matching import matching, thread_numbers
+from overlaplab.events.run import Trace, once_per_trace
+from overlaplab.intervals import EMPTY, Intervals, union
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
+
+__all__ = ["COUNT_COLUMNS", "processor_counts", "stolen"]
+
+COUNT_COLUMNS = {
+    **dict.fromkeys(("thread", "start_ns", "end_ns", "ran_ns", "delayed_ns"), "int64"),
+    **dict.fromkeys(("unit", "phase"), "object"),
+}
+"""The columns of `processor_counts`.
+
+Between `start_ns` and `end_ns` (absolute), the `thread` (see `thread_numbers`) ran on a core for `ran_ns` and waited
+for one for `delayed_ns`. The time belongs to the `phase` (`forward` or `backward`) of a `unit`; both are empty
+elsewhere.
+"""
+
+
+@once_per_trace
+def processor_counts(trace: Trace) -> pd.DataFrame:
+    """The times between the kernel's counts, in order of thread and time: `COUNT_COLUMNS`. Empty without counts."""
+    names = trace.events["name"]
+    fields = {
+        str(name): found[1]
+        for name in names.cat.categories
+        if str(name).startswith("engine::processor ") and (found := label_fields(str(name))) is not None
+    }
+    chosen = matching(names, fields.__contains__) & matching(
+        trace.events["category"], ANNOTATION_CATEGORIES.__contains__
+    )
+    events = trace.events[chosen]
+    told = [fields[str(name)] for name in events["name"]]
+    table = pd.DataFrame(
+        {
+            "thread": thread_numbers(trace.events)[chosen],
+            "end_ns": events["ts_ns"].to_numpy(np.int64),
+            "ran_ns": np.array([int(one["ran_ns"]) for one in told], dtype=np.int64),
+            "delayed_ns": np.array([int(one["delayed_ns"]) for one in told], dtype=np.int64),
+            "unit": [one.get("unit", "") for one in told],
+            "phase": [one.get("phase", "") for one in told],
+        }
+    ).sort_values(["thread", "end_ns"], kind="stable", ignore_index=True)
+    before = table.groupby("thread")[["end_ns", "ran_ns", "delayed_ns"]].shift()
+    known = before["end_ns"].notna().to_numpy()
+    table["start_ns"] = before["end_ns"].fillna(0).astype("int64")
+    for name in ("ran_ns", "delayed_ns"):
+        table[name] = (table[name] - before[name].fillna(0).astype("int64")).clip(lower=0)
+    return table.loc[known, list(COUNT_COLUMNS)].astype(COUNT_COLUMNS).reset_index(drop=True)
+
+
+def stolen(compute: Intervals, counts: pd.DataFrame) -> Intervals:
+    """The parts of one thread's computation in which it waited for a core, by its own rows of `processor_counts`."""
+    if not len(compute) or not len(counts):
+        return EMPTY
+    starts, ends = counts["start_ns"].to_numpy(), counts["end_ns"].to_numpy()
+    share = np.minimum(counts["delayed_ns"].to_numpy() / np.maximum(ends - starts, 1), 1.0)
+    borders = np.unique(np.concatenate((compute.ravel(), starts, ends)))
+    begin, end = borders[:-1], borders[1:]
+    here = _containing(compute[:, 0], compute[:, 1], begin)
+    counted = _containing(starts, ends, begin)
+    rows = np.flatnonzero((here >= 0) & (counted >= 0))
+    lost = np.floor(share[counted[rows]] * (end - begin)[rows]).astype(np.int64)
+    return union((end[rows] - lost)[lost > 0], end[rows][lost > 0])
+
+
+def _containing(starts: NDArray[np.int64], ends: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each moment the interval that contains it, or -1; the intervals are disjoint and in order."""
+    row = np.searchsorted(starts, at, side="right") - 1
+    return np.where((row >= 0) & (at < ends[row]), row, -1)
