@@ -12,15 +12,16 @@ from overlaplab.events import (
     Trace,
     activity,
     found_windows,
-    host_steps,
     longest_names,
     only_ends_recorded,
     processor_counts,
+    recording_start,
     rule_of,
     said_to_communicate,
     unknown_communication,
 )
 from overlaplab.evidence.collective_facts import could_start
+from overlaplab.evidence.matching import steps_and_labels
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import recorded
 from overlaplab.load import load_run
@@ -28,9 +29,9 @@ from overlaplab.load import load_run
 __all__ = ["load_ranks"]
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
-    *(rule_of, activity, host_steps, found_windows, longest_names, processor_counts),
+    *(rule_of, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded),
-    *(recorded, could_start, purposes, idle_gaps),
+    *(recorded, steps_and_labels, could_start, purposes, idle_gaps),
 )
 
 

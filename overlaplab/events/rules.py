@@ -113,6 +113,8 @@ def device_work(category: str, name: str, communication: str | None = None) -> W
 
 def reads_like_communication(name: str) -> str | None:
     """The word in a kernel's name that reads like communication; None if there is none, or a rule knows the kernel."""
+    if not _READS_LIKE.search(name):  # few do, and the rules take longer
+        return None
     rule = device_rule("kernel", name)
     if rule is None or rule.names.pattern:
         return None

@@ -24,6 +24,7 @@ __all__ = [
     "found_windows",
     "host_steps",
     "main_stream",
+    "recording_start",
     "step_windows",
     "window_warnings",
     "windows",
@@ -57,6 +58,12 @@ def step_windows(trace: Trace) -> tuple[Window, ...]:
 def host_steps(trace: Trace) -> tuple[Window, ...]:
     """The host's ProfilerStep ranges in time order, whatever ran in them; the windows are those of the host."""
     return tuple(step for step, _ in _host_steps(trace.events))
+
+
+@once_per_trace
+def recording_start(trace: Trace) -> tuple[int, int] | None:
+    """The first moment that was recorded, in absolute ns, and how many steps begin after it; None without events."""
+    return (int(trace.events["ts_ns"].iloc[0]), len(host_steps(trace))) if len(trace.events) else None
 
 
 def windows(trace: Trace) -> pd.DataFrame:

@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, host_steps, once_per_run, rule_of
+from overlaplab.events import Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
 from overlaplab.evidence.pairing import SAME_BYTES, paired
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.vocabulary import Rule
 
-__all__ = ["matched"]
+__all__ = ["matched", "steps_and_labels"]
 
 _IDENTITY = ("launch_ns", "start_ns", "end_ns", "kind", "named", "kind_known", "dtype", "bytes", "sequence")
 _GROUP = ("group", "group_description", "group_size")
@@ -85,7 +85,7 @@ def _all_recorded(run: Run) -> pd.DataFrame:
         table = recorded(trace)[[*_IDENTITY, *_GROUP]].copy()
         table.insert(0, "trace", place)
         table.insert(1, "row", np.arange(len(table)))
-        table["step"], table["label"] = _steps_and_labels(trace)
+        table["step"], table["label"] = steps_and_labels(trace)
         identity = list(zip(*(table[name] for name in _GROUP), strict=True))
         codes = {group: numbers.setdefault(_key(trace, *group), len(numbers)) for group in dict.fromkeys(identity)}
         table["key"] = np.array([codes[group] for group in identity], dtype=np.int64)
@@ -95,9 +95,12 @@ def _all_recorded(run: Run) -> pd.DataFrame:
     return table
 
 
-def _steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+@once_per_trace
+def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
     """For each of `recorded`'s rows the step in which it was launched, -1 outside all, and its label, empty without."""
     table = recorded(trace)
+    if (table["sequence"] >= 0).all():  # which are matched by their numbers
+        return np.full(len(table), -1, dtype=np.int64), np.full(len(table), "", dtype=object)
     called, begun = table["host_ns"].to_numpy(np.int64), host_steps(trace)
     place = np.searchsorted([step.start_ns for step in begun], called, side="right") - 1
     if begun:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from overlaplab.analyses import collectives
-from overlaplab.events import Run, extent, host_steps, only_ends_recorded
+from overlaplab.events import Run, once_per_run, only_ends_recorded, recording_start
 from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, zero_of
 from overlaplab.evidence.pairing import DOUBTFUL_NS, ROOTED
 from overlaplab.words import ms, shorten
@@ -32,6 +32,7 @@ OTHER_RANKS = Unseen()
 """What other ranks' traces would show, and nothing else."""
 
 
+@once_per_run
 def unseen(run: Run) -> Unseen:
     """What this run's traces do not show."""
     return Unseen(
@@ -46,13 +47,13 @@ def late_starts(run: Run) -> dict[int | None, int]:
 
     Empty if a rank recorded several steps: then the profiler's start is in the first alone.
     """
-    spans = {trace: span for trace in run.traces if (span := extent(trace))}
-    if len(spans) < 2 or any(len(host_steps(trace)) > 1 for trace in spans):
+    starts = {trace.rank: start for trace in run.traces if (start := recording_start(trace)) is not None}
+    if len(starts) < 2 or any(steps > 1 for _, steps in starts.values()):
         return {}
-    begun = {trace: start_ns - zero_of(run, trace) for trace, (start_ns, _) in spans.items()}
-    error = max(LEAST_OFFSET_NS, int(clocks(run)["error_ns"].max()))
-    first = min(begun.values())
-    return {trace.rank: at - first for trace, at in begun.items() if at - first > error}
+    zeros = {trace.rank: zero_of(run, trace) for trace in run.traces}
+    begun = {rank: at - zeros[rank] for rank, (at, _) in starts.items()}
+    first, error = min(begun.values()), max(LEAST_OFFSET_NS, int(clocks(run)["error_ns"].max()))
+    return {rank: at - first for rank, at in begun.items() if at - first > error}
 
 
 def started_late(unseen: Unseen, rank: object) -> str:

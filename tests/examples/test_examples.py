@@ -69,6 +69,15 @@ def test_what_moves_has_its_names(run: Path) -> None:
         expect_buckets(run)
 
 
+def test_every_collective_has_its_counterpart(run: Path) -> None:
+    """Over gloo none has a number, and on a busy machine they end whenever a rank gets a core."""
+    table = overlaplab.collectives(overlaplab.load_run(run))
+    assert table["unmatched"].isna().all()
+    assert table.groupby("index")["rank"].nunique().eq(2).all()
+    synchronous = ~table["kind"].isin(["broadcast"])
+    assert table.loc[synchronous, "wait_ns"].notna().all()
+
+
 def expect_buckets(path: Path) -> None:
     """Each backward pass sent every gradient once, in buckets that were ready when launched."""
     table = overlaplab.buckets(overlaplab.load_run(path))
