@@ -8,7 +8,7 @@ SERVE ?= 1
 DEMO := --batch 16 --steps 5 --bucket-cap-mb 4
 ZERO3 := --strategy zero3 --layers 32 --width 128 --batch 16 --steps 3
 
-.PHONY: help env demo test check format screenshots notebooks chromium clean
+.PHONY: help env demo test suite check format screenshots notebooks chromium clean
 .DELETE_ON_ERROR:
 
 help:
@@ -45,9 +45,14 @@ ifeq ($(SERVE),1)
 	$(BIN)/overlaplab app $(RUNS) --port $(PORT)
 endif
 
-test: env chromium check
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not alone and not slow and not gpu'
-	$(BIN)/pytest -m 'alone and not slow and not gpu'
+test: # side by side: mypy takes most of a minute on one core
+	$(MAKE) --jobs 2 check suite
+
+# Three at a time: many tests wait for a page or a time limit. With caches of bytecode, for all the processes they start.
+suite: export PYTHONDONTWRITEBYTECODE =
+suite: env chromium
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not alone and not slow and not gpu'
+	$(BIN)/pytest -m 'alone and not slow and not gpu' $$(grep -rl mark.alone tests)
 
 check: env
 	$(BIN)/ruff format --check .

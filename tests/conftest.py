@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,21 @@ if TYPE_CHECKING:
 
 
 pytest.register_assert_rewrite("browser")
+# Jupyter brings it, and then jsonschema, which altair imports, compiles its grammar of addresses for a second or two.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+SLOWEST = (
+    *("engine/test_faults.py", "test_gpu_tests.py", "engine/strategies/test_parity.py", "engine/test_checkpoint.py"),
+    *("dashboard/test_canvas.py", "test_end_to_end.py", "engine/strategies/test_zero.py", "examples/test_examples.py"),
+    *("engine/recording/test_recordings.py", "dashboard/test_links_in_chromium.py", "cli/test_sweep_command.py"),
+    *("load/test_slice.py", "load/test_executors.py", "test_gpu_scripts.py", "test_hta.py", "test_notebooks.py"),
+)
+"""Files that take longest: they come first, or one of them would run on when all others are done."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)

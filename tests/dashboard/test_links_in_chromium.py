@@ -110,7 +110,7 @@ def test_new_runs_appear_and_uploads_open(
         run_of(own / "sweep" / "cap-1", engine_events(), engine_events(), manifest={"bucket_cap_mb": 1.0})
         box = page.locator(".st-key-run_picker input")
         box.click()
-        page.get_by_role("option", name="sweep/cap-1").wait_for(timeout=20_000)
+        page.get_by_role("option", name="sweep/cap-1").wait_for()
         page.keyboard.press("Escape")
         assert query(page)["run"] == "bucketed"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,12 @@ def test_another_loader_reads_again(kept: Path, trace: Path, monkeypatch: pytest
     assert len(entries(kept)) == 2
 
 
+def contents(archive: bytes) -> dict[str, bytes]:
+    """Its files, without the times at which they were written."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        return {name: files.read(name) for name in files.namelist()}
+
+
 @pytest.mark.parametrize("damage", ["cut short", "a bit", "another kind", "empty"])
 def test_a_damaged_entry_is_rewritten(kept: Path, trace: Path, damage: str) -> None:
     load_run(trace)
@@ -125,7 +133,7 @@ def test_a_damaged_entry_is_rewritten(kept: Path, trace: Path, damage: str) -> N
         spoilt = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
     entry.write_bytes(spoilt)
     assert names(load_run(trace)) == ["aten::mm"]
-    assert entry.read_bytes() == whole
+    assert contents(entry.read_bytes()) == contents(whole)
 
 
 def test_it_can_be_switched_off(kept: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

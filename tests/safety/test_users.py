@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from browser import app_on
+from browser import serving
 from stream_client import User, words
 
 SAMPLES = Path(__file__).parents[2] / "traces"
@@ -29,13 +29,15 @@ USERS = (
 
 @pytest.fixture(scope="module")
 def samples() -> Iterator[str]:
-    with app_on(SAMPLES) as address:
+    line = ("-m", "overlaplab", "app", str(SAMPLES), "--port", "{port}")
+    patient = {"STREAMLIT_SERVER_WEBSOCKET_PING_INTERVAL": "300"}  # else a busy server takes its users for gone
+    with serving(*line, folder=SAMPLES, environment=patient) as (address, _):
         yield address
 
 
 def test_eight_users_get_what_each_asked_for(samples: str) -> None:
     """Twice: before anybody has opened the runs, which all then do in the same moment, and when all are open."""
-    start = threading.Barrier(len(USERS), timeout=60)
+    start = threading.Barrier(len(USERS), timeout=200)
 
     def use(page: str, run: str) -> list[str]:
         with User(samples) as user:

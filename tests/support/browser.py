@@ -24,7 +24,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, sync_playwright
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 """How long anything on a page may take."""
 PWNED = "window.pwned&&pwned(document.URL)"
 """What injected script would run; `watched` fails the test where it does."""
@@ -160,7 +160,7 @@ def serving(
             yield f"http://127.0.0.1:{port}", process
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=100)
 
 
 def app_on(folder: Path) -> Any:
@@ -169,7 +169,7 @@ def app_on(folder: Path) -> Any:
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while time.monotonic() < end:
         if process.poll() is not None:
             log.seek(0)
@@ -179,7 +179,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: IO[byt
                 return
         except OSError:
             time.sleep(0.05)
-    pytest.fail("the app did not start within a minute")
+    pytest.fail("the app did not start within 200 s")
 
 
 def settle(page: Page) -> None:

@@ -16,7 +16,7 @@ from overlaplab_engine.network.link import Link
 from overlaplab_engine.worker import finish
 from warm_ranks import run_warm
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 """After so long a rank that waits for another gives up: a scenario that ranks leave apart fails, and does not hang."""
 
 

@@ -20,6 +20,7 @@ class User:
             origin=address,  # type: ignore[arg-type]
             subprotocols=["streamlit"],  # type: ignore[list-item]
             max_size=None,
+            ping_interval=None,  # a busy server answers late
         )
 
     def __enter__(self) -> User:
@@ -38,7 +39,7 @@ class User:
         found = []
         while True:
             told = ForwardMsg()
-            told.ParseFromString(self._socket.recv(timeout=60))
+            told.ParseFromString(self._socket.recv(timeout=200))
             kind = told.WhichOneof("type")
             if kind == "delta" and told.delta.WhichOneof("type") == "new_element":
                 found.append(told.delta.new_element)

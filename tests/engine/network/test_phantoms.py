@@ -223,7 +223,7 @@ def test_a_thread_takes_each_collectives_time() -> None:
     with group_of(8, link=SLOW) as comm:  # 14 ms, and 1.75 × 8 µs per kB
         start = time.perf_counter_ns()
         works = [comm.all_reduce_max(torch.ones(250_000)) for _ in range(2)]
-        assert time.perf_counter_ns() - start < 28_000_000, "launching must not wait"
+        assert not works[1].is_completed(), "launching must not wait"
         for work in works:
             work.wait()
         took = time.perf_counter_ns() - start
@@ -231,7 +231,7 @@ def test_a_thread_takes_each_collectives_time() -> None:
             (Kind.ALL_REDUCE, 1_000_000, 28_000_000)
         ] * 2
         assert all(c.occupied_ns >= 28_000_000 for c in comm.carried)
-        assert 0.99 * 56_000_000 <= took < 2 * 56_000_000
+        assert 0.99 * 56_000_000 <= took < 10 * 56_000_000  # on a busy machine, too
         assert comm.launched == 2
 
 

@@ -334,7 +334,7 @@ def test_two_machines_record_one_run(tmp_path: Path) -> None:
     ]
     try:
         for launcher in launchers:
-            _, stderr = launcher.communicate(timeout=100)
+            _, stderr = launcher.communicate(timeout=250)
             assert launcher.returncode == 0, stderr
     finally:
         for launcher in launchers:

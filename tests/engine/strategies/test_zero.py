@@ -120,14 +120,33 @@ def gathers_and_frees(comm: Communicator, prefetch: int) -> None:
                 assert seen["c10d._reduce_scatter_base_"] == launched[Kind.REDUCE_SCATTER]
 
 
-@scenario()
-def the_order_of_a_pass(comm: Communicator) -> None:
-    strategy = Watched(deep(3), comm, Options(prefetch=1))
+@scenario(1, 2)
+def the_order_of_a_pass(comm: Communicator, prefetch: int) -> None:
+    strategy = Watched(deep(3), comm, Options(prefetch=prefetch))
     pass_through(strategy)
     strategy.log.clear()
     pass_through(strategy)
     e, h = "embedding", "head"
     zero, one, two = "layers.0", "layers.1", "layers.2"
+    if prefetch == 2:
+        assert strategy.log == [
+            ("gather", e),
+            ("gather", zero),
+            ("gather", one),
+            ("free", e),
+            ("gather", two),
+            ("free", zero),
+            ("gather", h),
+            ("free", one),
+            # The turn: the last layer and the head stay.
+            ("gather", one),
+            ("free", h),
+            ("gather", zero),
+            ("free", two),
+            ("free", one),
+            ("free", zero),
+        ]
+        return
     assert strategy.log == [
         ("gather", e),
         ("gather", zero),
