@@ -83,8 +83,8 @@ def _gpus(nvidia: Facts, torch: Facts | None) -> Check:
 def _gpu(gpu: Facts) -> str:
     memory = f"{gpu['memory_mib'] / 1024:.0f} GiB" if gpu["memory_mib"] else ""
     capability = f"compute capability {gpu['compute_capability']}" if gpu["compute_capability"] else ""
-    told = ", ".join(part for part in (memory, capability) if part)
-    return f"{gpu['name']} ({told})" if told else str(gpu["name"])
+    details = ", ".join(part for part in (memory, capability) if part)
+    return f"{gpu['name']} ({details})" if details else str(gpu["name"])
 
 
 def _profiler(torch: Facts) -> Check:

@@ -55,8 +55,8 @@ def doctor(
         )
     else:
         _print(lines)
-        said = f"{count(problems, 'problem')}, which" if problems else "Nothing here"
-        show(f"{said} would keep a recording from working.")
+        subject = f"{count(problems, 'problem')}, which" if problems else "Nothing here"
+        show(f"{subject} would keep a recording from working.")
     if problems:
         raise typer.Exit(1)
 
@@ -68,8 +68,7 @@ def _print(lines: list[Check]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for line in lines:
-        told = line.found if line.remedy is None else f"{line.found}\n→ {line.remedy}"
-        words = [plain(part) for part in told.split("\n")]
+        words = [plain(part) for part in (line.found, line.remedy and f"→ {line.remedy}") if part]
         table.add_row(plain(line.verdict, style=STYLES[line.verdict]), plain(line.name), words[0])
         for more in words[1:]:
             table.add_row("", "", more)
@@ -77,7 +76,7 @@ def _print(lines: list[Check]) -> None:
 
 
 def facts() -> Facts:
-    """About this machine: what Python sees, and under `engine` what torch tells (overlaplab_engine.doctor)."""
+    """About this machine: what Python sees, and under `engine` what overlaplab_engine.doctor answers."""
     from overlaplab.load import cache
 
     return {
@@ -96,18 +95,18 @@ def facts() -> Facts:
 
 
 def _engine() -> dict[str, Any]:
-    """What the engine tells of torch and the driver; `failure` where it gives no answer."""
+    """The engine's facts about torch and the driver; `failure` where it gives no answer."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", ENGINE], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
         )
-        told: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+        answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except subprocess.TimeoutExpired:
         return {"failure": f"no answer within {TIMEOUT_S:g} s"}
     except ValueError:
         last = done.stderr.strip().rpartition("\n")[2]
         return {"failure": shorten(last, 300) or f"it ended with exit code {done.returncode}"}
-    return told
+    return answer
 
 
 def _bind(port: int) -> str | None:

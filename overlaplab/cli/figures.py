@@ -24,54 +24,53 @@ _WITHOUT_TABLES = ("summary", "exposed", "collectives")
 """Commands for which a worker that reads a rank finds all that they need, see `overlaplab.load_ranks`."""
 
 
-@app.command(epilog="Example: overlaplab summary runs/bucketed --skip-steps 1")
-@grouped
-def summary(run: RunPath, as_json: Json = False, selection: Selection = EVERYTHING, opening: Opening = OPENING) -> None:
-    """Where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
-    _print("summary", run, as_json, selection, opening)
+_COMMANDS = (
+    (
+        "summary",
+        "runs/bucketed --skip-steps 1",
+        "Where each rank's steps went: compute, communication hidden and exposed, memory, idle.",
+    ),
+    (
+        "exposed",
+        "runs/bucketed --skip-steps 1",
+        "Why communication was exposed: the verdict, then each cause and collective, and what to do about it.",
+    ),
+    (
+        "buckets",
+        "runs/bucketed --rank 0 --step 4",
+        "When each bucket's gradients arrived, when its all-reduce ran, and what of it was exposed.",
+    ),
+    (
+        "schedule",
+        "runs/zero3 --rank 0 --step 4",
+        "When each layer's parameters were gathered, used and freed; of one rank and step, every gather.",
+    ),
+    (
+        "collectives",
+        "runs/bucketed --step 4",
+        "Every collective across ranks: who came last, who waited, how fast the data moved; by group and kind.",
+    ),
+)
+"""The commands about one run: name, arguments of an example, help."""
 
 
-@app.command(epilog="Example: overlaplab exposed runs/bucketed --skip-steps 1")
-@grouped
-def exposed(run: RunPath, as_json: Json = False, selection: Selection = EVERYTHING, opening: Opening = OPENING) -> None:
-    """Why communication was exposed: the verdict, then each cause and collective, and what to do about it."""
-    _print("exposed", run, as_json, selection, opening)
+def _add(name: str, example: str, meaning: str) -> None:
+    @app.command(name, help=meaning, epilog=f"Example: overlaplab {name} {example}")
+    @grouped
+    def command(
+        run: RunPath, as_json: Json = False, selection: Selection = EVERYTHING, opening: Opening = OPENING
+    ) -> None:
+        from overlaplab.report import documents, terminal
+
+        loaded = load([run], opening, tables=name not in _WITHOUT_TABLES)[0]
+        if as_json:
+            print_json(getattr(documents, f"{name}_document")(loaded, selection))
+        else:
+            show(*getattr(terminal, name)(loaded, selection))
 
 
-@app.command(epilog="Example: overlaplab buckets runs/bucketed --rank 0 --step 4")
-@grouped
-def buckets(run: RunPath, as_json: Json = False, selection: Selection = EVERYTHING, opening: Opening = OPENING) -> None:
-    """When each bucket's gradients arrived, when its all-reduce ran, and what of it was exposed."""
-    _print("buckets", run, as_json, selection, opening)
-
-
-@app.command(epilog="Example: overlaplab schedule runs/zero3 --rank 0 --step 4")
-@grouped
-def schedule(
-    run: RunPath, as_json: Json = False, selection: Selection = EVERYTHING, opening: Opening = OPENING
-) -> None:
-    """When each layer's parameters were gathered, used and freed; of one rank and step, every gather."""
-    _print("schedule", run, as_json, selection, opening)
-
-
-@app.command(epilog="Example: overlaplab collectives runs/bucketed --step 4")
-@grouped
-def collectives(
-    run: RunPath, as_json: Json = False, selection: Selection = EVERYTHING, opening: Opening = OPENING
-) -> None:
-    """Every collective across ranks: who came last, who waited, how fast the data moved; by group and kind."""
-    _print("collectives", run, as_json, selection, opening)
-
-
-def _print(command: str, path: str, as_json: bool, selection: Selection, opening: Opening) -> None:
-    """The document of a command, or what it prints for people."""
-    from overlaplab.report import documents, terminal
-
-    run = load([path], opening, tables=command not in _WITHOUT_TABLES)[0]
-    if as_json:
-        print_json(getattr(documents, f"{command}_document")(run, selection))
-    else:
-        show(*getattr(terminal, command)(run, selection))
+for _command in _COMMANDS:
+    _add(*_command)
 
 
 @app.command(epilog="Example: overlaplab compare runs/naive runs/bucketed --fail-if 'exposed_comm_ns > 5%'")

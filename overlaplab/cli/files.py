@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from overlaplab.cli.options import EVERYTHING, OPENING, Opening, RunPath, RunPaths, Selection, grouped
-from overlaplab.cli.shared import load, progress_bar, show
+from overlaplab.cli.shared import load, progress, show
 from overlaplab.folders import run_folders
 
 __all__ = ["app"]
@@ -34,15 +34,10 @@ def report(
     runs = [folder for path in runs for folder in run_folders(path)]
     loaded = load(runs, opening)
     refuse_target(out, loaded)
-    with progress_bar() as bar:
-        task = bar.add_task("drawing", total=None)
+    with progress("drawing") as advance:
         from overlaplab.report.page import report_page  # it imports altair, for which bad input need not wait
 
-        text = report_page(
-            loaded,
-            selection,
-            progress=lambda done, runs: bar.update(task, completed=done, total=runs),
-        )
+        text = report_page(loaded, selection, advance)
     page = text.encode("utf-8", errors="replace")
     with whole_file(out) as file:
         file.write(page)
@@ -69,12 +64,6 @@ def export(
     refuse_target(perfetto, [])
     loaded = load([run], opening)[0]
     refuse_target(perfetto, [loaded])
-    with progress_bar() as bar, whole_file(perfetto) as file:
-        task = bar.add_task("writing ranks", total=None)
-        size = write_perfetto(
-            loaded,
-            file,
-            packed=perfetto.suffix == ".gz",
-            progress=lambda done, ranks: bar.update(task, completed=done, total=ranks),
-        )
+    with progress("writing ranks") as advance, whole_file(perfetto) as file:
+        size = write_perfetto(loaded, file, packed=perfetto.suffix == ".gz", progress=advance)
     show(f"{perfetto}: {size / 1e6:.1f} MB")

@@ -13,10 +13,11 @@ import typer
 
 from overlaplab.cli import sweep
 from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, grouped
-from overlaplab.cli.shared import load, progress_bar, show
+from overlaplab.cli.shared import load, progress, show
 from overlaplab.dashboard.server import PORT
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
+from overlaplab.words import count
 
 __all__ = ["app"]
 
@@ -60,8 +61,8 @@ def sweep_command(
         raise OverlaplabError("a sweep starts its ranks itself", remedy="Run it without torchrun.")
     options = sweep.with_defaults(_engine_options(context, strategy))
     rounds = sweep.plan(sweep.parse_caps(bucket_cap_mb), repeats, out, order_seed)
-    told = " | ".join(" ".join(one.cap for one in each) for each in rounds)
-    print(f"overlaplab sweep: caps in random order (--order-seed {order_seed}): {told}", file=sys.stderr)
+    order = " | ".join(" ".join(recording.cap for recording in recordings) for recordings in rounds)
+    print(f"overlaplab sweep: caps in random order (--order-seed {order_seed}): {order}", file=sys.stderr)
     failed = sweep.record_all(rounds, options)
     for line in failed:
         print(f"overlaplab sweep: {line}", file=sys.stderr)
@@ -91,14 +92,10 @@ def slice_command(
     if out.exists():
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
     loaded = load([run], opening)[0]
-    with progress_bar() as bar:
-        task = bar.add_task("copying events", total=None)
-        chosen = slice_run(
-            loaded, first, last, out, progress=lambda done, files: bar.update(task, completed=done, total=files)
-        )
+    with progress("copying events") as advance:
+        chosen = slice_run(loaded, first, last, out, progress=advance)
     listed = f"steps {chosen[0]} to {chosen[-1]}" if len(chosen) > 1 else f"step {chosen[0]}"
-    ranks = "1 rank" if len(loaded.traces) == 1 else f"{len(loaded.traces)} ranks"
-    show(f"{out}: {listed} of {ranks}")
+    show(f"{out}: {listed} of {count(len(loaded.traces), 'rank')}")
 
 
 @app.command("app", epilog="Example: overlaplab app runs")

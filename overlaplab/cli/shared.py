@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from overlaplab.events import Run
     from overlaplab.report.documents import Document
 
-__all__ = ["load", "print_json", "progress_bar", "show"]
+__all__ = ["load", "print_json", "progress", "progress_bar", "show"]
 
 
 def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list[Run]:
@@ -35,13 +35,8 @@ def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list
     from overlaplab.load import load_run
 
     ranks = [_assignment(text) for text in opening.assign_rank]
-    with progress_bar() as bar:
-        task = bar.add_task("reading traces", total=None)
-
-        def advance(done: float, files: int) -> None:
-            bar.update(task, completed=done, total=files)
-
-        open_run = load_run if tables else load_ranks
+    open_run = load_run if tables else load_ranks
+    with progress("reading traces") as advance:
         return [
             open_run(
                 path,
@@ -84,6 +79,14 @@ def progress_bar() -> Iterator[Progress]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
+
+
+@contextmanager
+def progress(task: str) -> Iterator[Callable[[float, int], None]]:
+    """`progress_bar` for one task; call with how many are done, and how many there are."""
+    with progress_bar() as bar:
+        number = bar.add_task(task, total=None)
+        yield lambda done, total: bar.update(number, completed=done, total=total)
 
 
 def show(*shown: Table | Text | str) -> None:

@@ -115,10 +115,10 @@ def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) ->
     """
     from rich.markup import escape
 
-    every = [recording for one in rounds for recording in one]
+    every = [recording for recordings in rounds for recording in recordings]
     todo = [recording for recording in every if not _is_there(recording, options)]
     if len(todo) < len(every):
-        _say(f"{len(every) - len(todo)} of {len(every)} recordings are there already")
+        _report(f"{len(every) - len(todo)} of {len(every)} recordings are there already")
     failed: dict[str, str] = {}
     with _signals_interrupt(), progress_bar() as bar:
         task = bar.add_task("", total=len(todo))
@@ -131,11 +131,13 @@ def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) ->
                 problem = _record(recording, _same_link(options, every))
             except KeyboardInterrupt:
                 bar.stop()
-                _say(f"interrupted: {done} of {len(todo)} recorded. The same command goes on from here.")
+                _report(f"interrupted: {done} of {len(todo)} recorded. The same command goes on from here.")
                 raise
             if problem is None:
                 if bar.disable:
-                    _say(f"{recording.out.name} recorded in {time.monotonic() - began:.0f} s ({done + 1}/{len(todo)})")
+                    _report(
+                        f"{recording.out.name} recorded in {time.monotonic() - began:.0f} s ({done + 1}/{len(todo)})"
+                    )
                 continue
             failed[recording.cap] = f"{recording.out.name} failed: {problem}"
             if len(failed) == done + 1 == 2 and len({line.partition(": ")[2] for line in failed.values()}) == 1:
@@ -154,13 +156,13 @@ def _same_link(options: Sequence[str], every: Sequence[Recording]) -> list[str]:
 def _record(recording: Recording, options: Sequence[str]) -> str | None:
     """Let the engine record; what went wrong in one line, None where nothing did."""
     recording.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         # A session of its own: Ctrl-C reaches the engine once, through here, and its ranks end in order.
         process = subprocess.Popen(
             [*ENGINE, *_arguments(recording, options)],
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
         try:
@@ -172,7 +174,7 @@ def _record(recording: Recording, options: Sequence[str]) -> str | None:
         if code == 0:
             return None
         _remove_unfinished(recording.out)
-        return _last_line(said) or (f"ended with exit code {code}" if code > 0 else f"killed by signal {-code}")
+        return _last_line(output) or (f"ended with exit code {code}" if code > 0 else f"killed by signal {-code}")
 
 
 def _arguments(recording: Recording, options: Sequence[str]) -> list[str]:
@@ -200,12 +202,11 @@ def _remove_unfinished(out: Path) -> None:
         out.rmdir()
 
 
-def _last_line(said: IO[bytes]) -> str:
+def _last_line(output: IO[bytes]) -> str:
     """The engine's last words, without its name."""
-    said.seek(0)
-    lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
-    spoken = [line for line in lines if line]
-    return shorten(spoken[-1].removeprefix("overlaplab record: "), 400) if spoken else ""
+    output.seek(0)
+    last = output.read().decode(errors="replace").strip().rpartition("\n")[2]
+    return shorten(last.removeprefix("overlaplab record: "), 400)
 
 
 def _is_there(recording: Recording, options: Sequence[str]) -> bool:
@@ -243,7 +244,7 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _say(line: str) -> None:
+def _report(line: str) -> None:
     print(f"overlaplab sweep: {line}", file=sys.stderr, flush=True)
 
 

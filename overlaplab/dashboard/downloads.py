@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from functools import partial
 
 import altair as alt
 import pandas as pd
 import streamlit as st
 
-__all__ = ["csv_of", "download_buttons", "png_of"]
+__all__ = ["csv_button", "csv_of", "download_buttons", "png_of"]
 
 _WIDTH = 1100  # pixels, of which the PNG has twice as many
 _BACKGROUND = {True: "#0E1117", False: "#FFFFFF"}  # Streamlit's own
@@ -20,24 +21,18 @@ def download_buttons(chart: alt.LayerChart, key: str, table: pd.DataFrame | None
     """Buttons for a chart: PNG, and CSV where there is a table."""
     with st.container(horizontal=True, horizontal_alignment="right", gap="small", key=f"downloads_{key}"):
         if table is not None:
-            st.download_button(
-                "Download CSV",
-                partial(csv_of, table),
-                f"{key}.csv",
-                "text/csv",
-                f"{key}_csv",
-                on_click="ignore",
-                type="tertiary",
-            )
-        st.download_button(
-            "Download PNG",
-            partial(png_of, chart, dark=dark),
-            f"{key}.png",
-            "image/png",
-            f"{key}_png",
-            on_click="ignore",
-            type="tertiary",
-        )
+            csv_button("Download CSV", table, key)
+        _button("Download PNG", partial(png_of, chart, dark=dark), key, "png", "image/png")
+
+
+def csv_button(label: str, table: pd.DataFrame, key: str) -> None:
+    """A button for a table as CSV."""
+    _button(label, partial(csv_of, table), key, "csv", "text/csv")
+
+
+def _button(label: str, content: Callable[[], bytes], key: str, ending: str, mime: str) -> None:
+    file = f"{key}.{ending}"
+    st.download_button(label, content, file, mime, f"{key}_{ending}", on_click="ignore", type="tertiary")
 
 
 def csv_of(table: pd.DataFrame) -> bytes:

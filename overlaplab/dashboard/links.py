@@ -82,14 +82,11 @@ def timeline_link(
     return found
 
 
-def go_to_timeline(
-    name: str, *, start_ns: int, end_ns: int, rank: int | None = None, event: tuple[int, int] | None = None
-) -> NoReturn:
-    """Turn to the Timeline page, at the spot of `timeline_link`; the rank joins those that were chosen, if any were."""
-    query = timeline_link(name, start_ns=start_ns, end_ns=end_ns, rank=rank, event=event)
-    chosen = numbers(kept(RANKS))
+def go_to_timeline(query: dict[str, str]) -> NoReturn:
+    """Turn to the Timeline page at the spot of `timeline_link`; its rank joins those that were chosen, if any were."""
+    chosen, rank = numbers(kept(RANKS)), number(query.get(RANK))
     if chosen and rank is not None and rank not in chosen:
-        query[RANKS] = ",".join(map(str, sorted((*chosen, rank))))
+        query = query | {RANKS: ",".join(map(str, sorted((*chosen, rank))))}
     st.session_state["links_unwritten"] = False
     st.switch_page(_TIMELINE, query_params=query)
 
@@ -137,21 +134,21 @@ def kept(name: str) -> str | None:
     return stored.get(name)
 
 
-def start(name: str, key: str, told: T | None, default: T, options: Any) -> T:
+def start(name: str, key: str, wanted: T | None, default: T, options: Any) -> T:
     """Give the control `key`, before it is drawn, what a link or the session tells of it; returns its value.
 
-    `told` is `kept(name)` as a value that could be the control's, None for anything else. Where a link tells what is
+    `wanted` is `kept(name)` as a value that could be the control's, None for anything else. Where a link tells what is
     not among the options, one line says so.
     """
     fresh: set[str] = st.session_state.get("links_fresh", set())
-    found = told is not None and _among(told, options)
+    found = wanted is not None and _among(wanted, options)
     if not found:
         st.session_state.get("links_kept", {}).pop(name, None)
         if name in fresh:
             st.warning(_UNKNOWN[name])
     new = name in fresh or st.session_state.get("links_turned", True)  # another page's control of this key is not it
     if new or key not in st.session_state or not _among(st.session_state[key], options):
-        st.session_state[key] = told if found else default
+        st.session_state[key] = wanted if found else default
     fresh.discard(name)
     value: T = st.session_state[key]
     return value
@@ -169,7 +166,7 @@ def settle(name: str, text: str | None, *, plain: bool) -> None:
 
 
 def _among(value: Any, options: Any) -> bool:
-    return all(one in options for one in value) if isinstance(value, list) else value in options
+    return all(option in options for option in value) if isinstance(value, list) else value in options
 
 
 def window_of_query() -> tuple[int, int] | None:
@@ -219,5 +216,5 @@ def number(text: str | None) -> int | None:
 def numbers(text: str | None) -> tuple[int, ...] | None:
     """The integers of `0,3`; None where one of them is none."""
     found = [number(part) for part in (text or "").split(",")]
-    known = [one for one in found if one is not None]
+    known = [value for value in found if value is not None]
     return tuple(dict.fromkeys(known)) if len(known) == len(found) else None

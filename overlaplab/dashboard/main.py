@@ -81,8 +81,7 @@ def _pick_run() -> bool:
     place = st.sidebar.container()
     with st.sidebar.expander("Open traces from this computer"):
         upload_form()
-    told = links.kept(links.RUN)
-    links.start(links.RUN, "run_picker", told, names[0], names)
+    links.start(links.RUN, "run_picker", links.kept(links.RUN), names[0], names)
     with place:
         chosen = st.selectbox("Run", names, format_func=_run_word, key="run_picker", on_change=links.control_used)
         close_button(chosen)
@@ -98,8 +97,8 @@ def _run_word(name: str) -> str:
 
 def _watch_s() -> float | None:
     """Seconds between looks into the opened folder: OVERLAPLAB_WATCH_S, 5 without it; None for never."""
-    told = os.environ.get("OVERLAPLAB_WATCH_S", "")
-    seconds = float(told) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", told) else 5.0
+    setting = os.environ.get("OVERLAPLAB_WATCH_S", "")
+    seconds = float(setting) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", setting) else 5.0
     return seconds or None
 
 

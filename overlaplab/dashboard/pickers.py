@@ -14,8 +14,8 @@ __all__ = ["one_window", "pick_communication", "pick_ranks", "pick_step"]
 def pick_ranks(run: Run) -> frozenset[int] | None:
     """Ranks chosen in the side bar; None for all."""
     ranks = [trace.rank for trace in run.traces if trace.rank is not None]
-    told = links.numbers(links.kept(links.RANKS))
-    chosen = links.start(links.RANKS, "ranks_picker", list(told) if told else None, [], ranks)
+    wanted = links.numbers(links.kept(links.RANKS))
+    chosen = links.start(links.RANKS, "ranks_picker", list(wanted) if wanted else None, [], ranks)
     if len(ranks) > 1:
         chosen = st.sidebar.multiselect(
             "Ranks",
@@ -32,8 +32,8 @@ def pick_ranks(run: Run) -> frozenset[int] | None:
 def pick_step(table: pd.DataFrame) -> int | None:
     """A step chosen in the side bar, of those in the table's `step`; None for all."""
     steps = _whole(table["step"])
-    told = links.number(links.kept(links.STEP))
-    chosen = links.start(links.STEP, "step_picker", told, None, [None, *steps])
+    wanted = links.number(links.kept(links.STEP))
+    chosen = links.start(links.STEP, "step_picker", wanted, None, [None, *steps])
     if len(steps) > 1:
         chosen = st.sidebar.selectbox(
             "Step", steps, index=None, placeholder="All steps", key="step_picker", on_change=links.control_used

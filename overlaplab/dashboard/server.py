@@ -16,7 +16,7 @@ SETTINGS: dict[str, str | bool | int | tuple[str, ...]] = {
     "server.allowedHosts": ("127.0.0.1", "localhost"),
     "server.enableCORS": True,
     "server.enableXsrfProtection": True,
-    "server.maxUploadSize": 200,  # MB of one file; what `uploads` takes is bounded as a whole
+    "server.maxUploadSize": 200,  # MB of item file; what `uploads` takes is bounded as a whole
     # Nothing leaves this machine: no telemetry, no look-up of its outside address, no mail prompt.
     "browser.gatherUsageStats": False,
     "server.headless": True,
@@ -35,7 +35,7 @@ def command(folder: Path | None, port: int) -> list[str]:
     """The command line that serves the dashboard for a folder, on 127.0.0.1 only."""
     line = [sys.executable, "-m", "streamlit", "run", str(Path(__file__).with_name("main.py"))]
     for option, value in SETTINGS.items():
-        for one in value if isinstance(value, tuple) else (value,):
-            line.append(f"--{option}={str(one).lower() if isinstance(one, bool) else one}")
+        for item in value if isinstance(value, tuple) else (value,):
+            line.append(f"--{option}={str(item).lower() if isinstance(item, bool) else item}")
     line.append(f"--server.port={port}")
     return [*line, "--", *([str(folder.resolve())] if folder is not None else [])]

@@ -9,7 +9,7 @@ import streamlit as st
 
 from overlaplab.analyses import rows_of
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.links import go_to_timeline
+from overlaplab.dashboard.links import go_to_timeline, timeline_link
 
 __all__ = ["show_collective", "show_in_step", "show_spot"]
 
@@ -51,10 +51,5 @@ def show_spot(
         return
     start, end = int(start_ns), int(end_ns)
     beside = max(int(room * (end - start)), least_ns)
-    go_to_timeline(
-        opened.name,
-        start_ns=start - beside,
-        end_ns=end + beside,
-        rank=None if pd.isna(rank) else int(rank),
-        event=event,
-    )
+    shown = None if pd.isna(rank) else int(rank)
+    go_to_timeline(timeline_link(opened.name, start_ns=start - beside, end_ns=end + beside, rank=shown, event=event))

@@ -29,7 +29,7 @@ def upload_form() -> None:
         sent = st.form_submit_button("Open", width="stretch")
     if sent:
         with st.spinner("Reading the traces"):
-            st.session_state["upload_problem"] = problem = _take(key)
+            st.session_state["upload_problem"] = problem = _keep_files(key)
         if problem is None:
             st.rerun()
     if st.session_state.get("upload_problem"):
@@ -49,7 +49,7 @@ def _close(name: str) -> None:
         close_upload(name)
 
 
-def _take(key: str) -> str | None:
+def _keep_files(key: str) -> str | None:
     """Keep the form's files as a run and choose it; what is wrong with them, on one line, otherwise."""
     files = st.session_state.get(key)
     if not files:

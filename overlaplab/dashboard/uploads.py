@@ -120,9 +120,9 @@ def _check(files: Sequence[Uploaded]) -> None:
         raise OverlaplabError("there is no trace among the files", remedy="Add one file per rank.")
 
 
-def _file_name(told: str) -> str:
+def _file_name(name: str) -> str:
     """A file's name without folders or characters that do not print, and of no more than 100 characters."""
-    return shorten(told.replace("\\", "/").rpartition("/")[2], 100).strip()
+    return shorten(name.replace("\\", "/").rpartition("/")[2], 100).strip()
 
 
 def _inflated(path: Path, most: int) -> int:

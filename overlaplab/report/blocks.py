@@ -69,11 +69,11 @@ def drawn(chart: alt.LayerChart, note: str | None = None) -> Drawn:
     spec = themed(chart.to_dict())
     head = spec.pop("title", "")
     texts = head if isinstance(head, dict) else {"text": head}
-    told = " ".join(_listed(texts.get("subtitle"))).strip()
+    subtitle = " ".join(_listed(texts.get("subtitle"))).strip()
     if note is not None:
-        told = told.removesuffix(note).strip()
+        subtitle = subtitle.removesuffix(note).strip()
     zooms = _zooms_with_ctrl(spec)
-    lines = (told, _sentence(note))
+    lines = (subtitle, _sentence(note))
     return Drawn(
         title=" ".join(_listed(texts.get("text"))),
         lines=tuple(line for line in lines if line),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
@@ -67,9 +67,9 @@ _IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns", "other_ns"
 
 def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step where time went, and the rank's total."""
-    table = summary(run, selection)
     sums = {total["rank"]: total for total in records(totals(run, selection))}
-    by_rank = _by_rank(table)
+    by_rank = _by_rank((row.pop("rank"), row) for row in records(summary(run, selection)))
+    steps = {document["rank"]: document["steps"] for document in by_rank}
     ranks_out = []
     for trace in run.traces:
         if selection.ranks is not None and trace.rank not in selection.ranks:
@@ -81,7 +81,7 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
             {
                 "rank": trace.rank,
                 "outside_ns": total.pop("outside_ns") if total else None,
-                "steps": by_rank.get(trace.rank, []),
+                "steps": steps.get(trace.rank, []),
                 "total": {"step": None, "start_ns": None} | total if total else None,
             }
         )
@@ -95,20 +95,20 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
 
 def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step each cause and collective, and why the rank was idle; in words, and what to do about it."""
-    table, causes, idled = summary(run, selection), exposed(run, selection), idle(run, selection)
-    found: dict[int | None, list[Document]] = {}
-    for window, idle_row in zip(records(table), records(idled), strict=True):
+    table, causes, idle_rows = summary(run, selection), exposed(run, selection), idle(run, selection)
+    steps = []
+    for window, idle_row in zip(records(table), records(idle_rows), strict=True):
         keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")
         own = rows_of(causes, {name: pd.NA if window[name] is None else window[name] for name in ("rank", "step")})
         step = {name: window[name] for name in keys} | {"idle": {name: idle_row[name] for name in _IDLE}}
-        found.setdefault(window["rank"], []).append(step | {"causes": records(own.drop(columns=["rank", "step"]))})
+        steps.append((window["rank"], step | {"causes": records(own.drop(columns=["rank", "step"]))}))
     worst = None if table.empty else worst_step(table)
     return {
-        "verdict": verdict(table, run.manifest, causes, idled, unseen(run)),
-        "advice": exposed_advice(table, causes, idled, unseen(run)),
+        "verdict": verdict(table, run.manifest, causes, idle_rows, unseen(run)),
+        "advice": exposed_advice(table, causes, idle_rows, unseen(run)),
         "worst": None if worst is None else {name: plain_value(worst[name]) for name in ("rank", "step")},
         "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},
-        "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in found.items()],
+        "ranks": _by_rank(steps),
         "emulated": is_emulated(run),
         "warnings": list(run_warnings(run)),
     }
@@ -116,7 +116,7 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
 
 def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step each bucket's readiness and collective, in launch order."""
-    of_rank: dict[int | None, list[Document]] = {}
+    steps = []
     table = buckets(run, selection)
     for _, group in table.groupby(["rank", "step"], dropna=False, sort=False):
         rows = records(group)
@@ -124,9 +124,9 @@ def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         shared = ("rank", "step", "backward_start_ns", "backward_end_ns", "passes", "gradients")
         step = {key: first[key] for key in shared[1:]}
         step["buckets"] = [{key: value for key, value in row.items() if key not in shared} for row in rows]
-        of_rank.setdefault(first["rank"], []).append(step)
+        steps.append((first["rank"], step))
     return {
-        "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
+        "ranks": _by_rank(steps),
         "emulated": is_emulated(run),
         "warnings": [*run_warnings(run), *bucket_notes(table)],
     }
@@ -143,15 +143,13 @@ def schedule_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     counts = schedule_steps(table)
     counted = {(row.pop("rank"), row["step"]): row for row in records(counts)}
     nothing = dict.fromkeys(counts.columns.drop("rank"), 0) | {"peak_ns": None}
-    of_rank: dict[int | None, list[Document]] = {}
+    steps = []
     for rank, step in sorted({*counted, *details["volume"]}, key=_in_order):  # those that only sent something, too
         row = counted.get((rank, step), nothing | {"step": step})
-        of_rank.setdefault(rank, []).append(
-            row | {name: found.get((rank, step), []) for name, found in details.items()}
-        )
+        steps.append((rank, row | {name: rows.get((rank, step), []) for name, rows in details.items()}))
     theory = volume_theory(run)
     return {
-        "ranks": [{"rank": rank, "steps": steps_out} for rank, steps_out in of_rank.items()],
+        "ranks": _by_rank(steps),
         "volume_theory": asdict(theory) if theory else None,
         "memory": records(memory(run)),
         "memory_peaks": records(peaks(run)),
@@ -255,8 +253,9 @@ def _by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None], list[Do
     return found
 
 
-def _by_rank(table: pd.DataFrame) -> dict[int | None, list[Document]]:
-    found: dict[int | None, list[Document]] = {}
-    for record in records(table):
-        found.setdefault(record.pop("rank"), []).append(record)
-    return found
+def _by_rank(steps: Iterable[tuple[int | None, Document]]) -> list[Document]:
+    """Steps with their ranks, as a document per rank."""
+    of_rank: dict[int | None, list[Document]] = {}
+    for rank, step in steps:
+        of_rank.setdefault(rank, []).append(step)
+    return [{"rank": rank, "steps": own} for rank, own in of_rank.items()]

@@ -39,7 +39,7 @@ _ARGUMENTS = {
     "external_id": "External id",
 }
 """Columns of events, and kineto's names for them, which the loader reads."""
-_TOLD = (
+_COLLECTIVE_ARGUMENTS = (
     ("kind", "Collective name"),
     ("dtype", "dtype"),
     ("elements_in", "In msg nelems"),
@@ -76,7 +76,7 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
     yield f' "baseTimeNanoseconds": {run.traces[0].origin_ns + first if run.traces else 0},'
     yield f' "distributedInfo": {json.dumps(_process(run))},'
     yield ' "traceEvents": ['
-    told = _Told.of(run)
+    details = _Details.of(run)
     ids = counted(1)
     across = arrows_of_collectives(timeline, len(run.traces), ids)
     comma = ""
@@ -87,7 +87,7 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
         ends = across[place]
         for row, own in arrows_of_events(trace, ids).items():
             ends.setdefault(row, []).extend(own)
-        for line in chain(writer.own(timeline, told), writer.recorded(trace, ends)):
+        for line in chain(writer.own(timeline, details), writer.recorded(trace, ends)):
             yield f"{comma}{line}"
             comma = ",\n"
     yield "\n]}"
@@ -112,7 +112,7 @@ def _process(run: Run) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Details:
     """What a click on one of overlaplab's own slices shows, as JSON."""
 
     collectives: dict[int, str]
@@ -121,7 +121,7 @@ class _Told:
     """By the trace's place and the step's start, in ns from the run's zero."""
 
     @classmethod
-    def of(cls, run: Run) -> _Told:
+    def of(cls, run: Run) -> _Details:
         found = collectives(run).drop_duplicates("index").set_index("index")[list(_OF_COLLECTIVE)]
         windows = summary(run)
         places = {trace.rank: place for place, trace in enumerate(run.traces)}
@@ -146,7 +146,7 @@ class _Writer:
     def pid(self) -> int:
         return 1 + 1000 * self.place
 
-    def own(self, timeline: Timeline, told: _Told) -> Iterator[str]:
+    def own(self, timeline: Timeline, details: _Details) -> Iterator[str]:
         """The rank's name, and the tracks that are no threads or streams of its."""
         rank = self.run.traces[self.place].rank
         name = "rank unknown" if rank is None else f"rank {rank}"
@@ -167,7 +167,9 @@ class _Writer:
             columns = (marks["name"].cat.codes, starts, ends - starts, tracks, marks["collective"])
             for name, start, took, track, collective in zip(*(column.tolist() for column in columns), strict=True):
                 known = (
-                    told.steps.get((self.place, start)) if lane.kind == "steps" else told.collectives.get(collective)
+                    details.steps.get((self.place, start))
+                    if lane.kind == "steps"
+                    else details.collectives.get(collective)
                 )
                 yield (
                     f'{{"ph":"X","cat":"{OWN}","name":{names[name]},"pid":{self.pid},"tid":{tid + track}'
@@ -211,8 +213,8 @@ def _more_arguments(trace: Trace) -> dict[int, list[str]]:
     """What the arguments of those events that communicate tell beside, as JSON, by row."""
     found: dict[int, list[str]] = {}
     for row in trace.collectives.to_dict("records"):
-        told = ((key, row[column]) for column, key in _TOLD)
-        texts = [f'"{key}":{json.dumps(value)}' for key, value in told if value not in ("", -1)]
+        arguments = ((key, row[column]) for column, key in _COLLECTIVE_ARGUMENTS)
+        texts = [f'"{key}":{json.dumps(value)}' for key, value in arguments if value not in ("", -1)]
         found.setdefault(int(row["event"]), []).extend(texts)
     for row in trace.inputs.to_dict("records"):
         parts = [("Input Dims", row["shapes"]), ("Input type", row["types"])]

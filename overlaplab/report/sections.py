@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pandas as pd
-
 from overlaplab import analyses, findings
 from overlaplab.report.blocks import Shown, shown
 from overlaplab.report.cells import MOST_ROWS
@@ -20,7 +18,7 @@ from overlaplab.sections.run import (
     summary_section,
     timeline_section,
 )
-from overlaplab.sections.run_tables import RunTables
+from overlaplab.sections.run_tables import RunTables, one_window
 from overlaplab.timeline.timeline import timeline_view
 
 __all__ = ["comparison", "sections"]
@@ -38,8 +36,8 @@ def sections(tables: RunTables) -> Iterator[Shown]:
         summary_section(table, note, tables.totals if len(table) > MOST_ROWS else None),
         exposed_section(table, tables.exposed, tables.idle, unseen=tables.unseen),
         _timeline(tables, worst, note),
-        buckets_section(_one_window(tables.buckets, worst), note),
-        gathers_section(_one_window(tables.schedule, worst), tables.scatters, table, manifest, note),
+        buckets_section(one_window(tables.buckets, worst), note),
+        gathers_section(one_window(tables.schedule, worst), tables.scatters, table, manifest, note),
         collectives_section(
             tables.collectives,
             tables.stragglers,
@@ -82,13 +80,3 @@ def _timeline(tables: RunTables, worst: dict[str, Any], note: str | None) -> Sec
         start, end, where = int(own["start_ns"].min()), int(own["end_ns"].max()), f"step {step}"
     view = timeline_view(timeline, start_ns=start, end_ns=end, ranks=frozenset(ranks[:_MOST_RANKS]) if ranks else None)
     return timeline_section(view, where, len(ranks), note)
-
-
-def _one_window(table: pd.DataFrame, worst: dict[str, Any]) -> pd.DataFrame:
-    """The rows of the worst rank and step, else of the lowest rank and the last step."""
-    for column, place in (("rank", 0), ("step", -1)):
-        known = sorted(int(value) for value in table[column].dropna().unique())
-        if known:
-            chosen = worst.get(column) if worst.get(column) in known else known[place]
-            table = table[(table[column] == chosen).fillna(False)]
-    return table

@@ -11,7 +11,6 @@ import pandas as pd
 
 from overlaplab import analyses, charts, findings
 from overlaplab.charts.theme import LINE
-from overlaplab.columns import columns
 from overlaplab.formats import as_held, as_shown
 from overlaplab.manifest import Link, Manifest
 from overlaplab.sections import tables
@@ -27,24 +26,18 @@ __all__ = [
     "timeline_section",
 ]
 
-_PARTS = columns(
-    "summary",
-    *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
-    *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
-)
-
 
 def summary_section(table: pd.DataFrame, note: str | None, totals: pd.DataFrame | None = None) -> Section | None:
     """Rows of `summary`; in the table those of `totals`, if given, stand in their place."""
     if table.empty:
         return None
     draw = partial(charts.summary, table)
-    rows = tables.summary_rows(table, totals)
+    held, rows = as_shown(table, tables.summary_rows(table).columns), tables.summary_rows(table, totals)
     return Section(
         title="Where the step time went",
         lead="Each rank's step time, split into compute, communication hidden and exposed, memory and idle:"
         " each moment is counted once.",
-        blocks=[Chart(key="summary_chart", draw=draw, note=note, table=as_shown(table, _PARTS)), rows],
+        blocks=[Chart(key="summary_chart", draw=draw, note=note, table=held), rows],
         advice=(findings.summary_advice(table),),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -15,7 +15,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.timeline import timeline_events
 
-__all__ = ["RunTables"]
+__all__ = ["RunTables", "one_window"]
 
 T = TypeVar("T")
 
@@ -63,3 +63,13 @@ class RunTables:
     def manifest(self) -> Manifest | None:
         """The run's manifest."""
         return self.run.manifest
+
+
+def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of the wanted rank and step where the table has them, else of its lowest rank and last step."""
+    for column, place in (("rank", 0), ("step", -1)):
+        known = sorted(int(value) for value in table[column].dropna().unique())
+        if known:
+            chosen = wanted.get(column)
+            table = table[(table[column] == (chosen if chosen in known else known[place])).fillna(False)]
+    return table

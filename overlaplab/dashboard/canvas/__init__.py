@@ -70,15 +70,15 @@ def timeline_canvas(
     return state_of(found.get("view"), asked, len(timeline.events))
 
 
-def state_of(told: object, asked: Mapping[str, Any], events: int) -> CanvasState:
-    """What the browser told, if it is sound, of these bytes and later than it was asked this; else what was asked."""
+def state_of(message: object, asked: Mapping[str, Any], events: int) -> CanvasState:
+    """The browser's message, if it is sound and answers what was asked about these bytes; else what was asked."""
     window, event, _ = asked["asked"]
-    if not isinstance(told, Mapping) or [told.get("id"), told.get("asked")] != [asked["id"], asked["asked"]]:
+    if not isinstance(message, Mapping) or [message.get("id"), message.get("asked")] != [asked["id"], asked["asked"]]:
         return CanvasState(window=(window[0], window[1]), selected=None, mark=event)
-    mark = told.get("event")
+    mark = message.get("event")
     return CanvasState(
-        window=_span(told.get("window")) or (window[0], window[1]),
-        selected=_span(told.get("range")),
+        window=_span(message.get("window")) or (window[0], window[1]),
+        selected=_span(message.get("range")),
         mark=mark if type(mark) is int and 0 <= mark < events else None,
     )
 
@@ -91,13 +91,13 @@ def shown_lanes(timeline: Timeline, ranks: frozenset[int] | None) -> list[int]:
     return [int(lane) for lane in lanes["lane"]]
 
 
-def _span(told: object) -> tuple[int, int] | None:
+def _span(bounds: object) -> tuple[int, int] | None:
     """Two whole numbers in order, as the browser should send them."""
-    if not isinstance(told, list | tuple) or len(told) != 2:
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2:
         return None
-    if not all(isinstance(bound, int | float) and abs(bound) < 2**62 for bound in told):
+    if not all(isinstance(bound, int | float) and abs(bound) < 2**62 for bound in bounds):
         return None
-    start, end = int(told[0]), int(told[1])
+    start, end = int(bounds[0]), int(bounds[1])
     return (start, end) if start < end else None
 
 

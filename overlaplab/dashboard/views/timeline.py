@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -14,7 +12,7 @@ from overlaplab.columns import columns
 from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.downloads import csv_of
+from overlaplab.dashboard.downloads import csv_button
 from overlaplab.dashboard.widgets import (
     dark,
     lead,
@@ -240,9 +238,7 @@ def _headline(title: str, table: pd.DataFrame, key: str) -> None:
     """What a table shows, and at the right the table as CSV."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
         st.subheader(title, anchor=False, width="content")
-        st.download_button(
-            "CSV", partial(csv_of, table), f"{key}.csv", "text/csv", f"{key}_csv", on_click="ignore", type="tertiary"
-        )
+        csv_button("CSV", table, key)
 
 
 page()

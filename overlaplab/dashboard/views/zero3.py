@@ -25,6 +25,7 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest
+from overlaplab.sections import run_tables
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import gathers_section
 from overlaplab.words import shorten
@@ -54,7 +55,7 @@ def page() -> None:
     if other is None:
         show_blocks(drawn)
     else:
-        _two((opened, table), (other, _same_window(other.schedule, table)))
+        _two((opened, table), (other, run_tables.one_window(other.schedule, dict(table.iloc[0]))))
     row = show_block(rows, choose=True)
     if row is not None:
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
@@ -92,16 +93,6 @@ def _pick_other(opened: Opened) -> Opened | None:
         st.info("The run to compare with gathers no parameters. Choose another one on the left.")
         return None
     return found
-
-
-def _same_window(table: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the other run's same rank and step, or of its first rank and last step."""
-    for column, place in (("rank", 0), ("step", -1)):
-        known = sorted(int(value) for value in table[column].dropna().unique())
-        if known:
-            wanted = like[column].iloc[0]
-            table = table[table[column] == (wanted if wanted in known else known[place])]
-    return table
 
 
 def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]) -> None:
