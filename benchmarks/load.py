@@ -88,6 +88,7 @@ def _to_the_overlap(files: list[Path], size: int, rounds: int, *, together: bool
     for mine, its in zip(ours[0]["overlaps"], hta[0]["overlaps"], strict=True):
         assert abs(mine - its) < 0.006, f"overlaps differ: {mine} and {its}"
     print(line("time, HTA ÷ ours", _all(hta, "seconds"), _all(ours, "seconds"), unit="s", scale=1))
+    print(line("CPU time, HTA ÷ ours", _all(hta, "cpu"), _all(ours, "cpu"), unit="s", scale=1))
     print(line("peak memory, HTA ÷ ours", _all(hta, "peak_bytes"), _all(ours, "peak_bytes"), unit="MB", scale=1e-6))
     if not together:
         sizes = [float(size)] * rounds

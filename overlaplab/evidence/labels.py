@@ -79,8 +79,14 @@ def fsdp2_ranges_of(trace: Trace) -> tuple[Label, ...]:
 
 
 def _ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | None]) -> tuple[Label, ...]:
-    events = trace.events
-    chosen = matching(events["name"], parse) & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
+    events, parsed = trace.events, {}
+
+    def parses(name: str) -> bool:
+        if (found := parse(name)) is not None:  # once per name: most time goes into this
+            parsed[name] = found
+        return found is not None
+
+    chosen = matching(events["name"], parses) & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     if not chosen.any():
         return ()
     rows = events[chosen]
@@ -90,7 +96,6 @@ def _ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | No
     for name, start, end, thread in zip(
         rows["name"], starts, ends, thread_numbers(events)[chosen].tolist(), strict=True
     ):
-        parsed = parse(str(name))
-        assert parsed is not None
-        labels.append(Label(word=parsed[0], fields=parsed[1], start_ns=start, end_ns=end, thread=thread))
+        word, fields = parsed[str(name)]
+        labels.append(Label(word=word, fields=fields, start_ns=start, end_ns=end, thread=thread))
     return tuple(labels)

@@ -327,8 +327,7 @@ def _fill_from_arguments(table: pd.DataFrame, trace: Trace, rows: NDArray[np.int
 
 def _kinds_by_name(names: pd.Series) -> NDArray[np.object_]:
     """The kind of collective by each of these names, empty if it is none."""
-    texts = names.cat.categories if isinstance(names.dtype, pd.CategoricalDtype) else names.unique()
-    kinds = {text: collective_kind(str(text)) or "" for text in texts}
+    kinds = {text: collective_kind(str(text)) or "" for text in names.unique()}
     return np.array([kinds[name] for name in names], dtype=object)
 
 
