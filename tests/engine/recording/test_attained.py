@@ -142,7 +142,7 @@ def test_steps_that_missed_the_link_are_recorded_again(tmp_path: Path) -> None:
             )
     run = overlaplab.load_run(tmp_path / "run")
     assert overlaplab.summary(run)["step"].tolist() == [1, 2]
-    assert run_warnings(run) == ()
+    assert [warning for warning in run_warnings(run) if "link" in warning] == []
 
 
 def test_after_the_last_attempt_the_best_recording_is_kept(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_after_the_last_attempt_the_best_recording_is_kept(tmp_path: Path) -> No
         "the best recording, number 3, is kept",
     ]
     assert (told["attempt"], told["attempts"], told["link_attained"]) == (3, 3, False)
-    (warning,) = run_warnings(overlaplab.load_run(tmp_path / "run"))
+    (warning,) = [line for line in run_warnings(overlaplab.load_run(tmp_path / "run")) if "link" in line]
     assert warning.startswith("link not attained in step 1 (")
     assert "2 of 2 steps must attain it and 0 did in the best of 3 recordings" in warning
 
