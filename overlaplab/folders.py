@@ -6,8 +6,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["MANIFEST_NAME", "by_value", "is_trace_name", "run_folders"]
-
 MANIFEST_NAME = "run.json"
 
 

@@ -11,8 +11,6 @@ import pandas as pd
 from overlaplab.columns import Column, column
 from overlaplab.words import shorten, size_exact, to_ms
 
-__all__ = ["UNKNOWN", "as_held", "as_shown", "digits", "text", "texts"]
-
 UNKNOWN = "–"
 _BYTES = {"MB": 1e6, "kB": 1e3}
 

@@ -35,7 +35,7 @@ __all__ = ["trace_analysis"]
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 _LAUNCH = "cudaLaunchKernel"
-"""What HTA takes for a launch; it knows no others on a CPU."""
+"""The name by which HTA recognises launches on a host."""
 
 _ELSEWHERE = "Open the files with hta.trace_analysis.TraceAnalysis for it."
 _IN_THE_FILE = "writes into the trace file, by the positions that HTA's own parser gives events"
@@ -62,26 +62,28 @@ def trace_analysis(run: Run) -> TraceAnalysis:
     step counts (HTA's `include_last_profiler_step=True`, without rounding to µs), and as in HTA, where there are
     several steps, device events are left out that no call in the trace launched.
 
-    GPU runs give the tables that HTA's parser gives, so with HTA's view of what communicates: kernels named
-    `nccl*Kernel*`, whatever else `overlaplab.summary` recognises being computation. But a host's event is on no stream,
-    whatever its arguments say. docs/hta.md shows where HTA's figures differ from overlaplab's.
+    GPU runs give the tables of HTA's own parser, and so HTA's view of communication: only kernels named
+    `nccl*Kernel*`. Other kernels that `overlaplab.summary` counts as communication are computation there.
+    A host event is on no stream, whatever its arguments say. docs/hta.md shows where HTA's figures differ from
+    overlaplab's.
 
-    For CPU runs (gloo), threads stand for streams, numbered from 1 in order of their first event; every event stands
-    there on stream -1, as a host's event, too. On the streams are
+    CPU runs (gloo) have no streams. Their threads take that role, numbered from 1 in order of their first event. Every
+    event is also there as a host event, on stream -1. The streams hold
 
-    - the outermost operators that compute (DESIGN's CPU rule, less waiting inside them), under their own names, each
-      launched by itself;
-    - what communicates, named `ncclKernel_<kind>`, launched by the call of its collective, which stands beside the
-      real one as a `cudaLaunchKernel`.
+    - the outermost operators that compute (the CPU rule of docs/design.md, without waiting inside them), under their
+      own names, each launched by itself;
+    - communication, named `ncclKernel_<kind>`, launched by the call of its collective, which is repeated as a
+      `cudaLaunchKernel`.
 
-    So overlap, temporal breakdown and kernel breakdown are those of the CPU rule; launch statistics and queue lengths
-    are those of collectives; a communication thread's `host_wait` is time in which nothing was launched for it. A
-    computing thread launches its own work: its `host_wait` is time between operators, the rest it waited inside them.
+    So overlap, temporal breakdown and kernel breakdown follow the CPU rule, and launch statistics and queue lengths are
+    those of collectives. The `host_wait` of a communication thread is time in which nothing was launched for it. A
+    computing thread launches its own work: its `host_wait` is time between operators, other idle time is waiting inside
+    them.
 
-    Raises `OverlaplabError` where HTA is not installed. What of HTA's methods fails, or needs what the tables do not
-    hold, raises one, too, when called: `generate_trace_with_counters`, `get_cupti_counter_data_with_operators`,
+    Raises `OverlaplabError` if HTA is not installed. So do HTA's methods if they fail, or if they need data that the
+    tables do not hold: always `generate_trace_with_counters`, `get_cupti_counter_data_with_operators`,
     `get_frequent_cuda_kernel_sequences`, `get_memory_bw_summary`, `get_memory_bw_time_series` and
-    `overlay_critical_path_analysis` always do, `critical_path_analysis` on pandas 3 up to HTA 0.5.
+    `overlay_critical_path_analysis`; on pandas 3 with HTA up to 0.5 also `critical_path_analysis`.
     """
     try:
         from hta.common.trace import Trace as HtaTrace
@@ -106,7 +108,7 @@ def trace_analysis(run: Run) -> TraceAnalysis:
 
 
 def _rows(trace: Trace) -> pd.DataFrame:
-    """The events that HTA keeps, with names as text and times in ns; of a CPU run also those on streams."""
+    """The events that HTA keeps, with names as text and times in ns; for a CPU run also those on streams."""
     events = trace.events
     host = pd.DataFrame(
         {
@@ -133,13 +135,13 @@ def _rows(trace: Trace) -> pd.DataFrame:
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Processes or threads as HTA has them: numbers where the text is one."""
+    """Processes or threads as in HTA: as numbers where the text is one."""
     values = [int(text) if re.fullmatch(r"-?\d+", text) else text for text in column.cat.categories]
     return pd.Series(np.array(values, dtype=object)[column.cat.codes], index=column.index).infer_objects()
 
 
 def _outermost(trace: Trace, work: Work) -> pd.DataFrame:
-    """The events of some work that are nested in no other of it on their thread: `event` (row), `thread`, times."""
+    """Events that count as this, except inside others of their thread that do: `event` (row), `thread`, times."""
     events = trace.events
     rows = np.flatnonzero(counting_as(trace, work))
     starts = events["ts_ns"].to_numpy(dtype=np.int64)[rows]
@@ -168,7 +170,7 @@ def _communicating(trace: Trace) -> pd.DataFrame:
 
 
 def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
-    """For what communicates, the call that launched it, where the trace tells."""
+    """The calls that launched communication, where known."""
     called = {launch.ran: launch for launch in launches(trace) if launch.ran}
     ran = zip(communicating["start_ns"], communicating["end_ns"], strict=True)
     pairs = [(event, called.get(bounds)) for event, bounds in zip(communicating["event"], ran, strict=True)]
@@ -191,7 +193,7 @@ def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.
 
 
 def _on_streams(computing: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
-    """As a device's events, a thread being a stream."""
+    """Both as events of a device; each thread is a stream."""
     found = pd.concat([computing, communicating], ignore_index=True).sort_values("start_ns", kind="stable")
     stream = pd.factorize(found["thread"])[0] + 1
     return pd.DataFrame(
@@ -210,7 +212,7 @@ def _on_streams(computing: pd.DataFrame, communicating: pd.DataFrame) -> pd.Data
 
 
 def _hta_table(rows: pd.DataFrame, filled: HtaTrace, zero_ns: int) -> pd.DataFrame:
-    """One rank as HTA's parser would leave it: symbols for names, µs, and the columns that it derives."""
+    """One rank as from HTA's parser: symbols for names, µs, and the derived columns."""
     from hta.common.trace import transform_correlation_to_index
 
     if sum("ProfilerStep" in symbol for symbol in filled.symbol_table.get_sym_table()) > 1:
@@ -239,13 +241,13 @@ def _symbols(names: pd.Series[Any], symbols: dict[str, int]) -> NDArray[np.int64
 
 
 def _launched_here(rows: pd.DataFrame) -> NDArray[np.bool_]:
-    """Without a device's events that no call in the trace launched, as HTA's `_filter_irrelevant_gpu_kernels`."""
+    """All but device events that no call in the trace launched, as HTA's `_filter_irrelevant_gpu_kernels`."""
     device = rows["stream"].ge(0) & rows["correlation"].ge(0)
     return (~device | rows["correlation"].isin(rows.loc[~device, "correlation"])).to_numpy()
 
 
 def _iterations(rows: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
-    """The `ProfilerStep` that a host's event starts in; a device's has that of its launch; -1 where there is none.
+    """The `ProfilerStep` in which a host event starts, or in which a device event was launched; -1 for none.
 
     As HTA's `add_iteration`, which asks every step about every event in Python.
     """
@@ -259,7 +261,7 @@ def _iterations(rows: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _in_one_line(name: str, method: Callable[..., Any], run: Run) -> Callable[..., Any]:
-    """HTA's method, but what fails in it is one `OverlaplabError`, and pandas' deprecations in it are not shown."""
+    """HTA's method with every failure turned into one `OverlaplabError`, and without pandas' deprecation warnings."""
     signature = inspect.signature(method)
 
     @wraps(method)

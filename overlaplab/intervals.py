@@ -11,8 +11,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["EMPTY", "Intervals", "clip", "intersect", "pieces", "subtract", "total", "union"]
-
 Intervals: TypeAlias = NDArray[np.int64]
 
 EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["TRAITS", "Traits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from overlaplab.manifest import Link
 
-__all__ = ["ROUNDS", "ring_factor", "transfer_ns"]
-
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """How many times a collective goes around the ring. Each time a rank sends n-1 messages of 1/n of the full tensor."""
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.vocabulary import DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES, RUNTIME_CATEGORIES
 
-__all__ = ["launchers", "runtime_calls"]
-
 
 def runtime_calls(events: pd.DataFrame) -> pd.DataFrame:
     """The host's calls that launched something on a device, identified by `correlation`."""

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
-__all__ = ["NUMBERS", "TEXTS", "Groups", "arguments_of", "around", "first_known", "operators"]
-
 TEXTS = ("kind", "dtype", "group", "group_description")
 """Fields that are empty where unknown."""
 NUMBERS = ("elements", "bytes", "group_size", "sequence")

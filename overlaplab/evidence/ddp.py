@@ -26,8 +26,6 @@ from overlaplab.evidence.labels import Span
 from overlaplab.evidence.launches import Launch, spans_of
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
-__all__ = ["DDPBackward", "DDPBucket", "Gradient", "autograd_passes", "ddp_backwards"]
-
 _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
 _EVALUATE = "autograd::engine::evaluate_function: "

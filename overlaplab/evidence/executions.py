@@ -15,8 +15,6 @@ from overlaplab.evidence.labels import Ordered, Span
 from overlaplab.evidence.launches import Launch, launches, spans_of
 from overlaplab.vocabulary import Rule
 
-__all__ = ["Executions", "bounds_of", "executions"]
-
 
 class Executions:
     """How one trace's launches were executed; times in absolute ns. On a CPU: as the host issued them."""

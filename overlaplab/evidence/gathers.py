@@ -8,8 +8,6 @@ from urllib.parse import unquote
 
 from overlaplab.evidence.labels import Label, Span
 
-__all__ = ["Gather", "engine_gathers"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Gather:

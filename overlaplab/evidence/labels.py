@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, fsdp2_range, label_fields
 
-__all__ = ["Label", "Ordered", "Span", "fsdp2_ranges_of", "labels_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:

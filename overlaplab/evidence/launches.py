@@ -13,8 +13,6 @@ from overlaplab.evidence.arguments import NUMBERS
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 
-__all__ = ["Launch", "bytes_of", "launches", "spans_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch(Span):

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from overlaplab.intervals import Intervals, pieces, subtract, union
 
-__all__ = ["GRAIN_NS", "NEVER_NS", "Does", "Facts", "Moments", "last_moving", "owned"]
-
 Facts: TypeAlias = dict[str, NDArray[Any]]
 """The columns of `collective_facts`, as arrays."""
 

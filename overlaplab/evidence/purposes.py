@@ -25,8 +25,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.selection import launched_in
 from overlaplab.vocabulary import Rule, label_list
 
-__all__ = ["GRADIENTS", "Role", "purposes"]
-
 
 class Role(StrEnum):
     """What a collective moves."""

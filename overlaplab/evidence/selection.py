@@ -12,8 +12,6 @@ from overlaplab.evidence.labels import Span
 from overlaplab.selection import Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["launched_in", "measured_traces", "rows_by_rank", "selected_traces", "selected_windows"]
-
 Launched = TypeVar("Launched", bound=Span)
 
 

@@ -18,8 +18,6 @@ from overlaplab.load.file import TraceFile
 from overlaplab.load.packed import unpack
 from overlaplab.load.places import Located
 
-__all__ = ["Cache", "folder", "is_off"]
-
 
 def _digest() -> str:
     package = Path(__file__).parents[1]

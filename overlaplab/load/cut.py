@@ -24,8 +24,6 @@ from overlaplab.load.places import local_copy, manifest_text
 from overlaplab.load.raw_events import RawEvents
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
 
-__all__ = ["rows_of_steps", "slice_run"]
-
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

@@ -16,8 +16,6 @@ from overlaplab.events import runtime_calls
 from overlaplab.load.file import TraceFile
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
-__all__ = ["rank_masks"]
-
 _EARLY = 0.02
 """If a larger share of launches come after what they would have launched, the process is not the launching one."""
 

@@ -20,8 +20,6 @@ import pandas as pd
 
 from overlaplab.load.file import TraceFile
 
-__all__ = ["pack", "unpack"]
-
 _FIELDS = "rest.json"
 _ARRAY = "values"
 ROWS = 1 << 18

@@ -13,8 +13,6 @@ from typing import Any, BinaryIO
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, is_trace_name
 
-__all__ = ["Located", "local_copy", "manifest_text", "sources", "stream"]
-
 _VERSION_KEYS = ("etag", "mtime", "lastmodified", "last_modified", "updated", "modified", "created")
 """File systems' names for a value that changes with the file."""
 

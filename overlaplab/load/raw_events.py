@@ -14,8 +14,6 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.load.file.decode import Event, decoded, lenient
 from overlaplab.load.file.inflate import Source, opened
 
-__all__ = ["RawEvents"]
-
 _KEY_BYTES = 64
 _ARRAY = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")

@@ -21,8 +21,6 @@ from overlaplab.timeline.marks import Lane, Mark, mark_code, marks_table
 from overlaplab.vocabulary import Rule
 from overlaplab.words import last_gradient
 
-__all__ = ["label_lanes"]
-
 
 @dataclass(frozen=True, slots=True)
 class _LabelMark:

@@ -8,8 +8,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["added_ns", "merged_marks", "touching"]
-
 
 def touching(events: pd.DataFrame, start: int, end: int, lanes: NDArray[np.int64]) -> NDArray[np.intp]:
     """The rows of events in these lanes that overlap [start, end), and of instants within it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -11,8 +12,6 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from overlaplab.events import Activity
-
-__all__ = ["Lane", "LaneKind", "Mark", "Timeline", "mark_code", "mark_of_collective", "marks_table"]
 
 LaneKind: TypeAlias = Literal["steps", "phases", "labels", "stream", "exposed"]
 
@@ -46,6 +45,11 @@ _OF_COLLECTIVE = {
 def mark_code(mark: Mark) -> int:
     """Its index in `Mark`, as in the column `part` of `Timeline.events`."""
     return _ORDER.index(mark)
+
+
+def mark_names(codes: Iterable[int]) -> list[str]:
+    """The marks at these indices, as text."""
+    return [_ORDER[code].value for code in codes]
 
 
 def mark_of_collective(kind: str) -> Mark:

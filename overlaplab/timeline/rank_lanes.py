@@ -15,8 +15,6 @@ from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective,
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, label_fields
 from overlaplab.words import shorten
 
-__all__ = ["rank_lanes"]
-
 _EXPOSED = "communication while nothing computes"
 _PHASES = ("forward", "backward", "optimizer")
 

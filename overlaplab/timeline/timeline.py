@@ -18,7 +18,7 @@ from overlaplab.evidence.clocks import clocks, zero_of
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, touching
-from overlaplab.timeline.marks import Lane, Mark, Timeline, marks_table
+from overlaplab.timeline.marks import Lane, Mark, Timeline, mark_names, marks_table
 from overlaplab.timeline.rank_lanes import rank_lanes
 from overlaplab.timeline.window_statistics import WindowStatistics, chosen_lanes, timeline_window, window_totals
 
@@ -36,8 +36,6 @@ __all__ = [
 
 MARK_LIMIT = 1500
 """The default number of marks in a view: a browser redraws them within a third of a second."""
-
-_ORDER = tuple(Mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +126,7 @@ def timeline_view(
     chosen = chosen_lanes(timeline, ranks)
     cut = timeline.events.iloc[touching(timeline.events, start, end, chosen["lane"].to_numpy())]
     merged = merged_marks(cut, start, end, marks)
-    merged["part"] = [_ORDER[code].value for code in merged["part"]]
+    merged["part"] = mark_names(merged["part"])
     merged = merged.merge(chosen, on="lane", how="left")
     return View(
         start_ns=start,

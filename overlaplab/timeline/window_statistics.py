@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 
 from overlaplab.intervals import clip, intersect, total, union
 from overlaplab.timeline.level_of_detail import added_ns, touching
-from overlaplab.timeline.marks import Mark, Timeline
+from overlaplab.timeline.marks import Mark, Timeline, mark_names
 from overlaplab.vocabulary import label_fields
-
-__all__ = ["TOP", "WindowStatistics", "timeline_window", "window_totals"]
 
 TOP = 10
 """Kernels in `WindowStatistics.kernels`."""
-_ORDER = tuple(Mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +96,13 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
     order = np.argsort(begins, kind="stable")
     order = order[np.argsort(_narrow(key[order]), kind="stable")]
     group, adds = group[order], added_ns(key[order], begins[order], ends[order])
-    shares = np.zeros((len(texts) + 1, len(_ORDER)), dtype=np.int64)
+    shares = np.zeros((len(texts) + 1, len(Mark)), dtype=np.int64)
     np.add.at(shares, (group, events["part"].to_numpy()[here][order]), adds + 1)  # +1: instants count as well
     opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     table = pd.DataFrame(
         {
             "name": np.append(texts, "")[group[opens]],  # the last stands for a missing name
-            "part": [_ORDER[code].value for code in shares[group[opens]].argmax(axis=1)],
+            "part": mark_names(shares[group[opens]].argmax(axis=1)),
             "events": np.diff(np.append(opens, len(group))),
             "busy_ns": np.add.reduceat(adds, opens) if len(opens) else adds,
         }

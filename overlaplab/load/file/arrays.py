@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["floats", "integers"]
-
 # The standard library's `array` is faster than numpy, and refuses values that it would have to convert or truncate.
 
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from overlaplab.load.file.columns import Columns, Grown, Integers, narrowed, numbers
 from overlaplab.load.file.decode import Event
 
-__all__ = ["Arrows"]
-
 _COLUMNS = {
     "ac2g": "flow_launch",
     "async": "flow_launch",

@@ -14,8 +14,6 @@ from overlaplab.events import EVENT_COLUMNS
 from overlaplab.load.file.arrays import integers
 from overlaplab.load.file.decode import Value
 
-__all__ = ["Columns", "Grown", "Integers", "Texts", "narrowed", "number", "numbers"]
-
 Integers = NDArray[np.int64]
 _INT32 = np.iinfo(np.int32)
 _PART_ROWS = 1 << 16

@@ -23,8 +23,6 @@ from overlaplab.load.file.decode import NOTHING, Arguments, Value
 from overlaplab.load.file.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.vocabulary import collective_kind
 
-__all__ = ["Communication"]
-
 _COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functional|c10d_functional):", re.I)
 _SHAPED = re.compile(_COMMUNICATES.pattern + "|.*AccumulateGrad", re.I)
 _OUTPUT_FIRST = re.compile(r"c10d::", re.I)

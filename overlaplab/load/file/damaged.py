@@ -9,8 +9,6 @@ from itertools import islice
 
 from overlaplab.load.file.decode import Event, lenient
 
-__all__ = ["one_by_one"]
-
 _SEPARATORS = re.compile(r"[\s,\[]*")
 _AFTER = re.compile(r"[\s,\]]*")
 _NEXT = re.compile(r"\}\s*(?:,\s*(?=\{)|(?=\]))")

@@ -13,8 +13,6 @@ import msgspec
 
 from overlaplab.load.file.times import needs_text
 
-__all__ = ["NO_ARGUMENTS", "Arguments", "Event", "Value", "decoded", "lenient"]
-
 Value = int | float | str | None
 
 NOTHING = msgspec.Raw(b"")

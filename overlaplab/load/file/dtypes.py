@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DTYPE_BYTES", "torch_dtype"]
-
 DTYPE_BYTES = {
     "float64": 8,
     "float32": 4,

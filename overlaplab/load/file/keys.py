@@ -12,8 +12,6 @@ import msgspec
 from overlaplab.events import Group
 from overlaplab.load.file.columns import number
 
-__all__ = ["Keys", "base_ns", "keys_after", "keys_before", "process"]
-
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 

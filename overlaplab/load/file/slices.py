@@ -20,8 +20,6 @@ from overlaplab.load.file.damaged import one_by_one
 from overlaplab.load.file.decode import Event, decoded
 from overlaplab.load.file.keys import Keys, keys_after, keys_before
 
-__all__ = ["NoTraceError", "Slices"]
-
 MOST_BYTES = 64 << 20
 """Limit for the text before or after the array."""
 MOST_EVENT_BYTES = 16 << 20

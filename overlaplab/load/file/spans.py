@@ -5,8 +5,6 @@ from __future__ import annotations
 from overlaplab.load.file.decode import Event, Value
 from overlaplab.load.file.times import ABSENT
 
-__all__ = ["Spans"]
-
 
 class Spans:
     """The open events of each process and thread; an end belongs to the last begin."""

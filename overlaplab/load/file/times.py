@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from overlaplab.load.file.arrays import floats, integers
 
-__all__ = ["ABSENT", "LIMIT_NS", "Time", "counts_ns", "nanoseconds", "needs_text"]
-
 Time = int | float | str | Decimal | None
 
 ABSENT = np.iinfo(np.int64).min
