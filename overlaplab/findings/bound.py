@@ -10,8 +10,6 @@ import pandas as pd
 from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.words import ms
 
-__all__ = ["bound_finding", "gains_by_buckets"]
-
 
 def bound_finding(bound: Mapping[str, Any], window: Mapping[str, Any]) -> str | None:
     """Of one rank and step: a row of `overlaplab.simulate.bound`, and that of `overlaplab.summary`.
@@ -31,7 +29,7 @@ def bound_finding(bound: Mapping[str, Any], window: Mapping[str, Any]) -> str | 
             f"That step takes {ms(span)}: at best {ms(least)} as its collectives were launched, without delays and late"
             f" ranks, and {ms(alone)} without any communication{condition}."
         )
-    if gained <= LITTLE_GAIN * span:
+    if no_buckets_help(bound, window):
         return (
             f"At least {ms(exposed - gained)} of it cannot be hidden by any bucketing{condition}: the step takes"
             f" {ms(span)}, at best {ms(span - gained)} with other buckets, and {ms(alone)} without any communication."
@@ -40,6 +38,12 @@ def bound_finding(bound: Mapping[str, Any], window: Mapping[str, Any]) -> str | 
         f"That step takes {ms(span)}: at best {ms(span - gained)} with other buckets, and {ms(alone)} without any"
         f" communication{condition}."
     )
+
+
+def no_buckets_help(bound: Mapping[str, Any], window: Mapping[str, Any]) -> bool:
+    """Whether it is known that other buckets would gain little. Rows as above."""
+    gained = gains_by_buckets(bound, window)
+    return gained is not None and gained <= LITTLE_GAIN * int(window["span_ns"])
 
 
 def gains_by_buckets(bound: Mapping[str, Any], window: Mapping[str, Any]) -> int | None:

@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.worst import worst_step
+from overlaplab.findings.bound import no_buckets_help
 from overlaplab.findings.thresholds import MAJORITY, MOST_CAUSES, MUCH
 from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.findings.verdict import other_problem
@@ -71,12 +73,16 @@ def exposed_lead(rows: pd.DataFrame, window: Mapping[str, Any], table: pd.DataFr
 
 
 def exposed_advice(
-    table: pd.DataFrame, causes: pd.DataFrame, idled: pd.DataFrame | None = None, unseen: Unseen = OTHER_RANKS
+    table: pd.DataFrame,
+    causes: pd.DataFrame,
+    idled: pd.DataFrame | None = None,
+    unseen: Unseen = OTHER_RANKS,
+    bound: Mapping[str, Any] | None = None,
 ) -> str:
     """What to do about exposed communication, in a sentence or two.
 
     Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps,
-    and what the traces do not show.
+    what the traces do not show, and the row of `simulate.bound` for the worst step, if any.
     """
     span = int(table["span_ns"].sum())
     if span == 0:
@@ -95,7 +101,10 @@ def exposed_advice(
     if cause is Cause.UNKNOWN and unseen.waits is not None:
         return f"{begin} What of it is waiting cannot be told: {unseen.waits}."
     rows = causes[causes["cause"] == cause]
-    advice = f"{begin} {_remedy(cause, rows)}"
+    remedy = _remedy(cause, rows)
+    if remedy == _TAILS["bucket"] and bound is not None and no_buckets_help(bound, worst_step(table)):
+        remedy = _NO_BUCKETS
+    advice = f"{begin} {remedy}"
     if cause is Cause.STRAGGLER and (late := _late_rank(rows)) is not None:
         advice += started_late(unseen, late)
     if cause is not Cause.UNKNOWN and table["exposed_wait_ns"].isna().any():
@@ -165,6 +174,8 @@ _TAILS = {
     "unknown": "Make the last one smaller, launch it earlier, or leave something to compute until it is sent.",
 }
 """The remedy for a tail that is not a gather, by what it moves."""
+_NO_BUCKETS = "No other buckets would hide it: send fewer bytes (lower precision, accumulation), or use a faster link."
+"""Against a tail where the best buckets of all gain little."""
 _REMEDIES = {
     Cause.QUEUED: "Send less while the link is busy: lower precision, fewer synchronisations by accumulating; or put"
     " gathers ahead of reductions.",

@@ -9,6 +9,7 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import rows_of, worst_step
+from overlaplab.findings.bound import bound_finding
 from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MAJORITY, MOST_RANKS, MUCH
 from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.manifest import Manifest
@@ -21,12 +22,13 @@ def verdict(
     causes: pd.DataFrame | None = None,
     idled: pd.DataFrame | None = None,
     unseen: Unseen = OTHER_RANKS,
+    bound: Mapping[str, Any] | None = None,
 ) -> str:
     """The summary in a few sentences.
 
     Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps.
     The second shows which ranks were waited for, the third what the problem is if it is not communication. `unseen`:
-    what the traces do not show.
+    what the traces do not show. `bound`: the row of `simulate.bound` for the step that the verdict is about, if any.
     """
     if table.empty:
         return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
@@ -48,8 +50,10 @@ def verdict(
         )
     if (late := _waited_for(worst_step(table), causes)) is not None and len(late):
         sentences.append(started_late(unseen, late.index[0]).strip())
-    if (other := other_problem(table, causes, idled)) is not None:
-        sentences.append(other)
+    other = other_problem(table, causes, idled)
+    if other is None and bound is not None:
+        sentences.insert(1, bound_finding(bound, worst_step(table)) or "")
+    sentences.append(other or "")
     return " ".join(filter(None, sentences))
 
 

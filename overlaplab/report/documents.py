@@ -14,8 +14,6 @@ from overlaplab.analyses import (
     communication_by,
     compare,
     delays,
-    exposed,
-    idle,
     is_sweep,
     memory,
     peaks,
@@ -39,16 +37,14 @@ from overlaplab.evidence.clocks import clocks
 from overlaplab.findings import (
     CAUSE_MEANINGS,
     bucket_notes,
-    exposed_advice,
     no_fastest,
     run_warnings,
     schedule_notes,
     sweep_finding,
     sweep_notes,
-    unseen,
-    verdict,
 )
 from overlaplab.report.records import plain_value, records
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = [
@@ -95,7 +91,8 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
 
 def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step each cause and collective, and why the rank was idle; in words, and what to do about it."""
-    table, causes, idle_rows = summary(run, selection), exposed(run, selection), idle(run, selection)
+    found = RunTables(run=run, selection=selection)
+    table, causes, idle_rows = found.summary, found.exposed, found.idle
     steps = []
     for window, idle_row in zip(records(table), records(idle_rows), strict=True):
         keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")
@@ -104,8 +101,9 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         steps.append((window["rank"], step | {"causes": records(own.drop(columns=["rank", "step"]))}))
     worst = None if table.empty else worst_step(table)
     return {
-        "verdict": verdict(table, run.manifest, causes, idle_rows, unseen(run)),
-        "advice": exposed_advice(table, causes, idle_rows, unseen(run)),
+        "verdict": found.verdict,
+        "advice": found.exposed_advice,
+        "bound": None if found.bound is None else {name: plain_value(value) for name, value in found.bound.items()},
         "worst": None if worst is None else {name: plain_value(worst[name]) for name in ("rank", "step")},
         "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},
         "ranks": _by_rank(steps),

@@ -34,7 +34,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
     worst = analyses.worst_step(table) if len(table) else {}
     found = (
         summary_section(table, note, tables.totals if len(table) > MOST_ROWS else None),
-        exposed_section(table, tables.exposed, tables.idle, unseen=tables.unseen),
+        exposed_section(table, tables.exposed, tables.idle, unseen=tables.unseen, bound=tables.bound),
         _timeline(tables, worst, note),
         buckets_section(one_window(tables.buckets, worst), note),
         gathers_section(one_window(tables.schedule, worst), tables.scatters, table, manifest, note),

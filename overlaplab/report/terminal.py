@@ -51,7 +51,7 @@ def summary(run: Run, selection: Selection) -> Iterator[Printed]:
 def exposed(run: Run, selection: Selection) -> Iterator[Printed]:
     """The verdict, each cause and collective, and what to do about it."""
     found = RunTables(run=run, selection=selection)
-    table, causes, idle = found.summary, found.exposed, found.idle
+    table, causes = found.summary, found.exposed
     yield found.verdict
     yield findings.run_title(run)
     if len(causes):
@@ -63,7 +63,7 @@ def exposed(run: Run, selection: Selection) -> Iterator[Printed]:
             block = tables.spots_rows(rows, findings.rank_and_step(window))
             left_out = f"the first {_MOST_CAUSES} of {len(rows)}" if len(rows) > _MOST_CAUSES else ""
             yield terminal_table(replace(block, frame=block.frame.head(_MOST_CAUSES)), lead, left_out=left_out)
-    yield findings.exposed_advice(table, causes, idle)
+    yield found.exposed_advice
     yield from warnings(found.warnings)
 
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -48,6 +50,7 @@ def exposed_section(
     idle: pd.DataFrame,
     over: str = "all ranks and steps",
     unseen: findings.Unseen = findings.OTHER_RANKS,
+    bound: Mapping[str, Any] | None = None,
 ) -> Section | None:
     """Rows of `summary`, `exposed` and `idle` about the same ranks and steps, which `over` names."""
     if causes.empty:
@@ -59,7 +62,7 @@ def exposed_section(
         title="Where the exposed time went",
         lead=findings.exposed_lead(rows, window, table),
         blocks=[*spots, tables.causes_rows(table, causes, over)],
-        advice=(findings.exposed_advice(table, causes, idle, unseen),),
+        advice=(findings.exposed_advice(table, causes, idle, unseen, bound),),
     )
 
 

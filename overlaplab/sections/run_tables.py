@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from overlaplab import analyses, findings
+from overlaplab import analyses, findings, simulate
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
@@ -54,10 +54,22 @@ class RunTables:
     unseen = _whole(findings.unseen)
 
     @cached_property
+    def bound(self) -> dict[str, Any] | None:
+        """See `step_bound`."""
+        return step_bound(self.run, self.summary)
+
+    @cached_property
+    def exposed_advice(self) -> str:
+        """What to do about exposed communication."""
+        return findings.exposed_advice(self.summary, self.exposed, self.idle, self.unseen, self.bound)
+
+    @cached_property
     def verdict(self) -> str:
         """The verdict on the selected ranks and steps, or why there is none."""
         missing = findings.not_recorded(self.run) if self.summary.empty else None
-        return missing or findings.verdict(self.summary, self.manifest, self.exposed, self.idle, self.unseen)
+        return missing or findings.verdict(
+            self.summary, self.manifest, self.exposed, self.idle, self.unseen, self.bound
+        )
 
     @property
     def manifest(self) -> Manifest | None:
@@ -73,3 +85,13 @@ def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
             chosen = wanted.get(column)
             table = table[(table[column] == (chosen if chosen in known else known[place])).fillna(False)]
     return table
+
+
+def step_bound(run: Run, table: pd.DataFrame) -> dict[str, Any] | None:
+    """The row of `simulate.bound` for the step that the verdict on these rows of `summary` is about; None without."""
+    if table.empty:
+        return None
+    rank, step = (analyses.worst_step(table)[name] for name in ("rank", "step"))
+    chosen = Selection(ranks=None if pd.isna(rank) else [int(rank)], steps=None if pd.isna(step) else [int(step)])
+    rows = simulate.bound(run, chosen).to_dict("records")
+    return {str(name): value for name, value in rows[0].items()} if rows else None

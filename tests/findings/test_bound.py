@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from made_exposed import backward, bucket
+from made_traces import op, run_of
 
+import overlaplab
+from overlaplab.analyses import worst_step
+from overlaplab.findings import exposed_advice, verdict
 from overlaplab.findings.bound import bound_finding, gains_by_buckets
 
 MS = 1_000_000
@@ -70,3 +76,28 @@ def test_sentences(bound: dict[str, Any], measured: dict[str, Any], sentence: st
 )
 def test_what_other_buckets_gain(bound: dict[str, Any], measured: dict[str, Any], gain: int | None) -> None:
     assert gains_by_buckets(bound, measured) == gain
+
+
+def test_the_verdict_says_it_after_what_was_exposed(tmp_path: Path) -> None:
+    events = [backward(0, 600), op("mm", 0, 600), *bucket(0, 100, 610, 620, 790), op("mm", 800, 900)]
+    run = run_of(tmp_path, events, events)
+    table, causes = overlaplab.summary(run), overlaplab.exposed(run)
+    bound = {"compute_ns": 700_000, "bound_ns": 870_000, "any_cap_ns": 800_000, "waits_known": True}
+    said = verdict(table, None, causes, None, bound=bound).split(". ")
+    assert said[1] == bound_finding(bound, worst_step(table)).removesuffix(".")  # type: ignore[union-attr]
+    quiet = verdict(table.assign(exposed_comm_ns=1), None, causes.assign(exposed_ns=1), None, bound=bound)
+    assert "at best" not in quiet, "communication is not the problem there"
+
+
+@pytest.mark.parametrize(
+    ("any_cap_ns", "said", "unsaid"),
+    [(720_000, "bucket_cap_mb", "No other buckets"), (870_000, "No other buckets", "bucket_cap_mb")],
+)
+def test_no_cap_is_advised_where_none_helps(tmp_path: Path, any_cap_ns: int, said: str, unsaid: str) -> None:
+    events = [backward(0, 600), op("mm", 0, 600), *bucket(0, 100, 610, 620, 790), op("mm", 800, 900)]
+    run = run_of(tmp_path, events, events)
+    table, tail = overlaplab.summary(run), overlaplab.exposed(run).assign(cause="tail")
+    bound = {"compute_ns": 700_000, "bound_ns": 870_000, "any_cap_ns": any_cap_ns, "waits_known": True}
+    advice = exposed_advice(table, tail, bound=bound)
+    assert said in advice
+    assert unsaid not in advice

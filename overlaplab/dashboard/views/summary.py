@@ -22,6 +22,7 @@ from overlaplab.dashboard.widgets import (
     what_to_do,
 )
 from overlaplab.sections.run import exposed_section, summary_section
+from overlaplab.sections.run_tables import step_bound
 from overlaplab.sections.tables import held_rows, sent_rows
 
 
@@ -35,19 +36,20 @@ def page() -> None:
     if section is None:
         nothing_counts(opened)
         return
-    lead(findings.verdict(table, opened.manifest, causes, idle, opened.unseen), note)
+    bound = step_bound(opened.run, table)
+    lead(findings.verdict(table, opened.manifest, causes, idle, opened.unseen, bound), note)
     show_warnings(opened)
     chart, rows = section.blocks
     show_block(chart)
     over = "all ranks and steps" if ranks is None and step is None else "the chosen ranks and steps"
-    exposed = exposed_section(table, causes, idle, over, opened.unseen)
+    exposed = exposed_section(table, causes, idle, over, opened.unseen, bound)
     row = None if exposed is None else show_section(exposed, choose="exposed_table")
     if row is not None:
         show_spot(opened, row["start_ns"], row["end_ns"], row["rank"], room=0.2, least_ns=50_000)
     st.header("In figures", anchor=False)
     show_block(rows)
     _costs(opened, table)
-    what_to_do([findings.exposed_advice(table, causes, idle, opened.unseen)])
+    what_to_do([findings.exposed_advice(table, causes, idle, opened.unseen, bound)])
 
 
 def _costs(opened: Opened, windows: pd.DataFrame) -> None:
