@@ -214,11 +214,12 @@ def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:
     Each group has a thread, but all share the link, so that one may wait for another group's after it was taken up.
     Messages, which have threads of their own, only follow those of the same thread.
     """
-    order = carried.sort_values(["end_ns", "start_ns"], kind="stable")
+    alone = thread.nunique() == 1
+    order = carried.sort_values("start_ns" if alone else ["end_ns", "start_ns"], kind="stable")
     link = thread.where(carried["kind"] == "send_recv", -1)
     before = order["end_ns"].groupby(link).shift(fill_value=UNKNOWN_NS).reindex(carried.index)
     starts = carried["start_ns"]
-    most = starts if thread.nunique() == 1 else carried["end_ns"]
+    most = starts if alone else carried["end_ns"]
     arrived = carried["launch_ns"].where(carried["launch_ns"] > before, before).where(lambda at: at < most, most)
     return arrived.where(carried["launch_ns"] != UNKNOWN_NS, starts)
 

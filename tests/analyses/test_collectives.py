@@ -42,6 +42,7 @@ def test_one_collective(tmp_path: Path) -> None:
         "skew_ns": 10_000,
         "within_clock_error": False,
         "last_rank": 1,
+        "doubtful": False,
         "unmatched": None,
     }
     first = {"rank": 0, "step": 3, "launch_ns": 6_000, "arrived_ns": 6_000, "start_ns": 7_000, "wait_ns": 9_000}
@@ -236,8 +237,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     text = printed(capsys, monkeypatch, tmp_path)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
-    (first, *_) = (line.split() for line in lines if "reduce_scatter" in line)
-    assert first == ["0", "103", "expert_tens…", "reduce_scatter", "100000", "4000.0", "5000.0", "9000.0", "1", "10.00"]
+    (first, *_) = (line.split() for line in lines if "reduce-scatter" in line)
+    assert first == ["0", "103", "expert_tens…", "reduce-scatter", "100000", "4000.0", "5000.0", "9000.0", "1", "10.00"]
     assert "warning: 2 without a counterpart: sends and receives are not matched" in " ".join(text.split())
     assert "Who came last" in text
     document = json.loads(printed(capsys, monkeypatch, tmp_path, "--json", "--step", 103))
@@ -251,7 +252,7 @@ def test_of_many_the_most_exposed_are_listed(
     events = [e for n in range(70) for e in carried(n, 100 * n, 100 * n + 10 + (n > 60), launch=100 * n)]
     run_of(tmp_path, events)
     text = printed(capsys, monkeypatch, tmp_path)
-    listed = {int(line.split()[0]) for line in text.splitlines() if "all_reduce" in line and line.split()[0] != "0"}
+    listed = {int(line.split()[0]) for line in text.splitlines() if "all-reduce" in line and line.split()[0] != "0"}
     assert set(range(61, 70)) < listed
     assert "20 of 70" in " ".join(text.split())
 

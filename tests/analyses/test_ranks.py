@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 from overlaplab import OverlaplabError, Run, analyses, clocks, load_ranks, load_run
 from overlaplab.cli import app
+from overlaplab.events import Tables
 from overlaplab.findings import run_warnings
 from overlaplab.load.opening import Opening
+from overlaplab.load.places import Located
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 TABLES: tuple[Callable[[Run], pd.DataFrame], ...] = (
@@ -59,10 +61,24 @@ def test_ranks_of_one_file_keep_to_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_tables")
-@pytest.mark.parametrize("command", ["summary", "exposed", "collectives"])
+@pytest.mark.parametrize("command", ["summary", "collectives"])
 @pytest.mark.parametrize("option", [(), ("--json",)])
 def test_the_commands_hold_no_tables(command: str, option: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, [command, str(SAMPLES / "bucketed"), *option]).exit_code == 0
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_exposed_reads_one_rank_again_for_its_bound(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    again = Opening._tables
+
+    def counted(opening: Opening, file: Located, place: int) -> Tables:
+        read.append(file.name)
+        return again(opening, file, place)
+
+    monkeypatch.setattr(Opening, "_tables", counted)
+    assert CliRunner().invoke(app, ["exposed", str(SAMPLES / "bucketed"), *option]).exit_code == 0
+    assert len(read) == 1
 
 
 def test_other_analyses_read_a_table_again() -> None:

@@ -26,6 +26,7 @@ SUMMARY_KEYS = [
     "exposed_transfer_ns",
     "memory_only_ns",
     "idle_ns",
+    "preempted_ns",
     "overlap_ratio",
 ]
 BUCKET_KEYS = [
@@ -134,7 +135,7 @@ def test_summary_json(command: Any, folder: Path) -> None:
     code, out, _ = command("summary", folder, "--json")
     document = json.loads(out)
     assert code == 0
-    assert list(document) == ["run", "warnings", "ranks"]
+    assert list(document) == ["run", "warnings", "ranks", "delays"]
     assert document["run"]["strategy"] == "bucketed"
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     first = document["ranks"][0]

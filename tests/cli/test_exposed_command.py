@@ -47,7 +47,7 @@ def test_the_document_holds_each_cause(command: Any, folder: Path) -> None:
     code, out, err = command("exposed", folder, "--json")
     document = json.loads(out)
     assert (code, err) == (0, "")
-    assert list(document) == ["verdict", "advice", "worst", "causes", "ranks", "emulated", "warnings"]
+    assert list(document) == ["verdict", "advice", "bound", "worst", "causes", "ranks", "emulated", "warnings"]
     assert document["worst"] == {"rank": 0, "step": 3}
     assert set(document["causes"]) == {cause.value for cause in Cause}
     window = document["ranks"][0]["steps"][0]

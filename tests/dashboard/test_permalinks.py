@@ -152,7 +152,7 @@ def test_a_rule_for_communication_is_kept_in_the_link(followed, runs: Path) -> N
     assert "100\N{NO-BREAK SPACE}% of communication time is hidden" in app.text[0].value
     app.text_input(key="communication_rule").set_value("").run()
     assert app.query_params == {"run": "moe"}
-    assert "No communication is in it" in app.text[0].value
+    assert "It has no communication" in app.text[0].value
     app.text_input(key="communication_rule").set_value("my_push").run()
     app.query_params.clear()  # as the browser does
     app.switch_page(str(MAIN.parent / "views" / "collectives.py")).run()

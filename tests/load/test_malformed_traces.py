@@ -19,7 +19,7 @@ from overlaplab.load.file import inflate, slices
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 
 FIRST = '{"ph": "X", "cat": "cpu_op", "name": "first", "pid": 9, "tid": 1, "ts": 1, "dur": 1}'
-LAST = '{"ph": "X", "cat": "cpu_op", "name": "last", "pid": 9, "tid": 1, "ts": 8, "dur": 1, "args": {"stream": 7}}'
+LAST = '{"ph": "X", "cat": "kernel", "name": "last", "pid": 9, "tid": 1, "ts": 8, "dur": 1, "args": {"stream": 7}}'
 
 
 def read(folder: Path, text: str | bytes) -> TraceFile:

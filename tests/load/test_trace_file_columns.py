@@ -186,7 +186,7 @@ def test_arrows_elsewhere_are_searched_by_process_thread_and_start() -> None:
 
 
 def test_numbers_beyond_32_bits_widen_their_column() -> None:
-    events = [event("k", i, i + 1, stream=2**40 if i else 7, correlation=2**31 - 1) for i in range(2)]
+    events = [event("k", i, i + 1, cat="kernel", stream=2**40 if i else 7, correlation=2**31 - 1) for i in range(2)]
     table = read(events).events
     assert table["stream"].tolist() == [7, 2**40]
     assert (str(table["stream"].dtype), str(table["correlation"].dtype)) == ("int64", "int32")

@@ -15,7 +15,8 @@ from typing import Any
 from overlaplab import Run
 from overlaplab.events import Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.matching import ROOTED, matched
+from overlaplab.evidence.matching import matched
+from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.waits import numbered

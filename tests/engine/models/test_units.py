@@ -29,7 +29,7 @@ from overlaplab_engine.models.units import Unit, by_block, by_size, policy, read
 from overlaplab_engine.network.carrier import clock_offset_ns
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Kind, Link
-from overlaplab_engine.network.process_group import _gloo
+from overlaplab_engine.network.process_group import _gloo, _gloo_device
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.trace_file import clear, whole
@@ -576,7 +576,7 @@ def test_the_help_tells_both_defaults(monkeypatch: pytest.MonkeyPatch, capfd: py
 def test_the_links_gloo_heeds_the_interface_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0,lo")
     with pytest.raises(RuntimeError, match="nosuch0"):
-        _gloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
+        _gloo(dist.HashStore(), 0, 1, timedelta(seconds=10), _gloo_device())
 
 
 def test_what_nccl_says_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
