@@ -24,7 +24,9 @@ def bound_finding(bound: Mapping[str, Any], window: Mapping[str, Any]) -> str | 
     condition = "" if bound["waits_known"] else ", if none of it is waiting for ranks that are not here"
     gained = gains_by_buckets(bound, window)
     if gained is None:
-        least = min(span, alone + int(bound["bound_ns"]) - int(bound["compute_ns"]))
+        least = alone + int(bound["bound_ns"]) - int(bound["compute_ns"])
+        if span - least <= LITTLE_GAIN * span:
+            return f"That step takes {ms(span)}, and would take {ms(alone)} without any communication{condition}."
         return (
             f"That step takes {ms(span)}: at best {ms(least)} as its collectives were launched, without delays and late"
             f" ranks, and {ms(alone)} without any communication{condition}."

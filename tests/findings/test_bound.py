@@ -58,6 +58,11 @@ def row(compute: int, launched: int, any_cap: int | None, *, waits_known: bool =
             "That step takes 799.0 ms: at best 733.0 ms as its collectives were launched, without delays and late"
             " ranks, and 683.0 ms without any communication.",
         ),
+        (
+            row(600, 710, None),
+            window(799, 116),
+            "That step takes 799.0 ms, and would take 683.0 ms without any communication.",
+        ),
         (row(600, 650, 640), window(799, 0), None),
     ],
 )
