@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from overlaplab.costs import ENOUGH_STEPS, Attained, attained_steps, link_attained
 from overlaplab.events import Run
+from overlaplab.findings.thresholds import MOST_STEPS
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, shorten, to_ms
-
-_MOST_STEPS = 4  # named in a line
 
 
 def run_title(run: Run) -> str:
@@ -81,9 +80,9 @@ def link_missed(manifest: Manifest) -> str | None:
         return "link not attained" if link_attained(manifest) is False else None
     parts = [
         f"step {step.step} ({step.ratio:.3f} × the modelled time, one collective {to_ms(step.latest_ns):.1f} ms late)"
-        for step in late[:_MOST_STEPS]
+        for step in late[:MOST_STEPS]
     ]
-    parts += [f"{len(late) - _MOST_STEPS} more"] if len(late) > _MOST_STEPS else []
+    parts += [f"{len(late) - MOST_STEPS} more"] if len(late) > MOST_STEPS else []
     said = f"link not attained in {_listed(parts)}"
     tried = f" in the best of {manifest.attempts} recordings" if (manifest.attempts or 1) > 1 else ""
     if link_attained(manifest):

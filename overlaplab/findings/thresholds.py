@@ -47,6 +47,8 @@ MOST_UNITS_LISTED = 4
 """Units that a sentence lists by name."""
 MOST_REASONS = 5
 """Reasons why collectives have no counterpart."""
+MOST_STEPS = 4
+"""Steps that missed the emulated link."""
 MOST_CLOCKS = 4
 """Corrected clocks under a timeline."""
 MOST_KERNELS = 3

@@ -55,8 +55,27 @@ class RunTables:
 
     @cached_property
     def bound(self) -> dict[str, Any] | None:
-        """See `step_bound`."""
-        return step_bound(self.run, self.summary)
+        """The bound of the step that the verdict is about, see `step_bound`."""
+        return self.step_bound(self.summary)
+
+    def step_bound(self, table: pd.DataFrame) -> dict[str, Any] | None:
+        """The row of `simulate.bound` for the step that the verdict on these rows of `summary` is about; None without.
+
+        Each is computed once.
+        """
+        if table.empty:
+            return None
+        worst = analyses.worst_step(table)
+        rank, step = (None if pd.isna(worst[name]) else int(worst[name]) for name in ("rank", "step"))
+        if (rank, step) not in self._bounds:
+            chosen = Selection(ranks=None if rank is None else [rank], steps=None if step is None else [step])
+            rows = simulate.bound(self.run, chosen).to_dict("records")
+            self._bounds[rank, step] = {str(name): value for name, value in rows[0].items()} if rows else None
+        return self._bounds[rank, step]
+
+    @cached_property
+    def _bounds(self) -> dict[tuple[int | None, int | None], dict[str, Any] | None]:
+        return {}
 
     @cached_property
     def exposed_advice(self) -> str:
@@ -85,13 +104,3 @@ def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
             chosen = wanted.get(column)
             table = table[(table[column] == (chosen if chosen in known else known[place])).fillna(False)]
     return table
-
-
-def step_bound(run: Run, table: pd.DataFrame) -> dict[str, Any] | None:
-    """The row of `simulate.bound` for the step that the verdict on these rows of `summary` is about; None without."""
-    if table.empty:
-        return None
-    rank, step = (analyses.worst_step(table)[name] for name in ("rank", "step"))
-    chosen = Selection(ranks=None if pd.isna(rank) else [int(rank)], steps=None if pd.isna(step) else [int(step)])
-    rows = simulate.bound(run, chosen).to_dict("records")
-    return {str(name): value for name, value in rows[0].items()} if rows else None

@@ -22,7 +22,6 @@ from overlaplab.dashboard.widgets import (
     what_to_do,
 )
 from overlaplab.sections.run import exposed_section, summary_section
-from overlaplab.sections.run_tables import step_bound
 from overlaplab.sections.tables import held_rows, sent_rows
 
 
@@ -36,7 +35,7 @@ def page() -> None:
     if section is None:
         nothing_counts(opened)
         return
-    bound = step_bound(opened.run, table)
+    bound = opened.step_bound(table)
     lead(findings.verdict(table, opened.manifest, causes, idle, opened.unseen, bound), note)
     show_warnings(opened)
     chart, rows = section.blocks
