@@ -14,17 +14,25 @@ import typer
 from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Config, Device, Dtype, defaults
 from overlaplab_engine.devices import gpus, on_gpus
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import Link, LinkWait
 
 __all__ = ["AUTO_LINK", "main"]
+
+_ASKED = "_OVERLAPLAB_COMPLETE"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main(argv: list[str]) -> int:
     """Run; the exit code: 0 done, 2 bad input or a fault, with one line on stderr."""
+    if _ASKED in os.environ:  # a shell asks `overlaplab`, which hands the question on as it got it
+        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # it is slow, and only strips markup here
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
     try:
-        app(argv, standalone_mode=False, prog_name="overlaplab record", obj=argv)
+        app(argv, standalone_mode=False, prog_name="overlaplab record", complete_var=_ASKED, obj=argv)
     except EngineError as error:
         return _complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -110,6 +118,9 @@ def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
         if name in values:
             values[name] = _member(Dtype, values[name], f"--{name.replace('_', '-')}")
     values["link"] = _link(values["link"], cuda)
+    values["compute"] = None if values["compute"] == "real" else Sleep.parse(values["compute"])
+    if "slow_rank" in values:
+        values["slow_rank"] = _slow_rank(values["slow_rank"], ranks)
     values["link_wait"] = _member(LinkWait, values["link_wait"], "--link-wait")
     if "trace_ranks" in values:
         values["trace_ranks"] = _trace_ranks(values["trace_ranks"], ranks)
@@ -118,6 +129,8 @@ def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
 
 def _require_possible(config: Config, ranks: int, cuda: bool) -> None:
     """EngineError, before the ranks start, for what these ranks cannot do and for checkpoints that are amiss."""
+    if config.compute is not None and cuda:
+        raise EngineError("--compute sleep is for the CPU; add --device cpu")
     if config.link_wait is LinkWait.HOST and (config.link is None or not cuda):
         raise EngineError("--link-wait host is for an emulated link on a GPU; leave it out")
     if config.communicators == 2 and not cuda:
@@ -150,6 +163,15 @@ def _trace_ranks(text: str, ranks: int) -> tuple[int, ...]:
     if chosen[-1] >= ranks:
         raise EngineError(f"--trace-ranks {text}: there is no rank {chosen[-1]}, ranks count from 0 to {ranks - 1}")
     return tuple(chosen)
+
+
+def _slow_rank(text: str, ranks: int) -> tuple[int, float]:
+    rank, _, factor = text.partition(":")
+    if not rank.isdecimal() or len(rank) > 9 or not factor.replace(".", "", 1).isdecimal():
+        raise EngineError(f"--slow-rank {text!r} is not RANK:FACTOR such as 1:1.5")
+    if int(rank) >= ranks:
+        raise EngineError(f"--slow-rank {text}: there is no rank {rank}, ranks count from 0 to {ranks - 1}")
+    return int(rank), float(factor)
 
 
 def _link(text: str, cuda: bool) -> Link | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import Link, LinkWait
 from overlaplab_engine.strategy_names import StrategyName
 
@@ -128,6 +129,24 @@ class Config:
             "host, where a process occupies a core."
         ),
     ] = LinkWait.KERNEL
+    compute: Annotated[
+        Sleep | None,
+        Option(
+            "real, or sleep: each unit takes a time without using a core, so that many ranks run on few cores; all "
+            "else is real. The times follow from the units' sizes, or are given: sleep:FORWARD,BACKWARD[,UPDATE] per "
+            "unit, such as sleep:20ms,40ms, or sleep:RUN, those that were measured in a run.",
+            default="real",
+        ),
+    ] = None
+    """None: the layers compute."""
+    slow_rank: Annotated[
+        tuple[int, float] | None,
+        Option("With --compute sleep: RANK:FACTOR such as 1:1.5; the rank takes FACTOR times as long."),
+    ] = None
+    pause_ms: Annotated[
+        float | None,
+        Option("With --compute sleep: the host pauses for so many ms in the middle of each backward pass."),
+    ] = None
     attempts: Annotated[
         int,
         Option(
@@ -162,6 +181,15 @@ class Config:
         _require(self.lr > 0, "--lr must be above 0")
         _require(
             not self.main_grad or self.dtype is Dtype.BFLOAT16, "--main-grad is for --dtype bfloat16: others have it"
+        )
+        for name in ("slow_rank", "pause_ms"):
+            option = name.replace("_", "-")
+            _require(self.compute is not None or getattr(self, name) is None, f"--{option} is for --compute sleep")
+        _require(self.slow_rank is None or self.slow_rank[1] > 0, "--slow-rank's FACTOR must be above 0")
+        _require(self.pause_ms is None or self.pause_ms > 0, "--pause-ms must be above 0")
+        _require(
+            self.compute is None or (self.save is None and self.resume is None),
+            "--compute sleep has no numerics to keep: leave --save and --resume out",
         )
         _require(self.prefetch >= 0, "--prefetch must be 0 or more")
         _require(self.communicators in (1, 2), "--communicators must be 1 or 2")

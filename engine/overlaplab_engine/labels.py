@@ -22,6 +22,7 @@ class Word(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    UPDATE = "update"
     GRADIENT_READY = "gradient_ready"
     BUCKET_READY = "bucket_ready"
     BUCKET_LAUNCH = "bucket_launch"
@@ -46,6 +47,7 @@ KEYS: dict[Word, tuple[str, ...]] = {
     Word.FORWARD: ("microbatch",),
     Word.BACKWARD: ("microbatch", "sync"),
     Word.OPTIMIZER: (),
+    Word.UPDATE: ("unit",),
     Word.GRADIENT_READY: ("parameter",),
     Word.BUCKET_READY: ("bucket", "bytes", "parameters"),
     Word.BUCKET_LAUNCH: ("bucket",),

@@ -1,10 +1,15 @@
 """AdamW, with fp32 master weights for parameters of lower precision."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 
-__all__ = ["MOMENTS", "AdamW", "gradient"]
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Word
+
+__all__ = ["MOMENTS", "AdamW", "SleepingAdamW", "gradient"]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's running means of a parameter's gradients and of their squares, by torch's names."""
@@ -19,13 +24,24 @@ def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 class AdamW:
     """torch's AdamW over the parameters, or over fp32 copies of those in bfloat16 (Micikevicius et al. 2018)."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor], lr: float) -> None:
-        """Parameters that need no gradient are skipped."""
-        self._parameters = [p for p in parameters if p.requires_grad]
+    def __init__(self, parameters: Iterable[torch.Tensor], lr: float, units: Sequence[str] | None = None) -> None:
+        """Parameters that need no gradient are skipped. `units`, one for each parameter, are updated one by one, each
+        with a label; the numbers are the same.
+        """
+        given = list(parameters)
+        named = [(p, unit) for p, unit in zip(given, units or [""] * len(given), strict=True) if p.requires_grad]
+        self._parameters = [p for p, _ in named]
         self._masters = [
             p if self.exact(p.dtype) is p.dtype else p.detach().to(self.exact(p.dtype)) for p in self._parameters
         ]
-        self._adamw = torch.optim.AdamW(self._masters, lr=lr, fused=True) if self._masters else None
+        of_unit: dict[str, list[torch.Tensor]] = {}
+        for (_, unit), master in zip(named, self._masters, strict=True):
+            of_unit.setdefault(unit, []).append(master)
+        self._parts = {unit: torch.optim.AdamW(masters, lr=lr, fused=True) for unit, masters in of_unit.items()}
+        self._labels = {unit: labels.span(Word.UPDATE, unit=unit) if unit else nullcontext() for unit in of_unit}
+        self.took_ns: dict[str, int] = {}
+        """How long the update of each unit took at least, in ns."""
+        self._unit_of = {id(master): unit for unit, masters in of_unit.items() for master in masters}
         self._number = {id(p): i for i, p in enumerate(self._parameters)}
 
     @staticmethod
@@ -36,20 +52,21 @@ class AdamW:
     def states(self) -> list[torch.Tensor]:
         """All fp32 masters and moments that exist so far."""
         masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        moments = [t for state in (self._adamw.state if self._adamw else {}).values() for t in state.values()]
+        found = [state for part in self._parts.values() for state in part.state.values()]
+        moments = [t for state in found for t in state.values()]
         return masters + [t for t in moments if t.dim()]
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """A parameter's fp32 `masters`, if any, and its moments `exp_avg` and `exp_avg_sq`, once it was updated."""
         master = self._masters[self._number[id(parameter)]]
         masters = {} if master is parameter else {"masters": master}
-        state = self._adamw.state.get(master, {}) if self._adamw else {}
+        state = self._state(master)
         return masters | {name: state[name] for name in MOMENTS if name in state}
 
     def updates_of(self, parameter: torch.Tensor) -> int:
         """How often a parameter was updated; AdamW's bias correction depends on it."""
         master = self._masters[self._number[id(parameter)]]
-        state = self._adamw.state.get(master, {}) if self._adamw else {}
+        state = self._state(master)
         return int(state["step"]) if "step" in state else 0
 
     @torch.no_grad()
@@ -58,26 +75,53 @@ class AdamW:
         master = self._masters[self._number[id(parameter)]]
         if master is not parameter:
             master.copy_(state["masters"].view(master.shape))
-        assert self._adamw is not None
-        self._adamw.state.pop(master, None)
+        kept = self._parts[self._unit_of[id(master)]].state
+        kept.pop(master, None)
         if updates:
             moments = {name: torch.empty_like(master).copy_(state[name].view(master.shape)) for name in MOMENTS}
             step = torch.tensor(float(updates), dtype=torch.float32, device=master.device)  # as in fused AdamW
-            self._adamw.state[master] = {"step": step, **moments}
+            kept[master] = {"step": step, **moments}
 
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        if self._adamw is None:
-            return
         borrowed = []
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             grad = gradient(parameter)
             if grad is not master.grad:  # in lower precision, or in `main_grad`
                 master.grad = None if grad is None else grad.to(master.dtype)
                 borrowed.append((parameter, master))
-        self._adamw.step()
+        for unit in self._parts:
+            since_ns = time.perf_counter_ns()
+            with self._labels[unit]:
+                self._update(unit)
+            took_ns = time.perf_counter_ns() - since_ns
+            self.took_ns[unit] = min(took_ns, self.took_ns.get(unit, took_ns))
         for parameter, master in borrowed:
             master.grad = None
             if master is not parameter:
                 parameter.copy_(master)
+
+    def _update(self, unit: str) -> None:
+        self._parts[unit].step()
+
+    def _state(self, master: torch.Tensor) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self._parts[self._unit_of[id(master)]].state.get(master, {})
+        return state
+
+
+class SleepingAdamW(AdamW):
+    """Sleeps in place of every update but the first, after which it holds the moments that AdamW holds."""
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], lr: float, units: Sequence[str], sleep: Callable[[str], None]
+    ) -> None:
+        """`sleep` takes as long as an update of what this rank owns of a unit."""
+        super().__init__(parameters, lr, units)
+        self._sleep = sleep
+
+    def _update(self, unit: str) -> None:
+        if self._parts[unit].state:
+            self._sleep(unit)
+        else:
+            super()._update(unit)

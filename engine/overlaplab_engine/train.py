@@ -4,7 +4,6 @@ import math
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,18 +21,22 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import defer
+from overlaplab_engine.models.sleeping import Clock, put_to_sleep, unit_times
 from overlaplab_engine.models.transformer import Transformer, initial_values
-from overlaplab_engine.models.units import policy
+from overlaplab_engine.models.units import Unit, policy, reads_parameters_in_backward
 from overlaplab_engine.network.calibration import choose_link, next_slower
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, connect
 from overlaplab_engine.network.link import Link
-from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.optimizer import AdamW, SleepingAdamW
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, link_step
+from overlaplab_engine.recording.borders import UnitBorders
+from overlaplab_engine.recording.calibration import idle_collectives, probe_ns, unit_passes
 from overlaplab_engine.recording.device_events import nothing_seen
 from overlaplab_engine.recording.facts import hardware_of_rank
-from overlaplab_engine.recording.manifest import Outcome, manifest
+from overlaplab_engine.recording.machine import MachineStep, Reading, between
+from overlaplab_engine.recording.manifest import Before, Outcome, manifest
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
 from overlaplab_engine.strategies import Options, Strategy, make
@@ -79,7 +82,8 @@ def record(config: Config, argv: list[str]) -> None:
             if int(os.environ["LOCAL_RANK"]) == 0:
                 clear(config.out)
             comm.barrier()
-        strategy, optimizer = build(config, comm)
+        strategy, optimizer, borders = _build(config, comm)
+        before = _calibrate(config, strategy, borders) if config.trace and device.type == "cpu" else None
         done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
         kept, made = _record_steps(config, comm, strategy, optimizer, done)
         if config.trace:
@@ -91,6 +95,10 @@ def record(config: Config, argv: list[str]) -> None:
                 peak_allocated=_peak_allocated(comm),
                 scratch=comm.scratch_bytes,
                 counts=processor.tells(),
+                machine=kept.machine,
+                before=before,
+                probe_after_ns=probe_ns() if before is not None else None,
+                updates=optimizer.took_ns,
                 hardware=hardware_of_rank(comm.device),
             )
             outcomes = comm.gather_objects(outcome)[:ranks]
@@ -128,22 +136,51 @@ def model_of(config: Config) -> Transformer:
     ).to(_DTYPES[config.dtype])
 
 
+def _calibrate(config: Config, strategy: Strategy, borders: UnitBorders) -> Before:
+    """Measure units, idle collectives and the machine; all ranks call it, and no gradient is left."""
+    batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
+    sizes = [nbytes for nbytes, _ in strategy.buckets] + [
+        sum(p.nbytes for p in unit.parameters.values()) for unit in policy(config.units)(strategy.model)
+    ]
+    return Before(
+        probe_ns=probe_ns(),
+        passes=unit_passes(strategy, borders, batches),
+        idle=idle_collectives(strategy.comm, max(sizes)),
+    )
+
+
 def build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW]:
     """The strategy around the model, whose gradients are labelled, and the optimizer.
 
     Without `model` a new one is built on the device; strategies that shard parameters fill and shard it unit by unit.
     """
+    strategy, optimizer, _ = _build(config, comm, model)
+    return strategy, optimizer
+
+
+def _build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW, UnitBorders]:
+    """As `build`, with what labels the borders of units."""
     if model is None:
         with torch.device("meta"):
             model = model_of(config)
         defer(model, comm.device, partial(initial_values, seed=config.seed))
     else:
         model = model.to(comm.device)
-    on_cpu = comm.device.type == "cpu"
+    sleep = _fall_asleep(config, comm, model) if config.compute is not None else None
+    counted = comm.device.type == "cpu" and sleep is None  # a sleeping device needs no core that it could wait for
     units = policy(config.units)
-    unit_of = processor.mark_units(units(model)) if on_cpu else None
-    label_gradients(model, unit_of)  # before the strategy's hooks, so that "ready" comes before "launch"
-    if on_cpu and processor.mark not in labels.at_borders:
+    formed = units(model)
+    unit_of = {name: unit.name for unit in formed for name in unit.parameters} if counted else None
+    borders = UnitBorders(
+        formed,
+        lambda: strategy.microbatch,
+        labelled=lambda unit, phase: _labels(strategy, unit, phase),
+        counted=counted,
+    )
+    label_gradients(
+        model, unit_of, borders.gradient_came
+    )  # before the strategy's hooks, so that "ready" comes before "launch"
+    if counted and processor.mark not in labels.at_borders:
         labels.at_borders.append(processor.mark)
     options = Options(
         bucket_cap_mb=config.bucket_cap_mb,
@@ -157,7 +194,43 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
         units=units,
     )
     strategy = make(config.strategy, model, comm, options)
-    return strategy, AdamW(strategy.optimized(), lr=config.lr)
+    borders.register()
+    named = strategy.named_optimized()
+    unit_by_name = {name: unit.name for unit in formed for name in unit.parameters}
+    owners = [unit_by_name[name] for name, _ in named] if comm.device.type == "cpu" else None  # else a launch for each
+    optimized = [tensor for _, tensor in named]
+    if sleep is None:
+        return strategy, AdamW(optimized, config.lr, owners), borders
+    return strategy, SleepingAdamW(optimized, config.lr, owners or [], partial(sleep, strategy)), borders
+
+
+def _labels(strategy: Strategy, unit: Unit, phase: str) -> bool:
+    """Whether the borders of this phase of the unit are labelled here, and not by the strategy, where it gathers."""
+    reads = phase == "forward" or any(reads_parameters_in_backward(module) for module in unit.modules)
+    return not (strategy.labels_units and reads)
+
+
+def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Callable[[Strategy, str], None]:
+    """Let the model's modules sleep; returns what sleeps in place of an update of what a rank owns of a unit."""
+    assert config.compute is not None
+    units = policy(config.units)(model)
+    times = unit_times(config.compute, units, config.batch * config.seq)
+    clock, span = Clock(), labels.Span("sleep::update")
+    slow_rank, factor = config.slow_rank or (comm.rank, 1.0)
+    slower = factor if comm.rank == slow_rank else 1.0
+    put_to_sleep(model, units, times, clock, slower=slower, pause_ms=config.pause_ms or 0)
+    parameters = {unit.name: unit.parameters for unit in units}
+
+    def update(strategy: Strategy, unit: str) -> None:
+        owned = sum(  # of a DTensor this rank's shard
+            getattr(tensor, "_local_tensor", tensor).numel()
+            for name, tensor in strategy.named_optimized()
+            if name in parameters[unit]
+        )
+        whole = sum(p.numel() for p in parameters[unit].values())
+        clock.take(round(slower * times[unit].update_ns * owned / whole), span)
+
+    return update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +247,8 @@ class _Recorded:
     """The link's collectives on this rank, by the recorded step that launched them."""
     link_steps: list[LinkStep]
     """Of all ranks; empty without an emulated link."""
+    machine: list[MachineStep]
+    """Of this rank."""
 
     @property
     def quality(self) -> tuple[int, int]:
@@ -239,14 +314,14 @@ def _run(
         if config.traces(comm.rank)
         else None
     )
-    borders: list[tuple[int, int]] = []  # between the recorded steps: collectives launched so far, and the time
+    borders: list[tuple[int, Reading]] = []  # between the recorded steps: collectives launched so far, and the machine
     losses: list[torch.Tensor] = []
     strategy.on_error = faults.tell  # nobody catches the error here
     with recorder or nullcontext(), _progress(config, comm) as advance:
         try:
             for step in range(config.warmup + config.steps):
                 if step == config.warmup:
-                    borders.append((comm.launched, time.perf_counter_ns()))
+                    borders.append((comm.launched, Reading.now()))
                     if comm.device.type == "cuda":
                         torch.cuda.reset_peak_memory_stats(comm.device)
                 loss = train_step(
@@ -256,7 +331,7 @@ def _run(
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):
                     strategy.settle()  # collectives that a step launched are recorded completely or not at all
                 if step >= config.warmup:
-                    borders.append((comm.launched, time.perf_counter_ns()))
+                    borders.append((comm.launched, Reading.now()))
                 advance()
                 if recorder is not None:
                     recorder.step()
@@ -265,7 +340,7 @@ def _run(
             raise
     carried = [list(comm.carried[a:b]) for (a, _), (b, _) in pairwise(borders)]
     own = [
-        link_step(comm.rank, config.warmup + i, of_step, until - since)
+        link_step(comm.rank, config.warmup + i, of_step, until.at_ns - since.at_ns)
         for i, (of_step, ((_, since), (_, until))) in enumerate(zip(carried, pairwise(borders), strict=True))
     ]
     ranks = comm.world_size - len(comm.phantom_ranks)
@@ -274,6 +349,10 @@ def _run(
         link=comm.link,
         losses=[float(loss) for loss in losses[config.warmup :]],
         carried=carried,
+        machine=[
+            between(comm.rank, config.warmup + i, since, until)
+            for i, ((_, since), (_, until)) in enumerate(pairwise(borders))
+        ],
         link_steps=[row for rows in comm.gather_objects(own)[:ranks] for row in rows] if comm.link else [],
     )
 

@@ -1,4 +1,7 @@
-"""`python -m overlaplab_engine` with a fault: FAULT=rank:step:kind, and TOKEN, by which its processes are found."""
+"""`python -m overlaplab_engine` with a fault: FAULT=rank:step:kind.
+
+Its processes are found by TOKEN in their environment, forks by the files in the folder PROCESSES that have their ids.
+"""
 
 import os
 import signal
@@ -12,6 +15,8 @@ import overlaplab_engine.strategies.agreement
 import overlaplab_engine.train
 from overlaplab_engine.network.communicator import Communicator
 
+with open(os.path.join(os.environ["PROCESSES"], str(os.getpid())), "w"):
+    pass
 if "RANK" not in os.environ:
     overlaplab_engine.launch.ENTRY = (os.path.abspath(__file__),)
 else:
@@ -19,7 +24,7 @@ else:
     mine = os.environ["RANK"] == rank
     train_step, build, all_gather = (
         overlaplab_engine.train.train_step,
-        overlaplab_engine.train.build,
+        overlaplab_engine.train._build,
         Communicator.all_gather,
     )
 
@@ -77,7 +82,7 @@ else:
             dataclasses.replace(config, layers=config.layers + 1) if mine and kind == "mismatch" else config, comm
         )
 
-    overlaplab_engine.train.train_step, overlaplab_engine.train.build = faulty_step, faulty_build
+    overlaplab_engine.train.train_step, overlaplab_engine.train._build = faulty_step, faulty_build
     if kind == "no-device-events":
         export = overlaplab_engine.recording.trace_file.TraceFile._export
 

@@ -5,7 +5,6 @@ Each script run of this file is one rank; each scenario is a test.
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from warm_ranks import run_warm
+from warm_ranks import run_launcher, run_warm
 
 scenario = Scenarios(__file__)
 NAIVE, BUCKETED, ZERO1, ZERO2, ZERO3 = (StrategyName(n) for n in ("naive", "bucketed", "zero1", "zero2", "zero3"))
@@ -579,12 +578,11 @@ SMALL = [
 ]
 
 
-def record(out: Path, *options: object) -> tuple[int, list[str]]:
+def record(out: Path, *options: object) -> tuple[int | None, list[str]]:
     """By the command: exit code and the lines on stderr."""
-    command = [sys.executable, "-m", "overlaplab_engine", "--out", str(out), "--nproc", "2", *SMALL, *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.stdout == ""
-    return done.returncode, done.stderr.splitlines()
+    ended = run_launcher("-m", "overlaplab_engine", "--out", str(out), "--nproc", "2", *SMALL, *map(str, options))
+    assert ended.stdout == ""
+    return ended.code, ended.stderr.splitlines()
 
 
 def record_warm(out: Path, *options: object) -> None:

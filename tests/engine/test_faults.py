@@ -33,7 +33,7 @@ def started(line: list[str], environment: dict[str, str]) -> subprocess.Popen[st
 
 
 class Job:
-    """A recording with a fault, started; its launcher may be a fork that has torch already, its ranks never are."""
+    """A recording with a fault, started; `warm`: its launcher is a fork that has torch, and so are its ranks."""
 
     def __init__(
         self, out: Path, fault: str, *options: str, entry: tuple[str, ...] = (), nproc: int = 2, warm: bool = False
@@ -42,7 +42,10 @@ class Job:
         self.token = f"{os.getpid()}-{time.time_ns()}"
         ranks = () if entry else ("--nproc", str(nproc))
         line = [*entry, str(FAULTY), "--out", str(out), *ranks, "--device", "cpu", *SMALL, *options]
+        self.noted = out.parent / "processes"
+        self.noted.mkdir()
         environment = {"FAULT": fault, "TOKEN": self.token, "STALLED": str(out.parent / "stalled")}
+        environment["PROCESSES"] = str(self.noted)
         self.started = time.monotonic()
         self.process = WarmProcess(line, environment) if warm else started(line, environment)
 
@@ -67,10 +70,12 @@ class Job:
     def processes(self) -> list[int]:
         """Processes of this job that are alive."""
         found = []
+        noted = {path.name for path in self.noted.iterdir()}
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 alive = "\nState:\tZ" not in path.with_name("status").read_text()
-                if alive and f"TOKEN={self.token}".encode() in path.read_bytes():
+                ours = path.parent.name in noted or f"TOKEN={self.token}".encode() in path.read_bytes()
+                if alive and ours:
                     found.append(int(path.parent.name))
             except OSError:
                 continue
@@ -274,16 +279,17 @@ def test_whose_error_it_is(error: BaseException, lost: bool) -> None:
 
 
 def test_what_the_failing_rank_recorded_is_kept(start: Callable[..., Job], out: Path) -> None:
-    expect_failure(start("1:4:raise", "--strategy", "bucketed", "--steps", "6"), "rank 1: ZeroDivisionError: the boom")
+    job = start("1:4:raise", "--strategy", "bucketed", "--steps", "6", warm=True)
+    expect_failure(job, "rank 1: ZeroDivisionError: the boom")
     trace = json.loads(gzip.decompress((out / "rank1.pt.trace.json.gz").read_bytes()))
     steps = {e["name"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep")}
     assert {"ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"} <= steps
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends(start: Callable[..., Job], out: Path, sent: signal.Signals) -> None:
+@pytest.mark.parametrize(("sent", "warm"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_an_interrupted_run_ends(start: Callable[..., Job], out: Path, sent: signal.Signals, warm: bool) -> None:
     """One rank asleep in Python, the other waiting in a collective."""
-    job = start("1:2:stall", "--strategy", "bucketed")
+    job = start("1:2:stall", "--strategy", "bucketed", warm=warm)
     job.wait_until_stalled()
     assert len(job.processes()) == 3
     asked = time.monotonic()
@@ -295,7 +301,7 @@ def test_an_interrupted_run_ends(start: Callable[..., Job], out: Path, sent: sig
 
 
 def test_ranks_do_not_outlive_their_launcher(start: Callable[..., Job], out: Path) -> None:
-    job = start("1:2:stall", "--strategy", "bucketed")
+    job = start("1:2:stall", "--strategy", "bucketed", warm=True)
     job.wait_until_stalled()
     job.process.kill()
     killed = time.monotonic()

@@ -17,9 +17,7 @@ most half of that round trip). A rank whose peers are phantoms is the last to ar
 """
 
 import contextlib
-import ctypes
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -32,19 +30,18 @@ import torch.distributed
 from torch._C import _distributed_c10d
 
 from overlaplab_engine import labels
+from overlaplab_engine.alarm import Alarm, wake_on_time
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.network.wire import BOTH_WAYS, Wire
 
 __all__ = [
-    "Alarm",
     "Carried",
     "Carrier",
     "comm_span",
     "create_work_from_future",
     "perhaps_recorded",
     "urgent_threads",
-    "wake_on_time",
 ]
 
 dist: Any = torch.distributed  # its type stubs lack most of the names that a process group needs
@@ -52,11 +49,6 @@ create_work_from_future: Callable[[Any], Any] = _distributed_c10d._create_work_f
 
 TOLERANCE = 1.05
 """A collective overran if it took longer than its modelled time multiplied by this."""
-
-MARGIN_NS = 20_000
-"""Sleeps are asked to end this much early, so that a late wake-up still meets the deadline."""
-MOST_LATE_NS = 200_000
-"""Longer delays come from a busy core and do not predict the next one, so the running mean counts no more than this."""
 
 EXCHANGES = 8
 """How often a rank asks rank 0 for the time."""
@@ -77,6 +69,12 @@ class Carried:
     """T by the formula."""
     occupied_ns: int
     """From the last rank's arrival to the end."""
+    queued_ns: int | None = None
+    """When this rank queued it, in Unix time by rank 0's clock, as `arrived_ns`; None on a GPU, and for messages."""
+    arrived_ns: int | None = None
+    """When the last rank had arrived and the link was free."""
+    moved_ns: int | None = None
+    """How long after that the data had really been moved; the rest of `occupied_ns` is slept."""
 
     @property
     def overran(self) -> bool:
@@ -93,25 +91,6 @@ class _Request:
     outputs: Any
     future: torch.futures.Future[Any]
     queued_ns: int  # by rank 0's clock
-
-
-class Alarm:
-    """Wakes a thread on time."""
-
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        """`now_ns` is the clock."""
-        self._now_ns = now_ns
-        self._late_ns = 0.0  # running mean of how late sleeps end
-
-    def sleep_until(self, end_ns: int) -> None:
-        """Sleep until shortly before `end_ns`, allowing for the usual wake-up delay, then spin for what is left."""
-        wake_ns = end_ns - int(self._late_ns) - MARGIN_NS
-        if (left_ns := wake_ns - self._now_ns()) > 0:
-            time.sleep(left_ns / 1e9)
-            late_ns = min(self._now_ns() - wake_ns, MOST_LATE_NS)
-            self._late_ns += (late_ns - self._late_ns) / 8
-        while self._now_ns() < end_ns:
-            pass  # about 20 µs; another sleep would take longer
 
 
 class Carrier:
@@ -218,7 +197,7 @@ class Carrier:
         try:
             self.check()
             with perhaps_recorded(span):
-                begin_ns = self._move(request, modelled_ns)
+                begin_ns, moved_ns = self._move(request, modelled_ns)
                 end_ns = self.now_ns()
             carried = Carried(
                 seq=request.seq,
@@ -226,6 +205,9 @@ class Carrier:
                 nbytes=nbytes,
                 modelled_ns=modelled_ns,
                 occupied_ns=end_ns - begin_ns,
+                queued_ns=request.queued_ns,
+                arrived_ns=begin_ns,
+                moved_ns=moved_ns,
             )
         except Exception as error:
             self.fail(error)
@@ -237,10 +219,11 @@ class Carrier:
             self.took((id(self), request.seq), begin_ns, end_ns, BOTH_WAYS)
         request.future.set_result(request.outputs)
 
-    def _move(self, request: _Request, modelled_ns: int) -> int:
-        """Run the collective, sleep until its time is over, and return when that began, by rank 0's clock.
+    def _move(self, request: _Request, modelled_ns: int) -> tuple[int, int]:
+        """Run the collective and sleep until its time is over; when that began, by rank 0's clock, and for how long
+        after that the data was really on its way.
 
-        That is the last arrival, or later if the link carries something of another group then.
+        It begins at the last arrival, or later if the link carries something of another group then.
         """
         self._stamp[0] = max(request.queued_ns, self._free_ns)
         self._stamp[1] = int(self.wire.shared)  # if it is on one rank, all must agree
@@ -249,13 +232,14 @@ class Carrier:
             works.append(self._clock.allreduce([self._stamp], _maximum()))
         for work in works:
             work.wait()
+        moved_at_ns = self.now_ns()
         begin_ns, shared = self._stamp.tolist()
         if shared:
             begin_ns = self.book((id(self), request.seq), begin_ns, modelled_ns, BOTH_WAYS, self._latest)
             self._alarm.sleep_until(begin_ns + modelled_ns)
         else:
             self._alarm.sleep_until(min(begin_ns, self.now_ns()) + modelled_ns)
-        return int(begin_ns)
+        return int(begin_ns), max(moved_at_ns - int(begin_ns), 0)
 
     def _latest(self, ns: int) -> int:
         """The greatest of the ranks' numbers."""
@@ -347,10 +331,3 @@ def urgent_threads() -> Iterator[None]:
         yield
     finally:
         os.sched_setscheduler(0, before, parameters)
-
-
-def wake_on_time() -> None:
-    """Make this thread's sleeps end within microseconds: by default Linux may add 50 µs."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK, 1 ns

@@ -17,16 +17,15 @@ from typing import Any
 import torch
 
 from overlaplab_engine import labels
+from overlaplab_engine.alarm import Alarm, wake_on_time
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import (
-    Alarm,
     Carried,
     Carrier,
     comm_span,
     create_work_from_future,
     perhaps_recorded,
     urgent_threads,
-    wake_on_time,
 )
 from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.wire import OUT

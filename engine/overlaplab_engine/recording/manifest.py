@@ -1,19 +1,35 @@
 """run.json of `overlaplab record`: what was recorded, with which options, and on which machines."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import nn
+
 from overlaplab_engine.config import Config
+from overlaplab_engine.models.sleeping import unit_times
+from overlaplab_engine.models.units import policy
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.attained import LinkStep, is_attained
+from overlaplab_engine.recording.calibration import Idle, calibration
 from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
+from overlaplab_engine.recording.machine import MachineStep, marked
 from overlaplab_engine.strategies import Strategy
 
 __all__ = ["Outcome", "collectives", "manifest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What one rank measured before its first step, see `overlaplab_engine.recording.calibration`; times in ns."""
+
+    probe_ns: int
+    passes: dict[tuple[str, str], int]
+    idle: list[Idle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +48,14 @@ class Outcome:
     """Bytes that phantoms use."""
     counts: bool
     """Whether its kernel counts how long threads wait for a core, see `overlaplab_engine.recording.processor`."""
+    machine: list[MachineStep]
+    """Its machine in each recorded step, not marked yet."""
+    before: Before | None
+    """None on a GPU."""
+    probe_after_ns: int | None
+    """The probe after the last step."""
+    updates: dict[str, int]
+    """How long the update of what it owns of each unit takes, in ns."""
     hardware: dict[str, Any]
     """Its machine, see `overlaplab_engine.recording.facts`."""
 
@@ -64,7 +88,7 @@ def manifest(
         "backend": _backend(comm),
         "world_size": comm.world_size,
         "phantom_ranks": comm.phantom_ranks,
-        "numerics_meant": not comm.phantom_ranks,
+        "numerics_meant": not comm.phantom_ranks and config.compute is None,
         "model": config.model() | {"parameters": sum(p.numel() for p in strategy.model.parameters())},
         "bucket_cap_mb": config.bucket_cap_mb if traits.buckets else None,
         "first_bucket_mb": config.first_bucket_mb,
@@ -78,6 +102,8 @@ def manifest(
         "accumulate": config.accumulate,
         "seed": config.seed,
         "communicators": config.communicators,
+        "compute": "real" if config.compute is None else "sleep",
+        "sleep": None if config.compute is None else _asleep(config, strategy.model),
         "link": _told(link, comm.world_size),
         "link_wait": config.link_wait if emulated and comm.device.type == "cuda" else None,
         "link_attained": is_attained(link_steps) if emulated else None,
@@ -88,7 +114,11 @@ def manifest(
         "versions": versions(),
         "hardware": hardware(comm.device),
         "hardware_per_rank": [o.hardware for o in outcomes],
-        "processor_counts": all(o.counts for o in outcomes) if comm.device.type == "cpu" else None,
+        "processor_counts": all(o.counts for o in outcomes)
+        if comm.device.type == "cpu" and config.compute is None
+        else None,
+        "machine": _machine(outcomes) if comm.device.type == "cpu" else None,
+        "calibration": _calibration(outcomes, comm.world_size if "optimizer" in traits.sharded else None),
         "warmup": config.warmup,
         "steps": config.steps,
         "trace_ranks": config.trace_ranks,
@@ -130,6 +160,40 @@ def collectives(carried: Sequence[Sequence[Sequence[Carried]]], first_step: int)
         "modelled_ns": [c.modelled_ns for _, _, c in rows],
         "occupied_ns": [c.occupied_ns for _, _, c in rows],
         "overran": [c.overran for _, _, c in rows],
+        "queued_ns": [c.queued_ns for _, _, c in rows],
+        "arrived_ns": [c.arrived_ns for _, _, c in rows],
+        "moved_ns": [c.moved_ns for _, _, c in rows],
+    }
+
+
+def _machine(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    hosts = {rank: str(o.hardware["hostname"]) for rank, o in enumerate(outcomes)}
+    return [asdict(row) for row in marked([row for o in outcomes for row in o.machine], hosts)]
+
+
+def _calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, Any] | None:
+    """What was measured before the first step; `owners` share the update of a unit, or each does all of it."""
+    before = [o.before for o in outcomes if o.before is not None]
+    if not before:
+        return None
+    units = {unit for o in outcomes for unit in o.updates}
+    took = {unit: [o.updates.get(unit, 0) for o in outcomes] for unit in units}
+    return calibration(
+        [b.passes for b in before],
+        [b.idle for b in before],
+        [(b.probe_ns, o.probe_after_ns or 0) for b, o in zip(before, outcomes, strict=True)],
+        {unit: int((owners or 1) * statistics.mean(ns)) for unit, ns in took.items()},
+    )
+
+
+def _asleep(config: Config, model: nn.Module) -> dict[str, Any]:
+    """What a sleeping device took."""
+    assert config.compute is not None
+    times = unit_times(config.compute, policy(config.units)(model), config.batch * config.seq)
+    return {
+        "units": [{"name": name, **asdict(time)} for name, time in times.items()],
+        "slow_rank": config.slow_rank,
+        "pause_ms": config.pause_ms,
     }
 
 

@@ -10,18 +10,13 @@ Only the thread that runs the borders is counted. If torch computes with several
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
 
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
-from overlaplab_engine.models.units import Unit
 
-__all__ = ["mark", "mark_units", "tells"]
+__all__ = ["counts", "mark", "tells"]
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
 
@@ -30,36 +25,19 @@ _open = threading.local()
 
 def tells() -> bool:
     """Whether the kernel counts for this thread."""
-    return _counts() is not None
+    return counts() is not None
 
 
 def mark(unit: str | None = None, phase: str | None = None) -> None:
     """Write the thread's counts while a profiler records; what lies before belongs to the phase of the unit, if any."""
-    if not torch.autograd.profiler._is_profiler_enabled or (counts := _counts()) is None:
+    if not torch.autograd.profiler._is_profiler_enabled or (told := counts()) is None:
         return
     about = {} if unit is None or phase is None else {"unit": unit, "phase": phase}
-    labels.instant(labels.span(Word.PROCESSOR, ran_ns=counts[0], delayed_ns=counts[1], **about))
+    labels.instant(labels.span(Word.PROCESSOR, ran_ns=told[0], delayed_ns=told[1], **about))
 
 
-def mark_units(units: Sequence[Unit]) -> Mapping[str, str]:
-    """Mark where the units' forward passes begin and end; returns each parameter's unit."""
-    for unit in units:
-        for module in unit.modules:
-            module.register_forward_pre_hook(_before)
-            module.register_forward_hook(partial(_after, unit.name))
-    return {name: unit.name for unit in units for name in unit.parameters}
-
-
-def _before(module: nn.Module, inputs: Any) -> None:
-    mark()
-
-
-def _after(unit: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    mark(unit, "forward")
-
-
-def _counts() -> tuple[int, int] | None:
-    """Time on a core and time waiting for one, in ns; None where the kernel does not tell."""
+def counts() -> tuple[int, int] | None:
+    """This thread's time on a core and time waiting for one, in ns; None where the kernel does not tell."""
     if not hasattr(_open, "file"):
         try:
             _open.file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)

@@ -14,8 +14,9 @@ import shlex
 import sys
 import warnings
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,8 +29,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.recording.borders import UnitBorders
+from overlaplab_engine.recording.calibration import probe_ns
 from overlaplab_engine.recording.device_events import cause, probe
 from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
+from overlaplab_engine.recording.machine import Reading, between, marked
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
 from overlaplab_engine.strategies.ddp_buckets import Hook, NamedBuckets, unnamed_because
@@ -75,6 +79,8 @@ class Recorder:
         self._warmup, self._steps, self._comm_hook = warmup, steps, comm_hook
         self._opened: ExitStack | None = None
         self._started, self._steps_done = False, 0
+        self._passes = 0  # forward passes of this step
+        self._machine: list[Reading] = []  # at the borders of the recorded steps
         self.done = False
         """Whether all steps are recorded."""
 
@@ -121,6 +127,7 @@ class Recorder:
             self._trace = opening.enter_context(trace)
             self._opened = opening.pop_all()
         self._started = True
+        self._probe_ns = probe_ns() if device.type == "cpu" else None
         _open.add(self)
         return self
 
@@ -131,6 +138,9 @@ class Recorder:
         if self._opened is None:
             return
         self._steps_done += 1
+        self._passes = 0
+        if self._steps_done >= self._warmup:
+            self._machine.append(Reading.now())
         try:
             self._trace.step()
         except OSError as error:
@@ -158,7 +168,7 @@ class Recorder:
             if fault is None and self._rank == 0:
                 buckets = [] if self._buckets is None else self._buckets.buckets
                 rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(buckets)]
-                write_json(self._out / MANIFEST, {**self._manifest, "buckets": rows})
+                write_json(self._out / MANIFEST, {**self._manifest, "buckets": rows, **self._measured()})
         except OSError as error:
             fault = fault or str(error)
         if fault is not None:
@@ -167,17 +177,34 @@ class Recorder:
                 (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
             warnings.warn(f"no run in {self._out}: {fault}", stacklevel=3)
 
+    def _measured(self) -> dict[str, Any]:
+        """On a CPU, what rank 0 knows of its machine; what other ranks use looks to it like others' processes."""
+        if self._probe_ns is None:
+            return {}
+        steps = enumerate(pairwise(self._machine), self._warmup)
+        rows = [replace(between(0, step, since, until), busy_ns=None) for step, (since, until) in steps]
+        return {
+            "machine": [asdict(row) for row in marked(rows)],
+            "calibration": {"units": [], "collectives": [], "probe_ns": [[self._probe_ns, probe_ns()]]},
+        }
+
     def _report_missing(self) -> None:
         """Report, also in run.json, why the trace contains nothing that ran on the GPU; the loop goes on."""
         why = cause(probe(str(self._device)))
         self._manifest["device_activity_missing"] = why
         warnings.warn(f"{self._out}: the profiler saw nothing run on {self._device}: {why}", stacklevel=4)
 
+    def _count_pass(self, module: nn.Module, inputs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._passes += 1
+
     def _label(self, opening: ExitStack) -> NamedBuckets | None:
         """Write labels until `opening` closes."""
         module, ddp = self._subject.module, self._subject.ddp
         if module is not None and not isinstance(module, FSDPModule):  # FSDP2 writes its own ranges
-            for handle in label_gradients(module):
+            borders = UnitBorders(self._subject.units if ddp is not None else (), lambda: max(self._passes - 1, 0))
+            counting = module.register_forward_pre_hook(self._count_pass, prepend=True)
+            for handle in (counting, *label_gradients(module, came=borders.gradient_came), *borders.register().handles):
                 opening.callback(handle.remove)
         if ddp is None:
             return None

@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -121,8 +121,11 @@ def _one_cycle() -> Iterator[None]:
         yield
 
 
-def label_gradients(model: nn.Module, unit_of: Mapping[str, str] | None = None) -> list[RemovableHandle]:
-    """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient.
+def label_gradients(
+    model: nn.Module, unit_of: Mapping[str, str] | None = None, came: Callable[[str], None] = lambda name: None
+) -> list[RemovableHandle]:
+    """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient, then
+    call `came` with its name.
 
     With `unit_of`, each parameter's unit, the thread's counts go with it (see `recording.processor`). To stop, remove
     the handles.
@@ -135,14 +138,16 @@ def label_gradients(model: nn.Module, unit_of: Mapping[str, str] | None = None) 
     names = {parameter: name for name, parameter in model.named_parameters()}
     units = {} if unit_of is None else {parameter: unit_of.get(name, "") for parameter, name in names.items()}
     return [
-        after_accumulation(parameter, partial(_ready, mark, units.get(parameter))) for parameter, mark in marks.items()
+        after_accumulation(parameter, partial(_ready, mark, units.get(parameter), partial(came, names[parameter])))
+        for parameter, mark in marks.items()
     ]
 
 
-def _ready(mark: Span, unit: str | None, _: torch.Tensor) -> None:
+def _ready(mark: Span, unit: str | None, came: Callable[[], None], _: torch.Tensor) -> None:
     if unit is not None:
         processor.mark(unit, "backward")
     labels.instant(mark)
+    came()
 
 
 @contextmanager

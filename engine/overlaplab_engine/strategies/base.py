@@ -88,6 +88,8 @@ class Strategy(ABC):
         "communicators": "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
     }
     """Options, by `Config`'s names, that must keep their default, each with the error for whoever sets it."""
+    labels_units: ClassVar[bool] = False
+    """Whether it labels itself where it uses the units that it gathers."""
     keeps_last: bool | None = None
     """Whether the last layer stays gathered from its forward into its backward; None if units are not gathered."""
 

@@ -89,6 +89,7 @@ class Zero3(Sharded):
         gathers="units",
         sharded=("parameters", "gradients", "optimizer"),
     )
+    labels_units = True
     keeps_last = True
     refuses: ClassVar[Mapping[str, str]] = {"keep_last": Sharded.refuses["keep_last"]}
 

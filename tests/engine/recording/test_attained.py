@@ -1,9 +1,6 @@
 """When a step, and a run, attained its emulated link; recordings that repeat, and links that machines can keep."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from overlaplab_engine.network.calibration import LATENCIES_US, floor_ns, keeps,
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, is_attained, link_step
+from warm_ranks import run_launcher
 
 import overlaplab
 from overlaplab.findings import run_warnings
@@ -99,7 +97,7 @@ def test_the_next_latency_is_above_the_floor() -> None:
 
 LATE = """
 import sys, overlaplab_engine.train as train
-from overlaplab_engine.network.carrier import Alarm
+from overlaplab_engine.alarm import Alarm
 late = eval("lambda attempt: " + sys.argv.pop(1))
 run, sleep = train._run, Alarm.sleep_until
 now = {"attempt": 0}
@@ -121,9 +119,10 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": 
 
 def record(out: Path, late: str, *options: str) -> tuple[dict[str, Any], list[str]]:
     """run.json, and what is said on stderr, but for the profiler's lines."""
-    command = [sys.executable, "-c", LATE, late, "--out", str(out), *SMALL, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ | ALONE)
-    assert done.returncode == 0, done.stderr
+    script = out.with_name("late.py")
+    script.write_text(LATE)
+    done = run_launcher(str(script), late, "--out", str(out), *SMALL, *options, **ALONE)
+    assert done.code == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("overlaplab record: ")]
     return json.loads((out / "run.json").read_text()), said
 

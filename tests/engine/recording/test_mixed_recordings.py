@@ -1,12 +1,11 @@
 """Recordings in mixed precision: what run.json says, and that bytes follow each collective's own type."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from overlaplab_engine.cli import main
+from warm_ranks import run_launcher
 
 import overlaplab
 from overlaplab.analyses import memory, volume, volume_theory
@@ -28,8 +27,9 @@ def test_bytes_follow_each_collectives_type(
     strategy: str, reduce: str | None, formula: str, kept: int, tmp_path: Path
 ) -> None:
     options = ["--param-dtype", "bfloat16", *(["--reduce-dtype", reduce] if reduce else [])]
-    command = [sys.executable, "-m", "overlaplab_engine", "--strategy", strategy, *TINY, *options]
-    subprocess.run([*command, "--out", str(tmp_path)], check=True, timeout=100, capture_output=True)
+    command = ["-m", "overlaplab_engine", "--strategy", strategy, *TINY, *options]
+    ended = run_launcher(*command, "--out", str(tmp_path))
+    assert ended.code == 0, ended.stderr
     document = json.loads((tmp_path / "run.json").read_text())
     assert (document["param_dtype"], document["reduce_dtype"]) == ("bfloat16", reduce)
     assert {p["dtype"] for p in document["parameters"]} == {"float32"}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from overlaplab_engine.strategy_names import StrategyName
+from warm_ranks import run_launcher
 
 import overlaplab
 
@@ -38,10 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("phantoms")
     script = Path(__file__).parents[2] / "support" / "phantom_runs.py"
     options = [*SMALL, "--layers", str(LAYERS), "--steps", str(STEPS)]
-    done = subprocess.run(
-        [sys.executable, str(script), str(out), *options, "--", *StrategyName], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    ended = run_launcher(str(script), str(out), *options, "--", *StrategyName, RECORDS="1")
+    assert ended.code == 0, ended.stderr
     return out
 
 
@@ -87,8 +86,8 @@ def test_units_by_size_are_recorded(tmp_path: Path) -> None:
     """Of a layer's 3,280 parameters the four maps have 816, 272, 1,088 and 1,040, and its norms 64."""
     out = tmp_path / "run"
     options = ["--strategy", "zero3", "--layers", "2", "--steps", "1", "--units", "by_size:500", *SMALL]
-    command = [sys.executable, "-m", "overlaplab_engine", "--out", str(out), *options]
-    assert subprocess.run(command, capture_output=True, text=True).returncode == 0
+    ended = run_launcher("-m", "overlaplab_engine", "--out", str(out), *options)
+    assert ended.code == 0, ended.stderr
     m = manifest(out)
     assert m["unit_policy"] == "by_size:500"
     layers = [f"layers.{i}.{part}" for i in (0, 1) for part in ("attention.qkv", "up", "down")]

@@ -71,6 +71,13 @@ def test_run_json_says_what_is_known(tmp_path: Path, model: nn.Module) -> None:
         "bytes": 32,
         "unit": "0",
     }
+    (step,) = manifest.pop("machine")
+    assert (step["rank"], step["step"], step["foreign_ns"]) == (0, 1, None)
+    assert step["took_ns"] > 0
+    ((before, after),) = manifest["calibration"].pop("probe_ns")
+    assert before > 0
+    assert after > 0
+    assert manifest.pop("calibration") == {"units": [], "collectives": []}
     assert manifest == {
         "format_version": 1,
         "strategy": None,

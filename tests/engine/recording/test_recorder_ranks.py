@@ -93,6 +93,15 @@ def expect_named(comm: Communicator, out: Path, steps: int) -> None:
             assert values["parameters"] == buckets[values["bucket"]], values
             assert len({arrived[name] for name in values["parameters"]}) == 1, arrived
     assert sorted(arrived) == NAMES, arrived
+    uses = [
+        (values["unit"], values["phase"], word) for word, values in found if word in (Word.FIRST_USE, Word.LAST_USE)
+    ]
+    order = [str(i) for i in range(len(SIZES) - 1)]
+    once = [(unit, "forward", edge) for unit in order for edge in (Word.FIRST_USE, Word.LAST_USE)]
+    once += [(unit, "backward", edge) for unit in order[::-1] for edge in (Word.FIRST_USE, Word.LAST_USE)]
+    assert uses == once * (len(uses) // len(once)), uses
+    assert len(uses) >= steps * len(once), uses
+    assert len(manifest["machine"]) == steps, manifest["machine"]
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -226,7 +235,9 @@ def a_built_in_hook_leaves_buckets_unnamed(comm: Communicator) -> None:
         recorder.step()
     comm.barrier()
     assert json.loads((out / "run.json").read_text())["buckets"] == []
-    assert Counter(word for word, _ in labels_of(out, comm.rank)) == {Word.GRADIENT_READY: len(NAMES)}
+    uses = 2 * (len(SIZES) - 1)  # each layer's forward and backward pass
+    expected = {Word.GRADIENT_READY: len(NAMES), Word.FIRST_USE: uses, Word.LAST_USE: uses}
+    assert Counter(word for word, _ in labels_of(out, comm.rank)) == expected
 
 
 @scenario()

@@ -6,8 +6,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from overlaplab_engine.labels import Word, parse
-from warm_ranks import run_warm
+from warm_ranks import WarmProcess, run_warm
 
 import overlaplab
 from overlaplab.analyses import delays
@@ -52,10 +50,12 @@ class Recording:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest: dict[str, Any] = json.loads((path / "run.json").read_text())
-        self.traces = {
-            int(p.name[4 : p.name.index(".")]): json.loads(gzip.decompress(p.read_bytes()))["traceEvents"]
+        documents = {
+            int(p.name[4 : p.name.index(".")]): json.loads(gzip.decompress(p.read_bytes()))
             for p in path.glob("rank*.pt.trace.json.gz")
         }
+        self.traces = {rank: document["traceEvents"] for rank, document in documents.items()}
+        self.zero_ns = next(iter(documents.values())).get("baseTimeNanoseconds", 0)
 
     def steps(self, rank: int) -> list[list[dict[str, Any]]]:
         """The labels of each recorded step, in order of time, parsed."""
@@ -172,6 +172,52 @@ def test_the_kernel_tells_how_long_computation_ran_and_waited(recording: Recordi
     assert (table["preempted_ns"] <= delays(run).groupby(["rank", "step"])["delayed_ns"].sum().to_numpy()).all()
 
 
+def test_units_are_labelled_in_every_strategy(recording: Recording) -> None:
+    """Forward, backward, and their updates; gradients arrive between a unit's borders."""
+    unit_of = {p["name"]: p["unit"] for p in recording.manifest["parameters"]}
+    units = ["embedding", "layers.0", "layers.1", "head"]
+    passes = range(recording.manifest["accumulate"])
+    wanted = [
+        (edge, unit, phase, str(m))
+        for m in passes
+        for phase, order in (("forward", units), ("backward", units[::-1]))
+        for unit in order
+        for edge in (Word.FIRST_USE, Word.LAST_USE)
+    ]
+    for rank in (0, 1):
+        for step in recording.steps(rank):
+            uses = [x for x in step if x["word"] in (Word.FIRST_USE, Word.LAST_USE)]
+            assert [(x["word"], x["unit"], x["phase"], x["microbatch"]) for x in uses] == wanted
+            inside = ""
+            for x in step:
+                if x["word"] is Word.FIRST_USE:
+                    inside = x["unit"]
+                elif x["word"] is Word.GRADIENT_READY:
+                    assert unit_of[x["parameter"]] == inside
+            optimizer = next(x for x in step if x["word"] is Word.OPTIMIZER)
+            updates = [x for x in step if x["word"] is Word.UPDATE]
+            assert {x["unit"] for x in updates} == {*units}
+            assert all(optimizer["ts"] <= x["ts"] <= x["end"] <= optimizer["end"] for x in updates)
+
+
+def test_before_the_first_step_units_links_and_the_machine_are_measured(recording: Recording) -> None:
+    told = recording.manifest["calibration"]
+    assert [unit["name"] for unit in told["units"]] == ["embedding", "layers.0", "layers.1", "head"]
+    assert all(unit[f"{phase}_ns"] > 0 for unit in told["units"] for phase in ("forward", "backward", "update"))
+    kinds = ("all_gather", "all_reduce", "reduce_scatter")
+    sizes = sorted({row["bytes"] for row in told["collectives"]})
+    assert len(sizes) == 5
+    assert sizes[-1] >= 0.99 * max(bucket["bytes"] for bucket in recording.manifest["buckets"])
+    assert sorted((row["kind"], row["bytes"]) for row in told["collectives"]) == sorted(
+        (kind, size) for kind in kinds for size in sizes
+    )
+    assert all(len(row["took_ns"]) == 5 and min(row["took_ns"]) > 0 for row in told["collectives"])
+    assert all(ns > 0 for of_rank in told["probe_ns"] for ns in of_rank)
+    rows = recording.manifest["machine"]
+    assert [(row["rank"], row["step"]) for row in rows] == [(0, 2), (0, 3), (1, 2), (1, 3)]
+    assert all(row["took_ns"] >= row["ran_ns"] - 20_000_000 for row in rows if row["ran_ns"] is not None)
+
+
 def test_waiting_is_labelled(recording: Recording) -> None:
     for labels in each_step(recording):
         if recording.manifest["strategy"] == "torch-ddp":  # it waits inside its own backward pass
@@ -194,7 +240,8 @@ def test_every_collective_of_the_link_is_labelled_and_listed(recording: Recordin
     rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
     for rank in (0, 1):
         labels = [x for step in recording.steps(rank) for x in step]
-        launches = {x["seq"]: x for x in labels if x["word"] is Word.LAUNCH}
+        launches = {x["seq"]: x | {"took": x["end"] - x["ts"]} for x in labels if x["word"] is Word.LAUNCH}
+        zero = recording.zero_ns
         comms = [x for x in labels if x["word"] is Word.COMM]
         mine = [row for row in rows if row["rank"] == rank]
         assert [int(x["seq"]) for x in comms] == [row["seq"] for row in mine] == [int(s) for s in launches]
@@ -212,6 +259,13 @@ def test_every_collective_of_the_link_is_labelled_and_listed(recording: Recordin
             assert row["modelled_ns"] <= row["occupied_ns"]
             assert row["overran"] == (row["occupied_ns"] > 1.05 * row["modelled_ns"])
             assert (x["end"] - launches[x["seq"]]["ts"]) * 1e3 >= row["modelled_ns"] - 1000
+            queued_ns = zero + launches[x["seq"]]["ts"] * 1e3
+            assert abs(row["queued_ns"] - queued_ns) <= 1e3 * launches[x["seq"]]["took"] + 200_000  # of one clock
+            assert row["queued_ns"] <= row["arrived_ns"]
+            assert 0 <= row["moved_ns"] <= row["occupied_ns"]
+            assert zero + x["end"] * 1e3 >= row["arrived_ns"] + row["modelled_ns"] - 200_000
+        other = [row for row in rows if row["rank"] != rank]
+        assert [row["arrived_ns"] for row in mine] == [row["arrived_ns"] for row in other]  # the last rank's
         for one, next_ in pairwise(comms):
             assert one["end"] <= next_["ts"]
         by_step = [[int(x["seq"]) for x in step if x["word"] is Word.LAUNCH] for step in recording.steps(rank)]
@@ -274,12 +328,12 @@ DDP_ORACLE = """
 import json, sys, overlaplab_engine.train
 told = sys.argv.pop(1)
 from overlaplab_engine.cli import main
-build = overlaplab_engine.train.build
+build = overlaplab_engine.train._build
 def noting(config, comm):
-    strategy, optimizer = build(config, comm)
-    noting.strategy = strategy
-    return strategy, optimizer
-overlaplab_engine.train.build = noting
+    built = build(config, comm)
+    noting.strategy = built[0]
+    return built
+overlaplab_engine.train._build = noting
 manifest = overlaplab_engine.train.manifest
 def asking(config, comm, strategy, *more, **named):
     names = [n for n, p in strategy.model.named_parameters() if p.requires_grad]
@@ -321,14 +375,13 @@ def test_two_machines_record_one_run(tmp_path: Path) -> None:
     """Two torchrun launchers that meet by torchrun's own rendezvous."""
     port = free_port()
     launchers = [
-        subprocess.Popen(
+        WarmProcess(
             [
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
+                *("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
                 *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "two"),
                 *("-m", "overlaplab_engine", "--strategy", "bucketed", "--out", str(tmp_path / "run"), *SMALL),
             ],
-            stderr=subprocess.PIPE,
-            text=True,
+            {},
         )
         for _ in range(2)
     ]

@@ -1,0 +1,40 @@
+"""Sleeps that end on time."""
+
+import contextlib
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+
+__all__ = ["Alarm", "wake_on_time"]
+
+MARGIN_NS = 20_000
+"""Sleeps are asked to end this much early, so that a late wake-up still meets the deadline."""
+MOST_LATE_NS = 200_000
+"""Longer delays come from a busy core and do not predict the next one, so the running mean counts no more than this."""
+
+
+class Alarm:
+    """Wakes a thread on time."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        """`now_ns` is the clock."""
+        self._now_ns = now_ns
+        self._late_ns = 0.0  # running mean of how late sleeps end
+
+    def sleep_until(self, end_ns: int) -> None:
+        """Sleep until shortly before `end_ns`, allowing for the usual wake-up delay, then spin for what is left."""
+        wake_ns = end_ns - int(self._late_ns) - MARGIN_NS
+        if (left_ns := wake_ns - self._now_ns()) > 0:
+            time.sleep(left_ns / 1e9)
+            late_ns = min(self._now_ns() - wake_ns, MOST_LATE_NS)
+            self._late_ns += (late_ns - self._late_ns) / 8
+        while self._now_ns() < end_ns:
+            pass  # about 20 µs; another sleep would take longer
+
+
+def wake_on_time() -> None:
+    """Make this thread's sleeps end within microseconds: by default Linux may add 50 µs."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK, 1 ns

@@ -1,0 +1,151 @@
+"""The sleeping device: a model's modules take their time without using a core.
+
+Parameters, hooks and gradients are real, and so is all communication; only the numbers mean nothing. So the ranks do
+not take cores from each other, and a step takes as long as the strategy and the link make it.
+
+[Note: who sleeps]
+A module with parameters of its own sleeps in its forward pass, and in its backward pass before its gradients arrive. A
+unit's time is shared out among its modules by their parameters. Modules without parameters of their own call their
+children in turn, so that the hooks of every unit run. What passes between modules is a single number.
+
+[Note: what a trace shows]
+Each sleep is an operator `sleep::MODULE`, which counts as computation, as any library's operators do. Gradients are
+made before the sleep, within its time, so that nothing lies inside the operator.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from overlaplab_engine.alarm import Alarm, wake_on_time
+from overlaplab_engine.labels import Span
+from overlaplab_engine.models.times import Sleep, UnitTime
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.models.units import Unit
+
+__all__ = ["Clock", "put_to_sleep", "unit_times"]
+
+GRADIENT = 1e-3
+"""Every element of every gradient."""
+
+
+class Clock:
+    """Takes time on one thread. A sleep that ended late shortens the next, as a device's queue would."""
+
+    def __init__(self) -> None:
+        """Make this thread's sleeps end on time."""
+        wake_on_time()
+        self._alarm = Alarm(time.perf_counter_ns)
+        self._late_ns = 0
+
+    def take(self, ns: int, span: Span, since_ns: int | None = None) -> None:
+        """Sleep, as the operator `span`, until `ns` after `since_ns`, or after now."""
+        now_ns = time.perf_counter_ns()
+        end_ns = (now_ns if since_ns is None else since_ns) + ns - min(self._late_ns, ns)
+        if end_ns > now_ns:
+            with span:
+                self._alarm.sleep_until(end_ns)
+        self._late_ns = max(time.perf_counter_ns() - end_ns, 0)
+
+
+class _Sleeper:
+    """What one module with parameters does instead of computing."""
+
+    def __init__(self, name: str, forward_ns: int, backward_ns: int, clock: Clock) -> None:
+        self.span = Span(f"sleep::{name}")
+        self.forward_ns, self.backward_ns, self.clock = forward_ns, backward_ns, clock
+        self.before_backward: Callable[[], None] | None = None
+
+    def __call__(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _Nap.apply(self, x, *module.parameters(recurse=False))  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Nap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sleeper: _Sleeper, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.sleeper = sleeper
+        ctx.likes = [(p.shape, p.dtype, p.requires_grad) for p in parameters]
+        ctx.save_for_backward(x)  # activation checkpointing runs the forward pass again when this is asked for
+        sleeper.clock.take(sleeper.forward_ns, sleeper.span)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> Any:
+        sleeper: _Sleeper = ctx.sleeper
+        if sleeper.before_backward is not None:
+            sleeper.before_backward()
+        assert ctx.saved_tensors
+        since_ns = time.perf_counter_ns()
+        gradients = [torch.full(shape, GRADIENT, dtype=dtype) if needed else None for shape, dtype, needed in ctx.likes]
+        sleeper.clock.take(sleeper.backward_ns, sleeper.span, since_ns)
+        return None, outputs[0] if ctx.needs_input_grad[1] else None, *gradients
+
+
+def unit_times(sleep: Sleep, units: Sequence[Unit], tokens: int) -> dict[str, UnitTime]:
+    """What each unit takes, by name; `tokens` are those of one pass. EngineError if `sleep` does not know one."""
+    return {
+        unit.name: sleep.of_unit(unit.name, sum(p.numel() for p in unit.parameters.values()), tokens) for unit in units
+    }
+
+
+def put_to_sleep(
+    model: Transformer,
+    units: Sequence[Unit],
+    times: Mapping[str, UnitTime],
+    clock: Clock,
+    *,
+    slower: float = 1.0,
+    pause_ms: float = 0,
+) -> None:
+    """Let the model's modules take `times`, by unit, multiplied by `slower`; see [Note: who sleeps].
+
+    Before the backward pass of the middle unit the host pauses for `pause_ms`, outside any operator.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    middle = units[len(units) // 2]
+    for unit in units:
+        sleepers = [m for m in _within(unit) if any(True for _ in m.parameters(recurse=False))]
+        sizes = [sum(p.numel() for p in m.parameters(recurse=False)) for m in sleepers]
+        took = times[unit.name]
+        for module, size in zip(sleepers, sizes, strict=True):
+            share = slower * size / sum(sizes)
+            sleeper = _Sleeper(names[module], round(share * took.forward_ns), round(share * took.backward_ns), clock)
+            module.forward = partial(sleeper, module)
+            if pause_ms and unit is middle and module is sleepers[-1]:
+                sleeper.before_backward = partial(time.sleep, pause_ms / 1e3)
+    for module in model.modules():
+        if module is not model and not any(True for _ in module.parameters(recurse=False)):
+            module.forward = partial(_in_turn, module)
+    model.forward = partial(_forward, model)  # type: ignore[method-assign]
+
+
+def _within(unit: Unit) -> Iterator[nn.Module]:
+    """The modules that hold the unit's parameters."""
+    own = {id(p) for p in unit.parameters.values()}
+    seen = set()
+    for root in unit.modules:
+        for module in root.modules():
+            if id(module) not in seen and any(id(p) in own for p in module.parameters(recurse=False)):
+                seen.add(id(module))
+                yield module
+
+
+def _in_turn(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    for child in module.children():
+        x = child(x)
+    return x
+
+
+def _forward(model: Transformer, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """In place of `Transformer.forward`."""
+    x = model.embedding(torch.ones(1))
+    for layer in model.layers:
+        x = checkpoint(layer, x, use_reentrant=False) if model.checkpointing else layer(x)
+    y: torch.Tensor = model.head(x)
+    return y.sum()

@@ -1,0 +1,135 @@
+"""What is measured before the first step, with nothing in the way: units, collectives, and the machine itself.
+
+So a prediction need not take apart what the steps have mixed: units compute without communication, collectives run
+without computation, and a fixed computation, the probe, tells how fast the machine was before and after.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from overlaplab_engine.models.batches import Batches
+from overlaplab_engine.models.times import UnitTime
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Kind, Link
+from overlaplab_engine.recording.borders import BACKWARD, FORWARD, UnitBorders
+from overlaplab_engine.strategies import Strategy
+
+__all__ = ["Idle", "calibration", "idle_collectives", "probe_ns", "unit_passes"]
+
+SIZES = 5
+ROUNDS = 5
+LEAST_BYTES = 4096
+MOST_BYTES = 16 << 20
+UNLIMITED = Link(bandwidth_gbps=1e6, latency_us=0)
+"""An emulated link that carries everything at once: what remains is the real one."""
+PROBE = 256
+"""A side of the matrices that the probe multiplies."""
+PROBES = 10
+"""How often; about 5 ms on one core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Collectives of one kind and size on this rank, one after the other, while nothing computes."""
+
+    kind: Kind
+    bytes: int
+    """Of the full tensor."""
+    took_ns: list[int]
+    """One for each, from its launch to its end."""
+
+
+def probe_ns() -> int:
+    """How long a fixed computation takes on this thread: the median of three."""
+    a = torch.ones(PROBE, PROBE)
+    took = []
+    for _ in range(3):
+        since = time.perf_counter_ns()
+        for _ in range(PROBES):
+            torch.mm(a, a)
+        took.append(time.perf_counter_ns() - since)
+    return int(statistics.median(took))
+
+
+def unit_passes(strategy: Strategy, borders: UnitBorders, batches: Batches) -> dict[tuple[str, str], int]:
+    """How long each (unit, phase) of one microbatch takes in ns, whose gradients are not sent but forgotten.
+
+    One microbatch goes before it, as the first takes longer.
+    """
+    tokens, targets = batches.of_rank(0, 0, strategy.comm.rank)
+    for _ in range(2):
+        with strategy.no_sync(), borders.measuring() as times:
+            strategy.backward(strategy(tokens, targets))
+        strategy.zero_grad()
+    return times
+
+
+def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
+    """Measure the kinds that strategies use, in sizes up to `largest` bytes; all ranks call it. Empty for one rank.
+
+    An emulated link models nothing meanwhile, so that these are what really moves the data.
+    """
+    if comm.world_size == 1 or comm.phantom_ranks:
+        return []
+    link, found = comm.link, []
+    if link is not None:
+        comm.set_link(UNLIMITED)
+    ratio = max(min(largest, MOST_BYTES) / LEAST_BYTES, 1) ** (1 / (SIZES - 1))
+    for step in range(SIZES):
+        elements = round(LEAST_BYTES * ratio**step / 4 / comm.world_size)
+        full, shard = torch.zeros(elements * comm.world_size), torch.zeros(elements)
+        for kind, call, tensors in (
+            (Kind.ALL_REDUCE, comm.all_reduce_sum, (full,)),
+            (Kind.ALL_GATHER, comm.all_gather, (full, shard)),
+            (Kind.REDUCE_SCATTER, comm.reduce_scatter_mean, (shard, full)),
+        ):
+            took = []
+            for _ in range(ROUNDS):
+                since = time.perf_counter_ns()
+                call(*tensors).wait()
+                took.append(time.perf_counter_ns() - since)
+            found.append(Idle(kind=kind, bytes=full.nbytes, took_ns=took))
+    comm.barrier()
+    if link is not None:
+        comm.set_link(link)
+    return found
+
+
+def calibration(
+    passes: Sequence[Mapping[tuple[str, str], int]],
+    idle: Sequence[Sequence[Idle]],
+    probes: Sequence[Sequence[int]],
+    updates: Mapping[str, int],
+) -> dict[str, Any]:
+    """run.json's `calibration`; each argument is by rank, but for `updates`, how long a whole unit's update takes.
+
+    A unit's time is the median over the ranks, a collective's that of the rank that waited least for the others.
+    """
+
+    def median(unit: str, phase: str) -> int:
+        return int(statistics.median(times.get((unit, phase), 0) for times in passes))
+
+    units = list(dict.fromkeys(unit for unit, _ in passes[0]))
+    times = {
+        unit: UnitTime(
+            forward_ns=median(unit, FORWARD), backward_ns=median(unit, BACKWARD), update_ns=updates.get(unit, 0)
+        )
+        for unit in units
+    }
+    return {
+        "units": [{"name": unit, **asdict(time)} for unit, time in times.items()],
+        "collectives": [
+            {
+                "kind": same[0].kind,
+                "bytes": same[0].bytes,
+                "took_ns": [min(took) for took in zip(*(one.took_ns for one in same), strict=True)],
+            }
+            for same in zip(*idle, strict=True)
+        ],
+        "probe_ns": [list(of_rank) for of_rank in probes],
+    }

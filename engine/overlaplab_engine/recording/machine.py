@@ -1,0 +1,137 @@
+"""Whether the machine was busy in a step (docs/design.md, "Machine busy"): own threads are told from other processes.
+
+The kernel counts how long all cores were busy (`/proc/stat`, in ticks of 10 ms), how long this process used them, and
+how long the thread that computes waited for one (`recording.processor`). What the ranks of a machine did not use
+themselves, others did.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from overlaplab_engine.recording import processor
+
+__all__ = ["MachineStep", "Reading", "between", "marked"]
+
+MUCH_DELAY = 0.20
+"""Of a step: a rank whose computation waits longer for a core is on a busy machine, whoever has the cores."""
+SOME_DELAY = 0.05
+"""Of a step: so much is usual where the link's threads share the cores."""
+MUCH_FOREIGN = 0.25
+"""Of the cores' time in a step: if other processes used more, `SOME_DELAY` is enough."""
+SHORT_NS = 250_000_000
+"""In shorter steps ticks of 10 ms tell little: for these, others' use is that of all recorded steps together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the kernel has counted at a moment, in ns; None where it does not tell."""
+
+    at_ns: int
+    used_ns: int
+    """By this process, all threads."""
+    busy_ns: int | None
+    """Of the cores that this process may use, whoever used them."""
+    ran_ns: int | None
+    """By this thread."""
+    delayed_ns: int | None
+    """This thread's waiting for a core."""
+
+    @classmethod
+    def now(cls) -> "Reading":
+        """Read."""
+        told = processor.counts()
+        return cls(
+            at_ns=time.perf_counter_ns(),
+            used_ns=time.process_time_ns(),
+            busy_ns=_busy_ns(),
+            ran_ns=told and told[0],
+            delayed_ns=told and told[1],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineStep:
+    """One rank's machine in one recorded step; times in ns, None where the kernel does not tell."""
+
+    rank: int
+    step: int
+    """The profiler's number of the step."""
+    took_ns: int
+    """The step itself."""
+    cores: int
+    """That this rank may use."""
+    ran_ns: int | None
+    """By the thread that computes, on a core."""
+    delayed_ns: int | None
+    """By the thread that computes, waiting for a core."""
+    used_ns: int
+    """By all threads of this rank."""
+    busy_ns: int | None
+    """Of the cores, whoever used them."""
+    foreign_ns: int | None = None
+    """Of `busy_ns`, what none of the machine's ranks used."""
+    busy: bool = False
+    """Whether the machine was busy with something else."""
+
+
+def between(rank: int, step: int, since: Reading, until: Reading) -> MachineStep:
+    """The step between two readings, not marked yet."""
+    return MachineStep(
+        rank=rank,
+        step=step,
+        took_ns=until.at_ns - since.at_ns,
+        cores=len(_cores()),
+        ran_ns=_less(until.ran_ns, since.ran_ns),
+        delayed_ns=_less(until.delayed_ns, since.delayed_ns),
+        used_ns=until.used_ns - since.used_ns,
+        busy_ns=_less(until.busy_ns, since.busy_ns),
+    )
+
+
+def marked(rows: Sequence[MachineStep], hosts: Mapping[int, str] | None = None) -> list[MachineStep]:
+    """The rows of all ranks, with what others used and whether the machine was busy; `hosts` names ranks' machines."""
+    used: dict[tuple[str, int], int] = {}
+    for row in rows:
+        key = (_host(row, hosts), row.step)
+        used[key] = used.get(key, 0) + row.used_ns
+    told = [
+        row if row.busy_ns is None else replace(row, foreign_ns=max(row.busy_ns - used[_host(row, hosts), row.step], 0))
+        for row in rows
+    ]
+    return [replace(row, busy=_is_busy(row, [other for other in told if other.rank == row.rank])) for row in told]
+
+
+def _is_busy(row: MachineStep, of_rank: Sequence[MachineStep]) -> bool:
+    if row.delayed_ns is None:
+        return False
+    over = [row] if row.took_ns >= SHORT_NS else of_rank
+    foreign_ns = sum(one.foreign_ns or 0 for one in over)
+    foreign = foreign_ns > MUCH_FOREIGN * sum(one.cores * one.took_ns for one in over)
+    return row.delayed_ns > (SOME_DELAY if foreign else MUCH_DELAY) * row.took_ns
+
+
+def _host(row: MachineStep, hosts: Mapping[int, str] | None) -> str:
+    return "" if hosts is None else hosts[row.rank]
+
+
+def _less(until: int | None, since: int | None) -> int | None:
+    return None if until is None or since is None else until - since
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _busy_ns() -> int | None:
+    """How long this process' cores have been busy, guests' time and time stolen by a hypervisor included."""
+    names = {f"cpu{core}".encode() for core in _cores()}
+    try:
+        with open("/proc/stat", "rb") as lines:
+            words = [line.split() for line in lines if line.startswith(b"cpu")]
+    except OSError:
+        return None
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's (man 5 proc_stat)
+    ticks = sum(int(n) for cpu, *times in words if cpu in names for n in (*times[:3], *times[5:8]))
+    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
