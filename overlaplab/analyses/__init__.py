@@ -1,23 +1,23 @@
 """Analyses: pure functions from a run to tables."""
 
+from overlaplab.analyses.across_runs.compare import compare
+from overlaplab.analyses.across_runs.regression import Condition, figures, parse_condition
+from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_cap, work_differs
+from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
-from overlaplab.analyses.compare import compare
 from overlaplab.analyses.delays import delays
-from overlaplab.analyses.exposed import CAUSES, Cause, exposed
-from overlaplab.analyses.gathered import gathered_bytes, schedule_steps
+from overlaplab.analyses.exposed import CAUSES, Cause, exposed, exposed_moments
+from overlaplab.analyses.gathered import gathered_bytes, held_limit, schedule_steps
 from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.ranks import load_ranks
-from overlaplab.analyses.regression import Condition, parse_condition
 from overlaplab.analyses.scatters import scatters
 from overlaplab.analyses.schedule import schedule
-from overlaplab.analyses.settings import is_sweep
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals
-from overlaplab.analyses.sweep import sweep, sweep_links
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import rows_of, worst_step
 from overlaplab.costs import Theory
@@ -31,11 +31,15 @@ __all__ = [
     "buckets",
     "collectives",
     "communication_by",
+    "comparable",
     "compare",
     "delays",
     "each_collective",
     "exposed",
+    "exposed_moments",
+    "figures",
     "gathered_bytes",
+    "held_limit",
     "idle",
     "is_sweep",
     "last_gap_ns",
@@ -46,6 +50,7 @@ __all__ = [
     "parse_condition",
     "peaks",
     "rows_of",
+    "same_but_cap",
     "scatters",
     "schedule",
     "schedule_steps",
@@ -57,5 +62,6 @@ __all__ = [
     "totals",
     "volume",
     "volume_theory",
+    "work_differs",
     "worst_step",
 ]

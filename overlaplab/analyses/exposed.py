@@ -10,23 +10,24 @@ Sources: wait and transfer as in docs/design.md; the causes are this project's o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, Window, activity, empty_table
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.collective_facts import collective_facts
-from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, Does, Facts, Moments, last_moving, owned
+from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, last_moving, owned
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import clip, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["CAUSES", "COLUMNS", "Cause", "exposed"]
+__all__ = ["CAUSES", "COLUMNS", "Cause", "exposed", "exposed_moments"]
 
 
 class Cause(StrEnum):
@@ -40,12 +41,14 @@ class Cause(StrEnum):
     LINK = "link-bound"
     GAP = "compute gap"
     UNKNOWN = "unknown"
+    UNHIDEABLE = "cannot be hidden"
+    """No row of `exposed` has it: `findings.diagnose` takes it from others, by the bound."""
 
 
-_ORDER = tuple(Cause)
+_ORDER = tuple(cause for cause in Cause if cause is not Cause.UNHIDEABLE)
 _LABELS = {"index": "collective", "kind": "kind", "what": "what", "late_rank": "late_rank"}
 """Facts that become columns."""
-CAUSES = tuple(cause.value for cause in Cause)
+CAUSES = tuple(cause.value for cause in _ORDER)
 COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
     "cause": "object",
@@ -69,6 +72,79 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
     not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
+    found = _found(run, selection)
+    if not found.parts:
+        return empty_table(COLUMNS)
+    grouped = found.moments().groupby(["place", "cause", "row"], sort=True)
+    table = grouped.agg({"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}).reset_index()
+    order = np.lexsort((table["start_ns"], -table["exposed_ns"], table["place"]))
+    return found.named(table.iloc[order].reset_index(drop=True))
+
+
+def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """The moments that `exposed` adds up, in order of rank, step and time: its columns, and each moment has a row.
+
+    Moments of one cause and collective that follow each other without a gap are one.
+    """
+    found = _found(run, selection)
+    if not found.parts:
+        return empty_table(COLUMNS)
+    table = found.moments().sort_values(["place", "start_ns"], kind="stable")
+    keys = table[["place", "cause", "row"]].to_numpy()
+    starts, ends = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    goes_on = (keys[1:] == keys[:-1]).all(axis=1) & (starts[1:] == ends[:-1])
+    number = np.cumsum(np.append(True, ~goes_on))
+    first = dict.fromkeys(("place", "cause", "row", "start_ns"), "first")
+    joined = table.groupby(number).agg(first | {"exposed_ns": "sum", "end_ns": "last"})
+    return found.named(joined.reset_index(drop=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Exposed moments by cause, and what their collectives and steps are called."""
+
+    steps: Sequence[tuple[int | None, int | None, int]]
+    """Rank, number and the run's zero by the rank's clock."""
+    labels: Mapping[str, Sequence[Any]]
+    """`_LABELS` by row of the moments."""
+    parts: Sequence[tuple[int, Cause, Moments]]
+    """The step's place in `steps`, the cause, and its moments."""
+
+    def moments(self) -> pd.DataFrame:
+        """One row per moment: `place` in `steps`, `cause` (its place in `_ORDER`), `row`, `exposed_ns`, times."""
+        lengths = [len(part.row) for _, _, part in self.parts]
+        row, start, end = (
+            np.concatenate([getattr(part, name) for _, _, part in self.parts]) for name in ("row", "start", "end")
+        )
+        places = np.array([number for number, _, _ in self.parts], dtype=np.int64)
+        causes = np.array([_ORDER.index(cause) for _, cause, _ in self.parts], dtype=np.int64)
+        return pd.DataFrame(
+            {
+                "place": np.repeat(places, lengths),
+                "cause": np.repeat(causes, lengths),
+                "row": row,
+                "exposed_ns": end - start,
+                "start_ns": start,
+                "end_ns": end,
+            }
+        )
+
+    def named(self, found: pd.DataFrame) -> pd.DataFrame:
+        """Rows as of `moments`, with the columns of `exposed`."""
+        row, waits = found["row"].to_numpy(), (found["cause"] == _ORDER.index(Cause.STRAGGLER)).to_numpy()
+        for name, column in _LABELS.items():
+            found[column] = np.array([*self.labels[name], None], dtype=object)[row]
+        found["late_rank"] = found["late_rank"].where(waits, None)
+        found["kind"] = found["kind"].where(found["kind"] != "", None)
+        found["cause"] = np.array(CAUSES, dtype=object)[found["cause"]]
+        ranks, numbers, zeros = zip(*self.steps, strict=True)
+        place = found["place"].to_numpy()
+        found["rank"], found["step"] = (pd.array(values, dtype="Int64")[place] for values in (ranks, numbers))
+        found[["start_ns", "end_ns"]] -= np.array(zeros, dtype=np.int64)[place, None]
+        return found[list(COLUMNS)].astype(COLUMNS)
+
+
+def _found(run: Run, selection: Selection) -> _Found:
     parts: list[tuple[int, Cause, Moments]] = []
     steps: list[tuple[int | None, int | None, int]] = []
     labels: dict[str, list[Any]] = {name: [] for name in _LABELS}
@@ -85,7 +161,7 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         steps += [(trace.rank, window.step, zero_of(run, trace)) for window in windows]
         for name, values in labels.items():
             values += facts[name].tolist()
-    return _table(steps, labels, parts) if parts else empty_table(COLUMNS)
+    return _Found(steps, labels, parts)
 
 
 def _of_trace(trace: Trace, facts: Facts, windows: Sequence[Window]) -> Iterator[tuple[int, Cause, Moments]]:
@@ -109,12 +185,26 @@ def _decided(facts: Facts, moments: Moments, excess_ns: int) -> Iterator[tuple[C
     unattributed = remaining.row < 0
     yield Cause.UNKNOWN, remaining.where(unattributed)
     remaining = remaining.where(~unattributed)
-    goes_on = facts["end_ns"][remaining.row] - GRAIN_NS > remaining.resumes
-    yield Cause.GAP, remaining.where(goes_on)
-    remaining = remaining.where(~goes_on)
+    elsewhere = _held_up(facts, remaining)
+    yield Cause.GAP, remaining.where(elsewhere)
+    remaining = remaining.where(~elsewhere)
     blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
     yield Cause.BLOCKING, remaining.where(blocks)
     yield from _delayed(facts, remaining.where(~blocks))
+
+
+def _held_up(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
+    """Rule 3: the rank was not waiting for communication, by when it computes again."""
+    goes_on = facts["end_ns"][moments.row] - GRAIN_NS > moments.resumes
+    ends = np.append(NEVER_NS, np.sort(facts["end_ns"]))  # first for what resumes before any end
+    ended = ends[np.searchsorted(ends[1:], np.minimum(moments.resumes, NEVER_NS - GRAIN_NS) + GRAIN_NS, side="right")]
+    slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)
+    return np.asarray(goes_on | (_needless(facts, moments) & slept))
+
+
+def _needless(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
+    """Which move gradients while the backward pass, which does not need them, is still running."""
+    return np.asarray((facts["gradients"] & ~facts["edge"])[moments.row])
 
 
 def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
@@ -142,48 +232,8 @@ def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
 def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
     """The moments without those of rule 5, and those of rule 5, attributed to the collective that queues."""
     starts, ends = facts["start_ns"], facts["end_ns"]
-    needless = (facts["gradients"] & ~facts["edge"])[moments.row]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
     until, asked = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
-    waits = needless & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
+    waits = _needless(facts, moments) & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
     before, after = moments.split(np.where(waits, asked, moments.end))
     return before, replace(after, row=np.searchsorted(starts, ends[after.row], side="left"))
-
-
-def _table(
-    steps: Sequence[tuple[int | None, int | None, int]],
-    labels: Mapping[str, Sequence[Any]],
-    parts: Sequence[tuple[int, Cause, Moments]],
-) -> pd.DataFrame:
-    """One row per step, cause and collective, in order of step, the most expensive first.
-
-    `steps` are rank, number and the run's zero by the rank's clock; `labels` are `_LABELS` by row of `parts`, which say
-    their step.
-    """
-    lengths = [len(part.row) for _, _, part in parts]
-    moments = {name: np.concatenate([getattr(part, name) for _, _, part in parts]) for name in ("row", "start", "end")}
-    table = pd.DataFrame(
-        {
-            "place": np.repeat(np.array([number for number, _, _ in parts], dtype=np.int64), lengths),
-            "cause": np.repeat(np.array([_ORDER.index(cause) for _, cause, _ in parts], dtype=np.int64), lengths),
-            "row": moments["row"],
-            "exposed_ns": moments["end"] - moments["start"],
-            "start_ns": moments["start"],
-            "end_ns": moments["end"],
-        }
-    )
-    grouped = table.groupby(["place", "cause", "row"], sort=True)
-    found = grouped.agg({"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}).reset_index()
-    order = np.lexsort((found["start_ns"], -found["exposed_ns"], found["place"]))
-    found = found.iloc[order].reset_index(drop=True)
-    row, waits = found["row"].to_numpy(), (found["cause"] == _ORDER.index(Cause.STRAGGLER)).to_numpy()
-    for name, column in _LABELS.items():
-        found[column] = np.array([*labels[name], None], dtype=object)[row]
-    found["late_rank"] = found["late_rank"].where(waits, None)
-    found["kind"] = found["kind"].where(found["kind"] != "", None)
-    found["cause"] = np.array(CAUSES, dtype=object)[found["cause"]]
-    ranks, numbers, zeros = zip(*steps, strict=True)
-    place = found["place"].to_numpy()
-    found["rank"], found["step"] = (pd.array(values, dtype="Int64")[place] for values in (ranks, numbers))
-    found[["start_ns", "end_ns"]] -= np.array(zeros, dtype=np.int64)[place, None]
-    return found[list(COLUMNS)].astype(COLUMNS)

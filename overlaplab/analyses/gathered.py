@@ -58,6 +58,18 @@ def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(curves, ignore_index=True)[list(_CURVE_COLUMNS)].astype("Int64")
 
 
+def held_limit(table: pd.DataFrame, prefetch: int) -> tuple[int, int] | None:
+    """How many units may be held at once with so many gathered ahead, and the bytes of the largest so many.
+
+    Takes rows of `schedule` of one rank and step; None where a unit's bytes are unknown.
+    """
+    sizes = table.groupby("unit")["bytes"].max()
+    if sizes.isna().any():
+        return None
+    largest = sizes.astype("int64").nlargest(prefetch + 1)
+    return len(largest), int(largest.sum())
+
+
 def _steps(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     for (rank, step), of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
         yield {"rank": rank, "step": step}, of_step

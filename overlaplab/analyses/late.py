@@ -1,15 +1,23 @@
-"""Late buckets: what each one waited for, and what that cost."""
+"""Late buckets: what each one waited for, and what that cost.
+
+[Note: without its last gradient]
+The buckets are sent again as they were, but one bucket is ready with its last gradient but one. A bucket is launched
+once all buckets up to it are ready, as long after as it was; it starts when it is launched and the previous one has
+left the link, and takes as long as it did. What ends earlier after the end of the backward pass is saved, since
+computation waits for all of them then.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 import pandas as pd
 
 _COLUMNS = (
     *("index", "parameter", "arrival", "shape", "gap_ns"),
-    *("held_ns", "held", "link_ns", "exposed_ns", "cost_ns"),
+    *("held_ns", "held", "link_ns", "exposed_ns", "cost_ns", "earlier_ns", "saved_ns"),
 )
 _COST_NS = 1_000  # shorter waits are within the clock's resolution
 
@@ -21,13 +29,16 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     gradient came last; None where it has no name), `arrival`, `shape` (of that gradient, as in `buckets`), `gap_ns`
     (how long after the bucket's previous gradient; null if it is the only one), `held_ns` (the longest that a later,
     ready bucket waited for this one), `held` (their indices), `link_ns` (how long after its launch the link was busy
-    with the previous bucket), `exposed_ns`, `cost_ns` = exposed + held.
+    with the previous bucket), `exposed_ns`, `cost_ns` = exposed + held; `earlier_ns` (how much earlier it could have
+    been launched without its last gradient, in bucket order as ever) and `saved_ns` (how much earlier the last bucket
+    would then have ended after the backward pass; see [Note: without its last gradient]).
     """
     rows = []
     ordered = table.sort_values("index", kind="stable").to_dict("records")
-    held = {} if launched_after_backward(table) else _held(ordered)
+    by_design = launched_after_backward(table)
+    held = {} if by_design else _held(ordered)
     free_ns = 0  # when the link is done with the previous bucket
-    for bucket in ordered:
+    for place, bucket in enumerate(ordered):
         busy_ns = max(min(_whole(bucket["start_ns"]), free_ns) - _ready_to_go(bucket), 0)
         free_ns = max(free_ns, _whole(bucket["end_ns"]))
         waiting = held.get(bucket["index"], {})
@@ -46,6 +57,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
                 "link_ns": busy_ns,
                 "exposed_ns": exposed,
                 "cost_ns": cost,
+                **_without_last(ordered, place, by_design=by_design),
             }
         )
     late = pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"gap_ns": "Int64", "arrival": "Int64"})
@@ -69,6 +81,26 @@ def last_gap_ns(gradient_ready_ns: Iterable[int | None]) -> int | None:
 def launched_after_backward(table: pd.DataFrame) -> bool:
     """Whether all launches waited for the whole backward pass, as in `naive`: then no bucket held up another."""
     return len(table) > 1 and bool((table["launch_ns"] >= table["backward_end_ns"]).all())
+
+
+def _without_last(ordered: list[dict[Any, Any]], place: int, *, by_design: bool) -> dict[str, int]:
+    """`earlier_ns` and `saved_ns` of the bucket at this place; 0 where unknown, or launched after all by design."""
+    nothing = {"earlier_ns": 0, "saved_ns": 0}
+    gap_ns = last_gap_ns(ordered[place]["gradient_ready_ns"])
+    unknown = any(_missing(bucket[name]) for bucket in ordered for name in ("ready_ns", "launch_ns", "end_ns"))
+    if by_design or gap_ns is None or unknown:
+        return nothing
+    ready_ns = [_whole(bucket["ready_ns"]) for bucket in ordered]
+    sooner_ns = [ready - gap_ns if number == place else ready for number, ready in enumerate(ready_ns)]
+    before, after = list(accumulate(ready_ns, max)), list(accumulate(sooner_ns, max))
+    end_ns = free_ns = 0  # as recorded, and without the gradient
+    for bucket, was_ns, is_ns in zip(ordered, before, after, strict=True):
+        launched_ns = _ready_to_go(bucket)
+        took_ns = _whole(bucket["end_ns"]) - max(launched_ns, end_ns)
+        end_ns = _whole(bucket["end_ns"])
+        free_ns = max(launched_ns - (was_ns - is_ns), free_ns) + took_ns
+    over_ns = _whole(ordered[-1]["backward_end_ns"])
+    return {"earlier_ns": before[place] - after[place], "saved_ns": max(end_ns, over_ns) - max(free_ns, over_ns)}
 
 
 def _held(ordered: list[dict[Any, Any]]) -> dict[object, dict[object, int]]:

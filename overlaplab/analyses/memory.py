@@ -39,5 +39,5 @@ def peaks(run: Run) -> pd.DataFrame:
     A rank for which run.json has neither has no row.
     """
     memories = run.manifest.memory if run.manifest else ()
-    rows = [(held.rank, held.peak_allocated, held.scratch) for held in memories]
+    rows = [(held.rank, held.peak_allocated, held.scratch or None) for held in memories]  # recorders write 0, too
     return pd.DataFrame(rows, columns=list(_PEAKS)).astype("Int64").dropna(subset=list(_PEAKS[1:]), how="all")

@@ -1,25 +1,63 @@
-"""Which step of which rank to look at first."""
+"""Which step of which rank speaks for a run: the one home of every default, and of what is left out of means."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+SPREADS = 5
+"""Times the steps' spread (1.4826 × the median absolute deviation, which of normal figures is their standard
+deviation): a step that lies further from the median is an outlier, if it also differs by"""
+MUCH_LONGER = 0.2
+"""of the median step time (by its length, or by its exposed time)."""
+_FEWEST = 3
+"""Steps: of two nobody knows which one is the exception."""
 
-def worst_step(table: pd.DataFrame) -> dict[str, Any]:
+
+def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = None) -> dict[str, Any]:
     """The row of a median step of the most exposed rank, from one or more rows of `overlaplab.summary`.
 
     That is the rank with the most exposed communication per step, on ties the first. Of its steps it is the median one
-    by exposed communication (of an even number the higher), so that it is typical.
+    by exposed communication (of an even number the higher), so that it is typical. Steps of `outlier_steps` do not
+    count, unless there are no others. A given rank or step, if the table has it, is taken as given.
     """
+    table = _with(_with(table, "rank", rank), "step", step)
+    table = without_outliers(table)
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
-    rank = means.index[int(means.to_numpy(dtype="float64").argmax())]
-    own = table[table["rank"].isna() if pd.isna(rank) else table["rank"] == rank]
+    chosen = means.index[int(means.to_numpy(dtype="float64").argmax())]
+    own = table[table["rank"].isna() if pd.isna(chosen) else table["rank"] == chosen]
     own = own.sort_values("exposed_comm_ns", ascending=False, kind="stable")
     row = own.iloc[[(len(own) - 1) // 2]].to_dict("records")[0]
     return {str(name): value for name, value in row.items()}
+
+
+def outlier_steps(table: pd.DataFrame) -> tuple[int, ...]:
+    """The numbers of the steps that are unlike the others, from rows of `overlaplab.summary`; none of fewer than three.
+
+    A step's figures are the longest time and the most exposed time of any rank in it. It is an outlier if one of them
+    lies further from the median of all steps than `SPREADS` times their spread, and than `MUCH_LONGER` of the median
+    step time.
+    """
+    steps = table[table["step"].notna()].groupby("step")[["span_ns", "exposed_comm_ns"]].max()
+    if len(steps) < _FEWEST:
+        return ()
+    enough = MUCH_LONGER * float(steps["span_ns"].median())
+    found = _far(steps["span_ns"], enough) | _far(steps["exposed_comm_ns"], enough)
+    return tuple(int(step) for step in steps.index[found])
+
+
+def without_outliers(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `overlaplab.summary`, or of a table with its `rank` and `step`, without outlier steps."""
+    return without_steps(table, outlier_steps(table))
+
+
+def without_steps(table: pd.DataFrame, steps: tuple[int, ...]) -> pd.DataFrame:
+    """The rows of all other steps."""
+    return table[~table["step"].isin(steps).to_numpy(dtype=bool)] if steps else table
 
 
 def rows_of(table: pd.DataFrame, window: Mapping[str, Any]) -> pd.DataFrame:
@@ -28,3 +66,14 @@ def rows_of(table: pd.DataFrame, window: Mapping[str, Any]) -> pd.DataFrame:
     for name in ("rank", "step"):
         keep &= table[name].isna() if pd.isna(window[name]) else (table[name] == window[name]).fillna(False)
     return table[keep.to_numpy(dtype=bool)]
+
+
+def _far(figures: pd.Series, enough: float) -> npt.NDArray[np.bool_]:
+    values = figures.to_numpy(dtype="float64")
+    away = np.abs(values - np.median(values))
+    return np.asarray((away > SPREADS * 1.4826 * np.median(away)) & (away > enough))
+
+
+def _with(table: pd.DataFrame, name: str, value: int | None) -> pd.DataFrame:
+    found = table if value is None else table[(table[name] == value).fillna(False)]
+    return found if len(found) else table

@@ -11,7 +11,7 @@ from made_traces import gloo, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError, Run
-from overlaplab.analyses import parse_condition
+from overlaplab.analyses import CAUSES, figures, parse_condition
 from overlaplab.findings import no_fastest
 
 
@@ -54,6 +54,8 @@ def test_medians_and_spread_are_over_every_step(tmp_path: Path) -> None:
         "peak_memory_bytes": None,
         "phantoms": 0,
         "spread_ms": 10,
+        "recording_of": 0,
+        "tier": 1,
     }
 
 
@@ -109,6 +111,22 @@ def test_recordings_of_one_cap_share_their_spread(tmp_path: Path) -> None:
     assert no_fastest(table) == "too few steps to tell a difference (fewer than 3 in a run)"
 
 
+def test_recordings_of_one_setting_are_judged_together(tmp_path: Path) -> None:
+    runs = [
+        run_with_steps(tmp_path / f"{strategy}-{ms}", ms, strategy=strategy)
+        for strategy, lengths in (("naive", (20, 21, 22, 23)), ("bucketed", (10, 11, 12, 13)))
+        for ms in lengths
+    ]
+    table = overlaplab.compare(runs)
+    assert table["recording_of"].tolist() == [0] * 4 + [4] * 4
+    assert table["tier"].tolist() == [2] * 4 + [1] * 4
+    assert table["fastest"].tolist() == [False] * 4 + [True] * 4
+    table = overlaplab.compare([*runs[:3], *runs[4:7]])  # three of each cannot decide
+    assert table["tier"].tolist() == [1] * 6
+    assert not table["fastest"].any()
+    assert overlaplab.compare(runs[:4])["recording_of"].tolist() == [0, 1, 2, 3]  # nothing else to compare
+
+
 def test_a_foreign_run_has_no_strategy(tmp_path: Path) -> None:
     (row,) = overlaplab.compare([run_of(tmp_path, [op("mm", 0, 5)])]).to_dict("records")
     assert row["strategy"] is None
@@ -161,7 +179,46 @@ def test_a_figure_that_was_zero_grows_without_bound(tmp_path: Path) -> None:
     assert parse_condition("overlap_ratio > 5%").change(first, last) is None
 
 
-@pytest.mark.parametrize("text", ["", "exposed", "span_ns > 5", "span_ns = 5%", "nothing_ns > 5%"])
+@pytest.mark.parametrize(
+    ("text", "value", "met"),
+    [
+        ("exposed_comm_ns > 2ms", 2.5, True),
+        ("exposed_comm_ns > 2500us", 2500, False),
+        ("exposed_comm_ns<3 ms", 2.5, True),
+        ("span_ns > 0.009s", 0.01, True),
+        ("overlap_ratio < 0.6", 0.5, True),
+        ("overlap_ratio < 0.5", 0.5, False),
+        ("exposed.tail > 1ms", 2.5, True),
+        ("exposed.tail < 3ms", 2.5, True),
+        ("exposed.straggler-wait > 0ms", 0, False),
+        ("exposed.late_launch > 0ms", 0, False),
+    ],
+)
+def test_limits_of_one_run(tmp_path: Path, text: str, value: float, met: bool) -> None:
+    """Steps of 10 ms with a collective from 2.5 to 7.5 ms, of which compute hides the first half."""
+    condition = parse_condition(text)
+    found = condition.value(figures(run_with_steps(tmp_path, 10, 10), [condition]))
+    assert found == pytest.approx(value)
+    assert condition.met_by(found) is met
+    assert not condition.is_change
+
+
+def test_causes_add_up_to_exposed_time(tmp_path: Path) -> None:
+    condition = parse_condition("exposed.tail > 5%")
+    table = figures(run_with_steps(tmp_path, 10, 20), [condition])
+    causes = [column for column in table if str(column).startswith("exposed.")]
+    assert len(causes) == len(CAUSES)
+    assert table[causes].sum(axis="columns").tolist() == table["exposed_comm_ns"].tolist()
+    assert condition.change(table.head(1), table.tail(1)) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "exposed", "span_ns > 5", "span_ns = 5%", "nothing_ns > 5%", "exposed.nothing > 5ms"),
+        *("overlap_ratio > 5ms", "span_ns > 5m"),
+    ],
+)
 def test_a_bad_condition_is_one_line(text: str) -> None:
     with pytest.raises(OverlaplabError):
         parse_condition(text)

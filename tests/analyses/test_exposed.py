@@ -111,6 +111,15 @@ def test_compute_that_goes_on_microseconds_before_the_end_had_waited(tmp_path: P
         assert found(run) == [(cause, 0, "bucket 0", wakes - 500)]
 
 
+def test_compute_that_goes_on_long_after_the_end_had_not_waited(tmp_path: Path) -> None:
+    """Bucket 1 ends at 900, which is what a host that pauses until later does not wait for, nor for bucket 0."""
+    for wakes, expected in ((1890, [("blocking", 200), ("queued", 200)]), (1910, [("compute gap", 200)] * 2)):
+        busy = [op("mm", 0, 500), op("mm", wakes, 9000)]
+        buckets = bucket(0, 100, 100, 100, 700) + bucket(1, 500, 500, 700, 900)
+        run = alone(tmp_path / str(wakes), backward(0, 9000), *busy, *buckets)
+        assert sorted((cause, took) for cause, _, _, took in found(run)) == expected
+
+
 def test_blocking_by_design_is_launched_after_the_backward_pass(tmp_path: Path) -> None:
     """As `naive` does it: ready at 100, but launched after the backward pass, during which the link was free."""
     busy = [op("mm", 0, 600), op("mm", 800, 900)]
@@ -283,7 +292,9 @@ def test_without_communication_or_device_activity_there_is_no_row(tmp_path: Path
 
 
 def test_the_worst_step_is_the_median_one_of_the_worst_rank() -> None:
-    table = pd.DataFrame({"rank": [0, 0, 0, 1], "step": [1, 2, 3, 1], "exposed_comm_ns": [90, 20, 10, 5]})
+    table = pd.DataFrame({"rank": [0, 0, 0, 1], "step": [1, 2, 3, 1], "exposed_comm_ns": [90, 20, 10, 5]}).assign(
+        span_ns=99
+    )
     worst = worst_step(table)
     assert (worst["rank"], worst["step"], worst["exposed_comm_ns"]) == (0, 2, 20)
     assert rows_of(table, worst)["exposed_comm_ns"].tolist() == [20]

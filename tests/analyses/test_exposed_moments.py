@@ -18,10 +18,12 @@ from made_ranks import carried
 from made_traces import op, run_of, step
 
 import overlaplab
+from overlaplab.analyses import exposed_moments
 
 UNIT = 100  # µs: longer than the grain below which nothing is told apart
 BORDER, LAST = 40, 80  # of two steps, in units
 NEVER = 10**6
+PAUSE = 10  # units that a pause after communication may last before something else holds the rank up
 GRADIENTS = ("bucket", "scatter")
 
 
@@ -162,7 +164,7 @@ def of_window(own: list[Seen], compute: set[int], window: range, ends: int) -> l
             cause = "straggler wait"
         elif at in bound:
             cause = "link-bound"
-        elif one.end > after:
+        elif one.end > after or is_held_up(one, after, own, edges[one.number]):
             cause = "compute gap"
         elif is_blocking(one, compute, ends, edges[one.number]):
             cause = "blocking"
@@ -189,6 +191,12 @@ def does(one: Seen, at: int) -> int:
 
 def resumes(compute: set[int], at: int) -> int:
     return min((later for later in compute if later >= at), default=NEVER)
+
+
+def is_held_up(one: Seen, after: int, own: list[Seen], edge: bool) -> bool:
+    """Whether something else than communication kept the rank from computing again."""
+    ended = max((other.end for other in own if other.end <= after), default=0)
+    return one.what in GRADIENTS and not edge and after != NEVER and after - ended > PAUSE
 
 
 def is_blocking(one: Seen, compute: set[int], ends: int, edge: bool) -> bool:
@@ -232,9 +240,10 @@ def test_every_moment_has_the_cause_that_the_rules_give_it(
     ranks = ranks_of(collectives)
     with tempfile.TemporaryDirectory() as folder:
         run = run_of(Path(folder), *(events_of(own, busy, ends) for own, busy in zip(ranks, computing, strict=True)))
-        table = overlaplab.exposed(run)
+        table, moments = overlaplab.exposed(run), exposed_moments(run)
         summary = overlaplab.summary(run)
         index = overlaplab.collectives(run)
+    check_moments(moments, table)
     sums = table.groupby(["rank", "step"])["exposed_ns"].sum()
     for row in summary.to_dict("records"):
         assert sums.get((row["rank"], row["step"]), 0) == row["exposed_comm_ns"]
@@ -250,3 +259,19 @@ def test_every_moment_has_the_cause_that_the_rules_give_it(
             if (units := round(row["exposed_ns"] / (UNIT * 1000)))
         }
         assert told == dict(counts)
+
+
+def check_moments(moments: pd.DataFrame, table: pd.DataFrame) -> None:
+    """The moments add up to the table's rows, one by one, and no rank has two at once."""
+    keys = ["rank", "step", "cause", "collective"]
+    found = moments.assign(exposed_ns=moments["end_ns"] - moments["start_ns"]).groupby(keys, dropna=False)
+    sums = found.agg({"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}).reset_index()
+    columns = [*keys, "exposed_ns", "start_ns", "end_ns"]
+    assert sorted(map(tuple, sums[columns].astype(object).to_numpy())) == sorted(
+        map(tuple, table[columns].astype(object).to_numpy())
+    )
+    for _, own in moments.groupby("rank"):
+        starts, ends = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+        assert (starts[1:] >= ends[:-1]).all()
+        again = (own[keys].iloc[1:].to_numpy() == own[keys].iloc[:-1].to_numpy()).all(axis=1)
+        assert not (again & (starts[1:] == ends[:-1])).any()  # these would be one

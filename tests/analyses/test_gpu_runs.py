@@ -203,7 +203,10 @@ def test_the_timeline_shows_device_time(tmp_path: Path) -> None:
     run = gpu_run(tmp_path, bucketed())
     timeline = timeline_events(run)
     labels = timeline.lanes["label"].tolist()
-    assert labels == [f"rank 0 {lane}" for lane in ("steps", "phases", "buckets", "stream 7", "stream 20", "exposed")]
+    assert labels == [
+        f"rank 0 {lane}"
+        for lane in ("steps", "phases", "buckets", "stream 7 (compute)", "stream 20 (communication)", "exposed")
+    ]
     marks = timeline.events.assign(label=timeline.lanes["label"].to_numpy()[timeline.events["lane"]])
     phases = marks[marks["label"] == "rank 0 phases"].head(3)
     first = 8_000  # launched at 3
@@ -212,7 +215,7 @@ def test_the_timeline_shows_device_time(tmp_path: Path) -> None:
         [404_000, 1_207_000],
         [1_509_000, 1_559_000],
     ]
-    link = marks[marks["label"] == "rank 0 stream 20"]
+    link = marks[marks["label"] == "rank 0 stream 20 (communication)"]
     assert link["collective"].tolist()[:6] == [0, 0, 0, 1, 1, 1]
 
 

@@ -14,6 +14,7 @@ import overlaplab
 from overlaplab import Run, findings, load_run
 from overlaplab.analyses import worst_step
 from overlaplab.evidence.purposes import purposes
+from overlaplab.sections.run_tables import RunTables
 
 Event = dict[str, Any]
 
@@ -93,9 +94,9 @@ def test_what_ends_after_its_pass_is_its_tail(tmp_path: Path) -> None:
 def test_a_loop_without_a_strategy(tmp_path: Path, manifest: dict[str, Any], note: str, told: str) -> None:
     run = loop(tmp_path, step(3, 0, 300), *backward(10, sends=True), op("add_", 210, 290), **manifest)
     assert findings.note(run.manifest) == note
-    table = overlaplab.summary(run)
-    assert findings.verdict(table, run.manifest).startswith(told)
-    assert worst_step(table)["step"] == 3
+    found = RunTables(run=run)
+    assert found.verdict.startswith(told)
+    assert worst_step(found.summary)["step"] == 3
     strategy = manifest.get("strategy")
     assert findings.run_title(run) == f"{tmp_path}: {', '.join([*([strategy] if strategy else []), '1 rank'])}"
     (row,) = overlaplab.compare([run]).to_dict("records")

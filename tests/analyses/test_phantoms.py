@@ -99,6 +99,8 @@ def test_measured_peak_stands_beside_theory(tmp_path: Path) -> None:
     assert peaks(cpu)[["rank", "scratch_bytes"]].to_numpy().tolist() == [[0, 500]]
     assert peaks(cpu)["peak_bytes"].isna().all()
     assert peaks(phantom_run(tmp_path / "none", engine_events(), memory=[held])).empty
+    nothing_lent = [held | {"peak_allocated": None, "scratch": 0}]
+    assert peaks(run_of(tmp_path / "real", engine_events(), manifest={"memory": nothing_lent})).empty
     sizes = costs_rows(compare([cpu]))
     assert sizes is not None
     assert sizes.narrow[-1].terse == "theory held"

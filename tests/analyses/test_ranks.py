@@ -61,14 +61,17 @@ def test_ranks_of_one_file_keep_to_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_tables")
-@pytest.mark.parametrize("command", ["summary", "collectives"])
-@pytest.mark.parametrize("option", [(), ("--json",)])
-def test_the_commands_hold_no_tables(command: str, option: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(app, [command, str(SAMPLES / "bucketed"), *option]).exit_code == 0
+@pytest.mark.parametrize("line", [("summary", "--json"), ("collectives",), ("collectives", "--json")])
+def test_the_commands_hold_no_tables(line: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(app, [*line, str(SAMPLES / "bucketed")]).exit_code == 0
 
 
-@pytest.mark.parametrize("option", [(), ("--json",)])
-def test_exposed_reads_one_rank_again_for_its_bound(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("line", [("summary",), ("exposed",), ("exposed", "--json")])
+def test_what_advises_reads_one_rank_again(
+    line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The rank that the advice is about, for its bound; and each once to be played, where the engine recorded them."""
+    run_of(tmp_path, bucketed(labelled=False), bucketed(labelled=False), backend="nccl")
     read: list[str] = []
     again = Opening._tables
 
@@ -77,8 +80,11 @@ def test_exposed_reads_one_rank_again_for_its_bound(option: tuple[str, ...], mon
         return again(opening, file, place)
 
     monkeypatch.setattr(Opening, "_tables", counted)
-    assert CliRunner().invoke(app, ["exposed", str(SAMPLES / "bucketed"), *option]).exit_code == 0
+    assert CliRunner().invoke(app, [*line, str(tmp_path)]).exit_code == 0
     assert len(read) == 1
+    read.clear()
+    assert CliRunner().invoke(app, [*line, str(SAMPLES / "bucketed")]).exit_code == 0
+    assert sorted(read) == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
 
 
 def test_other_analyses_read_a_table_again() -> None:

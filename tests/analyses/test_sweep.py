@@ -12,7 +12,7 @@ from made_traces import event, op, run_of, step
 import overlaplab
 from overlaplab import OverlaplabError, Run
 from overlaplab.analyses import is_sweep, sweep_links
-from overlaplab.analyses.spread import fastest, spread
+from overlaplab.analyses.across_runs.spread import spread
 from overlaplab.folders import run_folders
 
 LINK = {"emulated": True, "bandwidth_gbps": 1, "latency_us": 200, "world_size": 2}
@@ -70,6 +70,7 @@ def test_recordings_of_a_cap_are_pooled_and_parts_add_up(tmp_path: Path) -> None
     assert table[parts].sum(axis="columns").tolist() == pytest.approx(table["step_ms"].tolist())
     assert table["overlap_ratio"].tolist() == [0.5, 0.5]
     assert table["fastest"].tolist() == [True, False]
+    assert table["tier"].tolist() == [1, 2]
     assert table["emulated"].tolist() == [True, True]
 
 
@@ -132,45 +133,15 @@ def test_compare_judges_repeats_together(tmp_path: Path) -> None:
         recording(tmp_path / "cap-5-2", 5, 100, 101, 102),
         recording(tmp_path / "cap-25", 25, 200, 200, 200),
     ]
-    assert overlaplab.compare(runs)["fastest"].tolist() == [True, True, False]
-
-
-def steps_of(*recordings: list[float]) -> list[Any]:
-    return [np.array([one]) for one in recordings]
-
-
-@pytest.mark.parametrize(
-    ("settings", "place"),
-    [
-        ([steps_of([10, 11, 12]), steps_of([20, 21, 22])], 0),
-        ([steps_of([20, 21, 22]), steps_of([10, 11, 12])], 1),
-        ([steps_of([10, 11, 20]), steps_of([18, 19, 20])], None),  # the range is 10, the lead 8
-        ([steps_of([10, 10, 10]), steps_of([12, 18, 22])], None),  # so it is the other way round
-        ([steps_of([10, 10]), steps_of([20, 20])], None),  # two steps tell no spread
-        ([steps_of([10, 10], [10]), steps_of([20, 20], [20])], 0),
-        ([steps_of([10] * 7 + [50]), steps_of([20] * 8)], 0),  # eight steps: one outlier is not the spread
-        ([steps_of([10] * 6 + [50]), steps_of([20] * 7)], None),
-        ([steps_of([10] * 9, [30] * 3), steps_of([20] * 9, [20] * 3)], None),  # one recording is slower than the others
-        ([steps_of([10] * 3)], None),
-    ],
-)
-def test_fastest(settings: list[Any], place: int | None) -> None:
-    assert fastest(settings) == place
+    table = overlaplab.compare(runs)
+    assert table["fastest"].tolist() == [True, True, False]
+    assert table["tier"].tolist() == [1, 1, 2]
+    assert table["recording_of"].tolist() == [0, 0, 2]
 
 
 def test_ranks_of_a_step_count_once() -> None:
     assert spread([np.array([[1.0, 2.0], [1.0, 9.0]])]) == np.inf
     assert spread([np.array([[1.0, 2.0, 3.0], [1.0, 9.0, np.nan]])]) == 8
-
-
-@pytest.mark.parametrize("between", [0.0, 1.0, 3.0])
-def test_equals_seldom_have_a_fastest(between: float) -> None:
-    """Four settings of equal speed, three recordings of five steps; recordings differ as much as given, in units of
-    what steps differ by. Of one recording alone nothing could be told where `between` is not 0."""
-    dice = np.random.default_rng(0)
-    trials = 400
-    steps = dice.normal(100, 1, (trials, 4, 3, 1, 5)) + between * dice.normal(size=(trials, 4, 3, 1, 1))
-    assert sum(fastest([list(setting) for setting in trial]) is not None for trial in steps) < 0.05 * trials
 
 
 def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:

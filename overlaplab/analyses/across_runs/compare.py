@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from overlaplab.analyses.across_runs.settings import is_emulated, model_settings, settings_of
+from overlaplab.analyses.across_runs.spread import Steps, spread, step_times
+from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
 from overlaplab.analyses.memory import memory, peaks
-from overlaplab.analyses.settings import is_emulated, is_sweep, model_settings
-from overlaplab.analyses.spread import Steps, fastest, spread, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run, once_per_run
@@ -41,28 +42,32 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     `theory_memory_bytes` (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with most): all five Float64, null
     where unknown, `phantoms` (emulated ranks without a process), `spread_ms` (which decides whether a run is fastest,
     see `spread`; Float64, null with too few steps), `model` (the model and its input in run.json, as JSON, without the
-    precision; null where unknown).
+    precision; null where unknown), `recording_of` (the place of the first run of the same setting, from 0), `tier` (1
+    for the fastest settings; Int64, null among runs of different models).
 
-    Among runs of different models none is fastest. Otherwise a run is fastest if its median step is shorter than every
-    other's by more than the larger of the two spreads. In a sweep, whose runs differ only in bucket_cap_mb, runs of one
-    cap are repeats and judged together: all runs of the fastest cap are fastest.
+    Runs of the same settings are recordings of one setting and judged together, unless all runs are: then each stands
+    for itself. What a tier is, and by which test, stands in `across_runs.tiers`; all recordings of a setting that is
+    alone in the first of several tiers are fastest. Among runs of different models none is.
     """
     rows = [_whole(run) if selection.is_everything else _measured(run, selection) for run in runs]
     measured = [table for table, _ in rows]
     table = pd.DataFrame([row for _, row in rows])
-    settings = _settings(runs)
-    of_setting: dict[Any, list[Steps]] = {}
+    settings = settings_of(runs)
+    of_setting: dict[int, list[Steps]] = {}
     for setting, times in zip(settings, map(step_times, measured), strict=True):
         of_setting.setdefault(setting, []).append(times)
-    won = fastest(list(of_setting.values())) if table["model"].nunique() < 2 else None
-    table["fastest"] = [won is not None and setting == list(of_setting)[won] for setting in settings]
+    found = tiers(list(of_setting.values())) if table["model"].nunique() < 2 else None
+    tier_of = dict(zip(of_setting, found, strict=True)) if found else {}
     spreads = {setting: spread(recordings) for setting, recordings in of_setting.items()}
+    table["fastest"] = [found is not None and is_fastest(tier_of[setting], found) for setting in settings]
     table["spread_ms"] = [spreads[setting] if np.isfinite(spreads[setting]) else None for setting in settings]
+    table["recording_of"] = settings
+    table["tier"] = pd.array([tier_of.get(setting) for setting in settings], dtype="Int64")
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
     numbers = ("bucket_cap_mb", "overlap_ratio", "spread_ms", *figures, *_SIZES)
     table = table.astype(dict.fromkeys(numbers, "Float64"))
     shown = ["path", "strategy", "bucket_cap_mb", "ranks", "steps", *figures, "overlap_ratio", "fastest", "emulated"]
-    return table[[*shown, *_SIZES, "phantoms", "spread_ms", "model"]]
+    return table[[*shown, *_SIZES, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
 
 
 def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -113,10 +118,3 @@ def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "theory_memory_bytes": largest["formula_bytes"],
         "peak_memory_bytes": peaks(run)["peak_bytes"].max(),
     }
-
-
-def _settings(runs: Sequence[Run]) -> list[Any]:
-    """The setting under which each run is judged: in a sweep its cap, else its own."""
-    if is_sweep(runs):
-        return [run.manifest.bucket_cap_mb if run.manifest else None for run in runs]
-    return list(range(len(runs)))

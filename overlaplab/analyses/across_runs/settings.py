@@ -17,6 +17,33 @@ _SAME = (
 )
 """The keys of run.json that a sweep holds fixed."""
 
+_WORK = ("world_size", "device", "backend", "accumulate", "link", "link_wait", "phantom_ranks", "hardware")
+"""The keys of run.json that beside the model decide what work a step is, and on what machine and link it runs."""
+
+
+def comparable(one: Manifest, other: Manifest) -> bool:
+    """Whether step times compare the two runs' strategies and options: same model, input, ranks, machine and link."""
+    return not work_differs(one, other)
+
+
+def work_differs(one: Manifest, other: Manifest) -> list[str]:
+    """In which keys of run.json two runs did different work, or on different machines or links; a model's by its own.
+
+    A precision is an option, as runs are compared across precisions.
+    """
+    models = [manifest.raw.get("model") for manifest in (one, other)]
+    first, second = (model if isinstance(model, dict) else {} for model in models)
+    keys = [key for key in {**first, **second} if key not in ("dtype", "parameters")]
+    found = [key for key in keys if _plain(first.get(key)) != _plain(second.get(key))]
+    settings = (_with_defaults(manifest) for manifest in (one, other))
+    own, others = ([_plain(found.get(key)) for key in _WORK] for found in settings)
+    return found + [key for key, mine, theirs in zip(_WORK, own, others, strict=True) if mine != theirs]
+
+
+def same_but_cap(one: Manifest, other: Manifest) -> bool:
+    """Whether two runs differ in nothing but bucket_cap_mb, as those of a sweep."""
+    return _fixed(one) == _fixed(other)
+
 
 def is_sweep(runs: Sequence[Run]) -> bool:
     """Whether the runs have two caps or more, and otherwise equal settings: training, link and machine.
@@ -28,6 +55,18 @@ def is_sweep(runs: Sequence[Run]) -> bool:
     if len(manifests) < len(runs) or len(caps) < 2 or None in caps:
         return False
     return len({_fixed(manifest) for manifest in manifests}) == 1
+
+
+def settings_of(runs: Sequence[Run]) -> list[int]:
+    """The setting of each run, as the place of the first run that was recorded with the same one.
+
+    Where all have the same settings, or nothing tells them, each run is its own.
+    """
+    keys = [
+        (run.manifest.bucket_cap_mb, _fixed(run.manifest)) if run.manifest else (place,)
+        for place, run in enumerate(runs)
+    ]
+    return [keys.index(key) for key in keys] if len({*keys}) > 1 else [*range(len(runs))]
 
 
 def differing(runs: Sequence[Run]) -> str:
@@ -55,9 +94,13 @@ def is_emulated(run: Run) -> bool:
 
 
 def _fixed(manifest: Manifest) -> tuple[str, ...]:
-    # Older run.json files lack these two.
-    settings = {"communicators": 1} | manifest.raw | {"phantom_ranks": manifest.phantom_ranks}
+    settings = _with_defaults(manifest)
     return tuple(_plain(settings.get(key)) for key in _SAME)
+
+
+def _with_defaults(manifest: Manifest) -> dict[str, Any]:
+    # Older run.json files lack these two.
+    return {"communicators": 1} | manifest.raw | {"phantom_ranks": manifest.phantom_ranks}
 
 
 def _plain(value: Any) -> str:

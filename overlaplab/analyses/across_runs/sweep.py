@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from overlaplab.analyses.across_runs.settings import differing, is_emulated, is_sweep
+from overlaplab.analyses.across_runs.spread import spread, step_times
+from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
 from overlaplab.analyses.buckets import buckets
-from overlaplab.analyses.settings import differing, is_emulated, is_sweep
-from overlaplab.analyses.spread import fastest, spread, step_times
 from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, activity
@@ -39,24 +40,25 @@ def sweep(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFram
     null where unknown), `step_ms` (median over all steps of all ranks), `spread_ms` (see `spread`; null with too few
     steps), `lowest_ms` and `highest_ms` (of the recordings' medians), `compute_only_ms`, `hidden_ms`, `exposed_ms` and
     `rest_ms` (memory and idle): the median step, split in proportion to the parts' shares of all steps' time;
-    `overlap_ratio` (of the sums), `fastest` (see `spread`), `emulated`. Figures are Float64.
+    `overlap_ratio` (of the sums), `tier` (1 for the fastest caps; what a tier is stands in `across_runs.tiers`),
+    `fastest` (alone in the first of several tiers), `emulated`. Figures are Float64.
 
     Raises `OverlaplabError` if the runs are not a sweep, or one has no measured step, and as `summary`.
     """
     found = _by_cap(runs)
     measured = {cap: [_measured(run, selection) for run in own] for cap, own in found.items()}
-    won = fastest([[step_times(table) for table in tables] for tables in measured.values()])
+    tier_of = tiers([[step_times(table) for table in tables] for tables in measured.values()])
     rows = []
-    for place, (cap, tables) in enumerate(measured.items()):
+    for tier, (cap, tables) in zip(tier_of, measured.items(), strict=True):
         counts = [_bucket_count(run, selection) for run in found[cap]]
         rows.append(
             {"bucket_cap_mb": cap, "buckets": max((count for count in counts if count), default=None)}
             | _row(tables)
-            | {"fastest": place == won, "emulated": any(map(is_emulated, found[cap]))}
+            | {"tier": tier, "fastest": is_fastest(tier, tier_of), "emulated": any(map(is_emulated, found[cap]))}
         )
     table = pd.DataFrame(rows).astype({"buckets": "Int64", "bucket_cap_mb": "Float64", "overlap_ratio": "Float64"})
     table = table.astype(dict.fromkeys(_FIGURES, "Float64"))
-    shown = ["bucket_cap_mb", "runs", "steps", "buckets", *_FIGURES, "overlap_ratio", "fastest", "emulated"]
+    shown = ["bucket_cap_mb", "runs", "steps", "buckets", *_FIGURES, "overlap_ratio", "tier", "fastest", "emulated"]
     return table[shown]
 
 
