@@ -21,6 +21,7 @@ The computation alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
+from overlaplab.evidence.executions import executions
 from overlaplab.evidence.selection import rows_by_rank
 from overlaplab.intervals import clip, total
 from overlaplab.manifest import Link, traits_of
@@ -45,6 +47,8 @@ _TYPES = {
     "any_cap_ns": "Int64",
     "waits_known": "bool",
 }
+
+_BEST = ("rank", "step", "index", "gradients", "bytes", "ready_ns", "start_ns", "end_ns", "last_ns")
 
 
 def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = None) -> pd.DataFrame:
@@ -67,6 +71,40 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     across_steps = traits is not None and traits.gathers == "updated_parameters"
     rows = [] if across_steps else rows_by_rank(run, selection, partial(_of_trace, run, link))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
+
+
+def best_buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """One row per rank, step and bucket of the best cutting (see [Note: any cap]), in order of launch; empty where
+    `bound` has no `any_cap_ns`.
+
+    Columns, in Int64: `rank`, `step`, `index`, `gradients` (how many), `bytes`, `ready_ns`, `start_ns`, `end_ns`: from
+    the step's start, with computation at its recorded times up to the last gradient's, `last_ns`, and what is sent
+    after that right behind it. Raises `OverlaplabError` for an unknown rank or step.
+    """
+    traits = traits_of(run.manifest)
+    across_steps = traits is not None and traits.gathers == "updated_parameters"
+    rows = [] if across_steps else rows_by_rank(run, selection, partial(_best_of_trace, run))
+    return pd.DataFrame(rows, columns=list(_BEST)).astype("Int64")
+
+
+def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+    took, ran = transfers(run, trace, run.manifest.link if run.manifest else None), executions(trace)
+    for step, played in programs(trace, steps, run.manifest):
+        cut = _cut(played, _progress(trace, step), took)
+        if cut is None or played.gradients is None:
+            continue
+        done_ns, buckets = (np.maximum.accumulate(cut[0]), cut[1])
+        times = [(ran.reached(host_ns) or host_ns) - step.start_ns for host_ns, _ in played.gradients]
+        at_ns = np.maximum.accumulate(times)
+
+        def recorded(done: int, done_ns: Any = done_ns, at_ns: Any = at_ns) -> int:
+            """The recorded time at which so much was computed."""
+            return round(float(np.interp(done, done_ns, at_ns))) + max(done - int(done_ns[-1]), 0)
+
+        for index, bucket in enumerate(buckets):
+            times_of = {name: recorded(getattr(bucket, name)) for name in ("ready_ns", "start_ns", "end_ns")}
+            row = {"step": step.step, "index": index, "gradients": bucket.gradients, "bytes": bucket.bytes}
+            yield row | times_of | {"last_ns": int(at_ns[-1])}
 
 
 def _of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
@@ -109,12 +147,40 @@ def _moves(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], int
 
 
 def _any_cap_ns(played: Program, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
+    cut = _cut(played, done_by, took)
+    if cut is None:
+        return None
+    ready_ns, buckets = cut
+    return max(buckets[-1].end_ns - ready_ns[-1], 0) + computed_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bucket:
+    """A bucket of the best cutting; times are of computation done."""
+
+    gradients: int
+    bytes: int
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+
+
+def _cut(played: Program, done_by: Callable[[int], int], took: Transfers) -> tuple[list[int], list[_Bucket]] | None:
+    """When each gradient is ready, in computation done, and the buckets of [Note: any cap]; None where unknown."""
     by_size = took.by_size("all_reduce")
     if played.gradients is None or by_size is None:
         return None
     ready_ns = [done_by(host_ns) for host_ns, _ in played.gradients]
-    sent_ns, _ = best_cutting(ready_ns, [size for _, size in played.gradients], by_size)
-    return max(sent_ns - ready_ns[-1], 0) + computed_ns
+    sizes = [size for _, size in played.gradients]
+    buckets: list[_Bucket] = []
+    first = free_ns = 0
+    for count in best_cutting(ready_ns, sizes, by_size)[1]:
+        size, ready = sum(sizes[first : first + count]), max(ready_ns[: first + count])
+        start = max(ready, free_ns)
+        free_ns = start + by_size(size)
+        buckets.append(_Bucket(gradients=count, bytes=size, ready_ns=ready, start_ns=start, end_ns=free_ns))
+        first += count
+    return ready_ns, buckets
 
 
 def _progress(trace: Trace, step: Window) -> Callable[[int], int]:

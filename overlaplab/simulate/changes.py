@@ -1,0 +1,215 @@
+"""Changes of programs: what the ranks would do with another option, from what they did (see `player`).
+
+[Note: costs]
+A launch takes the host the time of its range, and about as long again, in which the link's own thread holds the
+interpreter: on the sleeping device 0.4 to 0.5 ms, where the range is 0.2 ms.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+
+__all__ = ["Bucket", "assign", "balanced", "earlier", "launch_ns", "prefetched", "recut", "without_pauses"]
+
+_LONG = 0.02
+"""Of a step: what occupies the link for longer may hold up what is queued behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that are sent together."""
+
+    parameters: tuple[str, ...]
+    transfer_ns: int
+
+
+def assign(order: Sequence[str], sizes: Mapping[str, int], caps: Sequence[int]) -> list[list[str]]:
+    """Gradients in order, cut into buckets that close once they hold their cap in bytes; the last cap serves on.
+
+    Source: compute_bucket_assignment_by_size, torch/csrc/distributed/c10d/reducer.cpp.
+    """
+    buckets: list[list[str]] = [[]]
+    held = 0
+    for name in order:
+        buckets[-1].append(name)
+        held += sizes[name]
+        if held >= caps[min(len(buckets), len(caps)) - 1]:
+            buckets.append([])
+            held = 0
+    return [bucket for bucket in buckets if bucket]
+
+
+def launch_ns(launch: Launch) -> int:
+    """What launching it costs the host; see [Note: costs]."""
+    return 2 * launch.host_ns
+
+
+def recut(program: Program, buckets: Sequence[Bucket], *, host_ns: int, wake_ns: int) -> list[Move]:
+    """Other buckets, each launched with its last gradient, in order; all waited for at the end of the backward pass.
+
+    A launch costs the host `host_ns`, and to wake up at the end `wake_ns`; the recorded ones no longer do.
+    """
+    old = {move.key for move in program if isinstance(move, Launch) and move.role == "bucket"}
+    home = {name: number for number, bucket in enumerate(buckets) for name in bucket.parameters}
+    missing: list[int] = []
+    moves: list[Move] = []
+    passes = launched = saved_ns = 0
+
+    def begin() -> None:
+        nonlocal missing, launched
+        missing, launched = [len(bucket.parameters) for bucket in buckets], 0
+
+    def launch(*, all_there: bool = False) -> Iterator[Move]:
+        nonlocal launched
+        while launched < len(buckets) and (all_there or not missing[launched]):
+            key = ("bucket", passes, launched)
+            yield Work(host_ns)
+            yield Launch(
+                key,
+                buckets[launched].transfer_ns,
+                "all_reduce",
+                role="bucket",
+                what=str(launched),
+                host_ns=host_ns // 2,
+            )
+            launched += 1
+
+    begin()
+    for move in program:
+        if isinstance(move, Launch | Wait) and move.key in old:
+            saved_ns += launch_ns(move) if isinstance(move, Launch) else 0
+            continue
+        if isinstance(move, Work):
+            less_ns = min(saved_ns, move.ns)
+            move = replace(move, ns=move.ns - less_ns)
+            saved_ns -= less_ns
+        moves.append(move)
+        if isinstance(move, Mark) and move.word == "gradient" and move.name in home:
+            missing[home[move.name]] -= 1
+            moves += launch()
+        elif isinstance(move, Mark) and move.word == "backward_end":
+            moves += launch(all_there=True)
+            last = len(buckets) - 1
+            moves += [Wait(("bucket", passes, number), wake_ns if number == last else 0) for number in range(last + 1)]
+            passes += 1
+            begin()
+    return moves
+
+
+def prefetched(program: Program) -> list[Move]:
+    """Each gather launched when the unit before is about to be used, in the same pass of the same microbatch."""
+    gathers = {move.key: move.what for move in program if isinstance(move, Launch) and move.role == "gather"}
+    uses: list[tuple[int, str]] = []  # where each one's gathers are launched, before it waits for its own; its pass
+    waited: tuple[int, str | None] = -1, None
+    for place, move in enumerate(program):
+        if isinstance(move, Wait) and move.key in gathers:
+            waited = place, gathers[move.key]
+        elif isinstance(move, Mark) and move.word == "use":
+            uses.append((waited[0] if waited[1] == move.name else place, move.name.partition(" ")[2]))
+            waited = -1, None
+    places = [place for place, _ in uses]
+    moved: dict[int, list[Move]] = {}
+    gone: set[int] = set()
+    for place, move in enumerate(program):
+        if isinstance(move, Launch) and move.key in gathers:
+            use = bisect_right(places, place)
+            if 0 < use < len(uses) and uses[use - 1][1] == uses[use][1]:
+                moved.setdefault(uses[use - 1][0], []).append(move)
+                gone.add(place)
+    moves: list[Move] = []
+    for place, move in enumerate(program):
+        moves += moved.get(place, [])
+        if place not in gone:
+            moves.append(move)
+    return moves
+
+
+def earlier(program: Program) -> list[Move] | None:
+    """What moves neither gradients nor parameters, and takes long, launched when the step begins; None without any."""
+    step_ns = sum(_worked(program)[1:]) / max(sum(isinstance(move, End) for move in program) - 1, 1)
+    moves: list[Move] = []
+    begun = found = 0
+    for move in program:
+        if isinstance(move, End):
+            begun = len(moves) + 1
+        if isinstance(move, Launch) and not move.role and move.transfer_ns > _LONG * step_ns:
+            moves.insert(begun, move)
+            begun += 1
+            found += 1
+        else:
+            moves.append(move)
+    return moves if found else None
+
+
+def balanced(programs: Sequence[Program], late: int) -> list[Program]:
+    """The work of the rank at place `late` as the others' (their median), between any two other moves.
+
+    Where their moves differ, as long as theirs in each step as a whole.
+    """
+    merged = [_merged(program) for program in programs]
+    others = [program for place, program in enumerate(merged) if place != late]
+    own = merged[late]
+    changed: list[Move] = []
+    if all(_shape(program) == _shape(own) for program in others):
+        for move, *at in zip(own, *others, strict=True):
+            works = [other.ns for other in at if isinstance(other, Work)]
+            changed.append(Work(int(median(works))) if works else move)
+    else:
+        factors = np.median([_worked(program) for program in others], axis=0) / np.maximum(_worked(own), 1)
+        step = 0
+        for move in own:
+            step += isinstance(move, End)
+            changed.append(Work(int(move.ns * factors[step])) if isinstance(move, Work) else move)
+    return [changed if place == late else program for place, program in enumerate(programs)]
+
+
+def without_pauses(program: Program) -> list[Move]:
+    """The host does not pause."""
+    return [Work(move.ns - move.paused_ns) if isinstance(move, Work) else move for move in program]
+
+
+def _merged(program: Program) -> list[Move]:
+    """With exactly one `Work` before every other move."""
+    found: list[Move] = []
+    ns = paused_ns = 0
+    for move in program:
+        if isinstance(move, Work):
+            ns, paused_ns = ns + move.ns, paused_ns + move.paused_ns
+        else:
+            found += [Work(ns, paused_ns), move]
+            ns = paused_ns = 0
+    return found
+
+
+def _shape(program: Program) -> list[Move]:
+    """The moves without what differs from rank to rank."""
+    shape: list[Move] = []
+    for move in program:
+        match move:
+            case Work():
+                shape.append(Work(0))
+            case Launch():
+                shape.append(replace(move, host_ns=0))
+            case Wait(key):
+                shape.append(Wait(key))
+            case _:
+                shape.append(move)
+    return shape
+
+
+def _worked(program: Program) -> list[int]:
+    """The work before the first step, and in each."""
+    found = [0]
+    for move in program:
+        if isinstance(move, End):
+            found.append(0)
+        elif isinstance(move, Work):
+            found[-1] += move.ns
+    return found

@@ -1,0 +1,146 @@
+"""The player: programs of all ranks, over one link that carries collectives in order.
+
+A program is the order of one rank's moves over its steps: it works, launches collectives, waits for them, and ends
+steps. A collective starts once its last rank has launched it and the link has finished the one before, and ends T
+later: start = max(last launch, previous end). Work goes on meanwhile, until a wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+__all__ = ["End", "Launch", "Mark", "Move", "Played", "Program", "StuckError", "Wait", "Work", "play"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the rank does without communication, idle time included."""
+
+    ns: int
+    paused_ns: int = 0
+    """The part in which the host paused: it computed nothing, for long at a stretch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A collective, by a key that all its ranks share; it takes no time here."""
+
+    key: Hashable
+    transfer_ns: int
+    """T: how long it occupies the link."""
+    kind: str = ""
+    bytes: int = 0
+    """Those sent."""
+    role: str = ""
+    """A `Role`'s value: what it moves."""
+    what: str | None = None
+    """The bucket or unit that it moves."""
+    host_ns: int = 0
+    """How long launching it took the host; this is part of the work around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The rank goes on once the collective has ended, and if that was not so yet, its thread has woken up."""
+
+    key: Hashable
+    wake_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that a change of the program goes by: a gradient that arrives, a unit's use, a border of a pass."""
+
+    word: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A step ends; the first one of a program is the start of its first step."""
+
+
+Move: TypeAlias = Work | Launch | Wait | Mark | End
+Program: TypeAlias = Sequence[Move]
+
+
+class StuckError(ValueError):
+    """Ranks wait for collectives that cannot come: other ranks do not launch them, or not in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of programs; times in ns from the start of the first move."""
+
+    ends_ns: tuple[tuple[int, ...], ...]
+    """Of each rank, when its steps ended."""
+    carried: dict[Hashable, tuple[int, int]]
+    """Start and end of each collective."""
+
+    def spans_ns(self, rank: int) -> list[int]:
+        """How long each step of a rank took."""
+        ends = self.ends_ns[rank]
+        return [end - before for before, end in pairwise(ends)]
+
+
+def play(programs: Sequence[Program]) -> Played:
+    """Play the programs of all ranks to their ends. Raises `StuckError`."""
+    members: dict[Hashable, list[int]] = {}
+    for rank, program in enumerate(programs):
+        for move in program:
+            if isinstance(move, Launch):
+                members.setdefault(move.key, []).append(rank)
+    ranks = range(len(programs))
+    place, now, free = ([0] * len(programs) for _ in range(3))
+    queues: list[deque[tuple[Launch, int]]] = [deque() for _ in ranks]
+    carried: dict[Hashable, tuple[int, int]] = {}
+    ends: list[list[int]] = [[] for _ in ranks]
+
+    def advance(rank: int) -> None:
+        program = programs[rank]
+        while place[rank] < len(program):
+            match program[place[rank]]:
+                case Work(ns):
+                    now[rank] += ns
+                case Launch() as launch:
+                    queues[rank].append((launch, now[rank]))
+                case Wait(key, wake_ns):
+                    if key not in carried:
+                        return
+                    if carried[key][1] > now[rank]:
+                        now[rank] = carried[key][1] + wake_ns
+                case End():
+                    ends[rank].append(now[rank])
+            place[rank] += 1
+
+    def carry(rank: int) -> bool:
+        """Whether what is first in the rank's queue could go; all its members' queues begin with it then."""
+        if not queues[rank]:
+            return False
+        launch = queues[rank][0][0]
+        own = members[launch.key]
+        heads = [queues[member][0] for member in own if queues[member]]
+        if len(heads) < len(own) or any(head.key != launch.key for head, _ in heads):
+            return False
+        start = max(*(at for _, at in heads), *(free[member] for member in own))
+        carried[launch.key] = start, start + launch.transfer_ns
+        for member in own:
+            free[member] = start + launch.transfer_ns
+            queues[member].popleft()
+        return True
+
+    busy = True
+    while busy:
+        for rank in ranks:
+            advance(rank)
+        busy = False
+        for rank in ranks:
+            while carry(rank):
+                busy = True
+    if any(place[rank] < len(programs[rank]) for rank in ranks):
+        raise StuckError("the ranks' programs do not launch the same collectives in the same order")
+    return Played(tuple(map(tuple, ends)), carried)

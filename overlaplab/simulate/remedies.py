@@ -1,0 +1,206 @@
+"""What a remedy would gain: the recorded programs, changed as the remedy would change them, and played again.
+
+[Note: remedies]
+- `balance`: the rank that was waited for most takes as long as the others (`rank` in `setting`).
+- `cap`: gradients are cut into buckets of another size, in their recorded order of arrival, as
+  `compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp does, each is launched with its last
+  gradient, and all are waited for at the end of the backward pass (`setting`: the cap in MiB).
+- `first_bucket`: only the first bucket's cap changes (`setting`: that in MiB).
+- `earlier`: what moves neither gradients nor parameters, and takes long, is launched at the start of the step.
+- `prefetch`: each gather is launched one unit earlier (`setting`: units gathered ahead).
+- `no_pause`: the host does not pause.
+- `half_the_bytes`: every collective sends half as much, which is as if the bandwidth were doubled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import log2
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.exposed import Cause, exposed
+from overlaplab.events import Run, step_windows
+from overlaplab.manifest import traits_of
+from overlaplab.simulate.changes import (
+    Bucket,
+    assign,
+    balanced,
+    earlier,
+    launch_ns,
+    prefetched,
+    recut,
+    without_pauses,
+)
+from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.recorded import Recorded, recorded_programs
+from overlaplab.simulate.transfers import transfers
+
+__all__ = ["REMEDIES", "remedies"]
+
+MIB = 1 << 20
+REMEDIES = {
+    "balance": (Cause.STRAGGLER,),
+    "cap": (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE),
+    "first_bucket": (Cause.TAIL, Cause.QUEUED),
+    "earlier": (Cause.QUEUED,),
+    "prefetch": (Cause.LATE,),
+    "no_pause": (Cause.GAP,),
+    "half_the_bytes": (Cause.LINK, Cause.TAIL, Cause.QUEUED),
+}
+"""The causes of exposed time that each remedy answers; remedies that cost more come later."""
+_COLUMNS = {
+    **dict.fromkeys(("rank", "step"), "Int64"),
+    **dict.fromkeys(("remedy", "cause"), "object"),
+    "setting": "float64",
+    **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
+}
+_TIE = 0.01
+"""Of a step: of caps that differ by no more the largest is taken, since each bucket costs the host time, too."""
+
+
+def remedies(run: Run) -> pd.DataFrame:
+    """What each remedy that can be played would gain, for every rank and step: one row per cause that it answers.
+
+    Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `cause` (a `Cause`'s value), `setting` (float64:
+    the number that the remedy is about, NaN for none), `gain_ns` (how much shorter the rank's step would be; negative
+    if longer), `step_ns` (how long it would take; both int64). No rows where the run cannot be played, see
+    `recorded_programs`, nor of remedies that change nothing.
+    """
+    recorded = recorded_programs(run)
+    if recorded is None:
+        return _table([])
+    try:
+        before = play(recorded.programs)
+    except StuckError:  # collectives of several groups, for instance
+        return _table([])
+    rows: list[dict[str, Any]] = []
+    for name, setting, programs in _changed(run, recorded):
+        try:
+            after = play(programs)
+        except StuckError:
+            continue
+        for number, trace in enumerate(run.traces):
+            steps = zip(step_windows(trace), before.spans_ns(number), after.spans_ns(number), strict=True)
+            for window, took, takes in steps:
+                row = {"rank": trace.rank, "step": window.step, "remedy": name, "setting": setting}
+                row |= {"gain_ns": took - takes, "step_ns": takes}
+                rows += [row | {"cause": cause.value} for cause in REMEDIES[name]]
+    return _table(rows)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+
+
+def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, float, Sequence[Program]]]:
+    """Each remedy's name, setting and programs."""
+    programs = recorded.programs
+    if (late := _late(run)) is not None:
+        yield "balance", float(run.traces[late].rank or 0), balanced(programs, late)
+    if any(move.paused_ns for program in programs for move in program if isinstance(move, Work)):
+        yield "no_pause", np.nan, [without_pauses(program) for program in programs]
+    yield from _cuttings(run, recorded)
+    traits = traits_of(run.manifest)
+    if traits is not None and traits.gathers == "units" and run.manifest and run.manifest.prefetch is not None:
+        yield "prefetch", run.manifest.prefetch + 1, [prefetched(program) for program in programs]
+    if any(changed := [earlier(program) for program in programs]):
+        yield "earlier", np.nan, [own or program for own, program in zip(changed, programs, strict=True)]
+    if (halved := _halved(run, programs)) is not None:
+        yield "half_the_bytes", 0.5, halved
+
+
+def _late(run: Run) -> int | None:
+    """The place of the rank that all others waited for longest."""
+    rows = exposed(run).dropna(subset=["late_rank"])
+    if not len(rows):
+        return None
+    late = rows.groupby("late_rank")["exposed_ns"].sum().idxmax()
+    return next((place for place, trace in enumerate(run.traces) if trace.rank == late), None)
+
+
+def _cuttings(run: Run, recorded: Recorded) -> Iterator[tuple[str, float, Sequence[Program]]]:
+    """The best cap, and where the run has a first bucket of its own, its best cap."""
+    traits, manifest = traits_of(run.manifest), run.manifest
+    if traits is None or manifest is None or traits.gradients != "all_reduce" or not recorded.gradients:
+        return
+    order = _order(recorded)
+    sizes = {name: own for name, (own, _) in recorded.gradients.items()}
+    if set(order) != set(sizes):
+        return
+    sent = {name: whole for name, (_, whole) in recorded.gradients.items()}
+    takes = _by_size(run)
+    if takes is None:
+        return
+
+    def cut(caps: Sequence[int]) -> list[list[Move]]:
+        buckets = [
+            Bucket(parameters=tuple(names), transfer_ns=takes(sum(sent[name] for name in names)))
+            for names in assign(order, sizes, caps)
+        ]
+        return [recut(program, buckets, host_ns=host_ns, wake_ns=wake_ns) for program in recorded.programs]
+
+    launches = [move for move in recorded.programs[0] if isinstance(move, Launch) and move.role == "bucket"]
+    host_ns = int(median(launch_ns(launch) for launch in launches))
+    waits = [move for move in recorded.programs[0] if isinstance(move, Wait) and move.wake_ns]
+    wake_ns = int(median(wait.wake_ns for wait in waits)) if waits else 0
+    ladder = _ladder(sizes)
+    first = (manifest.raw or {}).get("first_bucket_mb")
+    cap = manifest.bucket_cap_mb
+    if best := _best({mib: cut([int(mib * MIB)]) for mib in ladder}):
+        yield "cap", *best
+    if first is not None and cap is not None:
+        smaller = [mib for mib in ladder if mib < first]
+        if best := _best({mib: cut([int(mib * MIB), int(cap * MIB)]) for mib in smaller}):
+            yield "first_bucket", *best
+
+
+def _order(recorded: Recorded) -> list[str]:
+    """The gradients in the first rank's order of arrival, which DDP and the engine's buckets follow."""
+    arrived = [move.name for move in recorded.programs[0] if isinstance(move, Mark) and move.word == "gradient"]
+    return list(dict.fromkeys(arrived))
+
+
+def _ladder(sizes: Mapping[str, int]) -> list[float]:
+    """Caps in MiB worth trying: powers of two, from the smallest that cuts to the smallest that does not."""
+    low, high = log2(max(min(sizes.values()), MIB // 64) / MIB), log2(max(sum(sizes.values()), 1) / MIB)
+    return [2.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1)]
+
+
+def _best(tried: Mapping[float, Sequence[Program]]) -> tuple[float, Sequence[Program]] | None:
+    """The largest of the settings whose steps are shortest, as far as that can be told."""
+    took: dict[float, int] = {}
+    for setting, programs in tried.items():
+        played = play(programs)
+        took[setting] = sum(sum(played.spans_ns(rank)) for rank in range(len(programs)))
+    if not took:
+        return None
+    best = max(setting for setting, ns in took.items() if ns <= min(took.values()) * (1 + _TIE))
+    return best, tried[best]
+
+
+def _by_size(run: Run) -> Callable[[int], int] | None:
+    link = run.manifest.link if run.manifest else None
+    return transfers(run, run.traces[0], link).by_size("all_reduce")
+
+
+def _halved(run: Run, programs: Sequence[Program]) -> list[Program] | None:
+    link = run.manifest.link if run.manifest else None
+    took = transfers(run, run.traces[0], link)
+    kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
+    by_kind = {kind: by_size for kind in kinds if (by_size := took.by_size(kind)) is not None}
+    if not by_kind:
+        return None
+
+    def half(move: Move) -> Move:
+        if not isinstance(move, Launch) or move.kind not in by_kind or not move.role:
+            return move
+        takes = by_kind[move.kind]
+        gained = takes(move.bytes) - takes(move.bytes // 2)
+        return replace(move, transfer_ns=max(move.transfer_ns - gained, 0), bytes=move.bytes // 2)
+
+    return [[half(move) for move in program] for program in programs]
