@@ -11,18 +11,17 @@ from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.words import ms
 
 
-def bound_finding(bound: Mapping[str, Any], window: Mapping[str, Any]) -> str | None:
-    """Of one rank and step: a row of `overlaplab.simulate.bound`, and that of `overlaplab.summary`.
+def bound_finding(bound: Mapping[str, Any], span: int, exposed: int) -> str | None:
+    """Of one rank's step: a row of `overlaplab.simulate.bound`, its length and its exposed communication in ns.
 
     Recorded idle time stays in every figure, since it is not communication that causes it. None where nothing is
     exposed.
     """
-    span, exposed = int(window["span_ns"]), int(window["exposed_comm_ns"])
     if exposed == 0:
         return None
     alone = span - exposed
     condition = "" if bound["waits_known"] else ", if none of it is waiting for ranks that are not here"
-    gained = gains_by_buckets(bound, window)
+    gained = gains_by_buckets(bound, exposed)
     if gained is None:
         least = alone + int(bound["bound_ns"]) - int(bound["compute_ns"])
         if span - least <= LITTLE_GAIN * span:
@@ -31,7 +30,7 @@ def bound_finding(bound: Mapping[str, Any], window: Mapping[str, Any]) -> str | 
             f"That step takes {ms(span)}: at best {ms(least)} as its collectives were launched, without delays and late"
             f" ranks, and {ms(alone)} without any communication{condition}."
         )
-    if no_buckets_help(bound, window):
+    if gained <= LITTLE_GAIN * span:
         return (
             f"At least {ms(exposed - gained)} of it cannot be hidden by any bucketing{condition}: the step takes"
             f" {ms(span)}, at best {ms(span - gained)} with other buckets, and {ms(alone)} without any communication."
@@ -42,15 +41,17 @@ def bound_finding(bound: Mapping[str, Any], window: Mapping[str, Any]) -> str | 
     )
 
 
-def no_buckets_help(bound: Mapping[str, Any], window: Mapping[str, Any]) -> bool:
-    """Whether it is known that other buckets would gain little. Rows as above."""
-    gained = gains_by_buckets(bound, window)
-    return gained is not None and gained <= LITTLE_GAIN * int(window["span_ns"])
-
-
-def gains_by_buckets(bound: Mapping[str, Any], window: Mapping[str, Any]) -> int | None:
-    """How much shorter the step could be with the best buckets of all, in ns; None where unknown. Rows as above."""
+def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:
+    """How much shorter the step could be with the best buckets of all, in ns; None where unknown."""
     if pd.isna(bound["any_cap_ns"]):
         return None
     unavoidable = int(bound["any_cap_ns"]) - int(bound["compute_ns"])
-    return max(int(window["exposed_comm_ns"]) - unavoidable, 0)
+    return max(exposed - unavoidable, 0)
+
+
+def unavoidable_ns(bound: Mapping[str, Any]) -> int:
+    """How much of a step's communication nothing hides, in ns: the best buckets of all leave it exposed, or, where
+    these are unknown, all transfers take so much longer than all computation.
+    """
+    least = bound["any_cap_ns"] if pd.notna(bound["any_cap_ns"]) else bound["transfer_ns"]
+    return max(int(least) - int(bound["compute_ns"]), 0)

@@ -7,9 +7,15 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses import launched_after_backward
-from overlaplab.findings.thresholds import MOST_BUCKETS_LISTED, MOST_LATE_BUCKETS, PROMPT_LAUNCH_NS
+from overlaplab.findings.thresholds import (
+    HELD_NS,
+    MATTERS,
+    MOST_BUCKETS_LISTED,
+    MOST_LATE_BUCKETS,
+    PROMPT_LAUNCH_NS,
+)
 from overlaplab.findings.windows import window_name
-from overlaplab.words import count, gradient_word, joined, ms, percent, to_ms
+from overlaplab.words import count, gradient_word, joined, ms, to_ms
 
 
 def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
@@ -55,7 +61,7 @@ def buckets_title(table: pd.DataFrame) -> str:
     if comm <= 0:
         return "The buckets' communication was not found in the trace"
     exposed = int(table["exposed_ns"].sum())
-    return f"Exposed communication {ms(exposed)} of {ms(comm)} of the buckets' communication ({percent(exposed, comm)})"
+    return f"{ms(exposed)} of the buckets' {ms(comm)} of communication are exposed"
 
 
 def buckets_remarks(table: pd.DataFrame) -> list[str]:
@@ -71,44 +77,16 @@ def buckets_remarks(table: pd.DataFrame) -> list[str]:
 
 
 def late_sentences(late: pd.DataFrame, limit: int = MOST_LATE_BUCKETS) -> list[str]:
-    """A sentence for each of the first `limit` rows of `overlaplab.analyses.late_buckets`."""
-    lines = [_late_sentence(row) for row in late.head(limit).to_dict("records")]
-    if len(late) > limit:
-        lines.append(f"{count(len(late) - limit, 'more late bucket')} in the table below.")
+    """A sentence for each row of `overlaplab.analyses.late_buckets` that matters, the first `limit` of them.
+
+    That are buckets with over `MATTERS` of the step's exposed time, or whose last gradient cost as much.
+    """
+    enough = MATTERS * int(late["exposed_ns"].sum())
+    rows = late[(late["exposed_ns"] > enough) | (late["saved_ns"] > enough)]
+    lines = [_late_sentence(row) for row in rows.head(limit).to_dict("records")]
+    if len(rows) > limit:
+        lines.append(f"{count(len(rows) - limit, 'more late bucket')} in the table below.")
     return lines
-
-
-def buckets_advice(table: pd.DataFrame, late: pd.DataFrame) -> str:
-    """What to do about late buckets; takes the same tables as `buckets_lead`."""
-    if table["end_ns"].isna().all():
-        return "Record with the engine, or with the communication threads' ranges, to see when buckets were sent."
-    if late.empty:
-        return "Nothing to do: no bucket was late."
-    if launched_after_backward(table):
-        return (
-            "Launch each bucket when its gradients are there instead of after the backward pass:"
-            " strategy bucketed does, and so does torch's DistributedDataParallel."
-        )
-    worst = late.iloc[0]
-    if worst["index"] == table["index"].max() and worst["held_ns"] == 0:
-        return (
-            f"Bucket {worst['index']} is the last: nothing is left to compute while it is sent. Make it smaller: try a"
-            " lower bucket_cap_mb, and compare the runs."
-        )
-    if worst["link_ns"] > worst["held_ns"]:
-        return (
-            f"Bucket {worst['index']} waited for the link, which had work already: send less (gradients of lower"
-            " precision, fewer synchronisations by accumulating), or use a faster link."
-        )
-    if worst["held_ns"] == 0:
-        return (
-            f"Little is left to compute while bucket {worst['index']} is sent: a lower bucket_cap_mb sends it earlier"
-            " and in smaller parts. Record a sweep of caps and compare."
-        )
-    return (
-        f"Bucket {worst['index']} waited for one gradient while others stood ready: a lower bucket_cap_mb parts them."
-        " Record a sweep of caps and compare."
-    )
 
 
 def _late_sentence(row: dict[Any, Any]) -> str:
@@ -116,18 +94,19 @@ def _late_sentence(row: dict[Any, Any]) -> str:
     name = gradient_word(row["parameter"], row["arrival"], row["shape"])
     alone = pd.isna(row["gap_ns"])
     gap = "the only one in it" if alone else f"{ms(row['gap_ns'])} after the one before it"
-    if row["link_ns"] > max(0 if alone else row["gap_ns"], row["held_ns"]):
-        line = f"waited {ms(row['link_ns'])} for the busy link; its last gradient was {name}, {gap}"
-    else:
-        came = "which came last" if pd.isna(row["parameter"]) else "whose gradient came last"
-        line = f"was held by {name}, {came}, {gap}"
+    waited = f", and then waited {ms(row['link_ns'])} for the busy link" if row["link_ns"] > PROMPT_LAUNCH_NS else ""
+    exposed = f"{ms(row['exposed_ns'])} of it is exposed."
+    if row["earlier_ns"] <= HELD_NS:
+        return f"Bucket {row['index']}: {name} came last, {gap}{waited}; {exposed}"
+    saved = f"{ms(row['saved_ns'])} less exposed" if row["saved_ns"] else "nothing less exposed"
+    line = f"Bucket {row['index']} was held by {name}, {gap}{waited}; {exposed}"
     if row["held"]:
         at_most = "up to " if len(row["held"]) > 1 else ""
-        line += f"; {_listed(row['held'])} stood ready and waited {at_most}{ms(row['held_ns'])} for it"
-    return f"Bucket {row['index']} {line}. Exposed: {ms(row['exposed_ns'])}."
+        line += f" {_listed(row['held'])} stood ready and waited {at_most}{ms(row['held_ns'])} for it."
+    return f"{line} Without it: launched {ms(row['earlier_ns'])} earlier, {saved}."
 
 
 def _listed(indices: tuple[int, ...]) -> str:
     if len(indices) > MOST_BUCKETS_LISTED:
         return f"{len(indices)} buckets"
-    return f"bucket{'' if len(indices) == 1 else 's'} {joined([str(index) for index in indices])}"
+    return f"Bucket{'' if len(indices) == 1 else 's'} {joined([str(index) for index in indices])}"

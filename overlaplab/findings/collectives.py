@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.findings.thresholds import LARGE_COLLECTIVE, LITTLE_WAIT, STANDS_OUT
-from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late, why_waits_unknown
+from overlaplab.findings.diagnosis import Diagnosis
+from overlaplab.findings.thresholds import LARGE_COLLECTIVE
+from overlaplab.findings.unseen import why_waits_unknown
 from overlaplab.words import count, ms, percent, rank_word
 
 _ABSENT = "not all members' traces are here"
 
 
-def collectives_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
-    """How much of the ranks' time in collectives was waiting, and for which rank they waited most.
+def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str:
+    """How much of the ranks' time in collectives was waiting, and for which rank the diagnosed one waited most.
 
-    Takes rows of `overlaplab.collectives` and what `overlaplab.analyses.stragglers_of` makes of them.
+    Takes rows of `overlaplab.collectives`, and the diagnosis of one of their ranks' steps.
     """
     number = count(int(table["index"].nunique()), "collective")
     known = table[table["wait_ns"].notna()]
@@ -26,14 +27,14 @@ def collectives_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     spent_ns, waited_ns = int((known["end_ns"] - known["start_ns"]).sum()), int(known["wait_ns"].sum())
     first = (
         f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in them,"
-        f" {ms(waited_ns)} ({percent(waited_ns, spent_ns)}) is waiting for the last rank to arrive."
+        f" {ms(waited_ns)} is waiting for the last rank to arrive."
     )
-    if late.empty or not late["last"].any():
-        return f"{first} No rank came last by more than clocks may differ."
-    worst = late.iloc[0]
+    if found is None or found.late_rank is None:
+        return first
+    where = "" if found.step is None else f" of step {found.step}"
     return (
-        f"{first} Rank {rank_word(worst['rank'])} cost most: it came last in {worst['last']} of {worst['collectives']},"
-        f" and the others waited {ms(worst['cost_ns'])} for it, each from its own arrival on."
+        f"{first} Rank {rank_word(found.rank)}{where} waited longest for rank {found.late_rank}:"
+        f" {ms(found.waited_ns)} of its exposed time."
     )
 
 
@@ -74,39 +75,7 @@ def waits_title(table: pd.DataFrame, known: pd.DataFrame) -> str:
 
 
 def late_ranks_title(late: pd.DataFrame) -> str:
-    """The rank for which the others waited longest, from rows of `overlaplab.stragglers`."""
+    """How long ranks waited for late ones, from rows of `overlaplab.stragglers`; the chart names them."""
     if late.empty or not late["last"].any():
         return "No rank came last by more than clocks may differ"
-    worst = late.iloc[0]
-    return (
-        f"The others waited {ms(worst['cost_ns'])} for rank {rank_word(worst['rank'])}"
-        f" ({percent(worst['cost_ns'], int(late['cost_ns'].sum()))} of all waiting for late ranks)"
-    )
-
-
-def collectives_advice(late: pd.DataFrame, table: pd.DataFrame, unseen: Unseen = OTHER_RANKS) -> str:
-    """What to do about waiting.
-
-    Takes rows of `overlaplab.stragglers` and of `overlaplab.collectives`, and what the traces do not show.
-    """
-    known = table[table["transfer_ns"].notna()]
-    if known.empty:
-        why = why_waits_unknown(table)
-        if why is None:
-            return "Open all ranks' traces together to tell waiting from transfer."
-        return f"Waiting cannot be told from transfer: {why}."
-    per_collective = known.drop_duplicates("index")
-    transfer, wait = int(per_collective["transfer_ns"].sum()), int(known["wait_ns"].sum())
-    little = LITTLE_WAIT * transfer * max(known["rank"].nunique(), 1)
-    if late.empty or not late["last"].any() or wait < little:
-        return (
-            "No rank makes the others wait much: what is left is the transfer, which fewer bytes or a faster link cut."
-        )
-    worst = late.iloc[0]
-    if worst["cost_ns"] < STANDS_OUT * late["cost_ns"].mean():
-        return "The ranks take turns coming last: none is slow by itself, so steady what each does in a step."
-    return (
-        f"Look first at rank {worst['rank']}: it came last {worst['last']} of {worst['collectives']} times, and the"
-        f" others together waited {ms(int(worst['cost_ns']))} for it. Compare its compute with theirs on the timeline."
-        f"{started_late(unseen, worst['rank'])}"
-    )
+    return f"All ranks together waited {ms(late['cost_ns'].sum())} for late ones, from their own arrivals on"

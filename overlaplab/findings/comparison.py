@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
 from pathlib import PurePath
 
 import pandas as pd
 
-from overlaplab.findings.thresholds import FEWEST_STEPS
-from overlaplab.words import duration, shorten
+from overlaplab.findings.thresholds import (
+    FEWEST_RECORDINGS,
+    FEWEST_STEPS,
+    MOST_BEATEN,
+    MOST_REASONS,
+    MOST_RUNS_LISTED,
+)
+from overlaplab.words import count, duration, joined, percent, sentence, shorten
 
 
 def no_fastest(table: pd.DataFrame) -> str | None:
@@ -17,6 +26,11 @@ def no_fastest(table: pd.DataFrame) -> str | None:
         return None
     if table["model"].nunique() > 1:
         return "different models, not comparable"
+    if table["tier"].nunique() > 1:
+        first = [setting.label for setting in _settings(table) if setting.tier == 1]
+        return f"{joined(first)} tie"
+    if _by_recordings(table):
+        return "recordings do not tell them apart"
     if table["spread_ms"].isna().any():
         return f"too few steps to tell a difference (fewer than {FEWEST_STEPS} in a run)"
     return "no difference beyond the spread"
@@ -27,13 +41,62 @@ def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> s
     if len(table) < 2:
         return "Step time of one run: choose another to compare"
     if (why := no_fastest(table)) is not None:
-        return f"Step time: {why}"
+        first = table.loc[table["tier"].eq(1), "recording_of"].nunique()
+        return f"Step time: {f'the fastest {first} tie' if why.endswith(' tie') else why}"
     wins = table["fastest"].astype(bool)
     fastest = [label for label, won in zip(labels, wins, strict=True) if won]
     if len(fastest) > 1:
         return f"Fastest: {', '.join(fastest)}, recordings of one setting"
     median = table.loc[wins, "step_ms_median"].iloc[0]
     return f"Fastest: {'bucket_cap_mb ' if by_cap else ''}{fastest[0]}, {duration(median)} per step"
+
+
+def compare_finding(table: pd.DataFrame) -> str:
+    """Which of the rows of `overlaplab.compare` beat which others, and by how much, or why none does."""
+    if len(table) < 2:
+        return "One run: choose another to compare it with"
+    if table["model"].nunique() > 1:
+        return f"Different models, not comparable: {_models_differ(table)}"
+    settings = _settings(table)
+    if len(settings) < 2:
+        return f"Nothing to compare: no step was measured in {_few(_without_steps(table))}"
+    first = [setting for setting in settings if setting.tier == 1]
+    slower = [setting for setting in settings if setting.tier != 1]
+    if not slower:
+        best, second, *_ = settings
+        return (
+            f"{sentence(no_fastest(table) or '').removesuffix('.')}: {best.label} has the shortest median step,"
+            f" {duration(best.step_ms)}; the next, {second.label}, has {duration(second.step_ms)}"
+        )
+    once = "" if _by_recordings(table) else " in one recording of each"
+    least = max(setting.step_ms for setting in first)
+    named = slower if len(slower) <= MOST_BEATEN + 1 else slower[:MOST_BEATEN]
+    beaten = [
+        f"{setting.label} by {duration(setting.step_ms - least)} ({percent(setting.step_ms - least, setting.step_ms)}"
+        f"{' of its step' if place == 0 else ''})"
+        for place, setting in enumerate(named)
+    ]
+    if len(named) < len(slower):
+        beaten.append(f"{count(len(slower) - len(named), 'slower one')} by more")
+    names = joined([setting.label for setting in first])
+    beat = "beats" if len(first) == 1 else "tie, and each beats" if len(first) > 2 else "tie, and both beat"
+    return f"{names} {beat} {joined(beaten)}{once}"
+
+
+def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:
+    """What a reader of a comparison must know of how it was decided, a line each."""
+    fewest = int(table["recording_of"].value_counts().min())
+    return too_few_recordings(fewest, "settings") if fewest > 1 and table["tier"].notna().all() else ()
+
+
+def too_few_recordings(fewest: int, what: str) -> tuple[str, ...]:
+    """That so many recordings of each cannot tell two settings apart, where they cannot."""
+    if fewest >= FEWEST_RECORDINGS:
+        return ()
+    return (
+        f"{fewest} recordings of each cannot tell two {what} apart: all of one are faster than all of the other by"
+        f" chance in {percent(2, comb(2 * fewest, fewest))} of cases; {FEWEST_RECORDINGS} can",
+    )
 
 
 def compare_advice(table: pd.DataFrame) -> str:
@@ -44,12 +107,117 @@ def compare_advice(table: pd.DataFrame) -> str:
         return "Keep the fastest, or vary one more thing about it and compare again."
     if table["model"].nunique() > 1:
         return "Compare runs of one model: its layers, width, batch and sequence decide how long a step takes."
+    if table["tier"].nunique() > 1:
+        first = [setting.label for setting in _settings(table) if setting.tier == 1]
+        return f"Keep one of {joined(first)}, or record each {FEWEST_RECORDINGS} times and more to tell them apart."
     if table["spread_ms"].isna().any():
         return (
             f"Record at least {FEWEST_STEPS} steps of each run before choosing: fewer do not show how much steps"
             " differ."
         )
+    if _by_recordings(table):
+        return "Record each setting more often before choosing."
     return "Record more steps or repeat the runs before choosing: the difference is within the spread."
+
+
+def work_compared(chosen: str, differing: Mapping[str, Sequence[str] | None] | None) -> str:
+    """Why no other run is compared with the chosen one: per run the keys in which its work differs, None if unknown.
+
+    The keys are those of `analyses.work_differs`; no mapping where the chosen run has no run.json.
+    """
+    if differing is None:
+        return (
+            f"{shorten(chosen)} has no run.json, so that nothing tells which runs did the same work: choose those to"
+            " compare."
+        )
+    if not differing:
+        return f"There is no other run to compare {shorten(chosen)} with."
+    unknown = [name for name, keys in differing.items() if keys is None]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, keys in differing.items():
+        if keys is not None:
+            alike.setdefault(tuple(keys), []).append(name)
+    said = [
+        f"{_few(names)} {'differ' if len(names) > 1 else 'differs'} in {joined([_WORDS.get(key, key) for key in keys])}"
+        for keys, names in sorted(alike.items(), key=lambda item: len(item[0]))[:MOST_REASONS]
+    ]
+    if unknown:
+        said.append(f"of {_few(unknown)} nothing tells the model (no run.json)")
+    return f"No other run here did the same work as {shorten(chosen)}: {'; '.join(said)}."
+
+
+_WORDS = {
+    "world_size": "the number of ranks",
+    "accumulate": "the number of microbatches",
+    "link": "the link",
+    "link_wait": "how the link is waited for",
+    "phantom_ranks": "phantom ranks",
+    "hardware": "the machine",
+    "seq": "the sequence's length",
+    "vocab": "the vocabulary",
+    "batch": "the batch",
+}
+"""Words for the keys of `analyses.work_differs`, where they do not read as such."""
+
+
+def links_refused(names: Sequence[str]) -> str | None:
+    """Which links to folders the dashboard does not follow, and what to do; None without any."""
+    if not names:
+        return None
+    what = "a link" if len(names) == 1 else "links"
+    return f"Not opened, {what} out of this folder: {_few(names)}. Copy the runs here, or open their own folder."
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = [shorten(name, 40) for name in names[:MOST_RUNS_LISTED]]
+    more = len(names) - len(shown)
+    return joined([*shown, count(more, "other")] if more else shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """The recordings of one setting in a table of `overlaplab.compare`."""
+
+    label: str
+    tier: int
+    step_ms: float
+
+
+def _settings(table: pd.DataFrame) -> list[_Setting]:
+    """The settings of which steps were measured, the fastest first."""
+    axis, labels = run_labels(table)
+    found = [
+        _Setting(
+            label=f"{'cap ' if axis == 'bucket_cap_mb' else ''}{rows['label'].iloc[0]}",
+            tier=int(rows["tier"].iloc[0]),
+            step_ms=float(rows["step_ms_median"].median()),
+        )
+        for _, rows in table.assign(label=labels).dropna(subset=["step_ms_median"]).groupby("recording_of")
+    ]
+    return sorted(found, key=lambda setting: (setting.tier, setting.step_ms))
+
+
+def _without_steps(table: pd.DataFrame) -> list[str]:
+    return [label for label, step in zip(run_labels(table)[1], table["step_ms_median"], strict=True) if pd.isna(step)]
+
+
+def _by_recordings(table: pd.DataFrame) -> bool:
+    """Whether recordings decide, and not the steps of one (see `across_runs.tiers`)."""
+    return bool(table["recording_of"].value_counts().min() > 1)
+
+
+def _models_differ(table: pd.DataFrame) -> str:
+    """In what the models differ, with the values."""
+    models = [json.loads(model) for model in table["model"].dropna().unique()]
+    keys = [key for key in dict.fromkeys(key for model in models for key in model) if key != "parameters"]
+    values = {key: dict.fromkeys(str(model.get(key, "unknown")) for model in models) for key in keys}
+    said = [
+        f"{_WORDS.get(key, key)} {joined([shorten(value, 20) for value in own])}"
+        for key, own in values.items()
+        if len(own) > 1
+    ]
+    return "; ".join(said[:MOST_REASONS])
 
 
 def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:

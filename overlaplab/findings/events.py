@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from overlaplab.findings.marks import mark_name
 from overlaplab.formats import text
 from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
 from overlaplab.words import rank_word, shorten, size_exact
@@ -12,7 +13,7 @@ _NAME = 400  # characters of a name
 def event_facts(details: EventDetails) -> list[tuple[str, str]]:
     """Pairs of a fact's name and value, the most asked for first; unknown facts are left out."""
     facts: list[tuple[str, object]] = [
-        ("name", shorten(details["name"], _NAME)),
+        ("name", shorten(mark_name(details["name"]), _NAME)),
         ("counts as", f"{details['counts_as']} ({shorten(details['category'], 40)})"),
         ("rank", rank_word(details["rank"])),
         ("step", details["step"]),

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from overlaplab.analyses import gathered_bytes, schedule_steps
-from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_UNITS_LISTED
+from overlaplab.findings.thresholds import MOST_UNITS_LISTED
 from overlaplab.formats import digits, text
-from overlaplab.manifest import Manifest
-from overlaplab.words import count, joined, ms, percent, size_exact, unit_name
+from overlaplab.words import count, joined, ms, size_exact, unit_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,21 +86,6 @@ def prefetch_gain(first: GatherCost, second: GatherCost) -> str:
 def _waits(name: str, cost: GatherCost) -> str:
     wait = "an unknown time" if cost.wait_ns is None else ms(cost.wait_ns)
     return f"{name} waits {wait} for gathers in a step of {ms(cost.step_ns)}"
-
-
-def gathers_advice(table: pd.DataFrame, manifest: Manifest | None, step_ns: int | None) -> str:
-    """What to do about waits: takes rows of `overlaplab.schedule` of one rank and step, which took `step_ns`."""
-    wait = schedule_steps(table)["wait_ns"].iloc[0]
-    if pd.isna(wait):
-        return "Record with labels or device activity to see how long compute waited for gathers."
-    if step_ns is not None and wait <= LITTLE_GAIN * step_ns:
-        return f"Nothing to do: compute waited {ms(int(wait))} for gathers, {percent(int(wait), step_ns)} of the step."
-    if manifest is not None and manifest.prefetch is not None:
-        return (
-            f"Compute waited {ms(int(wait))} for gathers with prefetch {manifest.prefetch}: try prefetch"
-            f" {manifest.prefetch + 1}, which holds one more layer at a time, and compare."
-        )
-    return f"Compute waited {ms(int(wait))} for gathers: gather units earlier (prefetch), or make them larger."
 
 
 def schedule_line(step: pd.Series, layers: int) -> str:

@@ -10,15 +10,19 @@ from overlaplab.findings.thresholds import MOST_STEPS
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, shorten, to_ms
 
+SLEEPS = "sleeping device"
+"""What a run with `--compute sleep` was recorded on."""
+
 
 def run_title(run: Run) -> str:
-    """The run's path and the gist of its manifest; an emulated link and phantom ranks are always named."""
+    """The run's path and the gist of its manifest; emulated links, phantom ranks, sleeping devices are always named."""
     if run.manifest is None:
         return run.path
     link = run.manifest.emulated_link
     parts = (
         shorten(run.manifest.strategy or ""),
         describe_ranks(run.manifest, len(run.traces)),
+        SLEEPS if run.manifest.sleeps else "",
         f"emulated link {link}" if link else "",
     )
     return f"{run.path}: {', '.join(part for part in parts if part)}"
@@ -28,19 +32,32 @@ def note(manifest: Manifest | None) -> str | None:
     """The line about a run under its charts: strategy, ranks, device, prefetch depth or bucket cap, emulated link."""
     if manifest is None:
         return None
-    parts = [shorten(manifest.strategy or ""), describe_ranks(manifest), shorten(manifest.device or "")]
+    parts = [shorten(manifest.strategy or ""), describe_ranks(manifest), describe_device(manifest)]
     if manifest.prefetch is not None:
         parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
-    return ", ".join(part for part in (*parts, describe_link(manifest)) if part)
+    return ", ".join(part for part in (*parts, describe_link(manifest), describe_machine(manifest)) if part)
+
+
+def describe_machine(manifest: Manifest) -> str:
+    """In which steps the machine was busy with something else; empty where in none, or where run.json does not tell."""
+    steps = {row.step for row in manifest.machine or ()}
+    busy = sorted({row.step for row in manifest.machine or () if row.busy})
+    if not busy:
+        return ""
+    return "machine busy" + (
+        "" if len(busy) == len(steps) else f" in step{'s' * (len(busy) > 1)} {_listed([*map(str, busy)])}"
+    )
 
 
 def link_note(manifest: Manifest | None) -> str | None:
-    """The emulated link and group alone, for charts without room for the whole `note`; None without such a link."""
-    if manifest is None or not (link := describe_link(manifest)):
+    """What is emulated alone: device, link and group, for charts without room for the whole `note`; None if nothing."""
+    if manifest is None:
         return None
-    return f"{link}, one rank of a group of {manifest.world_size}" if manifest.phantom_ranks else link
+    group = f"one rank of a group of {manifest.world_size}" if manifest.phantom_ranks else ""
+    link = describe_link(manifest)
+    return ", ".join(filter(None, (SLEEPS if manifest.sleeps else "", link, group if link else ""))) or None
 
 
 def links_note(manifests: Sequence[Manifest | None]) -> str | None:
@@ -49,12 +66,19 @@ def links_note(manifests: Sequence[Manifest | None]) -> str | None:
     if not emulated:
         return None
     links = sorted({str(manifest.emulated_link) for manifest in emulated})
-    parts = [f"emulated link {' or '.join(links)}"]
+    asleep = [manifest for manifest in manifests if manifest is not None and manifest.sleeps]
+    parts = [SLEEPS if len(asleep) == len(manifests) else f"in some runs {SLEEPS}"] if asleep else []
+    parts += [f"emulated link {' or '.join(links)}"]
     if any(_missed(manifest) for manifest in emulated):
         parts.append("link not attained in some runs")
     groups = [describe_ranks(manifest) for manifest in manifests if manifest is not None and manifest.phantom_ranks]
     where = "" if len(groups) == len(manifests) else "in some runs "
     return ", ".join((*parts, *(f"{where}{group}" for group in sorted({*groups}))))
+
+
+def describe_device(manifest: Manifest) -> str:
+    """Where it computed; empty where nobody says."""
+    return SLEEPS if manifest.sleeps else shorten(manifest.device or "")
 
 
 def describe_ranks(manifest: Manifest, ranks: int | None = None) -> str:

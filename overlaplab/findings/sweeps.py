@@ -1,14 +1,18 @@
-"""Which bucket_cap_mb of a sweep is fastest, or why none is, and what to do about it."""
+"""Which values of bucket_cap_mb in a sweep are fastest, or why none is, and what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import pandas as pd
 
-from overlaplab.findings.thresholds import ENOUGH_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
-from overlaplab.words import count, duration, shorten
+from overlaplab.findings.comparison import too_few_recordings
+from overlaplab.findings.thresholds import AVOID, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
+from overlaplab.words import count, duration, joined, percent, shorten
+
+Row: TypeAlias = Mapping[Any, Any]
+"""A row of `overlaplab.sweep`."""
 
 
 def sweep_subject(strategy: str | None, ranks: int, recordings: int, note: str | None) -> str:
@@ -18,44 +22,77 @@ def sweep_subject(strategy: str | None, ranks: int, recordings: int, note: str |
 
 
 def sweep_title(table: pd.DataFrame) -> str:
-    """`sweep_finding`, short enough for a chart."""
-    won = table[table["fastest"].astype(bool)]
-    if len(won) == 1:
-        return f"Fastest: bucket_cap_mb {won['bucket_cap_mb'].iloc[0]:g}, {duration(won['step_ms'].iloc[0])} per step"
+    """The gist of `sweep_finding`, short enough for a chart."""
+    first, *slower = _tiers(table)
+    if slower:
+        best = first[0]
+        if len(first) == 1:
+            return f"Fastest: bucket_cap_mb {_cap(best)}, {duration(best['step_ms'])} per step"
+        bad = [row for tier in slower if _is_bad(tier, best) for row in tier]
+        return f"bucket_cap_mb {_caps(first)} tie" + (f"; avoid {_caps(bad)}" if bad else ", others are slower")
+    if _by_recordings(table):
+        return "Step time: recordings do not tell the caps apart"
     if table["spread_ms"].isna().any():
         return "Step time: too few steps to tell a difference"
     return "Step time: no difference beyond the spread"
 
 
 def sweep_finding(table: pd.DataFrame) -> str:
-    """The fastest cap, or that no difference exceeds the spread, from rows of `overlaplab.sweep`."""
+    """The caps in tiers, the fastest first, or why none is faster than another, from rows of `overlaplab.sweep`."""
+    first, *slower = _tiers(table)
+    best = first[0]
+    if not slower:
+        return _undecided(table)
+    once = "" if _by_recordings(table) else " in one recording of each"
+    if len(first) == 1:
+        said = [f"Fastest{once}: bucket_cap_mb {_cap(best)}, median step {duration(best['step_ms'])}"]
+    else:
+        last = first[-1]["step_ms"]
+        said = [f"bucket_cap_mb {_caps(first)} tie{once}, median steps {duration(best['step_ms'])} to {duration(last)}"]
+    bad = [row for tier in slower if _is_bad(tier, best) for row in tier]
+    said += [
+        f"{_caps(tier)} {'are' if len(tier) > 1 else 'is'} {_slower(tier, best)}"
+        for tier in slower
+        if not _is_bad(tier, best)
+    ]
+    if bad:
+        said.append(f"avoid {_caps(bad)}, {_slower(bad, best)}{_all_of_it(bad, table)}")
+    return "; ".join(said)
+
+
+def _undecided(table: pd.DataFrame) -> str:
+    """Why no cap is faster than another."""
     first, second = _two_shortest(table)
-    if table["fastest"].any():
-        lead = second["step_ms"] - first["step_ms"]
-        once = " in one recording of each" if int(table["runs"].max()) == 1 else ""
-        return (
-            f"Fastest{once}: bucket_cap_mb {_cap(first)}, median step {first['step_ms']:.1f} ms;"
-            f" the next, {_cap(second)}, takes {lead:.1f} ms longer ({_percent(lead, second['step_ms'])} of its step)"
-        )
-    why = "Too few steps to tell a difference" if table["spread_ms"].isna().any() else "No difference beyond the spread"
+    if _by_recordings(table):
+        why = f"{count(int(table['runs'].sum()), 'recording')} do not tell the caps apart"
+    elif table["spread_ms"].isna().any():
+        why = "Too few steps to tell a difference"
+    else:
+        why = "No difference beyond the spread"
     return (
         f"{why}: bucket_cap_mb {_cap(first)} has the shortest median step,"
         f" {first['step_ms']:.1f} ms; the next, {_cap(second)}, has {second['step_ms']:.1f} ms"
     )
 
 
+def _all_of_it(caps: Sequence[Row], table: pd.DataFrame) -> str:
+    """That every recording of these caps is slower than every other one, where each has several."""
+    others = table[~table["bucket_cap_mb"].isin([row["bucket_cap_mb"] for row in caps])]
+    if not _by_recordings(table) or min(row["lowest_ms"] for row in caps) <= others["highest_ms"].max():
+        return ""
+    return f": every recording of {'them' if len(caps) > 1 else 'it'} is slower than every other cap's"
+
+
 def sweep_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of a sweep's figures must know, a line each."""
     notes = []
     if table["spread_ms"].isna().any():
-        notes.append(f"fewer than {FEWEST_STEPS} steps of a cap have no spread, so no cap can be called the fastest")
+        notes.append(f"fewer than {FEWEST_STEPS} steps of a cap have no spread, so nothing can be told")
     fewest = int(table["runs"].min())
     if fewest == 1:
         notes.append("one recording of a cap: how much recordings of the same cap differ is unknown")
-    elif fewest < ENOUGH_RECORDINGS:
-        notes.append(
-            f"{fewest} recordings of a cap show little of how much they differ; {ENOUGH_RECORDINGS} show enough"
-        )
+    else:
+        notes += too_few_recordings(fewest, "caps")
     if table["runs"].nunique() > 1:
         counts = ", ".join(f"{_cap(row)}: {row['runs']}" for row in table.to_dict("records"))
         notes.append(f"not every cap was recorded as often (recordings by cap: {counts})")
@@ -69,61 +106,110 @@ def sweep_notes(table: pd.DataFrame) -> tuple[str, ...]:
 
 def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
     """What to do after a sweep, a sentence each."""
-    first, second = _two_shortest(table)
-    if not table["fastest"].any():
-        return (_tell_apart(table, first, second),)
-    few = int(table["runs"].min()) < ENOUGH_RECORDINGS
-    repeat = f"Repeat it first: overlaplab sweep with --repeats {ENOUGH_RECORDINGS} and the same --out goes on."
-    advice = [repeat] if few else []
-    advice += [f"Train with bucket_cap_mb {_cap(first)} on this model, link and number of ranks."]
-    smallest, largest = first["bucket_cap_mb"] == table["bucket_cap_mb"].min(), _is_largest(table, first)
-    if smallest or largest:
-        where = "smallest" if smallest else "largest"
-        advice.append(f"It is the {where} cap of the sweep: add {'smaller' if smallest else 'larger'} ones.")
+    tier, *slower = _tiers(table)
+    if not slower:
+        return (_tell_apart(table),)
+    first = tier[0]
+    few = int(table["runs"].min()) < FEWEST_RECORDINGS
+    advice = [f"Repeat it first: {_more(table)}"] if few else []
+    if len(tier) > 1:
+        caps = " or ".join([", ".join(map(_cap, tier[:-1])), _cap(tier[-1])])
+        advice.append(f"Train with bucket_cap_mb {caps} on this model, link and number of ranks.")
+        if not few and tier[-1]["step_ms"] - first["step_ms"] > LITTLE_GAIN * first["step_ms"]:
+            advice.append(f"More recordings may tell them apart: {_more(table)}")
+    else:
+        advice.append(f"Train with bucket_cap_mb {_cap(first)} on this model, link and number of ranks.")
+        smallest, largest = first["bucket_cap_mb"] == table["bucket_cap_mb"].min(), _is_largest(table, first)
+        if smallest or largest:
+            where = "smallest" if smallest else "largest"
+            advice.append(f"It is the {where} cap of the sweep: add {'smaller' if smallest else 'larger'} ones.")
     exposed = first["exposed_ms"]
+    whose = "its step" if len(tier) == 1 else f"the step with {_cap(first)}"
     if exposed <= LITTLE_GAIN * first["step_ms"]:
-        advice.append(
-            f"Little is left to hide: its exposed communication is {100 * LITTLE_GAIN:.0f} % of the step at most."
-        )
+        advice.append(f"Little is left to hide: exposed communication is {100 * LITTLE_GAIN:.0f} % of {whose} at most.")
     else:
         advice.append(
-            f"{exposed:.1f} ms of its step ({_percent(exposed, first['step_ms'])}) is still exposed communication:"
-            " its Summary shows where."
+            f"{duration(exposed)} of {whose} ({percent(exposed, first['step_ms'])}) is still exposed communication:"
+            " the Summary of its run shows where."
         )
     return tuple(advice)
 
 
-def _tell_apart(table: pd.DataFrame, first: Mapping[Any, Any], second: Mapping[Any, Any]) -> str:
+def sweep_ends(table: pd.DataFrame) -> dict[float, str]:
+    """The caps with the shortest and the longest median step of the first and the last tier, and what each is."""
+    tiers = _tiers(table)
+    best, worst = tiers[0][0], tiers[-1][-1]
+    return {
+        row["bucket_cap_mb"]: f"bucket_cap_mb {_cap(row)}, the {which} median step"
+        for row, which in ((best, "shortest"), (worst, "longest"))
+    }
+
+
+def sweep_left_out(number: int) -> str:
+    """How many recordings of a sweep a report does not tell of one by one."""
+    which = "recording has no part of its" if number == 1 else "recordings have no part of their"
+    return (
+        f"{number} {which} own below, which tells of one recording of the best cap and one of the worst;"
+        " overlaplab report with a run's own folder tells of that."
+    )
+
+
+def _tell_apart(table: pd.DataFrame) -> str:
     """How to find out which of the two shortest is faster, or why that is not worth it."""
+    first, second = _two_shortest(table)
     lead = second["step_ms"] - first["step_ms"]
     if lead <= LITTLE_GAIN * second["step_ms"]:
         return (
             f"Leave bucket_cap_mb as it is among {_cap(first)} and {_cap(second)}: they differ by"
-            f" {_percent(lead, second['step_ms'])} of the step time."
+            f" {100 * lead / second['step_ms']:.1f} % of the step time."
         )
-    if int(table["runs"].min()) < ENOUGH_RECORDINGS:
-        return (
-            f"Record more before choosing: overlaplab sweep with --repeats {ENOUGH_RECORDINGS} and the same --out goes"
-            " on."
-        )
-    return "Record more steps (--steps) in a new sweep, on a machine with nothing else to do."
+    return f"Record more before choosing: {_more(table)}"
 
 
-def _two_shortest(table: pd.DataFrame) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
+def _more(table: pd.DataFrame) -> str:
+    """How to record more: as often as can decide, or twice as often as now."""
+    fewest = int(table["runs"].min())
+    repeats = FEWEST_RECORDINGS if fewest < FEWEST_RECORDINGS else 2 * fewest
+    return f"overlaplab sweep with --repeats {repeats} and the same --out goes on."
+
+
+def _tiers(table: pd.DataFrame) -> list[list[Row]]:
+    """The rows of each tier, the fastest first."""
+    ordered = table.sort_values(["tier", "step_ms"], kind="stable")
+    return [[*rows.to_dict("records")] for _, rows in ordered.groupby("tier")]
+
+
+def _by_recordings(table: pd.DataFrame) -> bool:
+    """Whether recordings decide, and not the steps of one (see `across_runs.tiers`)."""
+    return bool(table["runs"].min() > 1)
+
+
+def _is_bad(tier: Sequence[Row], best: Row) -> bool:
+    """Whether a slower tier is so much slower that one should avoid it."""
+    return bool(tier[0]["step_ms"] - best["step_ms"] > AVOID * best["step_ms"])
+
+
+def _slower(caps: Sequence[Row], best: Row) -> str:
+    least = min(row["step_ms"] for row in caps) - best["step_ms"]
+    at_least = "at least " if len(caps) > 1 else ""
+    return f"{at_least}{percent(least, best['step_ms'])} slower than {_cap(best)}"
+
+
+def _two_shortest(table: pd.DataFrame) -> tuple[Row, Row]:
     first, second, *_ = table.sort_values("step_ms", kind="stable").to_dict("records")
     return first, second
 
 
-def _is_largest(table: pd.DataFrame, row: Mapping[Any, Any]) -> bool:
+def _is_largest(table: pd.DataFrame, row: Row) -> bool:
     """Whether this is the largest cap, and a larger one would make different buckets."""
     return bool(
         row["bucket_cap_mb"] == table["bucket_cap_mb"].max() and (pd.isna(row["buckets"]) or row["buckets"] > 1)
     )
 
 
-def _cap(row: Mapping[Any, Any]) -> str:
+def _caps(rows: Sequence[Row]) -> str:
+    return joined([_cap(row) for row in rows])
+
+
+def _cap(row: Row) -> str:
     return f"{row['bucket_cap_mb']:g}"
-
-
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %"

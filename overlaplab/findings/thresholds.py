@@ -1,8 +1,11 @@
-"""Every number that decides what a finding says: nowhere else is one written."""
+"""Every number that decides what a finding says: nowhere else is one written.
+
+But for those by which a step is an outlier: they lie in `analyses.worst`, which leaves it out of means.
+"""
 
 from __future__ import annotations
 
-from overlaplab.analyses import spread
+from overlaplab.analyses.across_runs import spread, tiers
 
 FEWEST_STEPS = spread.FEWEST
 """Steps: with fewer there is no spread, which is why the analysis defines the number."""
@@ -20,25 +23,31 @@ IDLE_OVER_EXPOSED = 2
 MAJORITY = 0.5
 """Of a whole: a part of this share accounts for it, such as host waits for the idle time."""
 
-LITTLE_WAIT = 0.1
-"""Of all transfer time: if ranks on average wait for less than this, no rank makes the others wait much."""
-STANDS_OUT = 1.5
-"""Times the mean over all ranks: a rank that costs the others at least this much is slow by itself."""
 LARGE_COLLECTIVE = 0.5
 """Of the bytes of the largest collective: collectives from this size on count among the largest."""
 PROMPT_LAUNCH_NS = 50_000
 """From a bucket's readiness to its launch: the hook itself takes up to this long."""
+HELD_NS = 1_000_000
+"""How much earlier a bucket would be launched without its last gradient: from here on, that one held it."""
+MATTERS = 0.05
+"""Of a step's exposed time: what has no more is not listed."""
 
 CLOSE_TO_THEORY = 0.02
 """Of what theory says: a measured size that differs by no more agrees with it, since padding explains the rest."""
-ENOUGH_RECORDINGS = 3
-"""Recordings of each cap: from this many on, their order says something (see `overlaplab.analyses.spread`)."""
+FEWEST_RECORDINGS = tiers.FEWEST_RECORDINGS
+"""Recordings of each setting: fewer cannot tell two settings apart, whatever they say (see `across_runs.tiers`)."""
+AVOID = 0.05
+"""Of the fastest's step time: a setting that is told apart and slower by more than this is to be avoided."""
+SMALL_CAUSE = 0.05
+"""Of the exposed time of a step: a cause of less is not worth a bar."""
 
 # How many of a kind are named before the rest is summed up.
-MOST_RANKS = 3
-"""Ranks that the verdict names as waited for."""
 MOST_CAUSES = 3
 """Causes of exposed communication."""
+MOST_COLLECTIVES_LISTED = 3
+"""Collectives that a cause lists by name."""
+MOST_BARS = 5
+"""Causes of exposed communication that get a bar each: with more the first screen of a laptop is full."""
 MOST_LATE_BUCKETS = 8
 """Late buckets that get a sentence each."""
 MOST_BUCKETS_LISTED = 6
@@ -47,6 +56,10 @@ MOST_UNITS_LISTED = 4
 """Units that a sentence lists by name."""
 MOST_REASONS = 5
 """Reasons why collectives have no counterpart."""
+MOST_BEATEN = 3
+"""Slower settings that a comparison names with their differences."""
+MOST_RUNS_LISTED = 3
+"""Runs that a sentence lists by name."""
 MOST_STEPS = 4
 """Steps that missed the emulated link."""
 MOST_CLOCKS = 4
@@ -54,5 +67,5 @@ MOST_CLOCKS = 4
 MOST_KERNELS = 3
 """Kernels that are named where no communication was recognised."""
 
-MUCH_DELAY = 0.05
-"""Of a step: if its computation waited longer for a core, the machine was busy."""
+MUCH_DELAY = 0.20
+"""Of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows better."""

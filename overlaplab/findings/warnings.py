@@ -151,8 +151,8 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
     if run.manifest and run.manifest.processor_counts is False:
         return ("the kernel did not tell how long computation waited for a core: such time counts as computation",)
     table = delays(run)
-    steps = table.groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
-    busy = steps[steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"]]
+    steps = _machine_steps(run, table)
+    busy = steps[steps["busy"]]
     if not len(busy):
         return ()
     worst = busy.iloc[(busy["delayed_ns"] / busy["span_ns"]).argmax()]
@@ -161,14 +161,34 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
     if len(own):
         unit = own.iloc[own["delayed_ns"].argmax()]
         where = f", most in the {unit['phase']} pass of {unit_name(unit['unit'])} ({to_ms(unit['delayed_ns']):.1f} ms)"
+    if worst["foreign"] > 0:
+        where += f", while other processes used {percent(worst['foreign'], 1)} of the cores"
+    counts_as = "that counts as no computation, but as exposed communication or idle time"
+    if not len(table):  # on a sleeping device, and in other people's loops, the trace has no counts
+        counts_as = "figures of these steps include that"
     named = sorted({int(number) for number in busy["step"].dropna()})
     shown = ", ".join(map(str, named[:_MOST_NAMED])) + (", …" if len(named) > _MOST_NAMED else "")
     share = percent(worst["delayed_ns"], worst["span_ns"])
     return (
         f"the machine was busy in step{'s' if len(named) > 1 else ''} {shown}: in step {worst['step']} the computation "
-        f"of rank {worst['rank']} waited for a core {share} of the time{where}; that counts as no computation, but as "
-        "exposed communication or idle time",
+        f"of rank {worst['rank']} waited for a core {share} of the time{where}; {counts_as}",
     )
+
+
+def _machine_steps(run: Run, counts: pd.DataFrame) -> pd.DataFrame:
+    """For each rank and step `span_ns`, `delayed_ns`, the share of the cores that others used (`foreign`, 0 where
+    unknown), and `busy`: from run.json or, where it does not tell, from the trace's counts alone.
+    """
+    told = run.manifest.machine if run.manifest else None
+    if told is None:
+        steps = counts.groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
+        return steps.assign(foreign=0.0, busy=steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"])
+    rows = [
+        (row.rank, row.step, row.took_ns, row.delayed_ns or 0, (row.foreign_ns or 0) / max(row.cores * row.took_ns, 1))
+        for row in told
+    ]
+    steps = pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "foreign"])
+    return steps.assign(busy=[row.busy for row in told])
 
 
 def _clock_warnings(run: Run) -> tuple[str, ...]:

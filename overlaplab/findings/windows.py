@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_CLOCKS
+from overlaplab.findings.thresholds import MOST_CLOCKS
+from overlaplab.formats import text
 from overlaplab.timeline.timeline import View
 from overlaplab.timeline.window_statistics import WindowStatistics
 from overlaplab.words import count, ms, percent, rank_word
@@ -18,45 +19,38 @@ def window_name(table: pd.DataFrame) -> str:
     return ", ".join(f"{column} {value}" for column, value in first.items() if pd.notna(value))
 
 
+def window_title(window: WindowStatistics, *, selected: bool) -> str:
+    """From when to when the window lasts: `Visible: 0.303 to 1,885.572 ms`."""
+    begins, ends = (text(time, "ns", 3, grouped=True) for time in (window.start_ns, window.end_ns))
+    return f"{'Selected' if selected else 'Visible'}: {begins} to {ends} ms"
+
+
 def window_size(window: WindowStatistics) -> str:
     """How long the window is, and how many events are in it."""
     return f"{ms(window.end_ns - window.start_ns)}, {window.events:,} events on streams."
 
 
-def window_lead(window: WindowStatistics) -> str:
-    """How much of the window's communication is exposed, and on which rank most."""
+def window_lead(window: WindowStatistics, step: int | None = None, chosen: str = "") -> str:
+    """How much of the window's communication is exposed, and on which rank most.
+
+    `step` is the one that the window is, and `chosen` why that one.
+    """
     table = window.ranks
     where = f"{count(len(table), 'rank')}, {ms(window.end_ns - window.start_ns)} from {ms(window.start_ns)} on"
+    if step is not None:
+        why = f" ({chosen})" if chosen else ""
+        where = f"{count(len(table), 'rank')}, step {step}{why}, {ms(window.end_ns - window.start_ns)}"
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
     if comm == 0:
         busy, span = int(table["busy_ns"].sum()), int(table["span_ns"].sum())
         return f"{where}: no communication; {percent(busy, span)} of the ranks' time is busy."
     lead = f"{where}: {ms(exposed)} of {ms(comm)} of communication is exposed"
-    lead += f" ({percent(exposed, comm)} of communication, {percent(exposed, int(table['span_ns'].sum()))} of the time"
+    lead += f" ({percent(exposed, int(table['span_ns'].sum()))} of the time"
     if len(table) == 1:
         return f"{lead})."
     lead += ", all ranks together)."
     worst = table.iloc[int(table["exposed_comm_ns"].argmax())]
     return f"{lead} Most on rank {rank_word(worst['rank'])}: {ms(int(worst['exposed_comm_ns']))}." if exposed else lead
-
-
-def window_advice(window: WindowStatistics) -> list[str]:
-    """What to look at next, or to change."""
-    table = window.ranks
-    span = max(int(table["span_ns"].sum()), 1)
-    comm, exposed, idle = (int(table[name].sum()) for name in ("comm_ns", "exposed_comm_ns", "idle_ns"))
-    if comm and exposed > LITTLE_GAIN * span and exposed >= idle:
-        return [
-            f"Hiding all that is exposed here would gain at most {ms(exposed / len(table))} per rank."
-            " Click a collective above a red stretch: if it waits, look at what its last rank does meanwhile;"
-            " if it transfers, launch it earlier or send less."
-        ]
-    if idle > LITTLE_GAIN * span:
-        return [
-            f"{percent(idle, span)} of the ranks' time is idle here, {percent(exposed, span)} exposed communication."
-            " Click what comes after a gap: where its launch began shortly before it, the host is what is slow."
-        ]
-    return ["Nothing to hide here: the ranks compute nearly all the time. Look where the overview shows red."]
 
 
 def timeline_title(view: View) -> str:
@@ -67,8 +61,8 @@ def timeline_title(view: View) -> str:
         return f"No communication {where}"
     exposed = int(view.totals["exposed_comm_ns"].sum())
     ranks = f" over {len(view.totals)} ranks" if len(view.totals) > 1 else ""
-    share = percent(exposed, comm)
-    return f"Exposed communication {ms(exposed)} of {ms(comm)} of communication ({share}){ranks}, {where}"
+    share = percent(exposed, int(view.totals["span_ns"].sum()))
+    return f"Exposed communication {ms(exposed)} of {ms(comm)}, {share} of the time{ranks}, {where}"
 
 
 def timeline_lead(view: View, where: str, ranks: int) -> str:
@@ -79,16 +73,6 @@ def timeline_lead(view: View, where: str, ranks: int) -> str:
     return (
         f"What ran when in {where}, a lane per stream or thread, all ranks by one clock.{left_out}"
         f" {events:,} events{merged}"
-    )
-
-
-def timeline_advice(view: View) -> str:
-    """What to look at on a report's timeline."""
-    if not view.totals["exposed_comm_ns"].any():
-        return "Nothing to do: no communication is exposed here."
-    return (
-        "Look at the exposed lanes: what did the rank do, or wait for, just before each red stretch began?"
-        " The dashboard (overlaplab app) zooms to single events."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from made_traces import op, run_of
 
 from overlaplab.costs import attained_steps, link_attained
-from overlaplab.findings import describe_link, describe_settings, link_missed, link_note, links_note, note
+from overlaplab.findings import describe_link, describe_settings, link_missed, link_note, links_note, note, run_title
 from overlaplab.manifest import Carried, Link, LinkStep, Manifest
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)
@@ -122,3 +122,18 @@ def test_settings(tmp_path: Path) -> None:
     run = run_of(tmp_path / "b", [op("mm", 0, 100)], manifest=plain | {"checkpointing": False})
     assert describe_settings(run.manifest) == "gathers in forward, last layer freed"
     assert describe_settings(None) == ""
+
+
+def test_a_sleeping_device_is_always_named(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"format_version": 1, "strategy": "zero3", "device": "cpu", "world_size": 2}
+    asleep = Manifest(**fields, compute="sleep")
+    assert note(asleep) == "zero3, 2 ranks, sleeping device"
+    assert link_note(asleep) == "sleeping device"
+    behind = Manifest(**fields, compute="sleep", link=LINK)
+    assert link_note(behind) == "sleeping device, emulated link 1Gbps,200us"
+    assert links_note([behind, behind]) == "sleeping device, emulated link 1Gbps,200us"
+    awake = Manifest(**fields, compute="real", link=LINK)
+    assert links_note([behind, awake]) == "in some runs sleeping device, emulated link 1Gbps,200us"
+    assert link_note(awake) == "emulated link 1Gbps,200us"
+    run = run_of(tmp_path, [op("mm", 0, 9)], manifest={"strategy": "zero3", "compute": "sleep"})
+    assert run_title(run).endswith(": zero3, 1 rank, sleeping device")

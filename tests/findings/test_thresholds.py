@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 import overlaplab.findings
+import overlaplab.sections
 from overlaplab.findings import thresholds
 
 MODULES = sorted(Path(overlaplab.findings.__file__).parent.glob("*.py"))
+SECTIONS = sorted(Path(overlaplab.sections.__file__).parent.glob("*.py"))
+"""They choose which findings a page shows, by the same numbers."""
 PLAIN = {0, 1, 2}
 """These numbers ask for none, one or several, and are no thresholds."""
 
@@ -34,5 +38,5 @@ def test_numbers_in_comparisons_are_found() -> None:
 def test_every_threshold_is_used() -> None:
     names = {name for name in vars(thresholds) if name.isupper()}
     assert names
-    code = "\n".join(path.read_text() for path in MODULES if path.stem != "thresholds")
-    assert [name for name in names if name not in code] == []
+    code = "\n".join(path.read_text() for path in (*MODULES, *SECTIONS) if path.stem != "thresholds")
+    assert names - set(re.findall(r"\w+", code)) == set()

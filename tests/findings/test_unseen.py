@@ -10,23 +10,26 @@ from made_traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
 from overlaplab import Run, findings
-from overlaplab.analyses import each_collective, idle
+from overlaplab.analyses import each_collective, worst_step
 from overlaplab.charts import waits
+from overlaplab.sections.run_tables import RunTables
 
 
 def everything_said(run: Run) -> str:
     """All sentences that are about waiting for other ranks."""
-    table, causes = overlaplab.summary(run), overlaplab.exposed(run)
-    collectives, unseen = overlaplab.collectives(run), findings.unseen(run)
-    late = overlaplab.stragglers(run)
+    tables = RunTables(run=run)
+    found, table = tables.diagnosis, tables.summary
+    assert found is not None
+    unknown = overlaplab.exposed(run).assign(cause="unknown")
+    again = findings.diagnose(table, worst_step(table) | {"idle_ns": 0}, unknown, tables.idle, unseen=tables.unseen)
+    collectives = overlaplab.collectives(run)
     chart = waits(each_collective(collectives)).to_dict()
     return " ".join(
         (
-            findings.verdict(table, None, causes, idle(run), unseen),
-            findings.exposed_advice(table, causes, idle(run), unseen),
-            findings.exposed_advice(table, causes.assign(cause="unknown"), idle(run), unseen),
-            findings.collectives_lead(collectives, late),
-            findings.collectives_advice(late, collectives),
+            tables.verdict,
+            found.advice,
+            again.advice,
+            findings.collectives_lead(collectives, found),
             str(chart["title"]),
         )
     )
@@ -84,7 +87,7 @@ def test_who_lacks_traces_is_told_so(tmp_path: Path) -> None:
     run = overlaplab.load_run(tmp_path)
     assert findings.unseen(run).waits is None
     said = everything_said(run)
-    assert "Open all ranks' traces together" in said
+    assert "opening all ranks' traces together" in said
     assert "traces of all ranks that took part" in said
 
 
@@ -107,11 +110,10 @@ def test_where_one_step_was_recorded_the_profilers_start_may_be_the_cause(tmp_pa
     run = late_ranks(tmp_path, 0, 100, 7500)
     assert findings.unseen(run).late_starts == {2: 7_500_000}
     why = "But rank 2's recording of one step began 7.5 ms after the first rank's: the profiler's own start may be why"
-    table, causes, unseen = overlaplab.summary(run), overlaplab.exposed(run), findings.unseen(run)
-    late, collectives = overlaplab.stragglers(run), overlaplab.collectives(run)
-    assert why in findings.verdict(table, None, causes, idle(run), unseen)
-    assert why in findings.exposed_advice(table, causes, idle(run), unseen)
-    assert why in findings.collectives_advice(late, collectives, unseen)
+    tables = RunTables(run=run)
+    assert why in tables.verdict
+    assert tables.diagnosis is not None
+    assert why in tables.diagnosis.advice
 
 
 def test_of_several_steps_the_start_is_in_the_first_alone(tmp_path: Path) -> None:

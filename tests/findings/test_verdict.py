@@ -1,60 +1,47 @@
-"""The verdict on a run."""
+"""The verdict on a run: a few sentences about one rank's step."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
-import pytest
+from made_diagnosis import BOUND, exposed_rows, summary_rows
 from made_traces import event, launched, op, run_of
 
 import overlaplab
-from overlaplab.analyses import idle
-from overlaplab.findings import other_problem, verdict
+from overlaplab.analyses import idle, worst_step
+from overlaplab.findings import diagnose, other_problem, verdict
+from overlaplab.sections.run_tables import RunTables
 
-MS = 1_000_000
 
-
-@pytest.mark.parametrize("comm", [0, 30])
-def test_the_verdict_names_its_denominators(comm: int) -> None:
-    table = pd.DataFrame(
-        {
-            "rank": pd.array([0, 0, 5], dtype="Int64"),
-            "step": pd.array([1, 2, 1], dtype="Int64"),
-            "span_ns": [100 * MS, 120 * MS, 100 * MS],
-            "comm_ns": [comm * MS] * 3,
-            "overlapped_ns": [20 * MS if comm else 0, 20 * MS if comm else 0, 5 * MS if comm else 0],
-            "exposed_comm_ns": [10 * MS if comm else 0, 10 * MS if comm else 0, 25 * MS if comm else 0],
-            "exposed_wait_ns": pd.array([0, 0, 20 * MS], dtype="Int64"),
-            "exposed_transfer_ns": pd.array([10 * MS, 10 * MS, 5 * MS], dtype="Int64"),
-            "compute_ns": [90 * MS] * 3,
-            "idle_ns": [0] * 3,
-            "memory_only_ns": [0] * 3,
-        }
+def test_the_verdict_has_one_denominator_and_says_which_step_it_is() -> None:
+    table = summary_rows((0, 1, 100, 10), (0, 2, 120, 10), (5, 1, 100, 25), (5, 2, 100, 26))
+    causes = exposed_rows((5, 2, "straggler wait", 20, 3), (5, 2, "tail", 6, None))
+    found = diagnose(table, worst_step(table), causes, table, chosen="the most exposed rank's median step", bound=BOUND)
+    assert verdict(table, None, found).replace("\u00a0", " ") == (
+        "Foreign traces, 2 ranks, median step 100.0 ms; rank 5, step 2 (the most exposed rank's median step):"
+        " 26 % of the step is exposed communication (26.0 ms of 100.0 ms), 20.0 ms of it waited for rank 3 (bucket 0)."
+        " That step takes 100.0 ms: at best 78.0 ms with other buckets, and 74.0 ms without any communication."
+        " 20.0 ms of 46.0 ms of communication is hidden."
     )
-    start = "Foreign traces, 2 ranks, median step 100.0 ms"
-    expected = f"{start}. It has no communication."
-    if comm:
-        expected = (
-            f"{start}, worst rank 5 (step 1): 25.0 ms exposed (25\u00a0% of its step): 20.0 waiting for other ranks,"
-            " 5.0 transfer. 50\u00a0% of communication time, over all ranks and steps, is hidden."
-        )
-    assert verdict(table, None) == expected
-    assert "nothing to show" in verdict(table.iloc[:0], None)
 
 
 def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_path: Path) -> None:
     events = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 88, 90, 100, correlation=2)
-    run = run_of(tmp_path / "idle", events)
-    sentence = verdict(overlaplab.summary(run), None, overlaplab.exposed(run), idle(run))
-    assert sentence == (
-        "Foreign traces, 1 rank, median step 0.10 ms. It has no communication."
-        " 80\u00a0% of the step time is idle, since the host launches too slowly."
+    tables = RunTables(run=run_of(tmp_path / "idle", events))
+    assert tables.verdict == (
+        "Foreign traces, 1 rank, median step 0.10 ms; rank 0 (the only one): 80\u00a0% of the step time is idle, since"
+        " the host launches too slowly."
     )
     events = [op("mm", 0, 97), event("gloo:all_reduce", 96, 98, cat="user_annotation", tid=7), op("mm", 98, 100)]
     busy = run_of(tmp_path / "busy", events)
-    assert other_problem(overlaplab.summary(busy), None, None) == (
+    assert other_problem(overlaplab.summary(busy), overlaplab.exposed(busy), idle(busy)) == (
         "Communication is not the problem: for 99\u00a0% of the step time the ranks compute."
     )
     events = [op("mm", 0, 50), event("gloo:all_reduce", 40, 100, cat="user_annotation", tid=7)]
     assert other_problem(overlaplab.summary(run_of(tmp_path / "exposed", events)), None, None) is None
+
+
+def test_where_nothing_counts_the_verdict_says_so(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [event("a note", 0, 10, cat="user_annotation")])
+    assert RunTables(run=run).diagnosis is None
+    assert "there is nothing to show" in RunTables(run=run).verdict

@@ -1,0 +1,331 @@
+"""One rank's step: what was exposed, why, and what to do. Every screen's verdict, causes and advice come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
+from overlaplab.findings.bound import gains_by_buckets, unavoidable_ns
+from overlaplab.findings.causes import UNKNOWN_LOOP, Loop, cause_words, what_moved
+from overlaplab.findings.other_problems import other_problem, other_problem_advice
+from overlaplab.findings.remedies import FIND_PAUSE, remedy_for
+from overlaplab.findings.thresholds import LITTLE_EXPOSED, LITTLE_GAIN, MAJORITY, MOST_CAUSES
+from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late
+from overlaplab.words import joined, ms, percent, rank_word
+
+__all__ = [
+    "CauseShare",
+    "Diagnosis",
+    "diagnose",
+    "exposed_lead",
+    "outliers_finding",
+    "place_name",
+    "what_to_do",
+    "where_chosen",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseShare:
+    """The exposed time of one cause, and where it is waiting of one late rank, in one step of one rank."""
+
+    cause: Cause
+    late_rank: int | None
+    label: str
+    """In words that need no glossary: `nothing left to overlap (tail)`, `waited for rank 3`."""
+    exposed_ns: int
+    what: str
+    """The collectives concerned: `bucket 5: ends 38.0 ms after the backward pass`."""
+    remedy: str
+    """Short, of what this run's strategy can change: `bucket_cap_mb 2`."""
+    gain_ns: int | None
+    """How much shorter the step would be by that; None where unknown."""
+    replayed: bool
+    """Whether a replay tells the gain; else it is the most that it can be."""
+    rows: pd.DataFrame
+    """Its rows of `overlaplab.exposed`, the longest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What is said of one rank's step."""
+
+    rank: int | None
+    step: int | None
+    chosen: str
+    """Why this one: `the most exposed rank's median step`."""
+    span_ns: int
+    comm_ns: int
+    hidden_ns: int
+    exposed_ns: int
+    headline: str
+    """One sentence: what the problem is, and how large."""
+    is_problem: bool
+    """Whether communication is the step's problem."""
+    causes: tuple[CauseShare, ...]
+    """The most expensive first; they add up to `exposed_ns`."""
+    advice: str
+    """`Try …`, or why there is nothing to do."""
+    gain_ns: int | None
+    """How much shorter the step would be by the advice, at most; None where unknown."""
+    bound: Mapping[str, Any] | None
+    """The row of `simulate.bound`."""
+    late_rank: int | None
+    """The rank that this one waited for longest; None where it waited for none, or that is unknown."""
+    waited_ns: int
+    """For how long it waited for that rank, with its communication exposed."""
+    outliers: str | None
+    """Which steps are unlike the others, as a sentence."""
+
+
+def diagnose(
+    table: pd.DataFrame,
+    window: Mapping[str, Any],
+    causes: pd.DataFrame,
+    idle: pd.DataFrame,
+    *,
+    chosen: str = "",
+    unseen: Unseen = OTHER_RANKS,
+    bound: Mapping[str, Any] | None = None,
+    loop: Loop = UNKNOWN_LOOP,
+    buckets: pd.DataFrame | None = None,
+    replays: pd.DataFrame | None = None,
+) -> Diagnosis:
+    """The diagnosis of `window`, a row of `overlaplab.summary`.
+
+    Takes `table`, the rows of `overlaplab.summary` among which the window was `chosen`; rows of `overlaplab.exposed`
+    and `analyses.idle`; what the traces do not show; the window's row of `simulate.bound`; what the training loop can
+    change; and rows of `overlaplab.buckets` and, as `replays`, of `simulate.remedies`. Tables may be about other
+    windows, too.
+    """
+    rows, idled = rows_of(causes, window), rows_of(idle, window)
+    played = _NO_REPLAYS if replays is None else rows_of(replays, window)
+    shares = _shares(rows, bound, window, loop, buckets, played)
+    waits = [share for share in shares if share.late_rank is not None]
+    alone = pd.DataFrame([dict(window)])
+    other = other_problem(alone, rows, idled)
+    if other is None:
+        advice, gain_ns = _advice(window, shares, unseen, bound)
+    elif (paused_ns := _paused_ns(played)) > LITTLE_EXPOSED * int(window["span_ns"]):
+        other = f"{cause_words(Cause.GAP).capitalize()}: {_of_step(paused_ns, window)}."
+        advice, gain_ns = f"Try {FIND_PAUSE}{_shorter(paused_ns, window)}.", paused_ns
+    else:
+        advice, gain_ns = other_problem_advice(alone, idled), None
+    return Diagnosis(
+        rank=_number(window["rank"]),
+        step=_number(window["step"]),
+        chosen=chosen,
+        span_ns=int(window["span_ns"]),
+        comm_ns=int(window["comm_ns"]),
+        hidden_ns=int(window["overlapped_ns"]),
+        exposed_ns=int(window["exposed_comm_ns"]),
+        headline=other or _headline(window, shares),
+        is_problem=other is None and bool(shares),
+        causes=shares,
+        advice=advice,
+        gain_ns=gain_ns,
+        bound=bound,
+        late_rank=waits[0].late_rank if waits else None,
+        waited_ns=waits[0].exposed_ns if waits else 0,
+        outliers=outliers_finding(table),
+    )
+
+
+def outliers_finding(table: pd.DataFrame) -> str | None:
+    """Which steps in rows of `overlaplab.summary` are unlike the others, and by what; None where none is."""
+    steps = outlier_steps(table)
+    if not steps:
+        return None
+    own, others = table[table["step"].isin(steps)], without_steps(table, steps)
+    figures = [(own, "exposed_comm_ns"), (others, "exposed_comm_ns"), (own, "span_ns"), (others, "span_ns")]
+    exposed, usual, span, usual_span = (int(rows.groupby("step")[name].max().median()) for rows, name in figures)
+    named = f"Step {steps[0]} differs" if len(steps) == 1 else f"Steps {joined([str(step) for step in steps])} differ"
+    if abs(exposed - usual) * 2 >= abs(span - usual_span):
+        return f"{named}: {ms(exposed)} exposed, {ms(usual)} in others."
+    return f"{named}: {ms(span)} long, {ms(usual_span)} others."
+
+
+def _shares(
+    rows: pd.DataFrame,
+    bound: Mapping[str, Any] | None,
+    window: Mapping[str, Any],
+    loop: Loop,
+    buckets: pd.DataFrame | None,
+    replays: pd.DataFrame,
+) -> tuple[CauseShare, ...]:
+    """The rows by cause and late rank, and apart from them what nothing can hide."""
+    told = rows
+    if bound is not None and len(rows):
+        any_cap = pd.notna(bound["any_cap_ns"])
+        told = _without_excess(rows, unavoidable_ns(bound), Cause.UNHIDEABLE if any_cap else Cause.LINK)
+    found = []
+    for (cause, late), own in told.groupby(["cause", "late_rank"], dropna=False, sort=False):
+        own = own.sort_values("exposed_ns", ascending=False, kind="stable")
+        name, rank = Cause(str(cause)), _number(late)
+        span_ns = int(window["span_ns"])
+        helps = remedy_for(name, rank, own, loop, span_ns=span_ns, replays=replays)
+        found.append(
+            CauseShare(
+                cause=name,
+                late_rank=rank,
+                label=cause_words(name, rank),
+                exposed_ns=int(own["exposed_ns"].sum()),
+                what=what_moved(name, own, buckets),
+                remedy=helps.text,
+                gain_ns=helps.gain_ns if helps.replayed else _at_most(name, helps.gain_ns, bound, window),
+                replayed=helps.replayed,
+                rows=own,
+            )
+        )
+    return tuple(sorted(found, key=lambda share: -share.exposed_ns))
+
+
+_MAY_BE_HIDDEN = (Cause.LINK, Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.UNKNOWN)
+"""From which causes that is taken which nothing can hide, in this order: other causes are no communication's fault."""
+
+
+def _without_excess(rows: pd.DataFrame, excess_ns: int, called: Cause) -> pd.DataFrame:
+    """The rows, with `excess_ns` of them, the last ones of their cause, `called` by another."""
+    left, parts = excess_ns, []
+    for cause in _MAY_BE_HIDDEN:
+        own = rows[(rows["cause"] == cause.value) & (rows["kind"].isin(("all_reduce", "reduce_scatter", "all_gather")))]
+        own = own.sort_values("start_ns", ascending=False, kind="stable")
+        before = own["exposed_ns"].cumsum() - own["exposed_ns"]
+        taken = np.minimum(own["exposed_ns"], (left - before).clip(lower=0))
+        own = own.assign(exposed_ns=taken, start_ns=own["end_ns"] - taken, cause=called.value)[taken > 0]
+        parts.append(own)
+        left -= int(taken.sum())
+    apart = pd.concat(parts)
+    rest = rows.assign(exposed_ns=rows["exposed_ns"].sub(apart["exposed_ns"], fill_value=0).astype("int64"))
+    both = pd.concat([rest[rest["exposed_ns"] > 0], apart])
+    times = {"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}
+    found = both.groupby([name for name in rows if name not in times], dropna=False, sort=False).agg(times)
+    return found.reset_index().astype(rows.dtypes.to_dict())
+
+
+def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...]) -> str:
+    exposed, span = int(window["exposed_comm_ns"]), int(window["span_ns"])
+    of = "step" if pd.notna(window["step"]) else "trace"
+    if int(window["comm_ns"]) == 0:
+        return f"The {of} has no communication."
+    if not shares:
+        return f"No communication is exposed in this {of}."
+    first = shares[0]
+    share = percent(exposed, span)
+    start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
+    where = f" ({first.what})" if first.what else ""
+    if len(shares) == 1:
+        return f"{start}: {first.label}{where}."
+    return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}."
+
+
+def _advice(
+    window: Mapping[str, Any], shares: tuple[CauseShare, ...], unseen: Unseen, bound: Mapping[str, Any] | None
+) -> tuple[str, int | None]:
+    """What to do against exposed communication, and how much shorter the step would be at most."""
+    if not shares:
+        return "Nothing to do: no communication is exposed.", 0
+    first = aim(shares, int(window["span_ns"]))
+    if first.cause is Cause.UNKNOWN and unseen.waits is not None:
+        return f"What of it is waiting cannot be told: {unseen.waits}.", None
+    gain = ""
+    if first.gain_ns is not None:
+        most = f", to gain at most {_of_step(first.gain_ns, window)}"
+        gain = _shorter(first.gain_ns, window) if first.replayed else most
+    advice = f"Try {first.remedy}{gain}."
+    if first is not shares[0]:
+        advice = f"Short pauses of the host, the largest part, are not communication's fault. {advice}"
+    if first.late_rank is not None:
+        advice += started_late(unseen, first.late_rank)
+    if first.cause is not Cause.UNKNOWN and pd.isna(window["exposed_wait_ns"]):
+        why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
+        advice += f" But some of it may be waiting for other ranks: {why}."
+    return advice, first.gain_ns
+
+
+def _paused_ns(replays: pd.DataFrame) -> int:
+    """How much shorter the step would be without the host's pauses; 0 where no replay tells."""
+    return max(replays.loc[replays["remedy"] == "no_pause", "gain_ns"].tolist(), default=0)
+
+
+def _shorter(gain_ns: int, window: Mapping[str, Any]) -> str:
+    return f". Replayed, the step is {_of_step(gain_ns, window)} shorter"
+
+
+def _of_step(ns: int, window: Mapping[str, Any]) -> str:
+    return f"{ms(ns)} ({percent(ns, int(window['span_ns']))} of the step)"
+
+
+def aim(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
+    """The cause that the advice is about: the most expensive one, but for many short pauses of the host.
+
+    These come between any two operators, and would be idle time without communication.
+    """
+    first = shares[0]
+    if first.cause is not Cause.GAP or len(shares) == 1:
+        return first
+    if first.replayed and first.gain_ns is not None:
+        return first if first.gain_ns > LITTLE_GAIN * span_ns else shares[1]
+    longest = int(first.rows["exposed_ns"].iloc[0])
+    return first if longest > MAJORITY * first.exposed_ns else shares[1]
+
+
+_NO_REPLAYS = pd.DataFrame(columns=["rank", "step", "remedy", "cause", "setting", "gain_ns", "step_ns"])
+
+
+def _at_most(
+    cause: Cause, gain_ns: int | None, bound: Mapping[str, Any] | None, window: Mapping[str, Any]
+) -> int | None:
+    """A gain that no replay tells, no larger than the bound allows."""
+    by_buckets = None if bound is None else gains_by_buckets(bound, int(window["exposed_comm_ns"]))
+    if gain_ns is None or by_buckets is None or cause in (Cause.STRAGGLER, Cause.GAP):
+        return gain_ns
+    return min(gain_ns, by_buckets)
+
+
+def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None) -> str:
+    """Why a diagnosis is about a certain rank and step, which are as `worst_step` got them."""
+    ranks, steps = (table[name].nunique(dropna=False) for name in ("rank", "step"))
+    the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
+    the_step = "median step" if step is None and steps > 1 else ""
+    if the_rank and the_step:
+        return f"{the_rank}'s {the_step}"
+    if the_rank:
+        return the_rank
+    if the_step:
+        return f"its {the_step}"
+    return "as chosen" if rank is not None or step is not None else "the only one"
+
+
+def exposed_lead(found: Diagnosis) -> str:
+    """What was exposed in this step, and its largest causes."""
+    named = [f"{ms(share.exposed_ns)} {share.label}" for share in found.causes[:MOST_CAUSES]]
+    if rest := sum(share.exposed_ns for share in found.causes[MOST_CAUSES:]):
+        named.append(f"{ms(rest)} for other causes")
+    place = place_name(found)
+    share = percent(found.exposed_ns, found.span_ns)
+    of = "step" if found.step is not None else "trace"
+    causes = f": {', '.join(named)}" if named else ""
+    return f"{place[0].upper()}{place[1:]}: {ms(found.exposed_ns)} exposed, {share} of the {of}{causes}."
+
+
+def what_to_do(found: Diagnosis) -> str:
+    """The advice, with the rank and step that it is about."""
+    place = place_name(found)
+    return f"{place[0].upper()}{place[1:]}: {found.advice}"
+
+
+def place_name(diagnosis: Diagnosis) -> str:
+    """Rank and step with why: `rank 0, step 4 (the most exposed rank's median step)`."""
+    step = "" if diagnosis.step is None else f", step {diagnosis.step}"
+    return f"rank {rank_word(diagnosis.rank)}{step} ({diagnosis.chosen})"
+
+
+def _number(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)

@@ -1,0 +1,112 @@
+"""What the first screen of a run says beside its diagnosis: which step it is about, its figures, how short it could be.
+
+All follows from a `Diagnosis`, so that it says the same on every screen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from overlaplab.findings.bound import gains_by_buckets
+from overlaplab.findings.diagnosis import Diagnosis
+from overlaplab.findings.runs import note
+from overlaplab.findings.unseen import OTHER_RANKS, Unseen
+from overlaplab.manifest import Manifest
+from overlaplab.words import count, ms, percent, rank_word, sentence
+
+__all__ = ["Tile", "about", "causes_title", "marks_note", "marks_title", "rest_line", "step_marks", "tiles"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One figure of the first screen."""
+
+    label: str
+    value: str
+    note: str
+    """What it is compared with."""
+
+
+def about(manifest: Manifest | None, ranks: int) -> str:
+    """What was recorded, on how many ranks."""
+    return note(manifest) or f"Foreign traces, {count(ranks, 'rank')}"
+
+
+def tiles(found: Diagnosis, steps: pd.DataFrame, unseen: Unseen = OTHER_RANKS) -> tuple[Tile, ...]:
+    """The five figures of a step, percentages of its time. `steps`: the rows of `overlaplab.summary` of its rank."""
+    hidden = None if unseen.only_ends else found.hidden_ns
+    return (
+        Tile(label="step", value=ms(found.span_ns), note=_median(steps)),
+        _share("communication", found.comm_ns, found),
+        _share("hidden", hidden, found),
+        _share("exposed", found.exposed_ns, found),
+        _late_rank(found, steps),
+    )
+
+
+def _share(label: str, took: int | None, found: Diagnosis) -> Tile:
+    if took is None:
+        return Tile(label=label, value="unknown", note="not all of it is seen")
+    of = "trace" if found.step is None else "step"
+    return Tile(label=label, value=ms(took), note=f"{percent(took, found.span_ns)} of the {of}")
+
+
+def _median(steps: pd.DataFrame) -> str:
+    if len(steps) < 2:
+        return "the only one"
+    return f"median of {count(len(steps), 'step')}: {ms(float(steps['span_ns'].median()))}"
+
+
+def _late_rank(found: Diagnosis, steps: pd.DataFrame) -> Tile:
+    if found.late_rank is not None:
+        waited = f"waited {ms(found.waited_ns)} for it"
+        return Tile(label="late rank", value=rank_word(found.late_rank), note=waited)
+    if found.exposed_ns and steps["exposed_wait_ns"].isna().any():
+        return Tile(label="late rank", value="unknown", note="waits cannot be told")
+    return Tile(label="late rank", value="none", note="no wait for a rank")
+
+
+def step_marks(found: Diagnosis) -> pd.DataFrame:
+    """How long the step took and how short it could have been: `word`, `ns`, the shortest first.
+
+    No rows where nothing is exposed. Recorded idle time stays in all of them, see `bound_finding`.
+    """
+    span, exposed = found.span_ns, found.exposed_ns
+    alone = span - exposed
+    marks = {"measured": span, "no communication": alone} if exposed else {}
+    if exposed and found.bound is not None:
+        gained = gains_by_buckets(found.bound, exposed)
+        launched = alone + int(found.bound["bound_ns"]) - int(found.bound["compute_ns"])
+        if gained is not None:
+            marks["best buckets possible"] = span - gained
+        if launched < span:
+            marks["this schedule, no pauses" if gained is None else "these buckets, no pauses"] = launched
+    rows = pd.DataFrame(list(marks.items()), columns=["word", "ns"]).astype({"ns": "int64"})
+    return rows.sort_values("ns", kind="stable", ignore_index=True)
+
+
+def marks_title(marks: pd.DataFrame) -> str:
+    """What `step_marks` show."""
+    return f"How short this step could be: {', '.join(f'{ms(ns)} {word}' for word, ns in marks.to_numpy())}"
+
+
+def marks_note(found: Diagnosis) -> str | None:
+    """On what `step_marks` depend."""
+    open_ = found.bound is not None and not found.bound["waits_known"]
+    return "if none of the exposed time is waiting for ranks that are not here" if open_ else None
+
+
+def causes_title(found: Diagnosis) -> str:
+    """The heading of the causes."""
+    return f"Where the {ms(found.exposed_ns)} of exposed communication went"
+
+
+def rest_line(found: Diagnosis, shown: int) -> str:
+    """What the causes after the first `shown` took; empty where there are none."""
+    rest = found.causes[shown:]
+    if not rest:
+        return ""
+    took = sum(share.exposed_ns for share in rest)
+    return sentence(f"{count(len(rest), 'more cause')}, {ms(took)} in all: {', '.join(each.label for each in rest)}")

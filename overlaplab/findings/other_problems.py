@@ -1,0 +1,68 @@
+"""What a step's problem is where it is not communication, and what to do about that."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlaplab.analyses.exposed import Cause
+from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MAJORITY, MUCH
+from overlaplab.words import percent
+
+
+def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None) -> str | None:
+    """What the problem is if it is not communication; None if it is communication, or if there is no problem.
+
+    Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps.
+    Communication is not the problem in two cases: if its exposed time, without
+    pauses of compute that did not wait for it, is at most `LITTLE_EXPOSED` of the step time; or if idle time is more
+    than `MUCH` of the step time and more than `IDLE_OVER_EXPOSED` times as long.
+    """
+    span = int(table["span_ns"].sum())
+    exposed = int(table["exposed_comm_ns"].sum())
+    gaps = 0 if causes is None else int(causes.loc[causes["cause"] == Cause.GAP, "exposed_ns"].sum())
+    idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
+    cost = exposed - gaps
+    if span == 0 or (cost > LITTLE_EXPOSED * span and not (idle > IDLE_OVER_EXPOSED * cost and idle > MUCH * span)):
+        return None
+    begin = "Communication is not the problem: "
+    if not table["comm_ns"].any():
+        begin = ""
+    elif cost > LITTLE_EXPOSED * span:
+        begin = f"Communication is not the first problem ({percent(cost, span)} of the step time is exposed): "
+    if idle > MUCH * span:
+        return f"{begin}{percent(idle, span)} of the step time is idle{_why_idle(idled)}."
+    if memory > MUCH * span:
+        return f"{begin}for {percent(memory, span)} of the step time nothing but copies run."
+    return (
+        f"{begin}for {percent(int(table['compute_ns'].sum()), span)} of the step time the ranks compute."
+        if begin
+        else None
+    )
+
+
+def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str:
+    """What to do where `other_problem` is not None; takes the same tables."""
+    span = int(table["span_ns"].sum())
+    idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
+    if memory > idle and memory > MUCH * span:
+        return "Copies are the larger part: pin memory, copy asynchronously, or keep data on the device."
+    if idle <= MUCH * span:
+        return "What is left is computation: larger or fused kernels, lower precision, or more ranks."
+    if idled is not None and idled["host_wait_ns"].sum() >= MAJORITY * idled["idle_ns"].sum():
+        return (
+            "Make the host launch less: larger batches, torch.compile or CUDA graphs, no synchronisation within the"
+            " step, a faster data loader."
+        )
+    return "Look at the timeline for what the idle device waits for: another stream, or an event."
+
+
+def _why_idle(idled: pd.DataFrame | None) -> str:
+    if idled is None or not idled["idle_ns"].any():
+        return ""
+    whole = int(idled["idle_ns"].sum())
+    host, kernel = int(idled["host_wait_ns"].sum()), int(idled["kernel_wait_ns"].sum())
+    if host >= MAJORITY * whole:
+        return ", since the host launches too slowly"
+    if kernel >= MAJORITY * whole:
+        return ", between kernels that are too short"
+    return "; what ran next had been launched, and waited for something else"

@@ -1,0 +1,179 @@
+"""What helps against each cause of exposed communication, in whose loop, and how much that would gain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.analyses.exposed import Cause
+from overlaplab.findings.causes import Loop
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
+from overlaplab.words import shorten
+
+__all__ = ["FIND_PAUSE", "Remedy", "remedy_for"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What to try against one cause."""
+
+    text: str
+    """In a few words that fit `Try …`."""
+    gain_ns: int | None = None
+    """How much shorter the step would be; None where unknown."""
+    replayed: bool = False
+    """Whether a replay with the remedy tells the gain; else it is no more than the cause's exposed time."""
+
+
+def remedy_for(
+    cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: Loop, *, span_ns: int, replays: pd.DataFrame
+) -> Remedy:
+    """What helps against rows of `overlaplab.exposed` of one cause, in a step that takes `span_ns`.
+
+    `replays`: rows of `simulate.remedies` of the same rank and step; there may be none.
+    """
+    best = _best(cause, replays, LITTLE_GAIN * span_ns)
+    if best is not None and (cause is not Cause.STRAGGLER or late_rank in (None, int(best["setting"]))):
+        text = _replayed(best, cause, late_rank, rows, loop)
+        return Remedy(text=text, gain_ns=int(best["gain_ns"]), replayed=True)
+    if best is None and cause in (Cause.TAIL, Cause.QUEUED) and _caps_played(replays) and _moved_most(rows) == "bucket":
+        return Remedy(text=_fewer_bytes(loop))
+    degree = cause in (Cause.UNHIDEABLE, Cause.LINK, Cause.UNKNOWN)
+    return Remedy(
+        text=_in_general(cause, late_rank, rows, loop), gain_ns=None if degree else int(rows["exposed_ns"].sum())
+    )
+
+
+_ORDER = ("balance", "no_pause", "prefetch", "earlier", "first_bucket", "cap", "half_the_bytes")
+"""Remedies of `simulate.remedies`: of those that gain as much the first is advised, which changes least."""
+
+
+def _best(cause: Cause, replays: pd.DataFrame, little_ns: float) -> Mapping[Any, Any] | None:
+    """The replay that gains most, as far as that can be told; fewer bytes only where nothing else helps."""
+    answers = Cause.LINK if cause is Cause.UNHIDEABLE else cause
+    own = replays[(replays["cause"] == answers.value) & (replays["gain_ns"] > 0)]
+    others = own[own["remedy"] != "half_the_bytes"]
+    scarce = answers is Cause.LINK or (_caps_played(replays) and not (others["gain_ns"] > little_ns).any())
+    own = own if scarce else others
+    if own.empty:
+        return None
+    enough = own[own["gain_ns"] >= own["gain_ns"].max() - little_ns]
+    found: Mapping[Any, Any] = min(enough.to_dict("records"), key=lambda row: _ORDER.index(row["remedy"]))
+    return found
+
+
+def _caps_played(replays: pd.DataFrame) -> bool:
+    return bool((replays["remedy"] == "cap").any())
+
+
+def _replayed(best: Mapping[Any, Any], cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: Loop) -> str:
+    """The words for a row of `simulate.remedies`."""
+    match best["remedy"]:
+        case "cap":
+            cap = f"bucket_cap_mb {best['setting']:g}"
+            if cause is Cause.BLOCKING and loop.traits is not None and not loop.traits.buckets:
+                return f"{_BUCKETED[loop.framework]} with {cap}: buckets leave during the backward pass"
+            return cap
+        case "first_bucket":
+            return f"a first bucket of {best['setting']:g} MiB"
+        case "prefetch":
+            return _prefetch(int(best["setting"]), loop)
+        case "earlier":
+            what = _ahead_of(rows)
+            return f"launching {what} at the start of the step, before it holds up the link"
+        case "half_the_bytes":
+            return f"half the bytes ({_HOW_FEWER[loop.framework]}) or a link twice as fast"
+    return _in_general(cause, late_rank, rows, loop)
+
+
+def _ahead_of(rows: pd.DataFrame) -> str:
+    first = rows["what"].dropna()
+    return f"what {shorten(str(first.iloc[0]), 40)} queues behind" if len(first) else "what is ahead of it"
+
+
+def _in_general(cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: Loop) -> str:
+    """What helps, where no replay tells by how much."""
+    moved = _moved_most(rows)
+    match cause:
+        case Cause.STRAGGLER:
+            who = "the late rank" if late_rank is None else f"rank {late_rank}"
+            return f"balancing the ranks' work: see on the timeline what {who} does while the others wait"
+        case Cause.GAP:
+            return FIND_PAUSE
+        case Cause.UNKNOWN:
+            return "opening all ranks' traces together, to tell waiting from transfer"
+        case Cause.UNHIDEABLE | Cause.LINK:
+            return _fewer_bytes(loop)
+        case Cause.QUEUED:
+            return _SEND_LESS if moved == "bucket" else "gathering ahead of reductions, or sending less at that time"
+        case Cause.LATE:
+            return _gather_ahead(loop) if moved == "gather" else "launching it as soon as it is ready: see what held it"
+        case Cause.TAIL:
+            return _TAILS[moved]
+        case Cause.BLOCKING:
+            return _unblock(moved, loop)
+
+
+FIND_PAUSE = "finding what holds up the host: look at what it does in the pause, on the timeline"
+_BUCKET = re.compile(r"bucket \d+$")
+_SEND_LESS = "sending less while the link is busy: lower precision, or fewer synchronisations by accumulating"
+_HOW_FEWER = {
+    **dict.fromkeys((None, "engine"), "lower precision, accumulation"),
+    "ddp": "a bf16_compress_hook, accumulation under no_sync",
+    "fsdp2": "MixedPrecisionPolicy, reshard_after_forward=False",
+}
+_BUCKETED = {"engine": "strategy bucketed", **dict.fromkeys((None, "ddp", "fsdp2"), "torch's DistributedDataParallel")}
+"""What sends gradients in buckets."""
+_TAILS = {
+    "bucket": "a lower bucket_cap_mb: a smaller last bucket",
+    "gather": "a smaller first unit, or gathering it before the step begins",
+    "unit": "a smaller last unit, or something to compute until it is sent",
+    "unknown": "sending the last one earlier, or making it smaller",
+}
+"""The remedy for a tail, by what it moves."""
+
+
+def _fewer_bytes(loop: Loop) -> str:
+    return f"fewer bytes ({_HOW_FEWER[loop.framework]}) or a faster link"
+
+
+def _gather_ahead(loop: Loop) -> str:
+    return _prefetch(None if loop.prefetch is None else loop.prefetch + 1, loop)
+
+
+def _prefetch(units: int | None, loop: Loop) -> str:
+    if loop.framework == "fsdp2":
+        return "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, one unit further ahead"
+    if units is not None:
+        return f"prefetch {units}: it holds one more unit at a time"
+    return "gathering one unit further ahead: it holds one more at a time"
+
+
+def _unblock(moved: str, loop: Loop) -> str:
+    """Against waiting by design."""
+    if moved == "gather":
+        return _gather_ahead(loop)
+    if loop.traits is not None and loop.traits.gathers == "units":
+        return "larger units, so that reductions are fewer and each has more to hide behind"
+    if moved == "unknown":
+        return "something to compute before its result is needed"
+    if loop.traits is not None and loop.traits.buckets:
+        return "waiting for buckets at the end of the backward pass, not within it"
+    return f"{_BUCKETED[loop.framework]}: it launches during the backward pass, and waits at its end"
+
+
+def _moved_most(rows: pd.DataFrame) -> str:
+    """What most of the exposed time moved: `gather`, `bucket`, `unit` (or a parameter), or something `unknown`."""
+    gathers = (rows["kind"] == "all_gather").fillna(False)
+    if int(rows.loc[gathers, "exposed_ns"].sum()) > MAJORITY * int(rows["exposed_ns"].sum()):
+        return "gather"
+    moved = rows["what"].map(lambda name: "unknown" if pd.isna(name) else _word(str(name)))
+    return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
+
+
+def _word(name: str) -> str:
+    return "bucket" if _BUCKET.match(name) else "unit"

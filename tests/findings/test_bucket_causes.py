@@ -1,0 +1,38 @@
+"""Why each bucket was exposed, from the diagnosis of its step."""
+
+from __future__ import annotations
+
+import pandas as pd
+from samples import TRACES
+
+import overlaplab
+from overlaplab import findings
+from overlaplab.sections.run_tables import RunTables
+
+
+def test_buckets_causes_are_the_diagnosis() -> None:
+    tables = RunTables(run=overlaplab.load_run(TRACES / "bucketed"))
+    found = tables.diagnosis
+    assert found is not None
+    causes = findings.bucket_causes(found)
+    of_buckets = [share.rows[share.rows["what"].astype(str).str.startswith("bucket ")] for share in found.causes]
+    assert causes["exposed_ns"].sum() == pd.concat(of_buckets)["exposed_ns"].sum() > 0
+    assert set(causes["label"]) <= {share.label for share in found.causes}
+    assert findings.bucket_causes(None).empty
+
+
+def test_a_bucket_names_its_longest_cause() -> None:
+    rows = [(0, "tail", "nothing left", 3), (0, "queued", "link busy", 1), (2, "tail", "nothing left", 5)]
+    causes = pd.DataFrame(rows, columns=["index", "cause", "label", "exposed_ns"])
+    words = [findings.bucket_cause_words(causes, index) for index in range(3)]
+    assert words == ["nothing left: 75\u00a0%", "", "nothing left"]
+
+
+def test_the_best_buckets_in_words() -> None:
+    columns = ["bytes", "end_ns", "last_ns"]
+    best = pd.DataFrame([(1_000_000, 50, 9_000_000), (2_000_000, 11_000_000, 9_000_000)], columns=columns)
+    assert findings.best_buckets_remark(best) == (
+        "Last row: the best of all buckets on the same link, 2 buckets of 1.0 MB to 2.0 MB; 2.0 ms of them cannot be"
+        " hidden."
+    )
+    assert findings.best_buckets_remark(best.head(0)) is None

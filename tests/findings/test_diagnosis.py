@@ -1,0 +1,176 @@
+"""One rank's step: its causes, its advice, and why it speaks for the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_diagnosis import BOUND, MS, exposed_rows, replays, summary_rows
+from made_traces import launched, run_of
+
+from overlaplab.analyses import worst_step
+from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.worst import outlier_steps
+from overlaplab.findings import Diagnosis, diagnose, what_to_do
+from overlaplab.findings.diagnosis import outliers_finding, where_chosen
+from overlaplab.sections.run_tables import RunTables
+
+STEP = summary_rows((0, 1, 100, 30))
+
+
+def diagnosed(causes: pd.DataFrame, **known: Any) -> Diagnosis:
+    return diagnose(STEP, worst_step(STEP), causes, STEP, **known)
+
+
+def shares(found: Diagnosis) -> list[tuple[str, int]]:
+    return [(share.label, share.exposed_ns // MS) for share in found.causes]
+
+
+def test_causes_add_up_most_expensive_first() -> None:
+    causes = exposed_rows(
+        (0, 1, "queued", 6, None),
+        (0, 1, "straggler wait", 7, 3),
+        (0, 1, "straggler wait", 8, 2),
+        (0, 1, "queued", 9, None),
+    )
+    found = diagnosed(causes)
+    assert shares(found) == [("link busy (queued)", 15), ("waited for rank 2", 8), ("waited for rank 3", 7)]
+    assert found.causes[0].rows["exposed_ns"].tolist() == [9 * MS, 6 * MS]
+    assert (found.late_rank, found.waited_ns) == (2, 8 * MS)
+    assert found.headline.replace("\u00a0", " ") == (
+        "30 % of the step is exposed communication (30.0 ms of 100.0 ms), 15.0 ms of it link busy (queued) (bucket 3"
+        " and bucket 0)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("any_cap", "transfer", "told", "gain"),
+    [
+        (
+            64,
+            50,
+            [
+                ("nothing left to overlap (tail)", 21),
+                ("host paused (compute gap)", 5),
+                ("cannot be hidden by any bucketing", 4),
+            ],
+            21,
+        ),
+        (85, 50, [("cannot be hidden by any bucketing", 25), ("host paused (compute gap)", 5)], None),
+        (None, 50, [("nothing left to overlap (tail)", 25), ("host paused (compute gap)", 5)], 25),
+        (
+            None,
+            80,
+            [
+                ("longer than compute (link-bound)", 20),
+                ("nothing left to overlap (tail)", 5),
+                ("host paused (compute gap)", 5),
+            ],
+            None,
+        ),
+    ],
+)
+def test_what_no_bucketing_hides_is_a_cause_of_its_own(
+    any_cap: int | None, transfer: int, told: list[tuple[str, int]], gain: int | None
+) -> None:
+    bound = BOUND | {"any_cap_ns": pd.NA if any_cap is None else any_cap * MS, "transfer_ns": transfer * MS}
+    found = diagnosed(exposed_rows((0, 1, "tail", 25, None), (0, 1, "compute gap", 5, None)), bound=bound)
+    assert shares(found) == told
+    assert sum(share.exposed_ns for share in found.causes) == found.exposed_ns
+    assert found.gain_ns == (None if gain is None else gain * MS)
+    assert ("bucket_cap_mb" in found.advice) is (gain is not None)
+    rows = pd.concat([share.rows for share in found.causes])
+    assert ((rows["end_ns"] - rows["start_ns"]) <= 25 * MS).all()
+
+
+def test_short_pauses_of_the_host_are_not_the_aim() -> None:
+    pauses = exposed_rows(*[(0, 1, "compute gap", 5, None)] * 4, (0, 1, "tail", 10, None))
+    found = diagnosed(pauses)
+    assert found.causes[0].cause is Cause.GAP
+    assert found.advice.startswith(
+        "Short pauses of the host, the largest part, are not communication's fault. Try a lower"
+    )
+    one = diagnosed(exposed_rows((0, 1, "compute gap", 20, None), (0, 1, "tail", 10, None)))
+    assert one.advice.startswith("Try finding what holds up the host")
+
+
+def test_a_pause_of_the_host_is_its_own_problem() -> None:
+    """Communication is none: of 30 exposed ms, 28 are the pause's."""
+    causes = exposed_rows((0, 1, "compute gap", 28, None), (0, 1, "tail", 2, None))
+    found = diagnosed(causes, replays=replays(("no_pause", Cause.GAP, None, 40)))
+    assert (found.headline, found.is_problem) == ("Host paused (compute gap): 40.0 ms (40\u00a0% of the step).", False)
+    assert found.advice.startswith("Try finding what holds up the host")
+    assert found.advice.endswith("Replayed, the step is 40.0 ms (40\u00a0% of the step) shorter.")
+    assert found.gain_ns == 40 * MS
+    assert "not the problem" in diagnosed(causes, replays=replays(("no_pause", Cause.GAP, None, 2))).headline
+
+
+def test_where_nothing_is_exposed_there_is_nothing_to_do() -> None:
+    quiet = summary_rows((0, 1, 100, 0))
+    found = diagnose(quiet, worst_step(quiet), exposed_rows(), quiet)
+    assert (found.causes, found.is_problem) == ((), False)
+    assert "not the problem" in found.headline
+
+
+def test_advice_where_communication_is_not_the_problem(tmp_path: Path) -> None:
+    copies = launched("Memcpy HtoD", 0, 0, 60, cat="gpu_memcpy", correlation=1) + launched(
+        "gemm", 1, 60, 100, correlation=2
+    )
+    found = RunTables(run=run_of(tmp_path / "copies", copies)).diagnosis
+    assert found is not None
+    assert "Copies are the larger part" in found.advice
+    assert found.headline.endswith("60\u00a0% of the step time nothing but copies run.")
+    waits = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 5, 90, 100, correlation=2)
+    found = RunTables(run=run_of(tmp_path / "waits", waits)).diagnosis
+    assert found is not None
+    assert found.advice.endswith(
+        "Look at the timeline for what the idle device waits for: another stream, or an event."
+    )
+
+
+STEPS = [(0, 1, 100, 6), (0, 2, 280, 174), (0, 3, 104, 7), (0, 4, 101, 6)]
+
+
+def test_outliers_are_named_and_do_not_speak_for_the_run() -> None:
+    table = summary_rows(*STEPS)
+    assert outlier_steps(table) == (2,)
+    assert outliers_finding(table) == "Step 2 differs: 174.0 ms exposed, 6.0 ms in others."
+    assert (
+        worst_step(summary_rows(STEPS[1], *[(1, step, span, 9) for _, step, span, _ in STEPS[2:]], *STEPS[2:]))["rank"]
+        == 1
+    )
+    assert worst_step(table, step=2)["step"] == 2, "a step that is asked for is taken"
+
+
+@pytest.mark.parametrize(
+    ("steps", "outliers"),
+    [
+        ([(0, 1, 100, 6), (0, 2, 280, 174)], ()),  # nobody knows which of two is the exception
+        ([(0, 1, 100, 6), (0, 2, 119, 6), (0, 3, 100, 6)], ()),  # 19 % longer
+        ([(0, 1, 100, 6), (0, 2, 121, 6), (0, 3, 100, 6)], (2,)),
+        ([(0, 1, 100, 10), (0, 2, 120, 30), (0, 3, 140, 50)], ()),  # spread out
+        ([(0, 1, 100, 40), (0, 2, 100, 10), (0, 3, 100, 41)], (2,)),  # less exposed than the others
+        ([(None, None, 100, 6)] * 3, ()),
+    ],
+)
+def test_what_an_outlier_is(steps: list[tuple[int, int, int, int]], outliers: tuple[int, ...]) -> None:
+    assert outlier_steps(summary_rows(*steps)) == outliers
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ((None, None), "the most exposed rank's median step"),
+        ((0, None), "its median step"),
+        ((None, 2), "the most exposed rank"),
+        ((0, 2), "as chosen"),
+    ],
+)
+def test_why_this_step(asked: tuple[int | None, int | None], why: str) -> None:
+    table = summary_rows(*STEPS, *[(1, *step[1:]) for step in STEPS])
+    assert where_chosen(table, *asked) == why
+    assert where_chosen(STEP, None, None) == "the only one"
+    found = diagnose(table, worst_step(table, *asked), exposed_rows(), table, chosen=why)
+    assert what_to_do(found).startswith(f"Rank 0, step {found.step} ({why}): ")

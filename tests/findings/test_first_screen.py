@@ -1,0 +1,77 @@
+"""What the first screen says beside the diagnosis, from diagnoses made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from diagnoses import MS, diagnosis, share
+
+from overlaplab import findings
+from overlaplab.analyses import Cause
+from overlaplab.findings import OTHER_RANKS
+
+STEPS = pd.DataFrame({"span_ns": [90 * MS, 100 * MS, 110 * MS], "exposed_wait_ns": pd.array([0, 0, 0], dtype="Int64")})
+
+
+def bound(**others: Any) -> dict[str, Any]:
+    return {"compute_ns": 60 * MS, "bound_ns": 80 * MS, "any_cap_ns": 65 * MS, "waits_known": True} | others
+
+
+def test_five_figures_with_one_denominator() -> None:
+    found = findings.tiles(diagnosis(), STEPS)
+    assert [(tile.label, tile.value, tile.note) for tile in found] == [
+        ("step", "100.0 ms", "median of 3 steps: 100.0 ms"),
+        ("communication", "40.0 ms", "40\u00a0% of the step"),
+        ("hidden", "10.0 ms", "10\u00a0% of the step"),
+        ("exposed", "30.0 ms", "30\u00a0% of the step"),
+        ("late rank", "none", "no wait for a rank"),
+    ]
+    waited = findings.tiles(replace(diagnosis(), late_rank=3, waited_ns=5 * MS), STEPS)[-1]
+    assert (waited.value, waited.note) == ("3", "waited 5.0 ms for it")
+
+
+def test_what_is_unknown_is_said_to_be() -> None:
+    absent = STEPS.assign(exposed_wait_ns=pd.array([None] * 3, dtype="Int64"))
+    assert findings.tiles(diagnosis(), absent)[-1].value == "unknown"
+    assert findings.tiles(diagnosis(), STEPS, replace(OTHER_RANKS, only_ends=True))[2].value == "unknown"
+    whole = findings.tiles(replace(diagnosis(), step=None), STEPS.head(1))
+    assert (whole[0].note, whole[1].note) == ("the only one", "40\u00a0% of the trace")
+
+
+def marks(**others: Any) -> dict[str, int]:
+    table = findings.step_marks(replace(diagnosis(), **others))
+    return {word: ns // MS for word, ns in zip(table["word"], table["ns"], strict=True)}
+
+
+def test_marks_keep_the_recorded_idle_time() -> None:
+    """Of 100 ms 30 are exposed; computation takes 60, and 10 are idle."""
+    assert marks(bound=bound()) == {
+        "no communication": 70,
+        "best buckets possible": 75,
+        "these buckets, no pauses": 90,
+        "measured": 100,
+    }
+    assert marks(bound=bound(any_cap_ns=pd.NA)) == {
+        "no communication": 70,
+        "this schedule, no pauses": 90,
+        "measured": 100,
+    }
+    assert marks(bound=bound(bound_ns=91 * MS)) == {
+        "no communication": 70,
+        "best buckets possible": 75,
+        "measured": 100,
+    }
+    assert marks(bound=None) == {"no communication": 70, "measured": 100}
+    assert marks(exposed_ns=0, bound=bound()) == {}
+    assert findings.marks_note(replace(diagnosis(), bound=bound(waits_known=False))) is not None
+
+
+def test_what_has_no_bar_is_summed_up() -> None:
+    causes = (share(Cause.TAIL, 20 * MS), share(Cause.GAP, 9 * MS), share(Cause.QUEUED, MS))
+    assert (
+        findings.rest_line(replace(diagnosis(), causes=causes), 1)
+        == "2 more causes, 10.0 ms in all: compute gap, queued."
+    )
+    assert findings.rest_line(replace(diagnosis(), causes=causes), 3) == ""
