@@ -17,7 +17,7 @@ from overlaplab.events import Run, Trace, rule_of
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import labels_of
-from overlaplab.timeline.marks import Lane, Mark, mark_code, marks_table
+from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import Rule
 from overlaplab.words import last_gradient
 
@@ -73,20 +73,21 @@ def _bucket(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["start_ns"]):
         last = last_gradient(row)
         name = f"bucket {row['index']}" + ("" if last is None else f", last: {last}")
-        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, Mark.REDUCE)
+        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, Mark.ALL_REDUCE)
 
 
 def _gather(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["gather_start_ns"]):
         name = f"gather {row['unit']} for {row['phase']}"
-        yield _LabelMark(zero + row["gather_start_ns"], zero + row["gather_end_ns"], name, Mark.GATHER)
+        yield _LabelMark(zero + row["gather_start_ns"], zero + row["gather_end_ns"], name, Mark.ALL_GATHER)
     if not pd.isna(row["free_ns"]):
         yield _LabelMark(zero + row["free_ns"], zero + row["free_ns"], f"free {row['unit']}", Mark.FREE)
 
 
 def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["start_ns"]):
-        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], f"reduce-scatter {row['unit']}", Mark.REDUCE)
+        name = f"reduce-scatter {row['unit']}"
+        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, Mark.REDUCE_SCATTER)
 
 
 def _parameter_gathers(trace: Trace, zero: int) -> list[_LabelMark]:
@@ -99,27 +100,31 @@ def _parameter_gathers(trace: Trace, zero: int) -> list[_LabelMark]:
     for label in launched:
         if bounds := ran.of_launch(label):
             name = f"gather bucket {label.fields['bucket']}'s parameters"
-            marks.append(_LabelMark(bounds[0] - zero, bounds[1] - zero, name, Mark.GATHER))
+            marks.append(_LabelMark(bounds[0] - zero, bounds[1] - zero, name, Mark.ALL_GATHER))
     return marks
 
 
-def _collectives(run: Run) -> dict[int, dict[int, int]]:
-    """Per trace the `index` of the collective that starts at a moment, in ns from the run's zero."""
+def _collectives(run: Run) -> dict[int, dict[int, tuple[int, Mark]]]:
+    """Per trace the `index` and the mark of the collective that starts at a moment, in ns from the run's zero."""
     table = collectives(run)
     table = table[table["start_ns"].notna()]
     places = {trace.rank: place for place, trace in enumerate(run.traces)}
-    found: dict[int, dict[int, int]] = {}
-    for rank, start, index in zip(table["rank"], table["start_ns"], table["index"], strict=True):
-        found.setdefault(places[_step(rank)], {}).setdefault(int(start), int(index))
+    found: dict[int, dict[int, tuple[int, Mark]]] = {}
+    for rank, start, index, kind in zip(*(table[name] for name in ("rank", "start_ns", "index", "kind")), strict=True):
+        found.setdefault(places[_step(rank)], {}).setdefault(int(start), (int(index), mark_of_collective(kind or "")))
     return found
 
 
-def _lane(label: str, marks: list[_LabelMark], collective: dict[int, int]) -> Lane:
+def _lane(label: str, marks: list[_LabelMark], collective: dict[int, tuple[int, Mark]]) -> Lane:
+    carried = [
+        collective.get(mark.start_ns, (-1, mark.mark)) if mark.end_ns > mark.start_ns else (-1, mark.mark)
+        for mark in marks
+    ]
     table = marks_table(
         [mark.start_ns for mark in marks],
         [mark.end_ns for mark in marks],
         [mark.name for mark in marks],
-        np.array([mark_code(mark.mark) for mark in marks], dtype=np.int8),
-        collective=[collective.get(mark.start_ns, -1) if mark.end_ns > mark.start_ns else -1 for mark in marks],
+        np.array([mark_code(mark) for _, mark in carried], dtype=np.int8),
+        collective=[index for index, _ in carried],
     )
     return Lane(label=label, kind="labels", marks=table)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from overlaplab.analyses.exposed import CAUSES, Cause
 from overlaplab.events import Activity
 
 LaneKind: TypeAlias = Literal["steps", "phases", "labels", "stream", "exposed"]
@@ -28,17 +29,31 @@ class Mark(StrEnum):
     MEMORY = "memory"
     COMPUTE = "compute"
     COMMUNICATION = "other communication"
-    """Not one of the next two: all-to-all, broadcast, send and receive, barrier, unknown."""
-    GATHER = "gather"
-    REDUCE = "reduce"
-    """All-reduce, reduce-scatter, reduce."""
-    EXPOSED = "exposed communication"
+    """Not one of the next four: broadcast, send and receive, barrier, unknown."""
+    ALL_TO_ALL = "all-to-all"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_REDUCE = "all-reduce"
+    EXPOSED = "exposed, outside steps"
+    """Communication while nothing computes, where nobody asks for the cause. The next ones are such by `Cause`."""
+    UNKNOWN = Cause.UNKNOWN.value
+    GAP = Cause.GAP.value
+    STRAGGLER = Cause.STRAGGLER.value
+    LATE = Cause.LATE.value
+    QUEUED = Cause.QUEUED.value
+    BLOCKING = Cause.BLOCKING.value
+    LINK = Cause.LINK.value
+    TAIL = Cause.TAIL.value
 
 
+CAUSE_MARKS = {Mark(cause): Cause(cause) for cause in CAUSES}
+"""The marks of exposed communication, and their causes."""
 _ORDER = tuple(Mark)
 _OF_COLLECTIVE = {
-    **dict.fromkeys(("all_gather", "gather"), Mark.GATHER),
-    **dict.fromkeys(("all_reduce", "reduce_scatter", "reduce"), Mark.REDUCE),
+    "all_gather": Mark.ALL_GATHER,
+    "all_reduce": Mark.ALL_REDUCE,
+    "all_to_all": Mark.ALL_TO_ALL,
+    "reduce_scatter": Mark.REDUCE_SCATTER,
 }
 
 

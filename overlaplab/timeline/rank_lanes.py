@@ -10,17 +10,21 @@ from overlaplab.events import Run, Trace, Work, activity, counting_as, matching,
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.recorded import recorded_of_events
 from overlaplab.evidence.waits import numbered
-from overlaplab.intervals import subtract
+from overlaplab.intervals import subtract, union
+from overlaplab.timeline.lane_names import Counted, lane_names
 from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, label_fields
-from overlaplab.words import shorten
 
 _EXPOSED = "communication while nothing computes"
 _PHASES = ("forward", "backward", "optimizer")
 
 
-def rank_lanes(run: Run, place: int, zero: int, steps: pd.DataFrame, labels: list[Lane]) -> list[Lane]:
-    """The lanes of `run.traces[place]` from top to bottom; `steps` and `labels` are already in ns from the zero."""
+def rank_lanes(
+    run: Run, place: int, zero: int, steps: pd.DataFrame, labels: list[Lane], moments: pd.DataFrame
+) -> list[Lane]:
+    """The lanes of `run.traces[place]` from top to bottom; `steps`, `labels` and `moments`, the rank's rows of
+    `exposed_moments` with a `name` each, are already in ns from the zero.
+    """
     trace = run.traces[place]
     named = ["the trace" if pd.isna(step) else f"step {step}" for step in steps["step"]]
     found = [Lane(label="steps", kind="steps", marks=marks_table(steps["start_ns"], steps["end_ns"], named, Mark.STEP))]
@@ -29,11 +33,19 @@ def rank_lanes(run: Run, place: int, zero: int, steps: pd.DataFrame, labels: lis
         found.append(Lane(label="phases", kind="phases", marks=phases))
     found += labels
     found += _counted_lanes(run, place, zero)
-    busy = activity(trace)
-    gaps = subtract(busy.communication, busy.compute) - zero
-    names = pd.Categorical.from_codes(np.zeros(len(gaps), dtype=np.int8), pd.Index([_EXPOSED], dtype=object))
-    found.append(Lane(label="exposed", kind="exposed", marks=marks_table(gaps[:, 0], gaps[:, 1], names, Mark.EXPOSED)))
+    found.append(Lane(label="exposed", kind="exposed", marks=_exposed(trace, zero, moments)))
     return found
+
+
+def _exposed(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFrame:
+    """Exposed communication by cause: rows of `exposed_moments` with a `name`; outside all steps there is no cause."""
+    busy = activity(trace)
+    inside = moments[["start_ns", "end_ns"]].to_numpy(np.int64)
+    outside = subtract(subtract(busy.communication, busy.compute) - zero, union(inside[:, 0], inside[:, 1]))
+    times = np.concatenate((inside, outside))
+    parts = [mark_code(Mark(cause)) for cause in moments["cause"]] + [mark_code(Mark.EXPOSED)] * len(outside)
+    names = [*moments["name"], *([_EXPOSED] * len(outside))]
+    return marks_table(times[:, 0], times[:, 1], names, np.array(parts, dtype=np.int8))
 
 
 def _phases(trace: Trace, zero: int) -> pd.DataFrame:
@@ -65,15 +77,14 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
     rows = np.flatnonzero(~counting_as(trace, Work.NOTHING))
     if rule_of(trace) is Rule.UNRECORDED or not len(rows):
         return []
-    lane, first = _numbered(trace.events, rows, gpu=gpu)
-    order = np.argsort(lane.astype(np.int16) if len(first) < 1 << 15 else lane, kind="stable")  # int16 sorts by radix
+    lane = _numbered(trace.events, rows, gpu=gpu)
+    order = np.argsort(lane.astype(np.int16) if lane.max() < 1 << 15 else lane, kind="stable")  # int16 sorts by radix
     rows, bounds = rows[order], np.cumsum(np.bincount(lane))
     starts, lasted = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
     parts, collective = _parts(run, place, rows)
     names = _used(trace.events["name"], rows)
-    devices = len(np.unique(trace.events["device"].to_numpy()[first]))
-    found = []
-    for first_row, own_rows in zip(first, np.split(np.arange(len(rows)), bounds[:-1]), strict=True):
+    found: list[tuple[Counted, pd.DataFrame, float]] = []
+    for own_rows in np.split(np.arange(len(rows)), bounds[:-1]):
         own = slice(int(own_rows[0]), int(own_rows[-1]) + 1)
         marks = marks_table(
             starts[own] - zero,
@@ -85,29 +96,21 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
         )
         took = np.bincount(parts[own], weights=lasted[own], minlength=len(Mark))
         main = int(took.argmax())
-        label = _label(trace.events.iloc[first_row], gpu=gpu, devices=devices)
-        rank = (main != mark_code(Mark.COMPUTE), main, -took[main], label)
-        found.append((rank, Lane(label=label, kind="stream", marks=marks)))
-    return [lane for _, lane in sorted(found, key=lambda pair: pair[0])]
+        found.append((Counted(rows=rows[own], main=tuple(Mark)[main]), marks, float(took[main])))
+    found.sort(key=lambda one: (one[0].main is not Mark.COMPUTE, mark_code(one[0].main), -one[2], int(one[0].rows[0])))
+    labels = lane_names(trace, [lane for lane, _, _ in found], gpu=gpu)
+    return [Lane(label=label, kind="stream", marks=marks) for label, (_, marks, _) in zip(labels, found, strict=True)]
 
 
-def _numbered(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """For each of these events the number of its stream or thread, and for each number its first event."""
+def _numbered(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) -> NDArray[np.intp]:
+    """For each of these events the number of its stream or thread."""
     if gpu:
         device, stream = (events[name].to_numpy(dtype=np.int64)[rows] for name in ("device", "stream"))
         where = device * 1_000_003 + stream
     else:
         where = thread_numbers(events)[rows]
-    lane, known = pd.factorize(where)
-    first = np.full(len(known), len(rows))
-    np.minimum.at(first, lane, np.arange(len(rows)))
-    return lane, rows[first]
-
-
-def _label(event: pd.Series, *, gpu: bool, devices: int) -> str:
-    if not gpu:
-        return f"thread {shorten(str(event['tid']))}"
-    return (f"device {event['device']} " if devices > 1 else "") + f"stream {event['stream']}"
+    lane: NDArray[np.intp] = pd.factorize(where)[0]
+    return lane
 
 
 def _used(names: pd.Series, rows: NDArray[np.intp]) -> pd.Categorical:

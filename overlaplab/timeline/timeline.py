@@ -6,6 +6,7 @@ close to be distinguished. No event vanishes: each one that overlaps the window 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import union_categoricals
 
+from overlaplab.analyses.exposed import exposed_moments
 from overlaplab.events import Activity, Run, activity, windows
 from overlaplab.evidence.clocks import clocks, zero_of
 from overlaplab.timeline.event_details import event_details
@@ -58,11 +60,17 @@ class View:
     """What each rank did within the window, from the raw intervals: see `window_totals`."""
 
 
-def timeline_events(run: Run) -> Timeline:
+def _cause(row: Mapping[Any, Any]) -> str:
+    return str(row["cause"])
+
+
+def timeline_events(run: Run, exposed_name: Callable[[Mapping[Any, Any]], str] = _cause) -> Timeline:
     """The lanes and marks of a run: per rank its steps, phases, labels, streams or threads, and exposed communication.
 
-    All times are by the first rank's clock (see `clocks`).
+    `exposed_name` names a stretch of exposed communication, given its row of `overlaplab.exposed`. All times are by the
+    first rank's clock (see `clocks`).
     """
+    moments = _named_moments(run, exposed_name)
     found: list[tuple[int, Lane]] = []
     steps: list[pd.DataFrame] = []
     activities: list[tuple[int | None, Activity, int]] = []
@@ -73,7 +81,9 @@ def timeline_events(run: Run) -> Timeline:
         own_steps[["start_ns", "end_ns"]] -= zero
         steps.append(own_steps.assign(rank=pd.array([trace.rank] * len(own_steps), dtype="Int64")))
     for place, labels in enumerate(label_lanes(run, steps)):
-        found += [(place, lane) for lane in rank_lanes(run, place, activities[place][2], steps[place], labels)]
+        rank = run.traces[place].rank
+        own = moments if rank is None else moments[moments["rank"] == rank]
+        found += [(place, lane) for lane in rank_lanes(run, place, activities[place][2], steps[place], labels, own)]
     ranks = [run.traces[place].rank for place, _ in found]
     lanes = {
         "lane": range(len(found)),
@@ -92,6 +102,15 @@ def timeline_events(run: Run) -> Timeline:
         activities=tuple(activities),
         offsets=_offsets(run),
     )
+
+
+def _named_moments(run: Run, exposed_name: Callable[[Mapping[Any, Any]], str]) -> pd.DataFrame:
+    """`exposed_moments` with a `name`; what has one cause and collective is named once."""
+    moments = exposed_moments(run)
+    alike = moments.groupby(["rank", "step", "cause", "collective"], dropna=False, sort=False).ngroup().to_numpy()
+    firsts = moments.iloc[np.unique(alike, return_index=True)[1]]
+    names = np.array([exposed_name(row) for row in firsts.to_dict("records")], dtype=object)
+    return moments.assign(name=names[alike] if len(names) else "")
 
 
 def _together(found: list[tuple[int, Lane]]) -> pd.DataFrame:

@@ -31,6 +31,8 @@ class WindowStatistics:
     """The names with most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels only the
     word and the kind), `part` (a `Mark`, the one with most of their time), `events` (how many overlap the window),
     `busy_ns` (the union of their times within the window on each rank, summed over ranks)."""
+    causes: pd.DataFrame
+    """The window's exposed time by `part` (a `Mark`), the most expensive first: `exposed_ns`, summed over ranks."""
     events: int
     """How many events of streams overlap the window."""
 
@@ -47,6 +49,7 @@ def timeline_window(
         end_ns=end_ns,
         ranks=window_totals(timeline, start_ns, end_ns, ranks),
         kernels=_kernels(timeline.events, here, start_ns, end_ns).head(top),
+        causes=_causes(timeline.events, lanes, start_ns, end_ns),
         events=len(here),
     )
 
@@ -82,6 +85,15 @@ def window_totals(timeline: Timeline, start_ns: int, end_ns: int, ranks: Collect
     columns = ["rank", "span_ns", "busy_ns", "compute_ns", "comm_ns", "memory_only_ns"]
     columns += ["overlapped_ns", "exposed_comm_ns", "idle_ns"]
     return pd.DataFrame(rows, columns=columns).astype({"rank": "Int64"} | dict.fromkeys(columns[1:], "int64"))
+
+
+def _causes(events: pd.DataFrame, lanes: pd.DataFrame, start_ns: int, end_ns: int) -> pd.DataFrame:
+    """The exposed lanes' marks within the window, by part; those of one lane do not overlap."""
+    exposed = lanes.loc[lanes["kind"] == "exposed", "lane"].to_numpy()
+    here = events.iloc[touching(events, start_ns, end_ns, exposed)]
+    took = here["end_ns"].clip(upper=end_ns) - here["start_ns"].clip(lower=start_ns)
+    sums = took.groupby(here["part"]).sum().sort_values(ascending=False, kind="stable")
+    return pd.DataFrame({"part": mark_names(sums.index), "exposed_ns": sums.to_numpy(np.int64)})
 
 
 def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns: int) -> pd.DataFrame:

@@ -24,7 +24,7 @@ from overlaplab.timeline.timeline import timeline_events, timeline_view
 from overlaplab.timeline.window_statistics import timeline_window
 from overlaplab.vocabulary import Rule
 
-PARTS = (Mark.COMPUTE, Mark.REDUCE, Mark.MEMORY)
+PARTS = (Mark.COMPUTE, Mark.ALL_REDUCE, Mark.MEMORY)
 NAMES = ("gemm", "engine::comm seq=1 kind=all_reduce bytes=8", "engine::comm seq=2 kind=all_reduce bytes=8", "copy")
 Told = tuple[int, int, int, int, int]  # rank, part, name, start, length
 EVENTS = st.lists(
@@ -118,7 +118,7 @@ def test_a_window_s_statistics_against_a_count(
 
 def test_a_name_counts_as_what_it_is_for_most_of_its_time() -> None:
     told = [(0, 0, 0, 0, 5), (0, 1, 0, 10, 20), (1, 0, 0, 0, 5)]
-    assert timeline_window(timeline(told), 0, 100).kernels.to_numpy().tolist() == [["gemm", "reduce", 3, 30]]
+    assert timeline_window(timeline(told), 0, 100).kernels.to_numpy().tolist() == [["gemm", "all-reduce", 3, 30]]
 
 
 @pytest.mark.parametrize("scale", [1, 2**55])
@@ -157,15 +157,15 @@ def test_every_counted_event_is_there_with_its_row_and_collective(gpu: Run) -> N
     found = timeline_events(gpu)
     assert found.lanes[["label", "kind"]].to_numpy().tolist()[:4] == [
         ["rank 0 steps", "steps"],
-        ["rank 0 stream 7", "stream"],
-        ["rank 0 stream 20", "stream"],
+        ["rank 0 stream 7 (compute)", "stream"],
+        ["rank 0 stream 20 (NCCL)", "stream"],
         ["rank 0 exposed", "exposed"],
     ]
     events = found.events[found.events["event"] >= 0]
     assert events["name"].tolist() == ["sgemm", "sgemm_inside", "ncclDevKernel_AllReduce_Sum_f32"] * 2
     assert events["collective"].tolist() == [-1, -1, 0] * 2
     assert events["trace"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert [Mark(list(Mark)[part]).value for part in events["part"]] == ["compute", "compute", "reduce"] * 2
+    assert [Mark(list(Mark)[part]).value for part in events["part"]] == ["compute", "compute", "all-reduce"] * 2
     for name, place, row in zip(events["name"], events["trace"], events["event"], strict=True):
         assert gpu.traces[place].events["name"].iloc[row] == name
 
@@ -289,7 +289,7 @@ def test_kernels_that_one_label_launched_are_one_collective(tmp_path: Path) -> N
     found = timeline_events(run_of(tmp_path, events, backend="nccl")).events
     linked = found[(found["event"] >= 0) & (found["collective"] >= 0)].sort_values("start_ns")
     assert linked[["start_ns", "collective"]].to_numpy().tolist() == [[40_000, 0], [60_000, 1], [70_000, 1]]
-    assert set(linked["part"]) == {mark_code(Mark.GATHER)}
+    assert set(linked["part"]) == {mark_code(Mark.ALL_GATHER)}
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_kernels_that_one_label_launched_are_one_collective(tmp_path: Path) -> N
         ([step(0, 0, 10)], ["step 0"]),
         ([event("cudaLaunchKernel", 1, 2, cat="cuda_runtime", correlation=1)], []),  # no device was recorded
         ([op("mm", 5, 5)], ["aten::mm"]),
-        ([gloo(0, 5)], ["the trace", "gloo:all_reduce", "communication while nothing computes"]),
+        ([gloo(0, 5)], ["the trace", "gloo:all_reduce", "blocking"]),
     ],
 )
 def test_a_timeline_of_little_or_nothing(tmp_path: Path, events: list[dict[str, Any]], drawn: list[str]) -> None:

@@ -1,0 +1,94 @@
+"""What a lane of counted events is called, by what runs on it: threads' names lie, and streams have only numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.events import Trace, Work, counting_as, matching, thread_numbers
+from overlaplab.timeline.marks import Mark
+from overlaplab.vocabulary import label_fields
+
+__all__ = ["Counted", "lane_names"]
+
+_AUTOGRAD = "autograd::engine::evaluate_function"
+"""What torch's engine calls around each operator's backward."""
+_OF_HOOKS = ("gradient_ready", "bucket_ready", "backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The counted events of one stream or thread."""
+
+    rows: NDArray[np.intp]
+    """Their rows in the trace."""
+    main: Mark
+    """What takes most of their time."""
+
+
+def lane_names(trace: Trace, lanes: Sequence[Counted], *, gpu: bool) -> list[str]:
+    """`stream 7 (compute)`, `stream 20 (NCCL)`; on the CPU `main`, `autograd`, `link`, `gloo`, numbered if several."""
+    if gpu:
+        return _streams(trace, lanes)
+    names = _threads(trace, lanes)
+    count, seen = Counter(names), Counter[str]()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(f"{name} {seen[name]}" if count[name] > 1 else name)
+    return numbered
+
+
+def _streams(trace: Trace, lanes: Sequence[Counted]) -> list[str]:
+    device, stream = (trace.events[name].to_numpy(dtype=np.int64) for name in ("device", "stream"))
+    several = len({int(device[lane.rows[0]]) for lane in lanes}) > 1
+    communicates = counting_as(trace, Work.COMMUNICATION)
+    nccl = matching(trace.events["name"], lambda name: "nccl" in name.lower() or "rccl" in name.lower())
+    names = []
+    for lane in lanes:
+        what = {Mark.COMPUTE: "compute", Mark.MEMORY: "copies"}.get(lane.main)
+        if what is None:
+            own = lane.rows[communicates[lane.rows]]
+            what = "NCCL" if 2 * nccl[own].sum() > len(own) else "communication"
+        begin = f"device {device[lane.rows[0]]} " if several else ""
+        names.append(f"{begin}stream {stream[lane.rows[0]]} ({what})")
+    return names
+
+
+def _threads(trace: Trace, lanes: Sequence[Counted]) -> list[str]:
+    thread = thread_numbers(trace.events)
+    names = trace.events["name"]
+    stepping = _carrying(thread, names, lambda name: name.startswith("ProfilerStep"))
+    carried = (
+        ("link", _carrying(thread, names, lambda name: name.startswith("engine::comm "))),
+        ("gloo", _carrying(thread, names, lambda name: name.startswith("gloo:"))),
+    )
+    hooks = _carrying(thread, names, _is_backward)
+    computing = [lane for lane in lanes if lane.main is Mark.COMPUTE]
+    leads = [lane for lane in computing if int(thread[lane.rows[0]]) in stepping] or computing[:1]
+    found = []
+    for lane in lanes:
+        own = int(thread[lane.rows[0]])
+        if any(lane is one for one in leads) or own in stepping:
+            found.append("main")
+        elif lane.main is Mark.COMPUTE:
+            found.append("autograd" if own in hooks else "compute")
+        elif lane.main is Mark.MEMORY:
+            found.append("copies")
+        else:
+            found.append(next((word for word, threads in carried if own in threads), "communication"))
+    return found
+
+
+def _carrying(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[str], bool]) -> set[int]:
+    """The threads of the events with such names."""
+    return set(np.unique(thread[matching(names, wanted)]).tolist())
+
+
+def _is_backward(name: str) -> bool:
+    return name.startswith(_AUTOGRAD) or (label_fields(name) or ("",))[0] in _OF_HOOKS
