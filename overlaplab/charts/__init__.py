@@ -4,9 +4,11 @@ from overlaplab.charts.breakdown import summary
 from overlaplab.charts.collectives import bus_bandwidth, late_ranks, waits
 from overlaplab.charts.comparison import compare
 from overlaplab.charts.costs import memory_compared, sent_compared
+from overlaplab.charts.gather_waits import gather_waits
 from overlaplab.charts.gathers import schedule, schedule_window
 from overlaplab.charts.held import gathered
 from overlaplab.charts.lanes import timeline, timeline_rows
+from overlaplab.charts.marks import step_marks
 from overlaplab.charts.notebook import draw_offline
 from overlaplab.charts.readiness import buckets
 from overlaplab.charts.sweep import caps, links
@@ -17,6 +19,7 @@ __all__ = [
     "caps",
     "compare",
     "draw_offline",
+    "gather_waits",
     "gathered",
     "late_ranks",
     "links",
@@ -24,6 +27,7 @@ __all__ = [
     "schedule",
     "schedule_window",
     "sent_compared",
+    "step_marks",
     "summary",
     "timeline",
     "timeline_rows",

@@ -34,7 +34,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     ranks = list(dict.fromkeys(long["rank"]))
     y = row_axis("rank", ranks, "rank")
     drawn = {part: _fills(tones)[part] for part in PARTS.values() if part in set(long["part"])}
-    axis = alt.Axis(title="share of the rank's step time (%)", values=list(range(0, 101, 10)))
+    axis = alt.Axis(title=None, values=list(range(0, 101, 10)))
     x = alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis)
     lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms", "share:Q": "% of the step time"}, share=".2f")
     inks = dict.fromkeys((tones.compute, tones.exposed), tones.on_dark) | {tones.idle: tones.ink}
@@ -45,11 +45,11 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     )
     numbers = [words(rows, "middle", y, str(ink), column="label") for ink, rows in shown.groupby("ink")]
     title = summary_title(table)
-    scope = f"Summed over {summary_scope(table)}."
+    scope = f"Summed over {summary_scope(table)}. Each bar is 100 % of its rank's step time; numbers are percent of it."
     return finish(
         [bars(long, x, y, colours(list(drawn.items())), lines, 0.8), *numbers],
         title=title,
-        subtitle=[f"{scope} Each bar is 100 % of its rank's step time; numbers are percent of it.", note],
+        subtitle=[" ".join(filter(None, (scope, note)))],
         description=f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(drawn)}. {title}.",
         dark=dark,
         height=alt.Step(30 if len(ranks) <= 16 else 20),
@@ -57,7 +57,7 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
 
 
 def _fills(tones: Palette) -> dict[str, str]:
-    fills = (tones.compute, tones.gather, tones.waiting, tones.exposed, tones.exposed, tones.memory, tones.idle)
+    fills = (tones.compute, tones.hidden, tones.waiting, tones.exposed, tones.exposed, tones.memory, tones.idle)
     return dict(zip(PARTS.values(), fills, strict=True))
 
 

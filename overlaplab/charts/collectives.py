@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.parts import bars, dashed_lines, tooltip, words
+from overlaplab.charts.parts import FLUSH, bars, dashed_lines, tooltip, with_room, words
 from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
 from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
@@ -118,10 +118,10 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     )
     most = float(ends["end"].max()) if len(ends) else 0.0
     y = alt.Y("rank:N", sort=list(ends["rank"]), title="rank", axis=alt.Axis(domain=False, ticks=False))
-    scale = alt.Scale(domain=[0, most * 1.7 or 1.0], nice=False)  # room for the words behind the longest bar
-    axis = alt.Axis(title="waited for it, all other ranks together (ms)", format=",~f", tickCount=10)
+    scale = with_room(most, ends["text"])
+    axis = alt.Axis(title="waited for it, all other ranks together (ms)", format=",~f", tickCount=10, labelFlush=FLUSH)
     x = alt.X("begin:Q", scale=scale, axis=axis)
-    fills = colours([(ALONE, tones.reduce), (SHARED, tones.queued)])
+    fills = colours([(ALONE, tones.waiting), (SHARED, tones.starting)])
     lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms"})
     layers = [
         bars(table_of_bars, x, y, fills, lines, 0.7),
@@ -186,13 +186,12 @@ def _layer(
 def _kind_colour(kind: str, tones: Palette) -> str:
     """The colour of a kind, the same in every run; rare kinds share one."""
     fixed = {
-        "all-reduce": tones.compute,
+        "all-reduce": tones.reduce,
         "all-gather": tones.gather,
-        "reduce-scatter": tones.reduce,
-        "all-to-all": tones.exposed,
-        "broadcast": tones.queued,
+        "reduce-scatter": tones.scatter,
+        "all-to-all": tones.to_all,
     }
-    return fixed.get(kind, tones.memory)
+    return fixed.get(kind, tones.other)
 
 
 def _axis(domain: tuple[float, float], title: str) -> alt.Axis:
@@ -215,5 +214,4 @@ def _diagonal(x: tuple[float, float], y: tuple[float, float], tones: Palette) ->
 def _late_word(row: dict[Any, Any]) -> str:
     if not row["last"]:
         return f"never last in {row['collectives']}"
-    late = f"{ms(row['late_median_ns'])} late in the median"
-    return f"{ms(row['cost_ns'])}; last in {row['last']} of {row['collectives']}, {late}"
+    return f"{ms(row['cost_ns'])}; last in {row['last']} of {row['collectives']}"

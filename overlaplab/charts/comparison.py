@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import bars, row_axis, stacked, step_fills, tooltip, words
+from overlaplab.charts.parts import bars, row_axis, stacked, step_fills, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import compare_title, run_labels
 from overlaplab.words import count, duration
@@ -23,7 +23,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     axis, labels = run_labels(table)
     rows, ends = _rows(table, labels)
     y = row_axis("run", labels, axis)
-    scale = alt.Scale(domain=[0, max(ends["end"], default=1.0) * 1.28], nice=False)
+    scale = with_room(max(ends["end"], default=1.0), ends["word"])
     x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=12))
     lines = tooltip({"run": "", "part": "what", "ms:Q": "median ms"})
     layers = [bars(rows, x, y, colours(step_fills(tones)), lines, 0.72)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import row_axis, tooltip, words
+from overlaplab.charts.parts import FLUSH, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import costs_title, run_labels
 from overlaplab.words import count, size_exact, unit_of
@@ -20,7 +20,7 @@ def sent_compared(table: pd.DataFrame, *, dark: bool = False, note: str | None =
     Runs without `sent_bytes` are left out.
     """
     meaning = "Bytes per rank and step, ring factor (n−1)/n included; median over the ranks' steps."
-    return _beside_theory(table, "sent_bytes", "Sent", palette(dark).gather, [meaning, note], dark=dark)
+    return _beside_theory(table, "sent_bytes", "Sent", palette(dark).other, [meaning, note], dark=dark)
 
 
 def memory_compared(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -28,7 +28,7 @@ def memory_compared(table: pd.DataFrame, *, dark: bool = False, note: str | None
     rank holds after a step, and a tick for theory. Runs without `memory_bytes` are left out.
     """
     meaning = "Parameters, gradients and optimizer states of the rank that holds most, after a step."
-    return _beside_theory(table, "memory_bytes", "Held", palette(dark).queued, [meaning, note], dark=dark)
+    return _beside_theory(table, "memory_bytes", "Held", palette(dark).memory, [meaning, note], dark=dark)
 
 
 def _beside_theory(
@@ -52,8 +52,8 @@ def _beside_theory(
     )
     drawn["end"] = drawn[[MEASURED, THEORY]].astype("float64").max(axis="columns")
     y = row_axis("run", list(drawn["run"]), axis)
-    top = max(drawn["end"], default=0.0) * 1.4 or 10.0  # room for the words; one rank sends nothing
-    x_scale, x_axis = alt.Scale(domain=[0, top], nice=False), alt.Axis(tickCount=10)
+    top = max(drawn["end"], default=0.0) or 7.0  # one rank sends nothing
+    x_scale, x_axis = with_room(top, drawn["word"]), alt.Axis(tickCount=10, labelFlush=FLUSH)
     x = alt.X(f"{MEASURED}:Q", title=f"{verb.lower()} ({unit})", scale=x_scale, axis=x_axis)
     shared = {
         "y": y,

@@ -69,9 +69,9 @@ def schedule(
         LIVE: tones.idle,
         GATHER: tones.gather,
         WAIT: tones.exposed,
-        FORWARD: tones.queued,
+        FORWARD: tones.forward,
         BACKWARD: tones.compute,
-        SCATTER: tones.reduce,
+        SCATTER: tones.scatter,
     }
     fills = [(part, tone) for part, tone in colour.items() if part in set(parts["part"])]
     legend = colours(fills, columns=6 if line > LINE / 2 else 2, offset=22)

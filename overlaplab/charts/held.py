@@ -5,8 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from overlaplab.charts.parts import dashed_lines
 from overlaplab.charts.theme import LINE, finish, palette
-from overlaplab.findings import gathered_peak, gathered_title
+from overlaplab.findings import gathered_peak, gathered_title, held_limit
 from overlaplab.words import to_ms, unit_of
 
 LABELS_WIDTH = 72
@@ -20,6 +21,7 @@ def gathered(
     *,
     window_ns: tuple[int, int] | None = None,
     top_bytes: int = 0,
+    limit: tuple[int, int] | None = None,
     dark: bool = False,
     note: str | None = None,
     line: int = LINE,
@@ -28,17 +30,19 @@ def gathered(
 
     Takes `overlaplab.analyses.gathered_bytes` of one rank and step; shows bytes, or layers where bytes are unknown.
     `window_ns` is the time axis: that of the schedule drawn below, which has its title, or by default the curve's own.
-    The other axis goes up to `top_bytes` at least. `line` is how many characters of a subtitle fit on a line.
+    The other axis goes up to `top_bytes` at least. `limit`: how many units the prefetch may hold at once, and their
+    bytes at most, which a dashed line shows. `line` is how many characters of a subtitle fit on a line.
     """
     tones = palette(dark)
     curve = curve.sort_values("time_ns", kind="stable")
     window = window_ns or (min(0, int(curve["time_ns"].min())), int(curve["time_ns"].max()))
     in_bytes = bool(curve["bytes"].notna().all())
     held = curve["bytes" if in_bytes else "layers"].astype("int64")
-    unit, scale = unit_of(max(int(held.max()), top_bytes)) if in_bytes else ("layers", 1.0)
+    unit, scale = unit_of(max(int(held.max()), top_bytes, limit[1] if limit else 0)) if in_bytes else ("layers", 1.0)
     rows = pd.DataFrame({"begin": to_ms(curve["time_ns"].astype("float64")), "held": held / scale})
     rows = pd.concat([rows, rows.tail(1).assign(begin=to_ms(window[1]))]).sort_values("begin", kind="stable")
-    top = max(int(held.max()), top_bytes if in_bytes else 0, 1) / scale * _HEADROOM
+    highest = max(int(held.max()), *((top_bytes, limit[1] if limit else 0) if in_bytes else ()), 1)
+    top = highest / scale * _HEADROOM
     x = time_axis(window, line, title="time in step (ms)" if window_ns is None else None)
     y = alt.Y(
         "held:Q",
@@ -49,11 +53,16 @@ def gathered(
         ),
     )
     steps = alt.Chart(rows).encode(x=x, y=y)
-    area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.compute, opacity=0.25, clip=True)
-    edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.compute, strokeWidth=1.5, clip=True)
+    area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.gather, opacity=0.25, clip=True)
+    edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.gather, strokeWidth=1.5, clip=True)
     title = gathered_title(curve)
     return finish(
-        [area, edge, *_peak(curve, held / scale, gathered_peak(curve), window, dark)],
+        [
+            area,
+            edge,
+            *_limit(limit if in_bytes else None, scale, tones.ink),
+            *_peak(curve, held / scale, gathered_peak(curve), window, dark),
+        ],
         title=title,
         subtitle=["Held from the launch of a gather until the unit is freed.", note],
         description=f"A step curve of what is gathered over time. {title}.",
@@ -61,6 +70,15 @@ def gathered(
         height=118,
         line=line,
     )
+
+
+def _limit(limit: tuple[int, int] | None, scale: float, ink: str) -> list[alt.Chart]:
+    """A dashed line at the bytes of as many units as the prefetch may hold."""
+    if limit is None:
+        return []
+    place = pd.DataFrame({"held": [limit[1] / scale]})
+    rule, name = dashed_lines(place, "y", "held", held_limit(*limit), ink, width=1.2, align="right", dx=-4, dy=-7)
+    return [rule, name.encode(x=alt.value("width"))]
 
 
 def _peak(
@@ -73,7 +91,7 @@ def _peak(
     row = pd.DataFrame({"begin": [to_ms(max(at, window[0]))], "held": [held.iloc[place]], "word": [name]})
     left = at > window[0] + 0.6 * (window[1] - window[0])  # there is no room to the right
     at_peak = alt.Chart(row).encode(x=alt.X("begin:Q"), y=alt.Y("held:Q"))
-    dot: alt.Chart = at_peak.mark_point(size=70, filled=True, opacity=1, color=tones.exposed)
+    dot: alt.Chart = at_peak.mark_point(size=70, filled=True, opacity=1, color=tones.ink)
     word: alt.Chart = at_peak.mark_text(
         align="right" if left else "left",
         dx=-8 if left else 8,

@@ -9,9 +9,10 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.parts import WHEN, tooltip
-from overlaplab.charts.theme import DARK, Palette, colours, finish, palette
-from overlaplab.findings import clocks_note, timeline_title
-from overlaplab.timeline.timeline import Mark, View
+from overlaplab.charts.theme import DARK, Palette, cause_colours, colours, finish, palette
+from overlaplab.findings import clocks_note, mark_name, mark_word, timeline_title
+from overlaplab.timeline.marks import CAUSE_MARKS, Mark
+from overlaplab.timeline.timeline import View
 from overlaplab.words import shorten, to_ms
 
 WINDOW = "window"
@@ -26,9 +27,12 @@ _PHASES = {
     Mark.OPTIMIZER: ("#6E7684", "#A9B0BD"),
 }
 """Phases are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
+_NAMED = (Mark.STEP.value, *(mark.value for mark in _PHASES))
+_COLUMNS = 5
+"""Of the legend: so many causes in words fit into a line."""
 _ON_GROUND = (Mark.STEP.value, Mark.FORWARD.value)
 """Marks whose names have the colour of text on the background."""
-_ON_LIGHT = (Mark.BACKWARD.value, Mark.GATHER.value)
+_ON_LIGHT = (Mark.BACKWARD.value, Mark.ALL_GATHER.value)
 """Marks whose names have the colour of text on light marks. Both sets hold in either theme, because the reader of a
 report may switch themes."""
 _OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # the lane and the phase say this already
@@ -94,7 +98,9 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
         name=POINTED, fields=["collective"], on="pointerover", clear="pointerout", empty=False
     )
     apart = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
-    legend = alt.Legend(orient="top", labelLimit=0, symbolType="square")  # the same as the fill's: both are one
+    named = [word for word, _ in fills if word not in _NAMED]  # steps and phases carry their names
+    wrapped: dict[str, Any] = {"values": named} | ({"columns": _COLUMNS} if len(named) > _COLUMNS else {})
+    legend = alt.Legend(orient="top", labelLimit=0, symbolType="square", **wrapped)  # as the fill's: both are one
     titles = {"what": "", "part": "counts as", "events:Q": "events in this mark", "busy:Q": "busy ms"}
     domain = [word for word, _ in fills]
     bars: alt.Chart = (
@@ -104,7 +110,7 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
             x=x,
             x2="end:Q",
             y=y,
-            color=colours(fills),
+            color=colours(fills, **wrapped),
             stroke=alt.Stroke(
                 "part:N",
                 title=None,
@@ -166,13 +172,13 @@ def timeline_rows(view: View) -> pd.DataFrame:
     rows = pd.DataFrame(
         {
             "lane": marks["label"],
-            "part": marks["part"],
+            "part": [mark_word(Mark(part)) for part in marks["part"]],
             "begin": to_ms(marks["start_ns"]),
             "end": to_ms(marks["end_ns"]),
             "events": marks["events"],
             "busy": to_ms(marks["busy_ns"]),
             "collective": marks.get("collective", -1),
-            "what": [shorten(name, 90) for name in marks["name"]],
+            "what": [shorten(mark_name(name), 90) for name in marks["name"]],
         }
     )
     rows["middle"] = (rows["begin"] + rows["end"]) / 2
@@ -187,7 +193,7 @@ def timeline_rows(view: View) -> pd.DataFrame:
 def _fills(view: View, tones: Palette) -> list[tuple[str, str]]:
     """The colours of the kinds of marks that these lanes hold."""
     held = set(view.marks["part"])
-    return [(mark.value, tone) for mark, tone in mark_colours(tones).items() if mark.value in held]
+    return [(mark_word(mark), tone) for mark, tone in mark_colours(tones).items() if mark.value in held]
 
 
 def mark_colours(tones: Palette) -> dict[Mark, str]:
@@ -196,10 +202,13 @@ def mark_colours(tones: Palette) -> dict[Mark, str]:
         Mark.STEP: tones.idle,
         **{mark: pair[tones is DARK] for mark, pair in _PHASES.items()},
         Mark.COMPUTE: tones.compute,
-        Mark.GATHER: tones.gather,
-        Mark.REDUCE: tones.reduce,
+        Mark.ALL_REDUCE: tones.reduce,
+        Mark.REDUCE_SCATTER: tones.scatter,
+        Mark.ALL_GATHER: tones.gather,
+        Mark.ALL_TO_ALL: tones.to_all,
         Mark.COMMUNICATION: tones.other,
-        Mark.EXPOSED: tones.exposed,
+        **{mark: cause_colours(tones)[cause] for mark, cause in CAUSE_MARKS.items()},
+        Mark.EXPOSED: tones.starting,
         Mark.MEMORY: tones.memory,
         Mark.FREE: tones.ink,
     }

@@ -21,7 +21,7 @@ WHEN = {"begin:Q": "from ms", "end:Q": "to ms"}
 
 def step_fills(tones: Palette) -> list[tuple[str, str]]:
     """The colour of each of `STEP_PARTS`."""
-    return list(zip(STEP_PARTS, (tones.compute, tones.gather, tones.exposed, tones.idle), strict=True))
+    return list(zip(STEP_PARTS, (tones.compute, tones.hidden, tones.exposed, tones.idle), strict=True))
 
 
 def stacked(lengths: Iterable[float]) -> list[tuple[str, float, float, float]]:
@@ -70,6 +70,18 @@ def words(table: pd.DataFrame, x: str | alt.X, y: alt.Y, ink: str, *, column: st
     drawn = alt.Chart(table).mark_text(color=ink, fontSize=12, **look)
     chart: alt.Chart = drawn.encode(x=place, y=y, text=alt.Text(f"{column}:N"))
     return chart
+
+
+FLUSH = 16
+"""Pixels, for an axis' `labelFlush` where `with_room` ends it between two ticks: a last label so near the end is
+aligned with it, and not cut."""
+
+
+def with_room(most: float, texts: Iterable[str]) -> alt.Scale:
+    """From 0 so far beyond `most` that texts have room behind the longest bar, however wide the chart is."""
+    pixels = 8 + 6.4 * max((len(text) for text in texts), default=0)
+    end = alt.ExprRef(f"{most or 1.0!r} * width / max(width - {pixels:.0f}, width / 5)")
+    return alt.Scale(domainMin=0, domainMax=end, nice=False)
 
 
 def dashed_lines(

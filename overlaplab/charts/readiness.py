@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
+from overlaplab.analyses.exposed import Cause
 from overlaplab.charts.parts import WHEN, bars, dashed_lines, known_ms, tooltip
-from overlaplab.charts.theme import Palette, colours, finish, palette
-from overlaplab.findings import buckets_remarks, buckets_title
+from overlaplab.charts.theme import Palette, cause_colours, colours, finish, palette
+from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
+from overlaplab.findings.causes import CAUSE_LABELS
 from overlaplab.words import count, gradient_word, last_gradient, shorten, size, to_ms
 
 ARRIVING = "gradients arriving"
@@ -20,21 +22,42 @@ STARTING = "launched, not started"
 HIDDEN = "communication hidden by compute"
 EXPOSED = "communication exposed"
 
+UNHIDEABLE = CAUSE_LABELS[Cause.UNHIDEABLE]
 
-def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+_ALWAYS = (ARRIVING, WAITING, QUEUED, STARTING, HIDDEN, EXPOSED)
+"""In the legend, drawn or not, where causes are unknown."""
+_NO_CAUSES = pd.DataFrame(columns=["index", "cause", "label", "exposed_ns"])
+_LEAST_MS = 1e-9  # shorter is rounding
+_Band: TypeAlias = tuple[str, str, float, float, float]
+"""A bar: bucket, part, begin, end and length in ms."""
+
+
+def buckets(
+    table: pd.DataFrame,
+    *,
+    causes: pd.DataFrame | None = None,
+    best: pd.DataFrame | None = None,
+    dark: bool = False,
+    note: str | None = None,
+) -> alt.LayerChart:
     """One row per bucket, from `overlaplab.buckets(run)` for one rank and step; time from the step's start.
 
-    Of a bucket's exposed time only the sum is known: it is drawn at the end of its communication.
+    Of a bucket's exposed time only the sum is known: it is drawn at the end of its communication, coloured by cause
+    where `causes` tells it (`findings.bucket_causes` of the same rank and step). `best` (`simulate.best_buckets` of
+    these) adds a row of what the best buckets of all would do.
     """
     tones = palette(dark)
     ordered = table.sort_values("index", kind="stable")
     free = _link_free(ordered)
-    rows = [_row(bucket, free_ms) for bucket, free_ms in zip(ordered.to_dict("records"), free, strict=True)]
+    causes = _NO_CAUSES if causes is None else causes
+    rows = [_row(bucket, free_ms, causes) for bucket, free_ms in zip(ordered.to_dict("records"), free, strict=True)]
+    rows += _best_row(best)
     labels = [row["label"] for row in rows]
     axis = alt.Axis(domain=False, ticks=False, labelOverlap=True)
     y = alt.Y("bucket:N", sort=labels, title=None, axis=axis, scale=alt.Scale(domain=labels))
     step = 20 if len(rows) <= 40 else 14
-    layers = _bars([band for row in rows for band in row["bands"]], y, _domain(table), tones)
+    bands = [band for row in rows for band in row["bands"]]
+    layers = _bars(bands, y, _domain(table), _fills(causes, bands, tones))
     marks = ["bucket", "begin", "parameter"]
     ticks = pd.DataFrame([tick for row in rows for tick in row["ticks"]], columns=marks)
     ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=marks)
@@ -48,33 +71,40 @@ def buckets(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     return finish(
         layers,
         title=title,
-        subtitle=[reading, *buckets_remarks(table), note],
-        description=f"{count(len(rows), 'bucket')} in launch order on a time axis: gradients arriving, ready, waiting,"
+        subtitle=[reading, *buckets_remarks(table), best_buckets_remark(best), note],
+        description=f"{count(len(table), 'bucket')} in launch order on a time axis: gradients arriving, ready, waiting,"
         f" launched, communication hidden and exposed. {title}.",
         dark=dark,
         height=alt.Step(step),
     )
 
 
-def _bars(
-    bands: list[tuple[str, str, float, float, float]], y: alt.Y, domain: list[float], tones: Palette
-) -> list[alt.Chart]:
-    """The bars: thin while gradients arrive, thick from then on."""
+def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: list[tuple[str, str]]) -> list[alt.Chart]:
+    """The bars: thin while gradients arrive and wait, thick where they are sent."""
     table = pd.DataFrame(bands, columns=["bucket", "part", "begin", "end", "ms"])
     scale = alt.Scale(zero=False, nice=False, domain=domain)
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16))
     lines = tooltip({"bucket": "", "part": "what", "ms:Q": "took ms"} | WHEN)
-    fills = [
-        (ARRIVING, tones.idle),
-        (WAITING, tones.memory),
-        (QUEUED, tones.queued),
-        (STARTING, tones.other),
-        (HIDDEN, tones.gather),
-        (EXPOSED, tones.exposed),
-    ]
-    thin = table["part"] == ARRIVING
     legend = colours(fills, columns=3, offset=22)
-    return [bars(table[thin], x, y, legend, lines, 0.2), bars(table[~thin], x, y, legend, lines, 0.6)]
+    heights = table["part"].map({ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}).fillna(0.7)
+    return [bars(table[heights == height], x, y, legend, lines, height) for height in (0.2, 0.35, 0.7)]
+
+
+def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> list[tuple[str, str]]:
+    """The colours of the parts that are drawn."""
+    fills = {
+        ARRIVING: tones.idle,
+        WAITING: tones.held,
+        QUEUED: tones.queued,
+        STARTING: tones.starting,
+        HIDDEN: tones.hidden,
+        EXPOSED: tones.exposed,
+    }
+    fills |= {label: cause_colours(tones)[cause] for label, cause in zip(causes["label"], causes["cause"], strict=True)}
+    fills[UNHIDEABLE] = tones.bound
+    drawn = {part for _, part, *_ in bands}
+    always = () if len(causes) else _ALWAYS
+    return [(part, tone) for part, tone in fills.items() if part in drawn or part in always]
 
 
 def _link_free(ordered: pd.DataFrame) -> list[float]:
@@ -83,7 +113,18 @@ def _link_free(ordered: pd.DataFrame) -> list[float]:
     return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
 
 
-def _row(bucket: dict[Any, Any], free_ms: float) -> dict[str, Any]:
+def _exposed(causes: pd.DataFrame, index: int, begin: float, end: float) -> list[tuple[str, float, float]]:
+    """A bucket's exposed time by cause, one after the other; what no cause tells comes first."""
+    own = causes[causes["index"] == index]
+    lengths = [(str(label), to_ms(int(took))) for label, took in zip(own["label"], own["exposed_ns"], strict=True)]
+    spans, at = [], end
+    for label, took in reversed(lengths):
+        spans.append((label, max(at - took, begin), at))
+        at = spans[-1][1]
+    return [(EXPOSED, begin, at), *reversed(spans)]
+
+
+def _row(bucket: dict[Any, Any], free_ms: float, causes: pd.DataFrame) -> dict[str, Any]:
     """What is drawn in a bucket's row, times in ms; `free_ms` is when the link has finished the earlier ones."""
     times = {key: known_ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")}
     gradients = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
@@ -99,18 +140,19 @@ def _row(bucket: dict[Any, Any], free_ms: float) -> dict[str, Any]:
     if begun is not None and ended is not None:
         exposed_from = max(ended - (times["exposed_ns"] or 0.0), begun)
     free = begun if begun is None or go is None else min(max(go, free_ms), begun)
-    spans = [
+    spans: list[tuple[str, float | None, float | None]] = [
         (ARRIVING, first, times["ready_ns"]),
         (WAITING, None if bucket.get("source") == "ddp" else times["ready_ns"], go),
         (QUEUED, go, free),
         (STARTING, free, begun),
         (HIDDEN, begun, exposed_from),
-        (EXPOSED, exposed_from, ended),
     ]
-    bands = [
+    if exposed_from is not None and ended is not None:
+        spans += _exposed(causes, bucket["index"], exposed_from, ended)
+    bands: list[_Band] = [
         (label, part, begin, end, end - begin)
         for part, begin, end in spans
-        if begin is not None and end is not None and end > begin
+        if begin is not None and end is not None and end - begin > _LEAST_MS
     ]
     ready = (label, times["ready_ns"], last_gradient(bucket) or "unknown")
     return {
@@ -119,6 +161,20 @@ def _row(bucket: dict[Any, Any], free_ms: float) -> dict[str, Any]:
         "ticks": arrivals,
         "ready": ready if times["ready_ns"] is not None else None,
     }
+
+
+def _best_row(best: pd.DataFrame | None) -> list[dict[str, Any]]:
+    """The row of the best buckets, one after the other; none where they are unknown."""
+    if best is None or best.empty:
+        return []
+    label = f"best: {count(len(best), 'bucket')}"
+    bands: list[_Band] = []
+    for row in best.to_dict("records"):
+        begin, end, last = (to_ms(int(row[name])) for name in ("start_ns", "end_ns", "last_ns"))
+        spans = ((HIDDEN, begin, min(end, last)), (UNHIDEABLE, max(begin, last), end))
+        bands += [(label, part, start, stop, stop - start) for part, start, stop in spans if stop > start]
+    ticks = [(label, to_ms(int(ready)), f"bucket {index}") for index, ready in enumerate(best["ready_ns"])]
+    return [{"label": label, "bands": bands, "ticks": ticks, "ready": None}]
 
 
 def _ticks(ticks: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:

@@ -10,29 +10,56 @@ from typing import Any, Literal
 
 import altair as alt
 
+from overlaplab.analyses.exposed import Cause
 from overlaplab.charts.quiet import QuietChart
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
+_LETTER, _SYMBOL = 5.8, 30  # pixels of a legend's letter, and of what stands beside a word
 LINE = 145  # characters of a subtitle's line in the dashboard's column at 1280 pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
-    """Colours by meaning; readable under the three common kinds of colour blindness on the theme's background."""
+    """Colours by meaning, one each; those that meet on a chart are told apart under the three common kinds of colour
+    blindness (tests/charts/test_colours.py says how far).
+    """
 
+    # Where a step's time goes
     compute: str
-    gather: str
-    """Hidden communication, and communication where hidden and exposed are not distinguished."""
-    reduce: str
-    other: str
-    """Communication that neither gathers nor reduces."""
+    """Computation; where passes are told apart, that of the backward pass."""
+    forward: str
+    """Computation of the forward pass."""
+    hidden: str
+    """Communication that computation hides."""
     exposed: str
+    """Communication that nothing hides; as a cause, that of the tail."""
     waiting: str
     """Exposed, before the last rank arrived."""
     memory: str
     idle: str
+    # What goes before a transfer, and causes of exposed time
+    held: str
+    """Ready, and not launched yet."""
     queued: str
     """Launched, but the link is still busy with earlier work."""
+    starting: str
+    """Launched and not started, for no reason that the trace shows."""
+    blocking: str
+    """Waited for at once."""
+    bound: str
+    """What nothing can hide: longer than the computation there is."""
+    gap: str
+    """The host paused."""
+    # Kinds of collectives
+    gather: str
+    reduce: str
+    """All-reduce; where reductions are not told apart, all of them."""
+    scatter: str
+    """Reduce-scatter."""
+    to_all: str
+    other: str
+    """Communication of another kind, or of any."""
+    # What is not data
     ink: str
     """Text and marks on the background."""
     soft: str
@@ -46,14 +73,23 @@ class Palette:
 
 LIGHT = Palette(
     compute="#0072B2",
-    gather="#C97F0A",
-    reduce="#4B2A63",
-    other="#3E8E7E",
+    forward="#86B9E8",
+    hidden="#C97F0A",
     exposed="#C5263A",
-    waiting="#F2A3AB",
-    memory="#8C8C8C",
+    waiting="#F79FA3",
+    memory="#868591",
     idle="#DADDE5",
-    queued="#5BA8DC",
+    held="#3A3868",
+    queued="#5577F7",
+    starting="#98918F",
+    blocking="#A0509A",
+    bound="#4A0E12",
+    gap="#D0C35C",
+    gather="#36A55A",
+    reduce="#2E1C59",
+    scatter="#C06CF8",
+    to_all="#6B3513",
+    other="#0F5378",
     ink="#22252B",
     soft="#5A606B",
     grid="#E3E5EA",
@@ -62,14 +98,23 @@ LIGHT = Palette(
 )
 DARK = Palette(
     compute="#56B4E9",
-    gather="#F0B429",
-    reduce="#9D6BFF",
-    other="#7FD1AE",
+    forward="#2D67A6",
+    hidden="#F0B429",
     exposed="#FF5A4F",
-    waiting="#BF6F6B",
-    memory="#8A909B",
+    waiting="#FFE0DD",
+    memory="#8E7CA6",
     idle="#3B404A",
-    queued="#2F6E9A",
+    held="#B0F880",
+    queued="#7E56D0",
+    starting="#8FC3CF",
+    blocking="#AC7FC9",
+    bound="#A93A5B",
+    gap="#D4C080",
+    gather="#4F9E78",
+    reduce="#CCCDEB",
+    scatter="#CC3CF8",
+    to_all="#986300",
+    other="#64608F",
     ink="#F1F2F4",
     soft="#B3B8C2",
     grid="#31353E",
@@ -83,10 +128,26 @@ def palette(dark: bool) -> Palette:
     return DARK if dark else LIGHT
 
 
+def cause_colours(tones: Palette) -> dict[Cause, str]:
+    """The colour of each cause of exposed time: that of what goes on meanwhile."""
+    return {
+        Cause.STRAGGLER: tones.waiting,
+        Cause.LATE: tones.held,
+        Cause.QUEUED: tones.queued,
+        Cause.TAIL: tones.exposed,
+        Cause.BLOCKING: tones.blocking,
+        Cause.LINK: tones.bound,
+        Cause.UNHIDEABLE: tones.bound,
+        Cause.GAP: tones.gap,
+        Cause.UNKNOWN: tones.starting,
+    }
+
+
 def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
     """The colours of the field `part`, from pairs of a value and its colour; all are in the legend, in this order."""
     words, tones = [word for word, _ in pairs], [tone for _, tone in pairs]
-    look: dict[str, Any] = {"orient": "top", "labelLimit": 0, "symbolType": "square"} | legend
+    look: dict[str, Any] = {"orient": "top", "labelLimit": 0, "symbolType": "square", "columns": len(words)} | legend
+    look["columns"] = alt.ExprRef(_columns(words, look["columns"]))
     return alt.Color(
         "part:N",
         title=None,
@@ -94,6 +155,15 @@ def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
         scale=alt.Scale(domain=words, range=tones),
         legend=alt.Legend(**look) if words else None,  # Vega gives an empty legend an infinite size
     )
+
+
+def _columns(words: Sequence[str], most: int) -> str:
+    """An expression: into how many columns of a legend these words go, `most` at most, in the chart's width."""
+    found = "1"
+    for number in range(2, min(most, len(words)) + 1):
+        letters = sum(max(map(len, words[column::number])) for column in range(number))
+        found = f"width >= {number * _SYMBOL + letters * _LETTER:.0f} ? {number} : {found}"
+    return found
 
 
 def finish(
@@ -114,7 +184,8 @@ def finish(
     tones = palette(dark)
     lines = [part for words in subtitle if words for part in textwrap.wrap(words, line)]
     wrapped = _wrap_title(title, line * 3 // 4)
-    head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=lines)
+    below = lines or alt.Undefined  # Vega leaves room for an empty subtitle, too
+    head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=below)
     # All at once: each of Altair's `configure_…` would copy the whole chart.
     return QuietChart(
         layer=list(layers),

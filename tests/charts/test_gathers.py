@@ -232,11 +232,11 @@ def test_both_charts_have_the_palette_of_their_theme(dark: bool, tones: Any) -> 
     colour = found["layer"][0]["encoding"]["color"]["scale"]
     said = dict(zip(colour["domain"], colour["range"], strict=True))
     assert said["compute waits for gather"] == tones.exposed
-    assert said["reduce-scatter"] == tones.reduce
+    assert said["reduce-scatter"] == tones.scatter
     assert found["layer"][2]["mark"]["color"] == tones.ink
     assert "Tick: layer freed." in found["title"]["subtitle"][0]
     curve = spec(charts.gathered(held([(0, 0, 0), (1, 5, 1)]), dark=dark))
-    assert curve["layer"][1]["mark"]["color"] == tones.compute
+    assert curve["layer"][1]["mark"]["color"] == tones.gather
 
 
 def test_a_narrow_chart_wraps_its_words() -> None:
@@ -244,7 +244,6 @@ def test_a_narrow_chart_wraps_its_words() -> None:
     assert isinstance(wide["title"]["text"], str)
     assert len(narrow["title"]["text"]) == 2
     assert max(map(len, narrow["title"]["subtitle"])) <= 60
-    assert narrow["layer"][0]["encoding"]["color"]["legend"]["columns"] == 2
     assert narrow["layer"][4]["encoding"]["text"] == {"value": "turn"}
 
 
@@ -343,7 +342,7 @@ def test_costs_as_theory_says() -> None:
 def test_one_rank_sends_nothing_as_theory_says() -> None:
     found = spec(charts.sent_compared(costs(compared("a", 0, 0))))
     assert found["title"]["text"] == "Sent per rank: what theory says, within 2 %"
-    assert found["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0, 10.0]
+    assert found["layer"][0]["encoding"]["x"]["scale"]["domainMax"]["expr"].startswith("7.0 * ")
     found = spec(charts.sent_compared(costs(compared("a", 0, 0), compared("b", 12, 0))))
     assert found["title"]["text"] == "Sent per rank: b is furthest from theory, 12 B where theory says 0 B"
 

@@ -1,0 +1,76 @@
+"""The strip of marks: how long a step took, and how short it could have been."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.theme import finish, palette
+from overlaplab.findings import marks_title
+from overlaplab.words import ms, to_ms
+
+_LEVEL = 18  # pixels from one line of words to the next
+_AIR = 0.04  # of what is marked, left free at both ends
+
+
+def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """A dot per row of `overlaplab.findings.step_marks` on one line of time; at least two rows.
+
+    Each has a line of words of its own, above the dots in the left half and below those in the right one, so that words
+    neither meet nor leave the chart.
+    """
+    tones = palette(dark)
+    marks = _placed(table)
+    dots, inks = (
+        alt.when("datum.measured").then(alt.value(tone)).otherwise(alt.value(tones.soft))
+        for tone in (tones.exposed, tones.ink)
+    )
+    low, high = marks["at"].min(), marks["at"].max()
+    air = _AIR * (high - low)
+    above, below = max(marks["level"].max(), 0), max(-marks["level"].min(), 0)
+    x = alt.X("at:Q", scale=alt.Scale(domain=[low - air, high + air], nice=False), axis=None)
+    ends = alt.Scale(domain=[-below - 0.5, above + 0.5], nice=False, zero=False)
+    y = alt.Y("level:Q", scale=ends, axis=None)
+    nought = marks.assign(level=0)
+    line = pd.DataFrame({"at": [low - air, low], "until": [high + air, high], "level": [0, 0]})
+    layers = [
+        alt.Chart(line.head(1)).mark_rule(color=tones.grid, strokeWidth=6).encode(x=x, x2="until:Q", y=y),
+        alt.Chart(line.tail(1))
+        .mark_rule(color=tones.exposed, strokeWidth=6, opacity=0.35)
+        .encode(x=x, x2="until:Q", y=y),
+        alt.Chart(marks).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x, y=y, y2=alt.Y2Datum(0)),
+        alt.Chart(nought).mark_circle(size=140, opacity=1).encode(x=x, y=y, color=dots),
+    ]
+    sides: tuple[tuple[Literal["left", "right"], int], ...] = (("left", 5), ("right", -5))
+    for side, dx in sides:
+        own = marks[marks["align"] == side]
+        if len(own):
+            drawn = alt.Chart(own).mark_text(align=side, dx=dx, fontSize=13, fontWeight=600)
+            layers.append(drawn.encode(x=x, y=y, text="label:N", color=inks))
+    return finish(
+        layers,
+        title="How short this step could be",
+        subtitle=[note],
+        description=f"{marks_title(table)}.",
+        dark=dark,
+        height=int(_LEVEL * (above + below + 1)),
+    )
+
+
+def _placed(table: pd.DataFrame) -> pd.DataFrame:
+    """Each mark in ms with its words, and the level of those: 1 is the first line above the dots, -1 that below."""
+    at = to_ms(table["ns"].astype("float64"))
+    left = at <= (at.min() + at.max()) / 2
+    # The words of the left half go to the right from their dot: the leftmost stands highest, and its line passes none.
+    # In the right half it is the other way round.
+    return pd.DataFrame(
+        {
+            "at": at,
+            "label": [f"{ms(ns)} {word}" for word, ns in zip(table["word"], table["ns"], strict=True)],
+            "measured": table["word"] == "measured",
+            "align": left.map({True: "left", False: "right"}),
+            "level": (left[::-1].cumsum()[::-1]).where(left, -(~left).cumsum()),
+        }
+    )

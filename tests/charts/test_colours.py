@@ -1,0 +1,148 @@
+"""One colour per meaning in either theme; what meets on a chart is told apart, also by the colour-blind; text reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import combinations
+from typing import Any
+
+import altair as alt
+import pytest
+from colours import BLINDNESSES, contrast, distance
+from samples import TRACES
+
+import overlaplab
+from overlaplab import charts
+from overlaplab.analyses import each_collective, rows_of, scatters, stragglers_of
+from overlaplab.analyses.exposed import Cause
+from overlaplab.charts.lanes import mark_colours
+from overlaplab.charts.theme import DARK, LIGHT, Palette, cause_colours
+from overlaplab.timeline.marks import CAUSE_MARKS, Mark
+
+LEAST = 0.08
+"""Oklab: four times what is just seen."""
+GROUNDS = {"light": "#FFFFFF", "dark": "#0E1117"}
+"""Streamlit's, and the report's."""
+PALETTES = {"light": LIGHT, "dark": DARK}
+KINDS = ("reduce", "gather", "scatter", "to_all", "other")
+MEANINGS = {
+    "compute": {"compute only", "backward compute"},
+    "forward": {"forward compute"},
+    "hidden": {"communication hidden by compute", "compute and communication together"},
+    "exposed": {"communication exposed", "exposed, transfer", "compute waits for gather"},
+    "waiting": {"exposed, waiting for a rank", charts.collectives.ALONE},
+    "memory": {"memory only"},
+    "idle": {"idle", "gradients arriving", "parameters live"},
+    "held": {"ready, waits for an earlier bucket"},
+    "queued": {"launched, link busy"},
+    "starting": {"launched, not started", charts.collectives.SHARED},
+    "gather": {"all-gather"},
+    "reduce": {"all-reduce"},
+    "scatter": {"reduce-scatter"},
+}
+"""By the palette's name of a colour: what the legends of charts call it."""
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, list[alt.LayerChart]]:
+    """Charts of recorded runs, in both themes."""
+    bucketed, zero2, zero3 = (overlaplab.load_run(TRACES / name) for name in ("bucketed", "zero2", "zero3"))
+    buckets, schedule = overlaplab.buckets(bucketed), overlaplab.schedule(zero3)
+    one = {"rank": 0, "step": buckets["step"].iloc[-1]}
+    of_zero3 = {"rank": 0, "step": schedule["step"].iloc[-1]}
+    collectives = [overlaplab.collectives(run) for run in (bucketed, zero2)]
+
+    def draw(dark: bool) -> list[alt.LayerChart]:
+        return [
+            charts.summary(overlaplab.summary(bucketed), dark=dark),
+            charts.buckets(rows_of(buckets, one), dark=dark),
+            charts.schedule(rows_of(schedule, of_zero3), rows_of(scatters(zero3), of_zero3), dark=dark),
+            *(charts.bus_bandwidth(each_collective(table), dark=dark) for table in collectives),
+            charts.late_ranks(stragglers_of(collectives[0]), dark=dark),
+        ]
+
+    return {theme: draw(theme == "dark") for theme in PALETTES}
+
+
+def scales(spec: Any) -> Iterator[dict[str, str]]:
+    """The colour of each word, of every colour scale in a chart's spec."""
+    if isinstance(spec, dict):
+        scale = (spec.get("color") or {}).get("scale") if isinstance(spec.get("color"), dict) else None
+        if scale is not None:
+            yield dict(zip(scale["domain"], scale["range"], strict=True))
+        for key, value in spec.items():
+            if key not in ("data", "datasets"):
+                yield from scales(value)
+    elif isinstance(spec, list):
+        for value in spec:
+            yield from scales(value)
+
+
+@pytest.mark.parametrize("theme", PALETTES)
+def test_a_colour_has_one_meaning(drawn: dict[str, list[alt.LayerChart]], theme: str) -> None:
+    of_tone = {tone: name for name, tone in asdict(PALETTES[theme]).items() if name not in ("on_dark", "on_light")}
+    found: dict[str, set[str]] = {}
+    for chart in drawn[theme]:
+        for scale in scales(chart.to_dict()):
+            for word, tone in scale.items():
+                found.setdefault(of_tone[tone], set()).add(word)
+    unforeseen = {name: words - MEANINGS[name] for name, words in found.items() if words - MEANINGS[name]}
+    assert unforeseen == {}
+    assert {"compute", "hidden", "exposed", "gather", "reduce", "scatter"} <= set(found)
+
+
+@pytest.mark.parametrize("blindness", BLINDNESSES)
+@pytest.mark.parametrize("theme", PALETTES)
+def test_what_meets_is_told_apart(drawn: dict[str, list[alt.LayerChart]], theme: str, blindness: str) -> None:
+    tones = PALETTES[theme]
+    lanes = {tone for mark, tone in mark_colours(tones).items() if mark not in (*PHASES, *EXPOSED)}
+    meet = [set(scale.values()) for chart in drawn[theme] for scale in scales(chart.to_dict())]
+    meet += [{getattr(tones, kind) for kind in KINDS}, set(cause_colours(tones).values()), lanes | {tones.exposed}]
+    near = {
+        pair: distance(*pair, blindness)
+        for own in meet
+        for pair in combinations(sorted(own), 2)
+        if distance(*pair, blindness) < LEAST
+    }
+    assert near == {}
+
+
+EXPOSED = (Mark.EXPOSED, *CAUSE_MARKS)
+"""In a lane of their own, each with its cause's colour."""
+PHASES = (Mark.FORWARD, Mark.BACKWARD, Mark.OPTIMIZER, Mark.FREE)
+"""Greys in a lane of their own, with their names on them; what is freed is a tick."""
+
+
+@pytest.mark.parametrize("theme", PALETTES)
+def test_text_reads_on_its_ground(theme: str) -> None:
+    tones, ground = PALETTES[theme], GROUNDS[theme]
+    assert min(contrast(tone, ground) for tone in (tones.ink, tones.soft)) >= 4.5
+    assert min(contrast(tones.on_dark, tone) for tone in (tones.compute, tones.exposed)) >= 4.5
+    assert min(contrast(tones.on_light, tone) for tone in (tones.hidden, tones.gather, tones.waiting)) >= 4.5
+
+
+@pytest.mark.parametrize("tones", [LIGHT, DARK])
+def test_every_cause_has_a_colour(tones: Palette) -> None:
+    assert set(cause_colours(tones)) == set(Cause)
+    # What nothing can hide goes by two names: with and without a bound that tells so.
+    assert len(set(cause_colours(tones).values())) == len(Cause) - 1
+
+
+def test_the_oracle_knows_what_is_confused() -> None:
+    """White stays white; red and olive, blue and green are nearer to those who confuse them."""
+    assert all(matrix.sum(axis=1) == pytest.approx(1, abs=1e-5) for matrix in BLINDNESSES.values())
+    assert distance("#FF0000", "#00FF00") > 0.5
+    for blindness, *pair in (
+        ("protanopia", "#C23B22", "#6B7A00"),
+        ("deuteranopia", "#C23B22", "#6B7A00"),
+        ("tritanopia", "#0072B2", "#00806B"),
+    ):
+        assert distance(*pair, blindness) < 0.6 * distance(*pair), blindness
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.005)
+
+
+def test_a_legend_has_as_many_columns_as_have_room() -> None:
+    legend = charts.theme.colours([("ab", "#000000"), ("abcdefghij", "#000001"), ("a", "#000002")]).to_dict()["legend"]
+    assert legend["columns"] == {"expr": "width >= 165 ? 3 : width >= 130 ? 2 : 1"}
