@@ -1,20 +1,22 @@
-"""What a section is made of: charts, tables and lines of text."""
+"""What a section is made of: charts, bars, tables and lines of text, some of them folded away."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
+from overlaplab.analyses import Cause
 from overlaplab.columns import Column
+from overlaplab.findings import Tile
 from overlaplab.words import count, sentence
 
 if TYPE_CHECKING:
     import altair as alt  # takes longer to import than a terminal's tables take to print
 
-__all__ = ["Block", "Chart", "Lines", "Section", "TableBlock"]
+__all__ = ["Bar", "Bars", "Block", "Chart", "Folded", "Lines", "Section", "TableBlock", "Tiles"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class TableBlock:
     """In a table that scrolls, the most asked for on the left; empty where they are the same."""
     narrow: Sequence[Column] = ()
     """In a terminal of 80 characters."""
+    lead: str = ""
+    """What it tells, in sentences."""
     legend: str = ""
     """What the short headers of a terminal mean."""
     notes: Sequence[str] = ()
@@ -72,7 +76,52 @@ class Lines:
     lines: tuple[str, ...]
 
 
-Block: TypeAlias = Chart | TableBlock | Lines
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """A few figures side by side."""
+
+    key: str
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A bar with words of its own, which wrap where a chart's would be cut."""
+
+    label: str
+    value: str
+    share: float
+    """Of the longest bar, 0 to 1."""
+    cause: Cause
+    """Which decides on the colour, see `charts.theme.cause_colours`."""
+    lines: Sequence[str]
+    """What it consists of, and what would make it shorter."""
+    spot: Mapping[str, Any]
+    """Where it is on the timeline: `start_ns` and `end_ns` from the run's zero, and `rank`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Bars under each other, the longest first."""
+
+    key: str
+    heading: str
+    bars: Sequence[Bar]
+    rest: str = ""
+    """What is too short for a bar; empty where nothing is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """What a reader opens who wants to know more."""
+
+    key: str
+    heading: str
+    blocks: Callable[[], Sequence[TableBlock | Lines]]
+    """Made when it is opened, where a page can tell that; there may be none."""
+
+
+Block: TypeAlias = Chart | TableBlock | Lines | Tiles | Bars | Folded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ def step_times_section(table: pd.DataFrame, note: str | None, settings: Sequence
     draw = partial(charts.compare, table)
     return Section(
         title="Step time",
-        lead="Each run's median step, and what it is made of.",
+        lead=f"{findings.compare_finding(table)}.",
         blocks=[
             Chart(key="compare_chart", draw=draw, note=note, table=as_held(table, "compare")),
             compare_rows(table, settings),

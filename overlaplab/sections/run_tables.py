@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import pandas as pd
 
 from overlaplab import analyses, findings, simulate
 from overlaplab.events import Run
+from overlaplab.findings import Diagnosis
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.timeline import timeline_events
 
-__all__ = ["RunTables", "one_window"]
+__all__ = ["RunTables", "one_window", "window_of"]
 
 T = TypeVar("T")
 
@@ -42,58 +43,84 @@ class RunTables:
     buckets = _selected(analyses.buckets)
     schedule = _selected(analyses.schedule)
     scatters = _selected(analyses.scatters)
+    best_buckets = _selected(simulate.best_buckets)
     collectives = _selected(analyses.collectives)
     stragglers = _selected(analyses.stragglers)
     communication_by = _selected(analyses.communication_by)
     volume = _selected(analyses.volume)
+    replays = _whole(simulate.remedies)
     theory = _whole(analyses.volume_theory)
     memory = _whole(analyses.memory)
     peaks = _whole(analyses.peaks)
-    timeline = _whole(timeline_events)
+    timeline = _whole(partial(timeline_events, exposed_name=findings.exposed_name))
     warnings = _whole(findings.run_warnings)
     unseen = _whole(findings.unseen)
 
     @cached_property
-    def bound(self) -> dict[str, Any] | None:
-        """The bound of the step that the verdict is about, see `step_bound`."""
-        return self.step_bound(self.summary)
+    def diagnosis(self) -> Diagnosis | None:
+        """What is said of the rank and step that speak for the selected ones; None where nothing was measured."""
+        return self.diagnosis_of()
 
-    def step_bound(self, table: pd.DataFrame) -> dict[str, Any] | None:
-        """The row of `simulate.bound` for the step that the verdict on these rows of `summary` is about; None without.
+    def diagnosis_of(self, rank: int | None = None, step: int | None = None) -> Diagnosis | None:
+        """The diagnosis of this rank and step; of one that is not given, the one that speaks for the run.
 
-        Each is computed once.
+        Each is computed once, and that which speaks for the run says so however it is asked for.
         """
-        if table.empty:
+        if self.summary.empty:
             return None
-        worst = analyses.worst_step(table)
-        rank, step = (None if pd.isna(worst[name]) else int(worst[name]) for name in ("rank", "step"))
-        if (rank, step) not in self._bounds:
-            chosen = Selection(ranks=None if rank is None else [rank], steps=None if step is None else [step])
-            rows = simulate.bound(self.run, chosen).to_dict("records")
-            self._bounds[rank, step] = {str(name): value for name, value in rows[0].items()} if rows else None
-        return self._bounds[rank, step]
+        window = analyses.worst_step(self.summary, rank, step)
+        at, on = (None if pd.isna(window[name]) else int(window[name]) for name in ("rank", "step"))
+        if (rank, step) != (None, None) and self.diagnosis and (at, on) == (self.diagnosis.rank, self.diagnosis.step):
+            return self.diagnosis
+        chosen = findings.where_chosen(self.summary, rank, step)
+        if (at, on, chosen) not in self._diagnoses:
+            self._diagnoses[at, on, chosen] = self._diagnose(window, at, on, chosen)
+        return self._diagnoses[at, on, chosen]
+
+    def _diagnose(self, window: Mapping[str, Any], rank: int | None, step: int | None, chosen: str) -> Diagnosis:
+        own = Selection(ranks=None if rank is None else [rank], steps=None if step is None else [step])
+        bounds = simulate.bound(self.run, own).to_dict("records")
+        buckets = analyses.buckets(self.run, own)
+        sources = frozenset((*buckets["source"], *analyses.schedule(self.run, own)["source"]))
+        return findings.diagnose(
+            self.summary,
+            window,
+            self.exposed,
+            self.idle,
+            chosen=chosen,
+            unseen=self.unseen,
+            bound={str(name): value for name, value in bounds[0].items()} if bounds else None,
+            loop=findings.loop_of(self.manifest, sources),
+            buckets=buckets,
+            replays=self.replays,
+        )
 
     @cached_property
-    def _bounds(self) -> dict[tuple[int | None, int | None], dict[str, Any] | None]:
+    def _diagnoses(self) -> dict[tuple[Any, ...], Diagnosis]:
         return {}
-
-    @cached_property
-    def exposed_advice(self) -> str:
-        """What to do about exposed communication."""
-        return findings.exposed_advice(self.summary, self.exposed, self.idle, self.unseen, self.bound)
 
     @cached_property
     def verdict(self) -> str:
         """The verdict on the selected ranks and steps, or why there is none."""
-        missing = findings.not_recorded(self.run) if self.summary.empty else None
-        return missing or findings.verdict(
-            self.summary, self.manifest, self.exposed, self.idle, self.unseen, self.bound
-        )
+        if self.diagnosis is None:
+            return findings.not_recorded(self.run) or findings.NOTHING_COUNTS
+        return findings.verdict(self.summary, self.manifest, self.diagnosis, self.unseen)
+
+    @property
+    def window(self) -> dict[str, int | None]:
+        """The `rank` and `step` that speak for the run: every page's default. Empty where nothing was measured."""
+        return {} if self.diagnosis is None else {"rank": self.diagnosis.rank, "step": self.diagnosis.step}
 
     @property
     def manifest(self) -> Manifest | None:
         """The run's manifest."""
         return self.run.manifest
+
+
+def window_of(table: pd.DataFrame) -> tuple[int | None, int | None]:
+    """The rank and step of a table whose rows all have the same ones."""
+    rank, step = (None if pd.isna(table[name].iloc[0]) else int(table[name].iloc[0]) for name in ("rank", "step"))
+    return rank, step
 
 
 def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:

@@ -12,10 +12,11 @@ from typing import Any
 import pandas as pd
 
 from overlaplab import analyses, findings
-from overlaplab.analyses.exposed import Cause
 from overlaplab.columns import column, columns
 from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.blocks import TableBlock
+from overlaplab.timeline.marks import Mark
+from overlaplab.timeline.window_statistics import WindowStatistics
 from overlaplab.words import kind_word, last_gradient, shorten, to_ms
 
 __all__ = [
@@ -66,7 +67,7 @@ def summary_rows(table: pd.DataFrame, totals: pd.DataFrame | None = None) -> Tab
         return TableBlock(key="summary_table", caption="Per rank, all steps together", frame=totals, columns=shown)
     waits = table["exposed_wait_ns"].notna().any()
     unshown = {"exposed_transfer_ns"} if waits else {"exposed_transfer_ns", "exposed_wait_ns"}
-    legend = "ms; compute + hidden + exposed + memory + idle = step; overlap = hidden ÷ communication"
+    legend = "ms; alone (compute only) + hidden + exposed + memory + idle = step; overlap = hidden ÷ communication"
     return TableBlock(
         key="summary_table",
         caption="Per rank and step",
@@ -77,59 +78,59 @@ def summary_rows(table: pd.DataFrame, totals: pd.DataFrame | None = None) -> Tab
     )
 
 
-def spots_rows(rows: pd.DataFrame, where: str) -> TableBlock:
-    """Rows of `exposed` about one rank and step, which `where` names."""
+def spots_rows(found: findings.Diagnosis) -> TableBlock:
+    """Each cause and collective of a diagnosis, in the order of its causes."""
+    rows = pd.concat([share.rows for share in found.causes], ignore_index=True)
     records = rows.to_dict("records")
-    of_exposed = rows["exposed_ns"] / max(int(rows["exposed_ns"].sum()), 1)
+    of_step = rows["exposed_ns"] / found.span_ns
     frame = rows.assign(
-        cause=[findings.cause_label(row) for row in records],
+        cause=[share.label for share in found.causes for _ in range(len(share.rows))],
         moved=[findings.collective_label(row) for row in records],
-        of_exposed=of_exposed,
+        of_step=of_step,
         terse_exposed_ns=_texts(rows["exposed_ns"], "ns", 3),
-        terse_of_exposed=_texts(of_exposed, "ratio"),
+        terse_of_step=_texts(of_step, "ratio", 1),
         terse_start_ns=_texts(rows["start_ns"], "ns", 3),
-    )
+    ).sort_values("exposed_ns", ascending=False, kind="stable", ignore_index=True)
+    where = findings.rank_and_step({"rank": found.rank, "step": found.step})
     return TableBlock(
         key="exposed_table",
         caption=f"{where[0].upper()}{where[1:]}: each cause and collective, the largest first",
         frame=frame,
-        columns=columns("exposed", "cause", "moved", "exposed_ns", "of_exposed", "start_ns", "end_ns"),
-        narrow=columns("exposed", "exposed_ns", "of_exposed", "cause", "moved", "start_ns"),
+        columns=columns("exposed", "cause", "moved", "exposed_ns", "of_step", "start_ns", "end_ns"),
+        narrow=columns("exposed", "exposed_ns", "of_step", "cause", "moved", "start_ns"),
         legend="from: from the run's start",
         notes=["from and to count from the run's start, as on the timeline"],
         most=15,
     )
 
 
-def causes_rows(table: pd.DataFrame, causes: pd.DataFrame, over: str = "all ranks and steps") -> TableBlock:
-    """Rows of `exposed` by cause, as means over those of `summary`, which `over` names."""
-    sums = causes.groupby("cause")["exposed_ns"].sum().sort_values(ascending=False, kind="stable")
-    took = sums.to_numpy()
+def causes_rows(found: findings.Diagnosis) -> TableBlock:
+    """The causes of a diagnosis."""
+    of_step = [share.exposed_ns / found.span_ns for share in found.causes]
     frame = pd.DataFrame(
         {
-            "cause": sums.index,
-            "exposed_ns": took / len(table),
-            "of_exposed": took / took.sum(),
-            "of_step": took / table["span_ns"].sum(),
-            "meaning": [findings.CAUSE_MEANINGS[Cause(str(cause))] for cause in sums.index],
+            "cause": [share.label for share in found.causes],
+            "exposed_ns": [share.exposed_ns for share in found.causes],
+            "of_step": of_step,
+            "concerned": [share.what for share in found.causes],
+            "remedy": [share.remedy for share in found.causes],
         }
     )
-    shown = columns("exposed", "cause", "exposed_ns", "of_exposed", "of_step", "meaning")
+    where = findings.rank_and_step({"rank": found.rank, "step": found.step})
+    shown = columns("exposed", "cause", "exposed_ns", "of_step", "concerned", "remedy")
     return TableBlock(
         key="causes_table",
-        caption=f"By cause, the mean over {over}",
+        caption=f"{where[0].upper()}{where[1:]}: by cause",
         frame=frame.assign(
-            terse_exposed_ns=_texts(frame["exposed_ns"], "ns", 3),
-            terse_of_exposed=_texts(frame["of_exposed"], "ratio", 1),
-            terse_of_step=_texts(frame["of_step"], "ratio", 1),
+            terse_exposed_ns=_texts(frame["exposed_ns"], "ns", 3), terse_of_step=_texts(frame["of_step"], "ratio", 1)
         ),
         columns=shown,
-        narrow=shown,
+        narrow=columns("exposed", "exposed_ns", "of_step", "cause", "concerned"),
     )
 
 
-def buckets_rows(table: pd.DataFrame) -> TableBlock:
-    """Rows of `buckets` of one rank and step."""
+def buckets_rows(table: pd.DataFrame, causes: pd.DataFrame | None = None) -> TableBlock:
+    """Rows of `buckets` of one rank and step, and of `findings.bucket_causes` of the same, if they are known."""
     late = analyses.late_buckets(table)
     frame = table.merge(late[["index", "held_ns"]], on="index", how="left")
     return TableBlock(
@@ -139,10 +140,17 @@ def buckets_rows(table: pd.DataFrame) -> TableBlock:
             held_ns=frame["held_ns"].fillna(0),
             last_parameter=pd.Series([last_gradient(row) for row in frame.to_dict("records")], dtype=object),
             gap_ns=frame["gradient_ready_ns"].map(analyses.last_gap_ns),
+            cause=None if causes is None else [findings.bucket_cause_words(causes, index) for index in frame["index"]],
             terse_bytes=_texts(frame["bytes"], "MB", 1),
         ),
         columns=_BUCKETS,
-        wide=(*_BUCKETS[:3], *columns("buckets", "gap_ns"), *_BUCKETS[3:]),
+        wide=(
+            *_BUCKETS[:2],
+            *columns("buckets", "exposed_ns", "cause"),
+            *_BUCKETS[2:3],
+            *columns("buckets", "gap_ns"),
+            *(column for column in _BUCKETS[3:] if column.name != "exposed_ns"),
+        ),
         narrow=columns("buckets", "index", "bytes", "ready_ns", "start_ns", "end_ns", "exposed_ns", "last_parameter"),
         notes=findings.bucket_notes(table),
     )
@@ -302,6 +310,7 @@ def compare_rows(table: pd.DataFrame, settings: Sequence[str] | None = None) -> 
             *("compute_ms_median", "overlap_ratio"),
         ),
         legend=legend,
+        notes=findings.compare_notes(table),
     )
 
 
@@ -337,18 +346,18 @@ def sweep_rows(table: pd.DataFrame, links: pd.DataFrame) -> TableBlock:
         frame=table.assign(on_link=[spans.get(cap, UNKNOWN) for cap in table["bucket_cap_mb"]], **terse),
         columns=columns(
             "sweep",
-            *("bucket_cap_mb", "runs", "steps", "buckets", "step_ms", "spread_ms", "lowest_ms", "highest_ms"),
+            *("bucket_cap_mb", "tier", "runs", "steps", "buckets", "step_ms", "spread_ms", "lowest_ms", "highest_ms"),
             *("compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms", "overlap_ratio"),
         ),
         wide=columns(
             "sweep",
-            *("bucket_cap_mb", "runs", "buckets", "step_ms", "spread_ms", "compute_only_ms", "hidden_ms", "exposed_ms"),
-            *("rest_ms", "lowest_ms", "highest_ms", "steps", "overlap_ratio"),
+            *("bucket_cap_mb", "tier", "buckets", "step_ms", "spread_ms", "compute_only_ms", "hidden_ms"),
+            *("exposed_ms", "rest_ms", "runs", "lowest_ms", "highest_ms", "steps", "overlap_ratio"),
         ),
         narrow=columns("sweep", "bucket_cap_mb", "runs", "buckets", *times, "on_link"),
-        legend="ms; step: median over every rank's steps, ± their spread; compute + hidden + exposed + rest (memory,"
-        " idle) = step; hidden: communication while the rank computes; on link: first start to last end in the first"
-        " rank's step nearest the median",
+        legend="ms; step: median over every rank's steps, ± their spread; alone (compute only) + hidden + exposed +"
+        " rest (memory, idle) = step; hidden: communication while the rank computes; on link: first start to last end"
+        " in the first rank's step nearest the median",
         notes=findings.sweep_notes(table),
     )
 
@@ -394,10 +403,20 @@ def window_rows(ranks: pd.DataFrame, caption: str, notes: Sequence[str] = ()) ->
         columns=columns("window", "rank", "span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns"),
         wide=columns(
             "window",
-            *("rank", "busy_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns"),
+            *("rank", "exposed_comm_ns", "compute_ns", "idle_ns", "comm_ns", "overlapped_ns", "busy_ns"),
             *("exposed_share", "overlap_ratio"),
         ),
         notes=notes,
+    )
+
+
+def window_causes_rows(window: WindowStatistics) -> TableBlock:
+    """Why communication was exposed in a window."""
+    return TableBlock(
+        key="window_causes",
+        caption="Why it was exposed" + (", all ranks" if len(window.ranks) > 1 else ""),
+        frame=window.causes.assign(cause=[findings.mark_word(Mark(part)) for part in window.causes["part"]]),
+        columns=columns("exposed", "exposed_ns", "cause"),
     )
 
 
@@ -406,8 +425,8 @@ def kernels_rows(kernels: pd.DataFrame) -> TableBlock:
     return TableBlock(
         key="kernels_table",
         caption="What took most time there",
-        frame=kernels.assign(name=[shorten(name, 200) for name in kernels["name"]]),
-        columns=columns("kernels", "name", "part", "events", "busy_ns"),
+        frame=kernels.assign(name=[shorten(findings.group_name(name), 200) for name in kernels["name"]]),
+        columns=columns("kernels", "busy_ns", "name", "part", "events"),
     )
 
 

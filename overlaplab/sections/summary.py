@@ -1,0 +1,99 @@
+"""The first screen of a run: its figures, one bar per cause of exposed time, every rank's steps; the rest is folded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+
+from overlaplab import charts, findings
+from overlaplab.findings import CauseShare, Diagnosis
+from overlaplab.findings.thresholds import MOST_BARS, SMALL_CAUSE
+from overlaplab.formats import as_shown
+from overlaplab.sections import tables
+from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.words import ms, sentence
+
+__all__ = ["cause_bars", "summary_section"]
+
+
+def summary_section(of: RunTables, found: Diagnosis, note: str | None, steps: TableBlock | None = None) -> Section:
+    """What stands under the headline of `found`, a diagnosis of this run.
+
+    `steps` is the table of every rank and step, where it is not `tables.summary_rows` of all.
+    """
+    blocks: list[Block] = []
+    marks = findings.step_marks(found)
+    if len(marks):
+        draw = partial(charts.step_marks, marks)
+        blocks.append(Chart(key="marks_chart", draw=draw, note=findings.marks_note(found)))
+    table = of.summary
+    blocks.append(Tiles(key="tiles", tiles=findings.tiles(found, _of_rank(table, found.rank), of.unseen)))
+    if found.causes:
+        blocks.append(cause_bars(found))
+    rows = tables.summary_rows(table)
+    held = as_shown(table, rows.columns)
+    blocks.append(Chart(key="summary_chart", draw=partial(charts.summary, table), note=note, table=held))
+    return Section(
+        title="Summary",
+        lead=sentence(findings.place_name(found)),
+        blocks=[
+            *blocks,
+            Folded(key="steps_fold", heading="Every rank and step", blocks=lambda: [steps or rows]),
+            Folded(key="causes_fold", heading="Every cause and collective", blocks=partial(_causes, found)),
+            Folded(key="costs_fold", heading="Sent and held, beside theory", blocks=partial(_costs, of)),
+        ],
+        advice=(findings.what_to_do(found),),
+    )
+
+
+def cause_bars(found: Diagnosis) -> Bars:
+    """One bar per cause, the most expensive first."""
+    shown = [share for share in found.causes if share.exposed_ns >= SMALL_CAUSE * found.exposed_ns][:MOST_BARS]
+    longest = max(share.exposed_ns for share in shown)
+    return Bars(
+        key="causes",
+        heading=findings.causes_title(found),
+        bars=[_bar(share, longest, found.rank) for share in shown],
+        rest=findings.rest_line(found, len(shown)),
+    )
+
+
+def _bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
+    start, end = int(share.rows["start_ns"].min()), int(share.rows["end_ns"].max())
+    return Bar(
+        label=share.label,
+        value=ms(share.exposed_ns),
+        share=share.exposed_ns / longest_ns,
+        cause=share.cause,
+        lines=[line for line in (share.what, share.remedy) if line],
+        spot={"start_ns": start, "end_ns": end, "rank": rank},
+    )
+
+
+def _of_rank(table: pd.DataFrame, rank: int | None) -> pd.DataFrame:
+    return table[table["rank"].isna() if rank is None else (table["rank"] == rank).fillna(False)]
+
+
+def _causes(found: Diagnosis) -> list[TableBlock]:
+    return [tables.spots_rows(found), tables.causes_rows(found)] if found.causes else []
+
+
+def _costs(of: RunTables) -> list[TableBlock | Lines]:
+    """Bytes sent and memory held beside theory, where the run tells them."""
+    windows = of.summary
+    volume = of.volume.merge(windows[["rank", "step"]].drop_duplicates(), on=["rank", "step"])
+    memory, peaks = (rows[rows["rank"].isin(windows["rank"])] for rows in (of.memory, of.peaks))
+    sent, held = tables.sent_rows(volume, len(windows)), tables.held_rows(memory, peaks)
+    blocks: list[TableBlock | Lines] = []
+    if sent is not None:
+        lead = findings.sent_lead(sent.frame["sent_bytes"].iloc[-1], of.theory)
+        blocks.append(replace(sent, lead=f"{lead} {findings.sent_notes(of.manifest)}"))
+    elif unknown := findings.unknown_sizes(volume):
+        blocks.append(Lines(key="volume", heading="Sent per rank and step", lines=(unknown,)))
+    if held is not None:
+        lead = findings.held_lead(memory)
+        blocks.append(replace(held, lead=f"{lead} {findings.held_notes(of.manifest, peaks)}"))
+    return blocks

@@ -1,0 +1,138 @@
+"""No two screens name different ranks, steps, causes or remedies for the same rank and step: in the samples, and in
+anybody's traces with `STRANGERS=DIR pytest tests/sections/test_one_diagnosis.py` (a folder of runs).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from samples import cpu_samples, gpu_samples
+
+from overlaplab import analyses, findings, load_run
+from overlaplab.analyses import stragglers_of
+from overlaplab.events import Run
+from overlaplab.findings import CAUSE_LABELS, Diagnosis
+from overlaplab.report import terminal
+from overlaplab.report.blocks import Drawn, Shown
+from overlaplab.report.documents import exposed_document
+from overlaplab.report.sections import sections
+from overlaplab.sections.blocks import Bars, Lines, Section, Tiles
+from overlaplab.sections.run import (
+    buckets_section,
+    collectives_section,
+    gathers_section,
+)
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.sections.summary import summary_section
+from overlaplab.selection import Selection
+
+STRANGERS = (
+    sorted(path for path in Path(os.environ["STRANGERS"]).iterdir() if path.is_dir())
+    if "STRANGERS" in os.environ
+    else []
+)
+REMEDIES = re.compile(r"\bTry\b|bucket_cap|faster link|prefetch \d|Go after|Look first|fewer bytes|precision|no_sync")
+
+
+def pages(tables: RunTables, found: Diagnosis) -> Iterator[Section | None]:
+    """The pages' sections about the rank and step of a diagnosis, as views compose them."""
+    window = {"rank": found.rank, "step": found.step}
+    buckets, schedule = (analyses.rows_of(table, window) for table in (tables.buckets, tables.schedule))
+    yield buckets_section(buckets, found, None)
+    yield gathers_section(schedule, tables.scatters, tables.manifest, None, found)
+    table = tables.collectives
+    if found.step is not None:
+        table = table[(table["step"] == found.step).fillna(False)]
+    yield collectives_section(table, stragglers_of(table), None, None, found)
+
+
+def printed(run: Run, found: Diagnosis) -> str:
+    """What `overlaplab summary` and `exposed` print about the rank and step."""
+    ranks, steps = ([value] if value is not None else None for value in (found.rank, found.step))
+    console = Console(file=StringIO(), width=10_000)
+    for command in (terminal.summary, terminal.exposed):
+        for part in command(run, Selection(ranks=ranks, steps=steps)):
+            console.print(part, markup=False, highlight=False)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def sentences(section: Section | Shown) -> Iterator[str]:
+    """What a section says in words: in the report with its charts' titles."""
+    yield section.lead.rpartition(" · ")[2]  # before it the run's own settings
+    for block in section.blocks:
+        match block:
+            case Lines():
+                yield from block.lines
+            case Drawn():
+                yield block.title
+            case Bars():
+                yield from (block.heading, block.rest)
+                yield from (line for bar in block.bars for line in (bar.label, *bar.lines))
+            case Tiles():
+                yield from (str(tile) for tile in block.tiles)
+
+
+def contradictions(text: str, found: Diagnosis) -> list[str]:
+    """What a screen's sentence says that the diagnosis does not."""
+    own = " ".join(
+        [found.headline, found.advice, found.outliers or "", *(share.remedy for share in found.causes)]
+        + [share.what for share in found.causes]
+    )
+    late = {share.late_rank for share in found.causes}
+    ranks = {
+        number
+        for number in re.findall(r"(?<!differ from )\brank (\d+)", text)
+        if int(number) not in {found.rank, *late}
+    }
+    steps = {number for number in re.findall(r"(?<!median )\bstep (\d+)", text) if int(number) != found.step}
+    labels = {share.label for share in found.causes}
+    causes = {label for label in CAUSE_LABELS.values() if label in text and label not in labels}
+    rest = text
+    for said in (found.advice, found.headline, *(share.remedy for share in found.causes)):
+        rest = rest.replace(said, "")
+    remedies = REMEDIES.findall(rest)
+    wrong = [f"rank {number}" for number in sorted(ranks) if f"rank {number}" not in own]
+    wrong += [f"step {number}" for number in sorted(steps) if f"tep {number}" not in own]
+    return [*wrong, *sorted(causes), *remedies]
+
+
+def places(tables: RunTables) -> Iterator[tuple[int | None, int | None]]:
+    """The one that speaks for the run, and the last rank's last step."""
+    yield None, None
+    last = tables.summary.dropna(subset=["rank", "step"]).tail(1)
+    yield from zip(last["rank"].astype(int).tolist(), last["step"].astype(int).tolist(), strict=True)
+
+
+@pytest.mark.parametrize("folder", [*cpu_samples(), *gpu_samples(), *STRANGERS], ids=lambda folder: folder.name)
+def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
+    run = load_run(folder)
+    tables = RunTables(run=run)
+    speaks = tables.diagnosis
+    if speaks is None:
+        pytest.skip("nothing was measured")
+    for asked in places(tables):
+        found = tables.diagnosis_of(*asked)
+        assert found is not None
+        assert sum(share.exposed_ns for share in found.causes) == found.exposed_ns
+        for page in filter(None, pages(tables, found)):
+            assert page.advice == (findings.what_to_do(found),), page.title
+            for text in sentences(page):
+                assert contradictions(text, found) == [], f"{page.title}: {text}"
+        for text in sentences(summary_section(tables, found, None)):
+            assert contradictions(text, found) == [], text
+        out = printed(run, found)
+        assert (out.count(found.headline), out.count(found.advice)) == (2, 2)
+    document = exposed_document(run)
+    assert document["worst"] == {"rank": speaks.rank, "step": speaks.step}
+    assert (document["advice"], document["verdict"]) == (speaks.advice, tables.verdict)
+    assert contradictions(tables.verdict, speaks) == []
+    for section in sections(tables):
+        assert section.advice in (findings.what_to_do(speaks), ""), section.title
+        for text in sentences(section):
+            assert contradictions(text, speaks) == [], f"{section.title}: {text}"
