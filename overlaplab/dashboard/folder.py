@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from overlaplab.folders import MANIFEST_NAME, is_trace_name
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.traits import Traits
 
-__all__ = ["HERE", "Entry", "confined", "find_runs", "stamp", "traits_told"]
+__all__ = ["HERE", "Entry", "confined", "find_runs", "manifest_told", "refused_links", "stamp", "traits_told"]
 
 HERE = "."
 """The name of the opened folder itself."""
@@ -37,7 +38,17 @@ class Entry:
 
 def find_runs(root: Path) -> list[Entry]:
     """The opened folder and the folders below it that hold a manifest or traces, in order of name."""
+    return _look(root)[0]
+
+
+def refused_links(root: Path) -> list[str]:
+    """The links to folders outside the opened one, which are not followed, by their names below it."""
+    return _look(root)[1]
+
+
+def _look(root: Path) -> tuple[list[Entry], list[str]]:
     found: list[Entry] = []
+    refused: list[str] = []
     looked = 0
     seen: set[Path] = set()  # a link may lead back up
     queue: list[tuple[str, int]] = [(HERE, 0)]
@@ -46,8 +57,12 @@ def find_runs(root: Path) -> list[Entry]:
         looked += 1
         try:
             folder = confined(root, name)
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except (OSError, OverlaplabError):
+            refused.append(name)
+            continue
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
             continue  # gone in the meantime, or not ours to read
         if folder in seen:
             continue
@@ -59,7 +74,7 @@ def find_runs(root: Path) -> list[Entry]:
         if depth < _DEPTH:
             below = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
             queue += [(inner if name == HERE else f"{name}/{inner}", depth + 1) for inner in below]
-    return sorted(found, key=lambda entry: (entry.name != HERE, entry.name))
+    return sorted(found, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused)
 
 
 def confined(root: Path, name: str) -> Path:
@@ -77,15 +92,28 @@ def confined(root: Path, name: str) -> Path:
     return path
 
 
-def traits_told(root: Path, name: str) -> Traits | None:
-    """What a run's strategy does, from its manifest and without its traces; None where nothing readable tells."""
+def manifest_told(root: Path, name: str) -> Manifest | None:
+    """A run's manifest, without its traces; None where nothing readable is there."""
     try:
         file = confined(root, name) / MANIFEST_NAME
         if not file.is_file() or file.is_symlink():
             return None
-        return traits_of(msgspec.json.decode(file.read_bytes(), type=Manifest))
+        status = file.stat()
+        return _manifest(file, status.st_mtime_ns, status.st_size)
     except (OSError, OverlaplabError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+@lru_cache(maxsize=256)
+def _manifest(file: Path, mtime_ns: int, size: int) -> Manifest:
+    raw = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+    return msgspec.convert({**raw, "raw": raw}, type=Manifest)
+
+
+def traits_told(root: Path, name: str) -> Traits | None:
+    """What a run's strategy does, from its manifest and without its traces; None where nothing readable tells."""
+    manifest = manifest_told(root, name)
+    return traits_of(manifest) if manifest is not None else None
 
 
 def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:

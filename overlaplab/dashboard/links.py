@@ -1,18 +1,23 @@
 """Permalinks: what the reader has chosen stands in the query string, and what stands there is chosen.
 
 A page's path is the page. `run` is a run's name below the opened folder, `rank` one rank, `ranks` several (`0,3`),
-`step` a `ProfilerStep`'s number, `communication` the names of kernels that communicate, too (`a|b`), `from` and `to`
-the Timeline's window in ns from the run's zero, `event` its selected event.
+`step` a `ProfilerStep`'s number, `runs` the names of those that the page Compare shows (`a,b`), `communication` the
+names of kernels that communicate, too (`a|b`), `from` and `to` the Timeline's window in ns from the run's zero, `event`
+its selected event.
 Whatever stands in a query string is a stranger's: it is checked, and never drawn.
 
 The browser drops the query string when the reader turns to another page, and Streamlit forgets what a page's controls
 said. So choices are kept in the session too. A value in the query string wins where the session has not put it there;
 then the control; then what was kept. Where the reader goes back or forth, the query string is right in all it says.
+
+Only another page is a step on the browser's way back. Streamlit makes each new query string one, and a page would have
+to be left several times; `history.js` puts a new query string in the place of the page's last one.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -26,13 +31,16 @@ __all__ = [
     "RANK",
     "RANKS",
     "RUN",
+    "RUNS",
     "STEP",
     "TO",
     "begin",
+    "choose",
     "communication_rule",
     "control_used",
     "event_of_query",
     "go_to_timeline",
+    "is_fresh",
     "keep_spot",
     "kept",
     "number",
@@ -47,11 +55,13 @@ __all__ = [
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
 COMMUNICATION = "communication"
+RUNS = "runs"
 
-_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION)  # what every page keeps
-_LONGEST = 500  # characters of a value that are kept
+_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS)  # what every page keeps
+_LONGEST = 2000  # characters of a value that are kept
 _UNKNOWN = {
     RUN: "The link names a run that is not here. Another one is shown.",
+    RUNS: "The link names runs that are not here. Those that compare with the run on the left are shown.",
     RANK: "The link names a rank that this run does not have. Another one is shown.",
     RANKS: "The link names ranks that this run does not have. All are shown.",
     COMMUNICATION: "The link's rule for kernels that communicate is not one of names and |. It is left out.",
@@ -93,6 +103,8 @@ def go_to_timeline(query: dict[str, str]) -> NoReturn:
 
 def begin() -> None:
     """Once per run of the app, before any control: take what is new from the query string, put back what is lost."""
+    with st.container(key="history"):
+        st.html(_history(), unsafe_allow_javascript=True)
     stored: dict[str, str] = st.session_state.setdefault("links_kept", {})
     stale = st.session_state.pop("links_used", False) or st.session_state.get("links_unwritten", False)
     st.session_state["links_unwritten"] = True  # until `write`: a run that is cut short leaves the browser behind
@@ -112,13 +124,23 @@ def begin() -> None:
     st.session_state["links_fresh"] = fresh
 
 
+@cache
+def _history() -> str:
+    """What makes the browser's way back lead from page to page."""
+    return f"<script>{Path(__file__).with_name('history.js').read_text('utf-8')}</script>"
+
+
 def write() -> None:
-    """Once per run of the app, at its end: put what is kept into the query string, all at once, since each message to
-    the browser is a step on its way back.
+    """Once per run of the app, at its end: put what is kept into the query string, all at once.
+
+    Not where the reader has just come and chosen nothing: the plain address says as much.
     """
     stored: dict[str, str] = st.session_state.get("links_kept", {})
     query = {name: value for name, value in st.query_params.items() if name not in _CHOICES} | stored
-    if query != st.query_params.to_dict():
+    comes = st.session_state.setdefault("links_comes", True)
+    st.session_state["links_comes"] = False
+    told = st.query_params.to_dict()
+    if query != told and (told or not comes):
         st.query_params.from_dict(query)
     st.session_state["links_unwritten"] = False
 
@@ -128,10 +150,22 @@ def control_used() -> None:
     st.session_state["links_used"] = True
 
 
+def choose(name: str, key: str, value: int) -> None:
+    """Give the control `key` a value from elsewhere on the page; in a callback, before controls are drawn."""
+    st.session_state.setdefault("links_kept", {})[name] = str(value)
+    st.session_state[key] = value
+    control_used()
+
+
 def kept(name: str) -> str | None:
     """What a link or a control has said of a parameter; a stranger's, where it was a link."""
     stored: dict[str, str] = st.session_state.get("links_kept", {})
     return stored.get(name)
+
+
+def is_fresh(name: str) -> bool:
+    """Whether the query string has just told this parameter, and no control has been drawn with it yet."""
+    return name in st.session_state.get("links_fresh", set())
 
 
 def start(name: str, key: str, wanted: T | None, default: T, options: Any) -> T:

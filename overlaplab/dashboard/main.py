@@ -12,39 +12,65 @@ from pathlib import Path
 import streamlit as st
 from streamlit import net_util
 
+from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import HERE, Entry, find_runs
+from overlaplab.dashboard.folder import HERE, Entry, find_runs, refused_links
 from overlaplab.dashboard.heap import rest_modules
+from overlaplab.dashboard.navigation import all_pages, list_pages
 from overlaplab.dashboard.pickers import pick_communication
 from overlaplab.dashboard.upload_form import close_button, upload_form
-from overlaplab.dashboard.widgets import opened_folder
+from overlaplab.dashboard.widgets import dark, opened_folder
 from overlaplab.words import shorten
 
 __all__ = ["main"]
 
-_VIEWS = Path(__file__).with_name("views")
-_PAGES = (
-    ("summary", "Summary"),
-    ("timeline", "Timeline"),
-    ("buckets", "Buckets"),
-    ("zero3", "ZeRO-3"),
-    ("collectives", "Collectives"),
-    ("compare", "Compare"),
-)
-
 _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
+.st-key-head h1 {font-size: 1.05rem; padding: 0; opacity: 0.7;}
+.st-key-head [data-testid="stText"] {font-size: 0.95rem; opacity: 0.7;}
+.st-key-headline [data-testid="stText"] {font-size: 1.6rem; line-height: 1.3; font-weight: 700;}
+.st-key-advice {border-left: 4px solid #0072B2; background: rgb(0 114 178 / 10%); padding: 0.6rem 1rem;}
+.st-key-advice [data-testid="stText"] {font-size: 1.05rem;}
+.stMain dl.tiles {display: grid; grid-template-columns: repeat(auto-fit, minmax(7.5rem, 1fr)); gap: 0.6rem; margin: 0;
+  padding: 0;}
+.tiles div {border: 1px solid rgb(128 128 128 / 30%); border-radius: 0.5rem; padding: 0.4rem 0.8rem;}
+.stMain .tiles dt, .stMain .tiles dd + dd {font-size: 0.85rem; font-weight: 400; opacity: 0.75; margin: 0;}
+.stMain .tiles dd {font-size: 1.35rem; font-weight: 700; line-height: 1.25; margin: 0;}
+.bar {display: flex; align-items: center; gap: 0.5rem;}
+.bar i {height: 1.5rem; min-width: 2px;}
+.bar b {white-space: nowrap; font-size: 0.9rem;}
+[class*="st-key-causes_"][class*="_label"] [data-testid="stText"] {font-weight: 600; font-size: 0.95rem;}
+[class*="st-key-causes_"][class*="_words"] [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3;}
+[class*="_words"] [data-testid="stElementContainer"] + [data-testid="stElementContainer"] {opacity: 0.75;}
+.st-key-causes button {min-height: 0; padding: 0;}
+.st-key-causes_rest [data-testid="stText"] {font-size: 0.85rem; opacity: 0.75;}
+@media (max-width: 1100px) {
+  .st-key-causes [data-testid="stHorizontalBlock"] {flex-wrap: wrap; row-gap: 0.2rem; padding-bottom: 0.5rem;}
+  .st-key-causes [data-testid="stColumn"] {flex: 1 1 40%; min-width: 40%;}
+}
+.st-key-history {display: none;}
+[class*="st-key-pages"] [data-testid="stExpander"] details {border: none;}
 .st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
 .st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
+[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p {color: inherit; opacity: 0.85;}
+[class*="st-key-title_"] [data-testid="stText"] {font-weight: 700; margin-top: 0.5rem;}
+[class*="st-key-subtitle_"] [data-testid="stText"] {font-size: 0.85rem; font-weight: 400; margin: 0; opacity: 0.85;}
 .st-key-late [data-testid="stText"] {font-size: 0.95rem;}
 .stMain h2 {font-size: 1.5rem; padding: 1rem 0 0.25rem;}
 .stMain h3 {font-size: 1.1rem; padding: 0.5rem 0 0.35rem;}
 [class*="st-key-remarks_"] [data-testid="stText"] {font-size: 0.9rem; opacity: 0.8;}
+.st-key-side_by_side [data-testid="stColumn"] {min-width: 24rem;}
 [class*="st-key-downloads_"] {margin-top: -1.75rem;}
 [class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
+.st-key-timeline_beside h3 {font-size: 1rem; padding: 0.35rem 0 0;}
+.st-key-timeline_beside [class*="st-key-headline_"] {flex-wrap: nowrap;}
+.st-key-timeline_beside [class*="st-key-headline_"] > :first-child {flex-shrink: 1;}
+@media (max-width: 1000px) {.st-key-timeline_beside [data-testid="stColumn"] {min-width: 100%;}}
 .st-key-first_run [data-testid="stText"], .st-key-second_run [data-testid="stText"] {font-weight: 600;}
 """
+
+_DARK_STYLE = "[data-tag] span, [data-tag] button {color: #0E1117;}"  # on light blue, where white is faint
 
 
 def main() -> None:
@@ -53,14 +79,16 @@ def main() -> None:
     net_util._external_ip = "127.0.0.1"
     rest_modules()
     st.set_page_config(page_title="overlaplab", page_icon="⏱️", layout="wide")
-    st.html(f"<style>{_STYLE}</style>")
-    pages = [
-        st.Page(_VIEWS / f"{word}.py", title=title, url_path=word, default=word == "summary") for word, title in _PAGES
-    ]
-    page = st.navigation(pages)
+    st.html(f"<style>{_STYLE}{_DARK_STYLE if dark() else ''}</style>")
+    pages = all_pages()
+    page = st.navigation(list(pages.values()), position="hidden")
     links.begin()
-    if _pick_run():
+    listed = st.sidebar.empty()
+    there = _pick_run()
+    told = list_pages(listed, pages, page)
+    if there:
         page.run()
+        list_pages(listed, pages, page, told)
     links.write()
 
 
@@ -73,9 +101,12 @@ def _pick_run() -> bool:
         st.session_state["watch_rests"] = True
         _watch(folder, entries)
     names = [entry.name for entry in entries] + uploads().names
+    refused = findings.links_refused(refused_links(folder)) if folder is not None and there else None
     if not names:
         problem = "There are no runs in this folder yet" if there else "There is no such folder"
         _welcome("Open a folder of runs" if folder is None else problem, folder)
+        if refused is not None:
+            st.text(refused)
         upload_form()
         return False
     place = st.sidebar.container()
@@ -84,6 +115,8 @@ def _pick_run() -> bool:
     links.start(links.RUN, "run_picker", links.kept(links.RUN), names[0], names)
     with place:
         chosen = st.selectbox("Run", names, format_func=_run_word, key="run_picker", on_change=links.control_used)
+        if refused is not None:
+            st.text(refused)
         close_button(chosen)
     links.settle(links.RUN, chosen, plain=False)
     pick_communication()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 import streamlit as st
 
@@ -67,18 +70,26 @@ def pick_communication() -> None:
     links.settle(links.COMMUNICATION, rule or None, plain=False)
 
 
-def one_window(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the rank and the step that are chosen in the side bar, at first the lowest rank and the last step."""
+def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of the rank and the step that are chosen in the side bar, at first those that are `wanted`.
+
+    Where the table does not have these, its lowest rank and last step.
+    """
     for name, label, place in ((links.RANK, "Rank", 0), (links.STEP, "Step", -1)):
         options = _whole(table[name])
         if options:
-            chosen = _one(name, label, options, options[place])
+            default = wanted.get(name)
+            chosen = _one(name, label, options, default if default in options else options[place])
             table = table[table[name] == chosen] if len(options) > 1 else table
     return table
 
 
 def _one(name: str, label: str, options: list[int], default: int) -> int:
     key = f"one_{name}_picker"
+    before = st.session_state.get(f"{key}_default", default)
+    st.session_state[f"{key}_default"] = default
+    if before != default and st.session_state.get(key) == before and links.kept(name) is None:
+        del st.session_state[key]  # the default of another run: nobody chose it
     chosen = links.start(name, key, links.number(links.kept(name)), default, options)
     if len(options) > 1:
         chosen = st.sidebar.selectbox(label, options, key=key, on_change=links.control_used)

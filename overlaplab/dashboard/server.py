@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import sys
 from pathlib import Path
 
-__all__ = ["PORT", "SETTINGS", "command"]
+__all__ = ["HOST", "PORT", "SETTINGS", "command", "free_port"]
 
+HOST = "127.0.0.1"
 PORT = 8501
 """Where the dashboard listens unless told otherwise."""
+_MOST_PORTS = 100
 
 SETTINGS: dict[str, str | bool | int | tuple[str, ...]] = {
     # Only this machine may connect, by these names (a foreign page may not rebind its own), with Streamlit's checks on.
-    "server.address": "127.0.0.1",
-    "server.allowedHosts": ("127.0.0.1", "localhost"),
+    "server.address": HOST,
+    "server.allowedHosts": (HOST, "localhost"),
     "server.enableCORS": True,
     "server.enableXsrfProtection": True,
     "server.maxUploadSize": 200,  # MB of item file; what `uploads` takes is bounded as a whole
@@ -31,10 +35,33 @@ SETTINGS: dict[str, str | bool | int | tuple[str, ...]] = {
 """Streamlit's options; `.streamlit/config.toml` says the same for `streamlit run app.py`, and a test compares them."""
 
 
-def command(folder: Path | None, port: int) -> list[str]:
-    """The command line that serves the dashboard for a folder, on 127.0.0.1 only."""
+def free_port(host: str, port: int) -> int | None:
+    """The first port from this one on where nobody listens yet; None if there is none near.
+
+    Raises `OSError` if the host is no address of this machine.
+    """
+    family, *_, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    for tried in range(port, min(port + _MOST_PORTS, 1 << 16)):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has just closed is free
+            try:
+                probe.bind((address, tried))
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+            else:
+                return tried
+    return None
+
+
+def command(folder: Path | None, port: int, host: str = HOST) -> list[str]:
+    """The command line that serves the dashboard for a folder.
+
+    Under another host than `HOST` it answers to every name that leads there, since nobody knows them all.
+    """
     line = [sys.executable, "-m", "streamlit", "run", str(Path(__file__).with_name("main.py"))]
-    for option, value in SETTINGS.items():
+    settings = SETTINGS if host == HOST else SETTINGS | {"server.address": host, "server.allowedHosts": ()}
+    for option, value in settings.items():
         for item in value if isinstance(value, tuple) else (value,):
             line.append(f"--{option}={str(item).lower() if isinstance(item, bool) else item}")
     line.append(f"--server.port={port}")

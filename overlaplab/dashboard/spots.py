@@ -16,11 +16,17 @@ __all__ = ["show_collective", "show_in_step", "show_spot"]
 _ROOM_NS = 20_000  # on both sides of what is short
 
 
-def show_in_step(opened: Opened, row: dict[Any, Any], start_ns: Any, end_ns: Any) -> None:
-    """Turn to what lies between two moments, in ns from the start of the window of the row's `rank` and `step`."""
+def show_in_step(
+    opened: Opened, row: dict[Any, Any], start_ns: Any, end_ns: Any, carried: tuple[Any, Any] | None = None
+) -> None:
+    """Turn to what lies between two moments, in ns from the start of the window of the row's `rank` and `step`.
+
+    `carried`, likewise, is when the collective ran that is selected, as of `show_spot`.
+    """
     steps = rows_of(opened.timeline.steps, row)
     begun = pd.NA if steps.empty else int(steps["start_ns"].iloc[0])
-    show_spot(opened, begun + start_ns, begun + end_ns, row["rank"])
+    ran = None if carried is None or any(map(pd.isna, carried)) else (begun + carried[0], begun + carried[1])
+    show_spot(opened, begun + start_ns, begun + end_ns, row["rank"], carried=ran)
 
 
 def show_collective(opened: Opened, row: dict[Any, Any]) -> None:
@@ -42,14 +48,36 @@ def show_spot(
     rank: Any,
     event: tuple[int, int] | None = None,
     *,
+    carried: tuple[Any, Any] | None = None,
+    marked: bool = True,
     room: float = 0.5,
     least_ns: int = _ROOM_NS,
 ) -> None:
-    """Turn to a stretch in ns from the run's zero, and on both sides so much `room` as a share of it."""
+    """Turn to a stretch in ns from the run's zero, and on both sides so much `room` as a share of it.
+
+    Where no `event` is given and something is to be `marked`, that of the collective is selected which fills most of
+    the time in which it was `carried`, of the stretch itself if that is not given.
+    """
     if pd.isna(start_ns) or pd.isna(end_ns):
         st.info("When it ran is not known: the trace tells only its launch.")
         return
     start, end = int(start_ns), int(end_ns)
     beside = max(int(room * (end - start)), least_ns)
     shown = None if pd.isna(rank) else int(rank)
+    if event is None and marked:
+        begins, ends = carried or (start, end)
+        event = _carrying(opened, int(begins), int(ends), shown)
     go_to_timeline(timeline_link(opened.name, start_ns=start - beside, end_ns=end + beside, rank=shown, event=event))
+
+
+def _carrying(opened: Opened, start_ns: int, end_ns: int, rank: int | None) -> tuple[int, int] | None:
+    """The event of a collective on this rank that overlaps a stretch longest, the shortest such one."""
+    events = opened.timeline.events
+    places = [place for place, trace in enumerate(opened.run.traces) if trace.rank == rank]
+    own = events[(events["collective"] >= 0) & (events["event"] >= 0) & events["trace"].isin(places)]
+    shared = own["end_ns"].clip(upper=end_ns) - own["start_ns"].clip(lower=start_ns)
+    own = own.assign(shared=shared, took=own["end_ns"] - own["start_ns"])[shared > 0]
+    if own.empty:
+        return None
+    best = own.sort_values(["shared", "took"], ascending=[False, True], kind="stable").iloc[0]
+    return int(best["trace"]), int(best["event"])

@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import pandas as pd
 import streamlit as st
 
 from overlaplab import findings
+from overlaplab.charts.theme import cause_colours, palette
 from overlaplab.columns import Column
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
@@ -21,13 +24,14 @@ from overlaplab.dashboard.folder import find_runs
 from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.formats import as_shown
-from overlaplab.sections.blocks import Block, Chart, Lines, Section, TableBlock
+from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 from overlaplab.words import shorten
 
 __all__ = [
     "chosen_rows",
     "dark",
     "error_line",
+    "first_sentences",
     "lead",
     "nothing_counts",
     "nothing_to_show",
@@ -37,8 +41,10 @@ __all__ = [
     "page_head",
     "pick_ranks",
     "pick_step",
+    "run_or_stop",
     "show_block",
     "show_blocks",
+    "show_choice",
     "show_page",
     "show_section",
     "show_table",
@@ -111,6 +117,16 @@ def lead(sentence: str, note: str | None) -> None:
                 st.text(note)
 
 
+def first_sentences(found: findings.Diagnosis) -> None:
+    """The headline of a run's first screen, and in a box what to try, and which steps are unlike this one."""
+    with st.container(key="headline"):
+        st.text(found.headline)
+    with st.container(key="advice", gap="xxsmall"):
+        st.text(found.advice)
+        if found.outliers is not None:
+            st.text(found.outliers)
+
+
 def what_to_do(sentences: Iterable[str]) -> None:
     """The end of a page: what to do about what it shows, a line each."""
     st.header("What to do about it", anchor=False)
@@ -152,17 +168,21 @@ def show_section(section: Section, choose: str = "") -> dict[Any, Any] | None:
 
 def show_blocks(blocks: Iterable[Block], choose: str = "") -> dict[Any, Any] | None:
     """Draw a section's charts, tables and lines; the row that was chosen in the table of the key `choose`."""
-    rows = [show_block(block, choose=block.key == choose) for block in blocks]
+    rows = [
+        _show_folded(block, choose) if isinstance(block, Folded) else show_block(block, choose=block.key == choose)
+        for block in blocks
+    ]
     return next((row for row in rows if row is not None), None)
 
 
 def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
-    """Draw a chart, a table or lines; with `choose` a table's rows can be chosen, and the chosen one is returned."""
+    """Draw a part of a section; the bar's spot that was chosen, or with `choose` the table's row."""
     match block:
         case Chart():
             chart = block.draw(dark=dark(), note=block.note)  # its own description is what screen readers say
-            st.altair_chart(chart, theme=None, width="stretch", key=block.key)
-            download_buttons(chart, block.key, block.table, dark=dark())
+            _show_chart(chart, block.key)
+            if block.table is not None:
+                download_buttons(chart, block.key, block.table, dark=dark())
         case Lines():
             st.subheader(block.heading, anchor=False)
             with st.container(key=block.key, gap=None):
@@ -170,8 +190,88 @@ def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
                     st.text(line)
         case TableBlock():
             st.subheader(block.caption, anchor=False)
+            if block.lead:
+                st.text(block.lead)
             return show_table(block, choose=choose)
+        case Tiles():
+            st.html(_tiles(block))
+        case Bars():
+            return _show_bars(block)
+        case Folded():
+            return _show_folded(block, "")
     return None
+
+
+def _show_folded(block: Folded, choose: str) -> dict[Any, Any] | None:
+    """A part that is folded away; what is in it is made when it is open."""
+    fold = st.expander(block.heading, key=block.key, on_change="rerun")
+    if not fold.open:
+        return None
+    with fold:
+        blocks = block.blocks()
+        if not blocks:
+            st.text("The run does not tell.")
+        return show_blocks(blocks, choose)
+
+
+def _tiles(block: Tiles) -> str:
+    """HTML of the program's own words and figures."""
+    tiles = [
+        f"<div><dt>{escape(tile.label)}</dt><dd>{escape(tile.value)}</dd><dd>{escape(tile.note)}</dd></div>"
+        for tile in block.tiles
+    ]
+    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+
+
+def _show_bars(block: Bars) -> dict[Any, Any] | None:
+    """A row per bar, each with a button that leads to its spot, which is returned once."""
+    st.subheader(block.heading, anchor=False)
+    chosen = None
+    with st.container(key=block.key, gap="xxsmall"):
+        for number, bar in enumerate(block.bars):
+            if _show_bar(bar, f"{block.key}_{number}"):
+                chosen = dict(bar.spot)
+        if block.rest:
+            with st.container(key=f"{block.key}_rest"):
+                st.text(block.rest)
+    return chosen
+
+
+def _show_bar(bar: Bar, key: str) -> bool:
+    label, drawn, words, link = st.columns((24, 21, 43, 12), gap="small", vertical_alignment="center")
+    with label.container(key=f"{key}_label"):
+        st.text(bar.label)
+    tone = cause_colours(palette(dark()))[bar.cause]
+    width = f"{100 * bar.share:.1f}"
+    drawn.html(
+        f'<div class="bar"><i style="flex: 0 1 calc({width}% - {width} * 0.055rem); background: {tone}"></i>'
+        f"<b>{escape(bar.value)}</b></div>"
+    )
+    with words.container(key=f"{key}_words", gap=None):
+        for line in bar.lines:
+            st.text(line)
+    return link.button("on the timeline ›", key=f"{key}_link", type="tertiary", help="Show its collectives there.")
+
+
+def show_choice(block: Chart, chosen: Callable[[], None]) -> None:
+    """A chart of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
+    _show_chart(block.draw(dark=dark(), note=block.note), block.key, on_select=chosen)
+
+
+def _show_chart(chart: alt.LayerChart, key: str, **look: Any) -> None:
+    """A chart below its title and subtitle, which wrap in a narrow window where the chart's own would be cut."""
+    with st.container(key=f"title_{key}", gap=None):
+        st.text(_one_line(chart.title.text))
+        if chart.title.subtitle not in (alt.Undefined, ""):
+            with st.container(key=f"subtitle_{key}"):
+                st.text(_one_line(chart.title.subtitle))
+    bare = chart.copy(deep=False)
+    bare.title = alt.Undefined
+    st.altair_chart(bare, theme=None, width="stretch", key=key, **look)
+
+
+def _one_line(lines: str | list[str]) -> str:
+    return lines if isinstance(lines, str) else " ".join(lines)
 
 
 def show_table(block: TableBlock, *, choose: bool = False) -> dict[Any, Any] | None:

@@ -58,3 +58,20 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
         return app
 
     return open_page
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+    """A function that follows a link: opens a page on a folder with these query parameters."""
+
+    def follow(folder: Path, page: str = "summary", **query: str) -> AppTest:
+        monkeypatch.setattr(sys, "argv", ["main.py", str(folder)])
+        app = AppTest.from_file(str(MAIN), default_timeout=60)
+        app.switch_page(str(MAIN.parent / "views" / f"{page}.py")) if page != "summary" else None
+        for name, value in query.items():
+            app.query_params[name] = value
+        app.run()
+        assert not app.exception, app.exception[0].message
+        return app
+
+    return follow

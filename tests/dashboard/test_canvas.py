@@ -20,7 +20,7 @@ import overlaplab
 from overlaplab.charts.theme import DARK, LIGHT
 from overlaplab.dashboard import canvas
 from overlaplab.dashboard.canvas.packing import pack
-from overlaplab.timeline.timeline import Mark, timeline_events
+from overlaplab.timeline.timeline import timeline_events
 
 SCRIPT = Path(canvas.__file__).with_name("timeline.js").read_text("utf-8")
 GUTTER, AXIS = 150, 24  # of timeline.js, in pixels
@@ -273,7 +273,8 @@ def test_a_lane_is_painted_as_its_events_lie(script: Page) -> None:
         ("brief('void at::native::(anonymous namespace)::softmax<4, float>(int)')", "softmax"),
         ("brief('ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)')", None),
         ("brief('aten::mm')", "mm"),
-        ("brief('engine::comm seq=4 kind=reduce_scatter bytes=4')", "reduce-scatter"),
+        ("brief('reduce-scatter of 4 B, number 4')", "reduce-scatter of 4 B"),
+        ("brief('waited for rank 1: bucket 3, all-reduce 7')", "waited for rank 1"),
         ("brief('<<<')", "<<<"),
         ("lasting(0)", "0 ms"),
         ("lasting(999)", "999 ns"),
@@ -299,15 +300,19 @@ def test_marks_stand_where_the_events_are(page_of_gpu: Page, folder: Path) -> No
     for colour, stretches in (
         (LIGHT.compute, [(0, 0.4), (0.8, 1)]),
         (LIGHT.reduce, [(0.3, 0.7)]),
-        (LIGHT.exposed, [(0.4, 0.7)]),
+        (LIGHT.waiting, [(0.4, 0.5)]),  # rank 1 comes at 500 µs
+        (LIGHT.exposed, [(0.5, 0.7)]),
     ):
         columns = np.flatnonzero(share_of(image, colour))
         wanted = np.concatenate([np.arange(round(low * width), round(high * width)) for low, high in stretches])
         assert len(np.setxor1d(columns, wanted)) <= 6, colour
     label = page_of_gpu.locator(".stage").get_attribute("aria-label") or ""
     assert label.startswith("Timeline of 2 ranks in 8 lanes")
-    legend = page_of_gpu.locator(".legend span").all_inner_texts()
-    assert legend == [Mark.STEP, Mark.COMPUTE, Mark.REDUCE, Mark.EXPOSED]
+    legend = page_of_gpu.locator(".legend div").all_inner_texts()
+    assert [re.split(r"\s*\n\s*|(?<=:)\s*", words.strip()) for words in legend] == [
+        ["compute", "all-reduce"],
+        ["exposed:", "nothing left to overlap (tail)", "waited for at once (blocking)", "waited for other ranks"],
+    ]
 
 
 def test_keys_move_the_window(page_of_gpu: Page) -> None:
@@ -445,7 +450,7 @@ def test_a_click_shows_the_event_and_a_collectives_members_are_linked(page_of_gp
     page.mouse.move(*at(page, 0.6, down))
     tip = page.locator(".tip")
     expect(tip).to_contain_text("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
-    expect(tip).to_contain_text("reduce · rank 0, stream 20")
+    expect(tip).to_contain_text("all-reduce · rank 0, stream 20 (NCCL)")
     expect(tip).to_contain_text("400 µs, from 0.300000 ms")
     linked = pixels(page, "above")
     between = (int(rows[0]) + int(rows[-1])) // 2
@@ -467,6 +472,41 @@ def test_a_click_shows_the_event_and_a_collectives_members_are_linked(page_of_gp
     assert "Selected: ncclDevKernel_AllReduce" in label
 
 
+def test_a_tooltip_keeps_off_its_lane_and_goes_on_zoom(page_of_gpu: Page) -> None:
+    page = page_of_gpu
+    rows = np.flatnonzero(pixels(page)[:, round(0.6 * plot(page)[2])] == hexed(LIGHT.exposed))
+    tip = page.locator(".tip")
+    for row in (rows[2], rows[-3]):  # of rank 0's exposed lane, and of rank 1's, the lowest one
+        page.mouse.move(*at(page, 0.6, float(row)))
+        expect(tip).to_contain_text("nothing left to overlap (tail): all-reduce 0")
+        box = tip.bounding_box()
+        assert box is not None
+        own = [place for place in rows if abs(place - row) < 30]
+        top = plot(page)[1]
+        assert box["y"] >= top + own[-1] or box["y"] + box["height"] <= top + own[0] + 1
+    page.keyboard.press("w")
+    expect(tip).to_be_hidden()
+    page.mouse.move(*at(page, 0.6, float(rows[2]) + 1))
+    expect(tip).to_be_visible()
+
+
+@pytest.mark.parametrize(("width", "beside"), [(1280, True), (800, False)])
+def test_the_figures_stand_beside_the_canvas_or_below_it(page_of_gpu: Page, width: int, beside: bool) -> None:
+    page = page_of_gpu
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function(f"{FIND}.clientWidth {'>' if width > 1000 else '<'} 500")
+    canvas, table = (page.locator(name).first.bounding_box() for name in (".stage", "[class*=st-key-window_table]"))
+    page.set_viewport_size({"width": 1280, "height": 900})
+    assert canvas is not None
+    assert table is not None
+    assert (table["x"] >= canvas["x"] + canvas["width"]) == beside
+    assert table["x"] + table["width"] <= width
+    if beside:
+        assert table["y"] + table["height"] < 900
+    else:
+        assert table["y"] >= canvas["y"] + canvas["height"]
+
+
 def test_the_address_is_a_link_to_what_is_seen(page: Page, served_at: str) -> None:
     open_timeline(page, served_at, "gpu", "&from=300000&to=500000")
     assert window(page) == (300_000, 500_000)
@@ -480,15 +520,28 @@ def test_the_address_is_a_link_to_what_is_seen(page: Page, served_at: str) -> No
     page.keyboard.press("w")
     page.wait_for_url(re.compile("from=336000&to=464000"))
     settle(page)
-    page.go_back()
-    page.wait_for_function(f"{FIND}.dataset.window === '320000,480000'")
-    page.go_forward()
-    page.wait_for_function(f"{FIND}.dataset.window === '336000,464000'")
-    settle(page)
     visit(page, served_at, "compare")
     visit(page, served_at, "timeline")
     page.wait_for_selector(".timeline:not([data-painted='0'])")
     assert window(page) == (336_000, 464_000)
+    page.locator(".stage").focus()
+    page.keyboard.press("w")
+    page.wait_for_url(re.compile("from=348800&to=451200"))
+    settle(page)
+    # Back and forth lead from page to page, each with its own last window; a window is no step of its own.
+    for go, address, seen in (
+        (page.go_back, "/compare", None),
+        (page.go_back, "/timeline", (336_000, 464_000)),
+        (page.go_forward, "/compare", None),
+        (page.go_forward, "/timeline", (348_800, 451_200)),
+    ):
+        go()
+        page.wait_for_url(f"**{address}?*")
+        page.get_by_role("heading", name=address[1:].title(), exact=True).wait_for()
+        settle(page)
+        if seen is not None:
+            page.wait_for_selector(".timeline:not([data-painted='0'])")
+            assert window(page) == seen
 
 
 def test_reruns_do_not_send_the_events_again(browser: Browser, served_at: str) -> None:
@@ -528,7 +581,7 @@ def test_many_ranks_scroll(page: Page, served_at: str) -> None:
     before = pixels(page)
     page.keyboard.press("PageDown")
     page.wait_for_function(f"{FIND}.querySelector('.scroll').scrollTop > 50")
-    assert told(page, "window") == "0,200000"
+    assert told(page, "window") == "0,100000"
     after = pixels(page)
     assert before.shape == after.shape
     assert (before != after).any()
@@ -537,13 +590,13 @@ def test_many_ranks_scroll(page: Page, served_at: str) -> None:
     page.mouse.wheel(0, -2000)
     page.keyboard.up("Shift")
     page.wait_for_function(f"{FIND}.querySelector('.scroll').scrollTop === 0")
-    assert told(page, "window") == "0,200000"
+    assert told(page, "window") == "0,100000"
 
 
 def test_a_chosen_step_is_shown_after_zooming_too(page: Page, served_at: str) -> None:
     open_timeline(page, served_at, "tall")
     page.keyboard.press("w")
-    page.wait_for_url(re.compile("from=20000&to=180000"))
+    page.wait_for_url(re.compile("from=10000&to=90000"))
     settle(page)
     page.locator(".st-key-step_picker input").click()
     with rerun(page):
@@ -565,7 +618,7 @@ def test_the_dark_theme_has_its_own_colours(browser: Browser, served_at: str) ->
         open_timeline(page, served_at, "gpu")
         image = pixels(page)
         assert share_of(image, DARK.compute).mean() == pytest.approx(0.6, abs=0.02)
-        assert share_of(image, DARK.exposed).mean() == pytest.approx(0.3, abs=0.02)
+        assert share_of(image, DARK.exposed).mean() == pytest.approx(0.2, abs=0.02)
         assert not share_of(image, LIGHT.compute).any()
         pick(page, "run_picker", "many")
         page.wait_for_function(f"{FIND}.dataset.events === '{MANY + 3}'")

@@ -73,3 +73,15 @@ def test_a_cap_leads_to_its_step_on_the_timeline(page: Page, address: str) -> No
     found = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
     wanted = {"run": "sweep/cap-25", "from": "0", "to": "1000000"}  # all steps take 1000 µs: the first one
     assert {name: found.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+def test_no_chart_of_a_sweep_is_cut(page: Page, address: str, width: int) -> None:
+    """Where two have no room side by side, one stands above the other."""
+    page.set_viewport_size({"width": width, "height": 900})
+    visit(page, address, "compare", query="run=sweep/cap-5")
+    boxes = [chart.bounding_box() for chart in page.get_by_test_id("stVegaLiteChart").all()]
+    first, second = (box for box in boxes if box is not None)
+    assert (first["y"] < second["y"]) is (width == 800)
+    assert min(first["width"], second["width"]) >= 380
+    assert max(box["x"] + box["width"] for box in (first, second)) <= width

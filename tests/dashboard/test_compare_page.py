@@ -81,15 +81,44 @@ def test_what_was_chosen_is_there_after_another_page(opened: Open, sweeps: Path)
     assert app.multiselect[0].value == ["alone", "other"]
 
 
-def test_of_a_large_sweep_every_cap_is_there_once_before_any_is_twice(tmp_path: Path, opened: Open) -> None:
-    caps = (1, 2, 5, 10, 25)
-    for cap in caps:
-        first = tmp_path / f"cap-{cap}"
-        run_of(first, engine_events()[:23], manifest={"bucket_cap_mb": cap})
-        for number in range(2, 7):
-            shutil.copytree(first, tmp_path / f"cap-{cap}-{number}")
-    app = opened(tmp_path, "compare")
-    chosen = app.multiselect[0].value
-    assert len(chosen) == 24
-    assert {f"cap-{cap}" for cap in caps} | {f"cap-{cap}-4" for cap in caps} <= set(chosen)
-    assert "Not every cap was recorded as often" in texts(app)
+def test_where_nothing_compares_it_says_what_differs(opened: Open, sweeps: Path) -> None:
+    run_of(sweeps / "large", engine_events(), manifest={"model": {"layers": 8}})
+    app = opened(sweeps, "compare", "large")
+    assert app.multiselect[0].value == ["large"]
+    assert "alone and other differ in layers" in texts(app)
+    app.multiselect[0].set_value(["large", "alone"]).run()
+    assert "alone and other differ" not in texts(app)
+    assert not app.exception
+
+
+def test_chosen_runs_stand_in_the_link(opened: Open, sweeps: Path) -> None:
+    app = opened(sweeps, "compare", "alone")
+    assert "runs" not in app.query_params  # what the page shows anyway
+    app.multiselect[0].set_value(["alone", "sweep/cap-5"]).run()
+    assert app.query_params["runs"] in ("alone,sweep/cap-5", ["alone,sweep/cap-5"])
+    app.multiselect[0].set_value(["alone", "other"]).run()
+    assert "runs" not in app.query_params
+
+
+@pytest.mark.parametrize(
+    ("runs", "shown"), [("sweep/cap-5,other", ["sweep/cap-5", "other"]), ("gone,other", ["alone", "other"])]
+)
+def test_a_link_chooses_runs(followed: Open, sweeps: Path, runs: str, shown: list[str]) -> None:
+    app = followed(sweeps, "compare", run="alone", runs=runs)
+    assert app.multiselect[0].value == shown
+    assert [warning.value for warning in app.warning if "runs that are not here" in warning.value] == (
+        [warning.value for warning in app.warning] if "gone" in runs else []
+    )
+    app.run()
+    assert app.multiselect[0].value == shown
+    app.selectbox(key="run_picker").set_value("sweep/cap-25").run()
+    assert app.multiselect[0].value == ["sweep/cap-5", "sweep/cap-5-2", "sweep/cap-25"]
+    assert "runs" not in app.query_params
+
+
+def test_links_out_of_the_folder_are_named_beside_the_runs(opened: Open, sweeps: Path, tmp_path_factory: Any) -> None:
+    (sweeps / "elsewhere").symlink_to(tmp_path_factory.mktemp("elsewhere"))
+    app = opened(sweeps, "compare", "alone")
+    assert [text.value for text in app.sidebar.text if "elsewhere" in text.value] == [
+        "Not opened, a link out of this folder: elsewhere. Copy the runs here, or open their own folder."
+    ]

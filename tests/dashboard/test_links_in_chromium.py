@@ -33,9 +33,12 @@ def test_a_permalink_survives_pages_reloads_and_the_way_back(page: Page, address
     page.reload()
     settle(page)
     page.get_by_text("2 buckets of rank 0, step 0:").wait_for()
-    page.go_back()
-    page.get_by_text("2 buckets of rank 1, step 0:").wait_for()
+    page.go_back()  # to the page before, with the run that was chosen there
+    page.get_by_text("This run gathers no parameters").wait_for()
+    settle(page)
     assert query(page) == chosen
+    page.get_by_role("link", name="Buckets").click()
+    page.get_by_text("2 buckets of rank 1, step 0:").wait_for()
 
 
 def test_a_hostile_link_gives_the_default_and_one_line(page: Page, address: str) -> None:
@@ -58,6 +61,23 @@ def test_a_row_leads_to_its_spot_on_the_timeline(page: Page, address: str) -> No
     # The most exposed come first, the second of them runs from 1,600 to 1,950 µs; half of that is shown on either side.
     assert (int(found["from"]), int(found["to"])) == (1_425_000, 2_125_000)
     assert "event" in found
+
+
+def test_what_was_chosen_is_marked_on_the_timeline(page: Page, address: str) -> None:
+    """The second bucket waits for the first one, whose all-reduce ends as that of the second begins."""
+    visit(page, address, "buckets", query="run=bucketed&rank=1&step=0")
+    with rerun(page):
+        choose_row(page, "buckets_table", 1)
+    page.wait_for_url("**/timeline?**event=**")
+    settle(page)
+    page.get_by_role("heading", name="Selected event").wait_for()
+    page.wait_for_function(
+        """() => {
+          const [host] = document.querySelectorAll('[data-testid^=stBidiComponent]');
+          const stage = host.shadowRoot.querySelector('.stage');
+          return (stage.getAttribute('aria-label') ?? '').includes('Selected: all-reduce of 4.00 MB, number 1');
+        }"""
+    )
 
 
 def test_charts_are_taken_away_as_png_and_csv(page: Page, address: str) -> None:

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_traces import launched, run_of
-from streamlit.testing.v1 import AppTest
+from made_ranks import carried
+from made_traces import launched, op, run_of, step
 
 import overlaplab.dashboard
 
 MAIN = Path(overlaplab.dashboard.__file__).with_name("main.py")
 HOSTILE = "![x](http://evil.example/x.png)</script><img src=x onerror=alert(1)>"
-
-
-@pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
-    """A function that follows a link: opens a page on a folder with these query parameters."""
-
-    def follow(folder: Path, page: str = "summary", **query: str) -> AppTest:
-        monkeypatch.setattr(sys, "argv", ["main.py", str(folder)])
-        app = AppTest.from_file(str(MAIN), default_timeout=60)
-        app.switch_page(str(MAIN.parent / "views" / f"{page}.py")) if page != "summary" else None
-        for name, value in query.items():
-            app.query_params[name] = value
-        app.run()
-        assert not app.exception, app.exception[0].message
-        return app
-
-    return follow
 
 
 def test_a_link_opens_its_run_rank_and_step(followed, runs: Path) -> None:
@@ -41,9 +22,9 @@ def test_a_link_opens_its_run_rank_and_step(followed, runs: Path) -> None:
 
 
 def test_several_ranks_of_a_link(followed, runs: Path) -> None:
-    app = followed(runs, run="bucketed", ranks="1", step="1")
-    table = next(frame.value for frame in app.dataframe if {"rank", "step", "idle (ms)"} <= set(frame.value))
-    assert table[["rank", "step"]].to_numpy().tolist() == [[1, 1]]
+    app = followed(runs, "timeline", run="bucketed", ranks="1", step="1")
+    table = next(frame.value for frame in app.dataframe if "rank" in frame.value)
+    assert table["rank"].tolist() == [1]
     app.multiselect[0].set_value([0, 1]).run()
     assert app.query_params["ranks"] == "0,1"
     app.multiselect[0].set_value([]).run()
@@ -54,24 +35,24 @@ def test_choices_survive_a_switch_of_pages(followed, runs: Path) -> None:
     app = followed(runs)
     app.selectbox(key="run_picker").set_value("bucketed").run()
     assert app.query_params == {"run": "bucketed"}
-    app.selectbox(key="step_picker").set_value(0).run()
-    assert app.query_params == {"run": "bucketed", "step": "0"}
+    app.selectbox(key="one_step_picker").set_value(1).run()
+    assert app.query_params == {"run": "bucketed", "step": "1"}
     app.query_params.clear()  # as the browser does
     app.switch_page(str(MAIN.parent / "views" / "buckets.py")).run()
-    assert app.query_params == {"run": "bucketed", "step": "0"}
-    assert "step 0" in app.text[0].value
+    assert app.query_params == {"run": "bucketed", "step": "1"}
+    assert "step 1" in app.text[0].value
     for page in ("summary", "timeline", "buckets"):
         app.switch_page(str(MAIN.parent / "views" / f"{page}.py")).run()
-        assert (app.query_params["run"], app.query_params["step"]) == ("bucketed", "0")
+        assert (app.query_params["run"], app.query_params["step"]) == ("bucketed", "1")
     app.selectbox(key="one_rank_picker").set_value(1).run()
     app.query_params.clear()
     app.switch_page(str(MAIN.parent / "views" / "compare.py")).run()
-    assert app.query_params == {"run": "bucketed", "step": "0", "rank": "1"}
+    assert app.query_params == {"run": "bucketed", "step": "1", "rank": "1"}
 
 
 def test_a_pages_own_default_is_not_carried_to_others(followed, runs: Path) -> None:
     app = followed(runs, "buckets", run="bucketed")
-    assert "rank 0, step 1" in app.text[0].value
+    assert "rank 0, step 0" in app.text[0].value
     assert app.query_params == {"run": "bucketed"}
 
 
@@ -80,6 +61,28 @@ def test_another_run_forgets_a_step_that_it_does_not_have(followed, runs: Path) 
     app.selectbox(key="run_picker").set_value("foreign").run()
     assert not app.warning
     assert app.query_params == {"run": "foreign"}
+
+
+def test_another_run_begins_at_its_own_rank_unless_one_was_chosen(followed, tmp_path: Path) -> None:
+    """Rank 0 waits for rank 1 in the one run, and the other way round in the other."""
+    early = [step(0, 0, 60), op("mm", 0, 10), *carried(0, 10, 45, launch=10)]
+    late = [step(0, 0, 60), op("mm", 0, 30), *carried(0, 30, 45, launch=30)]
+    run_of(tmp_path / "first", early, late)
+    run_of(tmp_path / "second", late, early)
+
+    def shown(run: str) -> str:
+        app.selectbox(key="run_picker").set_value(run).run()
+        assert not app.exception
+        return str(app.main.text[0].value).partition(" · ")[2]
+
+    app = followed(tmp_path, run="first")
+    assert shown("first") == "rank 0, step 0 (the most exposed rank)"
+    assert shown("second") == "rank 1, step 0 (the most exposed rank)"
+    assert app.query_params == {"run": "second"}
+    app.selectbox(key="one_rank_picker").set_value(0).run()
+    assert shown("first") == "rank 0, step 0 (the most exposed rank)"
+    assert shown("second") == "rank 0, step 0 (as chosen)"
+    assert app.query_params == {"run": "second", "rank": "0"}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_what_a_link_cannot_mean_gives_the_default_and_a_line(followed, runs: Pa
         "The link names a run that is not here. Another one is shown."
     ]
     assert app.query_params == {"run": "broken"}
-    ranks = "rank" if page == "buckets" else "ranks"
+    ranks = "ranks" if page == "timeline" else "rank"
     app = followed(
         runs, page, **{"run": "bucketed", ranks: hostile, "step": hostile, "from": hostile, "event": hostile}
     )
@@ -149,10 +152,10 @@ def test_a_rule_for_communication_is_kept_in_the_link(followed, runs: Path) -> N
     run_of(runs / "moe", [*kernels, *launched("gemm", 3, 10, 60, correlation=9)], backend="nccl")
     app = followed(runs, run="moe", communication="my_push|other")
     assert app.query_params == {"run": "moe", "communication": "my_push|other"}
-    assert "100\N{NO-BREAK SPACE}% of communication time is hidden" in app.text[0].value
+    assert any("<dt>hidden</dt><dd>0.030 ms</dd>" in html.proto.body for html in app.get("html"))
     app.text_input(key="communication_rule").set_value("").run()
     assert app.query_params == {"run": "moe"}
-    assert "It has no communication" in app.text[0].value
+    assert app.text[1].value == "The trace has no communication."
     app.text_input(key="communication_rule").set_value("my_push").run()
     app.query_params.clear()  # as the browser does
     app.switch_page(str(MAIN.parent / "views" / "collectives.py")).run()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from app_page import unfold
 from made_ranks import carried
 from made_traces import event, launched, op, run_of, step
 from streamlit.testing.v1 import AppTest
@@ -20,33 +22,63 @@ def tables(app: AppTest) -> list[pd.DataFrame]:
     return [frame.value for frame in app.dataframe]
 
 
-def test_it_begins_with_the_verdict_and_ends_with_what_to_do(opened, runs: Path) -> None:
+def figures(app: AppTest) -> list[list[str]]:
+    """The tiles: label, value, note."""
+    (tiles,) = [html.proto.body for html in app.get("html") if 'class="tiles"' in html.proto.body]
+    return [re.findall(r"<d[td]>(.*?)</d[td]>", tile) for tile in tiles.split("</div>")[:-1]]
+
+
+def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path) -> None:
     app = opened(runs, run="bucketed")
-    assert words(app).startswith(
-        "bucketed, 2 ranks, median step 1.0 ms, worst rank 0 (step 0): 0.35 ms exposed (35\u00a0% of its step), all"
-        " of it transfer. That step takes 1.0 ms, and would take 0.65 ms without any communication."
-        " 30\u00a0% of communication time, over all ranks and steps, is hidden."
+    about, headline, advice, strip, cause, *_ = [text.value for text in app.main.text]
+    assert about == (
+        "bucketed, 2 ranks, cpu, bucket_cap_mb 25, emulated link 1Gbps,200us · rank 0, step 0"
+        " (the most exposed rank's median step)"
     )
-    assert "emulated link 1Gbps,200us" in words(app)
-    assert app.text[-1].value.startswith("Go after ")
-    spots, causes, steps, _ = tables(app)
-    config = json.loads(app.dataframe[2].proto.columns)
+    assert headline == (
+        "35\u00a0% of the step is exposed communication (0.35 ms of 1.0 ms): longer than compute (link-bound)"
+        " (body.weight)."
+    )
+    assert advice == (
+        "Try half the bytes (lower precision, accumulation) or a link twice as fast."
+        " Replayed, the step is 0.35 ms (35\u00a0% of the step) shorter."
+    )
+    assert strip == "How short this step could be"
+    assert cause == "longer than compute (link-bound)"
+    assert figures(app) == [
+        ["step", "1.0 ms", "median of 2 steps: 1.0 ms"],
+        ["communication", "0.50 ms", "50\u00a0% of the step"],
+        ["hidden", "0.15 ms", "15\u00a0% of the step"],
+        ["exposed", "0.35 ms", "35\u00a0% of the step"],
+        ["late rank", "none", "no wait for a rank"],
+    ]
+    assert not app.dataframe  # all tables are folded away
+
+
+def test_tables_are_made_when_they_are_opened(opened, runs: Path) -> None:
+    app = opened(runs, run="bucketed")
+    unfold(app, "steps_fold")
+    (steps,) = tables(app)
+    config = json.loads(app.dataframe[0].proto.columns)
     ratio, exposed = (config[title] for title in ("overlap ratio (% of comm.)", "exposed (ms)"))
     assert (ratio["label"], ratio["help"]) == ("overlap ratio", "Hidden communication ÷ communication.")
     assert (exposed["label"], exposed["type_config"]) == ("exposed ms", {"type": "number", "format": "%.3f"})
     assert steps["exposed (ms)"].tolist() == [0.35] * 4
     assert steps["overlap ratio (% of comm.)"].tolist() == [30.0] * 4
+    unfold(app, "causes_fold")
+    _, spots, causes = tables(app)
     assert spots["exposed (ms)"].sum() == pytest.approx(0.35)
-    assert spots["% of exposed"].sum() == pytest.approx(100)
     assert causes["exposed (ms)"].sum() == pytest.approx(0.35)
+    unfold(app, "costs_fold")
+    assert "in all; there is no theory for this run. As a ring sends: all-reduce 2(n−1)/n" in words(app)
+    assert len(tables(app)) == 4
 
 
 def test_one_step_and_rank(opened, runs: Path) -> None:
     app = opened(runs, run="bucketed")
-    app.multiselect[0].set_value([1])
-    app.selectbox[1].set_value(1).run()
-    assert tables(app)[2][["rank", "step"]].to_numpy().tolist() == [[1, 1]]
-    assert "Rank 1, step 1: " in words(app)
+    app.selectbox(key="one_rank_picker").set_value(1)
+    app.selectbox(key="one_step_picker").set_value(1).run()
+    assert "· rank 1, step 1 (as chosen)" in words(app)
 
 
 def test_where_it_went_names_cause_collective_and_time(opened, tmp_path: Path) -> None:
@@ -55,20 +87,35 @@ def test_where_it_went_names_cause_collective_and_time(opened, tmp_path: Path) -
     late = [step(0, 0, 60), op("mm", 0, 30), *carried(0, 30, 45, launch=30)]
     run_of(tmp_path / "run", early, late)
     app = opened(tmp_path, run="run")
-    assert (
-        "worst rank 0 (step 0): 0.035 ms exposed (58\u00a0% of its step): 0.020 waiting for rank 1, 0.015 tra"
-        in words(app)
-    )
-    spots = tables(app)[0]
-    assert spots.to_dict("records")[0] == {
-        "cause": "straggler wait for rank 1",
+    assert "(0.035 ms of 0.060 ms), 0.020 ms of it waited for rank 1" in words(app)
+    assert figures(app)[-1] == ["late rank", "1", "waited 0.020 ms for it"]
+    bars = [html.proto.body for html in app.get("html") if 'class="bar"' in html.proto.body]
+    assert [re.findall(r"calc\((.*?)%|<b>(.*?)</b>", bar) for bar in bars] == [
+        [("100.0", ""), ("", "0.020 ms")],
+        [("50.0", ""), ("", "0.010 ms")],
+        [("25.0", ""), ("", "0.005 ms")],
+    ]
+    unfold(app, "causes_fold")
+    assert tables(app)[0].to_dict("records")[0] == {
+        "cause": "waited for rank 1",
         "collective": "all-reduce 0",
         "exposed (ms)": 0.02,
-        "% of exposed": pytest.approx(400 / 7),
+        "% of step": pytest.approx(100 / 3),
         "from (ms)": 0.01,
         "to (ms)": 0.03,
     }
-    assert app.text[-1].value.startswith("Go after blocking first: it is 50\u00a0% of all exposed communication")
+
+
+def test_a_bar_leads_to_its_collectives_on_the_timeline(opened, tmp_path: Path) -> None:
+    early = [step(0, 0, 60), op("mm", 0, 10), *carried(0, 10, 45, launch=10)]
+    late = [step(0, 0, 60), op("mm", 0, 30), *carried(0, 30, 45, launch=30)]
+    run_of(tmp_path / "run", early, late)
+    app = opened(tmp_path, run="run")
+    app.button(key="causes_0_link").click().run()
+    assert not app.exception
+    assert app.title[0].value == "Timeline"
+    query = [app.query_params[name] for name in ("rank", "from", "to")]
+    assert query == ["0", "-40000", "80000"]  # 10 to 30 us, and 50 us of room
 
 
 def test_where_communication_is_not_the_problem(opened, tmp_path: Path) -> None:
@@ -81,13 +128,13 @@ def test_where_communication_is_not_the_problem(opened, tmp_path: Path) -> None:
     assert "Communication is not the problem: 79\u00a0% of the step time is idle, since the host launches too" in words(
         app
     )
-    assert app.text[-1].value.startswith(
-        "Leave communication for later: hiding all that is exposed would gain at most 1\u00a0% of the step time. Make"
-    )
+    assert "Make the host launch less" in words(app)
 
 
-def test_without_communication_there_is_no_list(opened, tmp_path: Path) -> None:
+def test_without_communication_there_is_nothing_to_attribute(opened, tmp_path: Path) -> None:
     run_of(tmp_path / "run", [op("mm", 0, 9)])
     app = opened(tmp_path, run="run")
-    assert "It has no communication." in words(app)
-    assert [next(iter(table)) for table in tables(app)] == ["rank"]
+    assert figures(app)[3] == ["exposed", "0 ms", "0\u00a0% of the trace"]
+    assert not [button for button in app.button if "link" in button.key]
+    unfold(app, "causes_fold")
+    assert "The run does not tell." in words(app)

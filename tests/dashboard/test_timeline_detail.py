@@ -92,8 +92,8 @@ def test_lanes_of_a_cpu_run(tmp_path: Path) -> None:
     assert found.lanes["label"].tolist()[:5] == [
         "rank 0 steps",
         "rank 0 phases",
-        "rank 0 thread 1",
-        "rank 0 thread 7",
+        "rank 0 main",
+        "rank 0 gloo",
         "rank 0 exposed",
     ]
     assert found.lanes["rank"].tolist() == [0] * 5 + [1] * 5
@@ -101,10 +101,11 @@ def test_lanes_of_a_cpu_run(tmp_path: Path) -> None:
     assert view.marks[["label", "part", "start_ns", "end_ns", "name"]].to_numpy().tolist() == [
         ["rank 1 steps", "step", 0, 100_000, "step 0"],
         ["rank 1 phases", "forward", 0, 40_000, "engine::forward microbatch=0"],
-        ["rank 1 thread 1", "compute", 0, 40_000, "aten::linear"],
-        ["rank 1 thread 1", "compute", 10_000, 30_000, "aten::addmm"],
-        ["rank 1 thread 7", "reduce", 30_000, 90_000, "gloo:all_reduce"],
-        ["rank 1 exposed", "exposed communication", 40_000, 90_000, "communication while nothing computes"],
+        ["rank 1 main", "compute", 0, 40_000, "aten::linear"],
+        ["rank 1 main", "compute", 10_000, 30_000, "aten::addmm"],
+        ["rank 1 gloo", "all-reduce", 30_000, 90_000, "gloo:all_reduce"],
+        ["rank 1 exposed", "tail", 40_000, 70_000, "tail"],
+        ["rank 1 exposed", "link-bound", 70_000, 90_000, "link-bound"],
     ]
 
 
@@ -115,13 +116,18 @@ def test_lanes_of_a_gpu_trace_without_rank(tmp_path: Path) -> None:
         *launched("ncclDevKernel_AllReduce", 10, 70, 110, stream=20, correlation=3),
     ]
     found = timeline_events(load_run(write(tmp_path / "trace.json", events)))
-    assert found.lanes["label"].tolist() == ["rank ? steps", "rank ? stream 7", "rank ? stream 20", "rank ? exposed"]
+    assert found.lanes["label"].tolist() == [
+        "rank ? steps",
+        "rank ? stream 7 (compute)",
+        "rank ? stream 20 (NCCL)",
+        "rank ? exposed",
+    ]
     assert timeline_view(found).marks["name"].tolist() == [
         "the trace",
         "sgemm",
         "sgemm_inside",
         "ncclDevKernel_AllReduce",
-        "communication while nothing computes",
+        "tail",
     ]
 
 

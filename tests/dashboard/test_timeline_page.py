@@ -10,10 +10,18 @@ from made_traces import event, run_of
 from streamlit.testing.v1 import AppTest
 
 import overlaplab
+from overlaplab import findings
 from overlaplab.dashboard.canvas import shown_lanes, state_of
 from overlaplab.findings import event_facts
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.timeline import timeline_events
+
+
+def diagnosis_of(path: Path) -> findings.Diagnosis:
+    found = RunTables(run=overlaplab.load_run(path)).diagnosis
+    assert found is not None
+    return found
 
 
 def words(app: AppTest) -> str:
@@ -27,18 +35,23 @@ def headlines(app: AppTest) -> list[str]:
 def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, runs: Path) -> None:
     app = opened(runs, "timeline", "bucketed")
     assert app.caption[0].value.startswith("What every rank's streams did over time")
-    # Of each step of 1000 µs, 500 are communication, 150 of them hidden.
+    # It opens at the step that speaks for the run. Of its 1000 µs, 500 are communication, 150 of them hidden.
     assert words(app).startswith(
-        "2 ranks, 2.0 ms from 0 ms on: 1.4 ms of 2.0 ms of communication is exposed"
-        " (70\u00a0% of communication, 35\u00a0% of the time, all ranks together). Most on rank 0: 0.70 ms."
+        "2 ranks, step 0 (the most exposed rank's median step), 1.0 ms: 0.70 ms of 1.0 ms of communication is exposed"
+        " (35\u00a0% of the time, all ranks together). Most on rank 0: 0.35 ms."
     )
     assert "emulated link 1Gbps,200us" in words(app)
-    assert headlines(app)[0] == "Visible: 0.000 to 2.000 ms"
-    ranks = app.dataframe[0].value
-    assert ranks["exposed (ms)"].tolist() == [0.7, 0.7]
+    assert headlines(app) == [
+        "Visible: 0.000 to 1.000 ms",
+        "Why it was exposed, all ranks",
+        "What took most time there",
+    ]
+    ranks, causes = app.dataframe[0].value, app.dataframe[1].value
+    assert ranks["exposed (ms)"].tolist() == [0.35, 0.35]
+    assert causes.to_numpy().tolist() == [[0.51, "nothing left to overlap (tail)"], [0.19, "link busy (queued)"]]
     assert ranks["overlap ratio (% of comm.)"].tolist() == [30.0, 30.0]
     assert app.header[-1].value == "What to do about it"
-    assert "would gain at most 0.70 ms per rank" in words(app)
+    assert words(app).rstrip().endswith(findings.what_to_do(diagnosis_of(runs / "bucketed")))
 
 
 def test_a_link_brings_the_window_and_the_event(opened, runs: Path) -> None:
@@ -83,13 +96,14 @@ def test_a_link_that_cannot_be_followed_shows_the_run(opened, runs: Path, query:
         app.query_params[name] = value
     app.run()
     assert not app.exception
-    assert headlines(app)[0] == "Visible: 0.000 to 2.000 ms"
+    assert headlines(app)[0] == "Visible: 0.000 to 1.000 ms"
     assert "Selected event" not in headlines(app)
 
 
 def test_a_step_is_a_window(opened, runs: Path) -> None:
     app = opened(runs, "timeline", "bucketed")
     app.selectbox(key="step_picker").set_value(1).run()
+    assert words(app).startswith("2 ranks, 1.0 ms from 1.0 ms on: ")
     assert headlines(app)[0] == "Visible: 1.000 to 2.000 ms"
     app.multiselect(key="ranks_picker").set_value([1]).run()
     assert headlines(app)[0] == "Visible: 1.000 to 2.000 ms"

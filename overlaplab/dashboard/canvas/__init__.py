@@ -46,13 +46,15 @@ def timeline_canvas(
     dark: bool,
     key: str,
     turn: int = 0,
+    rank: int | None = None,
     ranks: frozenset[int] | None = None,
     offsets: Mapping[int | None, int] | None = None,
 ) -> CanvasState:
     """Draw the timeline and return what the reader sees of it.
 
     `window` (ns from the run's zero) and `event` (a place in `timeline.events`) are what is asked for: the canvas obeys
-    when they change, or `turn` does, and else keeps what the reader chose. `ranks`: the shown ones, None for all.
+    when they change, or `turn` does, and else keeps what the reader chose. Where there is no event, the lanes of `rank`
+    are scrolled into view. `ranks`: the shown ones, None for all.
     `offsets`: by how many ns each rank's clock was corrected, of those that were.
     """
     packed = _packed(timeline)
@@ -60,6 +62,7 @@ def timeline_canvas(
         "id": packed.id,
         "asked": [list(window), event, turn],
         "lanes": shown_lanes(timeline, ranks),
+        "rank": rank,
         "offsets": [[rank, offset] for rank, offset in (offsets or {}).items()],
         "dark": dark,
         "colours": part_colours(palette(dark)),

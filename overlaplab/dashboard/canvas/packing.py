@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import Palette
+from overlaplab.findings import mark_name, mark_word
 from overlaplab.intervals import subtract
 from overlaplab.timeline.timeline import Mark, Timeline
 from overlaplab.words import shorten
@@ -35,7 +36,6 @@ __all__ = ["SLOTS", "Packed", "pack", "part_colours"]
 SLOTS = 800
 """Slots of the overview, over the whole run."""
 
-_NAME = 1000  # characters of a name that the browser can search
 _TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "int32": "i4", "float64": "f8"}
 
 
@@ -77,8 +77,8 @@ def pack(timeline: Timeline) -> Packed:
         "slots": SLOTS,
         "ranks": [None if rank is None else int(rank) for rank, _, _ in timeline.activities],
         "lanes": _lanes(timeline),
-        "words": [mark.value for mark in Mark],
-        "names": [shorten(name, _NAME) for name in names],
+        "words": [mark_word(mark) for mark in Mark],
+        "names": [mark_name(name) for name in names],
     }
     return _assemble(timeline, header, arrays)
 
@@ -86,7 +86,7 @@ def pack(timeline: Timeline) -> Packed:
 def part_colours(tones: Palette) -> dict[str, Any]:
     """Every mark's colour by its word, and the palette's own colours."""
     marks = mark_colours(tones)
-    return {"marks": {mark.value: marks[mark] for mark in Mark}, "tones": asdict(tones)}
+    return {"marks": {mark_word(mark): marks[mark] for mark in Mark}, "tones": asdict(tones)}
 
 
 def _codes(events: pd.DataFrame) -> tuple[NDArray[np.int64], list[str], NDArray[np.int64]]:

@@ -255,12 +255,11 @@ function lasting(ns) {
   return `${value.toLocaleString("en-US", { maximumFractionDigits: value < 10 ? 3 : value < 1000 ? 2 : 1 })} ${unit}`;
 }
 
-// What of a name tells most in little room: a C++ kernel's own name, without its namespaces and arguments.
+// What of a name tells most in little room: a C++ kernel's own name, without its namespaces and arguments; of words what
+// goes before the first comma or colon.
 function brief(name) {
-  const kind = /^engine::\w+ .*\bkind=(\w+)/.exec(name);
-  if (kind) return kind[1].replaceAll("_", "-");
   const bare = name.replace(/^void /, "").replace(/\(anonymous namespace\)::/g, "");
-  const own = bare.slice(0, bare.search(/[<(]|$/));
+  const own = bare.slice(0, bare.search(/[<(,]|: |$/));
   const at = own.lastIndexOf("::");
   return (at >= 0 && at + 2 < own.length ? own.slice(at + 2) : own || name).trim();
 }
@@ -277,7 +276,7 @@ const GUTTER = 150; // css pixels, as all that follow
 const AXIS = 24;
 const BAR = 12; // the lanes' scroll bar
 const OVERVIEW = 46;
-const HEIGHTS = { steps: 18, phases: 14, labels: 13, stream: 20, exposed: 14 };
+const HEIGHTS = { steps: 18, phases: 14, labels: 13, stream: 20, exposed: 18 };
 const NESTED = 13; // a row of a lane that has several
 const RANK_GAP = 8;
 const ROOMY = 1.5; // times their height where there are few lanes
@@ -353,6 +352,7 @@ class TimelineView {
       this.resize();
     }
     if (told && this.event >= 0) this.reveal(this.event);
+    else if (told) this.scrollTo(this.data.rank);
     this.describe();
     this.root.dataset.events = run.count;
   }
@@ -399,19 +399,31 @@ class TimelineView {
     this.inks = solid.map(inkOn);
     this.grid = blend(this.ground, packed(tones.grid), 0.7);
     this.edge = blend(this.ground, packed(tones.soft), 0.35);
-    const shown = new Set();
+    this.fillLegend(solid);
+  }
+
+  // What marks stand for: of streams, then why time was exposed. Steps and phases carry their names.
+  fillLegend(solid) {
+    const found = [new Set(), new Set()];
     for (const number of this.data.lanes) {
-      const { first, end } = this.run.lanes[number];
-      for (let i = first; i < end; i++) shown.add(this.run.part[this.run.code[i]]);
+      const { first, end, kind } = this.run.lanes[number];
+      if (kind === "steps" || kind === "phases") continue;
+      const into = found[kind === "exposed" ? 1 : 0];
+      for (let i = first; i < end; i++) into.add(this.run.part[this.run.code[i]]);
     }
-    const legend = [...shown].sort((a, b) => a - b).map((part) => {
-      const word = document.createElement("span");
-      const patch = document.createElement("i");
-      patch.style.background = css(solid[part]);
-      word.append(patch, this.run.words[part]);
-      return word;
+    const groups = found.map((parts, place) => {
+      const group = document.createElement("div");
+      if (place === 1 && parts.size) group.append("exposed:");
+      for (const part of [...parts].sort((a, b) => (place === 1 ? b - a : a - b))) {
+        const word = document.createElement("span");
+        const patch = document.createElement("i");
+        patch.style.background = css(solid[part]);
+        word.append(patch, this.run.words[part]);
+        group.append(word);
+      }
+      return group;
     });
-    this.root.querySelector(".legend").replaceChildren(...legend);
+    this.root.querySelector(".legend").replaceChildren(...groups);
   }
 
   // Where each shown lane stands; the rows of a rank follow each other.
@@ -472,6 +484,7 @@ class TimelineView {
     const start = Math.max(first - slack, Math.min(middle - span / 2, last + slack - span));
     this.from = start;
     this.to = start + span;
+    this.point(-1); // what the pointer is on has moved away
     this.repaint();
     if (tell) this.tell(PAUSE);
   }
@@ -504,6 +517,12 @@ class TimelineView {
     const start = this.run.base_ns + this.run.start[event];
     const room = Math.max(this.run.length[event], LEAST_SPAN) * 0.6;
     return [start - room, start + this.run.length[event] + room];
+  }
+
+  // Brings a rank's lanes to the top.
+  scrollTo(rank) {
+    const row = this.rows.find(({ lane, leads }) => leads && lane.rank === rank);
+    if (row !== undefined && this.scrolls) this.scroll.scrollTop = row.y;
   }
 
   // Brings an event into view without zooming.
@@ -647,8 +666,8 @@ class TimelineView {
   }
 
   nameOn(event, kind) {
-    if (kind === "exposed") return lasting(this.run.length[event]);
     const code = this.run.code[event];
+    if (kind === "exposed") return `${lasting(this.run.length[event])} ${brief(this.run.names[code])}`;
     if (kind === "phases") return this.run.words[this.run.part[code]];
     this.run.briefs ??= [];
     return (this.run.briefs[code] ??= brief(this.run.names[code]));
@@ -672,7 +691,7 @@ class TimelineView {
         context.font = FONT;
       }
       context.fillStyle = this.tones.soft;
-      if (lane.kind !== "steps") context.fillText(lane.label, 12, middle, GUTTER - 70);
+      if (lane.kind !== "steps") context.fillText(lane.label, 12, middle, GUTTER - (lane.kind === "exposed" ? 70 : 20));
       context.textAlign = "right";
       const offset = offsets.get(lane.rank);
       if (leads && offset !== undefined) {
@@ -863,7 +882,10 @@ class TimelineView {
     on(this.root, "keydown", (event) => this.key(event));
     const around = this.root.getRootNode().host; // keys count, too, where the page itself has the focus
     on(document, "keydown", (event) => event.target !== around && event.target.contains(around) && this.key(event));
-    on(this.scroll, "scroll", () => this.repaint());
+    on(this.scroll, "scroll", () => {
+      this.point(-1);
+      this.repaint();
+    });
     on(this.overview, "pointerdown", (event) => this.pressOverview(event));
     on(this.overview, "pointermove", (event) => this.moveOverview(event));
     on(this.overview, "pointerup", () => (this.carried = undefined));
@@ -912,7 +934,7 @@ class TimelineView {
     const { drag } = this;
     if (!drag) {
       const found = x >= 0 && x <= this.plot ? this.find(x, y) : null;
-      this.point(found?.event ?? -1, found, x, y);
+      this.point(found?.event ?? -1, found, x);
       return;
     }
     drag.moved ||= Math.abs(x - drag.x) + (drag.pans ? Math.abs(y - drag.y) : 0) > CLICK;
@@ -1036,18 +1058,19 @@ class TimelineView {
       if (better) best = i;
       inside ||= holds;
     }
-    return best < 0 ? null : { event: best, count: inside ? 1 : Math.max(count, 1) };
+    return best < 0 ? null : { event: best, row, count: inside ? 1 : Math.max(count, 1) };
   }
 
-  point(event, found, x, y) {
+  point(event, found, x) {
     const changed = event !== this.over;
     this.over = event;
     this.tip.hidden = event < 0;
-    if (event >= 0) this.fillTip(found, x, y);
+    if (event >= 0) this.fillTip(found, x);
     if (changed && this.run !== null) this.drawAbove();
   }
 
-  fillTip({ event, count }, x, y) {
+  // Below the lane that it is about, or above it: it never hides that lane.
+  fillTip({ event, row, count }, x) {
     const code = this.run.code[event];
     const lane = this.run.lanes[laneOf(this.run, event)];
     const name = document.createElement("b");
@@ -1055,7 +1078,7 @@ class TimelineView {
     name.textContent = full.length > 240 ? `${full.slice(0, 160)}…${full.slice(-79)}` : full;
     const rank = lane.rank === null ? "rank unknown" : `rank ${lane.rank}`;
     const lines = [
-      `${this.run.words[this.run.part[code]]} · ${rank}, ${lane.label}`,
+      `${lane.kind === "exposed" ? "" : `${this.run.words[this.run.part[code]]} · `}${rank}, ${lane.label}`,
       `${lasting(this.run.length[event])}, from ${axisTime(this.run.base_ns + this.run.start[event], 1)}`,
     ];
     if (count > 1) lines.push(`the longest of ${count.toLocaleString("en-US")} events here: zoom in to see each`);
@@ -1069,9 +1092,10 @@ class TimelineView {
     const wide = this.tip.offsetWidth;
     const tall = this.tip.offsetHeight;
     const left = GUTTER + x + 14 + wide > width ? GUTTER + x - wide - 14 : GUTTER + x + 14;
-    const below = AXIS + y + 16;
-    const top = below + tall > this.view + AXIS ? AXIS + y - tall - 10 : below;
-    Object.assign(this.tip.style, { left: `${Math.max(left, 0)}px`, top: `${Math.max(top, 0)}px` });
+    const above = AXIS + row.y - (this.scrolls ? this.scroll.scrollTop : 0);
+    const below = above + row.height + 4;
+    const top = below + tall > this.view + AXIS && above - tall - 4 >= 0 ? above - tall - 4 : below;
+    Object.assign(this.tip.style, { left: `${Math.max(left, 0)}px`, top: `${top}px` });
   }
 
   // -- Search

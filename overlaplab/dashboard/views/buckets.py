@@ -8,6 +8,7 @@ from overlaplab import findings
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import nothing_to_show, one_window, open_page, show_page
 from overlaplab.sections.run import buckets_section
+from overlaplab.sections.run_tables import window_of
 
 
 def page() -> None:
@@ -17,7 +18,11 @@ def page() -> None:
         "When each bucket's gradients were ready, what it then waited for, and what of its communication shows.",
     )
     table = opened.buckets
-    section = None if table.empty else buckets_section(one_window(table), findings.note(opened.manifest))
+    section = None
+    if len(table):
+        table = one_window(table, opened.window)
+        found = opened.diagnosis_of(*window_of(table))
+        section = buckets_section(table, found, findings.note(opened.manifest), opened.best_buckets)
     if section is None:
         nothing_to_show(
             opened,
@@ -28,7 +33,7 @@ def page() -> None:
     row = show_page(opened, section, choose="buckets_table")
     if row is not None:
         first = row["launch_ns"] if pd.isna(row["ready_ns"]) else row["ready_ns"]
-        show_in_step(opened, row, first, row["end_ns"])
+        show_in_step(opened, row, first, row["end_ns"], carried=(row["start_ns"], row["end_ns"]))
 
 
 page()

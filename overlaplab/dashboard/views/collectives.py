@@ -16,10 +16,12 @@ def page() -> None:
         "How fast each collective moved its data, how long ranks waited in it for the last one, and who that was.",
     )
     table, manifest = opened.collectives, opened.manifest
+    found = opened.diagnosis
     if len(table):
-        table = chosen_rows(table, None, pick_step(table))
+        step = pick_step(table)
+        table, found = chosen_rows(table, None, step), opened.diagnosis_of(step=step)
     link = manifest.link if manifest else None
-    section = collectives_section(table, stragglers_of(table), link, findings.note(manifest))
+    section = collectives_section(table, stragglers_of(table), link, findings.note(manifest), found)
     if section is None:
         nothing_to_show(
             opened, "This run has no collectives: nothing in its traces counts as communication between ranks."

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -11,8 +10,10 @@ import streamlit as st
 import overlaplab
 from overlaplab import findings
 from overlaplab.analyses import is_sweep, rows_of, sweep_links
+from overlaplab.dashboard import links
+from overlaplab.dashboard.beside import runs_beside
 from overlaplab.dashboard.data import Opened, open_run
-from overlaplab.dashboard.folder import HERE, stamp
+from overlaplab.dashboard.folder import HERE, manifest_told, stamp
 from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import (
     error_line,
@@ -28,10 +29,6 @@ from overlaplab.events import Run
 from overlaplab.folders import by_value
 from overlaplab.sections.comparison import costs_section, step_times_section, sweep_section
 from overlaplab.words import shorten
-
-_MOST = 12  # runs compared unless the user chooses more
-_MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): seven caps, three times each
-_RECORDING = re.compile(r"cap-[0-9.]+(?:-([0-9]{1,9}))?$")
 
 
 def page() -> None:
@@ -52,36 +49,40 @@ def page() -> None:
 
 
 def _choose(names: list[str]) -> list[str]:
-    """The runs to compare: at first those of the folder that the run on the left lies in, and new ones as they come."""
-    folder = str(PurePath(st.session_state["run"]).parent)
-    own = sorted((name for name in names if str(PurePath(name).parent) == folder), key=by_value)
-    known: tuple[str, list[str], list[str]] | None = st.session_state.get("compared_known")
-    if known is None or known[0] != folder:
-        wanted = _first(own)
-    else:
-        chosen: list[str] = st.session_state.get("compared", known[2])  # the control's, or what it said before
-        untouched = chosen == _first(known[1])
-        wanted = _first(own) if untouched else [name for name in chosen if name in names]
-    if st.session_state.get("compared") != wanted:
-        st.session_state["compared"] = wanted
+    """The runs to compare: at first the run on the left and those that did the same work, and new ones as they come.
+
+    What the reader chooses, or a link says, stays until a run that is not among it is chosen on the left.
+    """
+    run: str = st.session_state["run"]
+    root = st.session_state["folder"]
+    own, why = runs_beside(run, {name: None if root is None else manifest_told(root, name) for name in names})
+    told = [name for name in (links.kept(links.RUNS) or "").split(",") if name]
+    before, begun_with = st.session_state.get("compared_of", (run, own))
+    now: list[str] = st.session_state.get("compared", told or begun_with)
+    left = run != before and run not in now
+    if not links.is_fresh(links.RUNS):
+        if left or now == begun_with:
+            links.settle(links.RUNS, None, plain=False)
+            st.session_state["compared"], told = own, []
+        else:  # without those that are gone
+            told = [name for name in told if name in names]
+            st.session_state["compared"] = [name for name in now if name in names]
+    links.start(links.RUNS, "compared", told or None, own, names)
     found = st.multiselect(
         "Runs",
         sorted(names, key=by_value),
         format_func=lambda name: "(this folder)" if name == HERE else shorten(name, 60),
         key="compared",
-        help="At first the runs of one folder: choose one of its runs on the left.",
+        on_change=links.control_used,
+        help="At first the run on the left and those that did the same work: model, input, ranks, machine, link.",
     )
-    st.session_state["compared_known"] = (folder, own, found)
+    linked = found != own and found and not any("," in name for name in found)
+    links.settle(links.RUNS, ",".join(found) if linked else None, plain=False)
+    st.session_state["compared_of"] = (run, own)
+    if why is not None and found == own:
+        with st.container(key="why_alone", border=True):
+            st.text(why)
     return found
-
-
-def _first(names: list[str]) -> list[str]:
-    """As many as are compared unless the user chooses more; of a sweep each cap before any is there a second time."""
-    found = [_RECORDING.search(name) for name in names]
-    most = _MOST_OF_SWEEP if all(found) else _MOST
-    rounds = [int(match[1] or 1) if match else 1 for match in found]
-    taken = sorted(range(len(names)), key=lambda place: (rounds[place], place))[:most]
-    return [names[place] for place in sorted(taken)]
 
 
 @st.cache_resource(max_entries=8, show_spinner="Comparing the recordings")
@@ -102,9 +103,10 @@ def _sweep(good: list[Opened]) -> None:
     strategy = manifest.strategy if manifest else None
     lead(section.lead, findings.sweep_subject(strategy, len(runs[0].traces), len(runs), note))
     *charts, rows = section.blocks
-    for column, chart in zip(st.columns(2), charts, strict=True):
-        with column:
-            show_block(chart)
+    with st.container(key="side_by_side"):  # one above the other where there is no room, see main.py
+        for column, chart in zip(st.columns(2, vertical_alignment="bottom"), charts, strict=True):
+            with column:
+                show_block(chart)
     row = show_block(rows, choose=True)
     if row is not None:
         _go_to(good, links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])])
@@ -119,7 +121,9 @@ def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
     first = dict(own.iloc[0])
     opened = next(opened for opened in good if opened.run.path == first["path"])
     step = rows_of(opened.summary, first).iloc[0]
-    show_spot(opened, step["start_ns"], step["start_ns"] + step["span_ns"], first["rank"], room=0, least_ns=0)
+    show_spot(
+        opened, step["start_ns"], step["start_ns"] + step["span_ns"], first["rank"], marked=False, room=0, least_ns=0
+    )
 
 
 def _runs(good: list[Opened]) -> None:
@@ -127,6 +131,7 @@ def _runs(good: list[Opened]) -> None:
     table = overlaplab.compare([opened.run for opened in good])
     settings = [findings.describe_settings(opened.run.manifest) for opened in good]
     section = step_times_section(table, _note(good), settings)
+    lead(section.lead, _note(good))
     show_blocks(section.blocks)
     costs = costs_section(table, _note(good))
     if costs is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -24,12 +26,12 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     what_to_do,
 )
-from overlaplab.formats import as_shown, text
+from overlaplab.formats import as_shown
 from overlaplab.sections.blocks import TableBlock
-from overlaplab.sections.tables import kernels_rows, window_rows
+from overlaplab.sections.run import window_section
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.timeline import Timeline
-from overlaplab.timeline.window_statistics import WindowStatistics, timeline_window
+from overlaplab.timeline.window_statistics import timeline_window
 from overlaplab.words import shorten
 
 Spot = tuple[tuple[int, int], int | None]  # a window in ns from the run's zero; a mark's place in `Timeline.events`
@@ -45,7 +47,7 @@ def page() -> None:
     """Draw the page."""
     opened = open_page(
         "Timeline",
-        "What every rank's streams did over time, all by one clock; in red, communication while nothing computes.",
+        "What every rank's streams did over time, all by one clock; below them, why communication was exposed.",
     )
     ranks = pick_ranks(opened.run)
     step = pick_step(opened.timeline.steps)
@@ -78,7 +80,7 @@ def _asked(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> Sp
         spot = None
     elif not stays and written and of_written == of_run:
         spot = _spot(opened.timeline, written[-1])  # the reader comes back from another page
-    spot = spot or (_whole(opened.timeline, ranks, step), None)
+    spot = spot or (_whole(opened, ranks, step), None)
     st.session_state[_ASKED] = chosen, spot, asked[2] + (spot is not asked[1])
     return spot
 
@@ -129,46 +131,56 @@ def _mark_of(timeline: Timeline, event: tuple[int, int]) -> int | None:
     return int(places[-1]) if len(places) else None  # the lanes of streams come last
 
 
-def _whole(timeline: Timeline, ranks: frozenset[int] | None, step: int | None) -> tuple[int, int]:
-    """From the first start to the last end of the step on these ranks; of all steps for None."""
-    steps = timeline.steps
+def _whole(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> tuple[int, int]:
+    """From the first start to the last end of the step on these ranks; for None of the step that speaks for the run."""
+    steps = opened.timeline.steps
+    found = opened.diagnosis
+    if step is None and found is not None:
+        step = found.step
     if step is not None:
         steps = steps[(steps["step"] == step).fillna(False)]
     if ranks is not None:
         steps = steps[steps["rank"].isin(ranks)]
-    return (int(steps["start_ns"].min()), int(steps["end_ns"].max())) if len(steps) else timeline.extent
+    return (int(steps["start_ns"].min()), int(steps["end_ns"].max())) if len(steps) else opened.timeline.extent
 
 
 @st.fragment
 def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None:
     """The canvas and all that depends on it; only this runs again when the reader has moved."""
     above = st.container()
-    state = timeline_canvas(
-        opened.timeline,
-        window=asked[0],
-        event=asked[1],
-        dark=dark(),
-        key=_KEY,
-        turn=st.session_state[_ASKED][2],
-        ranks=ranks,
-        offsets=dict(opened.timeline.offsets),
-    )
+    with st.container(key="timeline_beside"):
+        left, right = st.columns([69, 31], gap="small")
+    with left:
+        state = timeline_canvas(
+            opened.timeline,
+            window=asked[0],
+            event=asked[1],
+            dark=dark(),
+            key=_KEY,
+            turn=st.session_state[_ASKED][2],
+            rank=None if opened.diagnosis is None else opened.diagnosis.rank,
+            ranks=ranks,
+            offsets=dict(opened.timeline.offsets),
+        )
     _keep(opened, state)
     visible = timeline_window(opened.timeline, *state.window, ranks)
-    with above:
-        lead(findings.window_lead(visible), findings.note(opened.run.manifest))
     selected, what = _selected(opened.timeline, state)
-    chosen = visible if selected is None else timeline_window(opened.timeline, *selected, ranks)
-    if state.mark is not None and _is_event(opened.timeline, state.mark):
-        _event(opened, state.mark)
-    _statistics(chosen, "Visible" if selected is None else "Selected", what)
-    what_to_do(findings.window_advice(chosen))
+    chosen = None if selected is None else timeline_window(opened.timeline, *selected, ranks)
+    section = window_section(visible, chosen, what, opened.diagnosis, whole=state.window == _whole(opened, ranks, None))
+    with above:
+        lead(section.lead, findings.note(opened.run.manifest))
+    with right, st.container(gap="xsmall"):
+        if state.mark is not None and _is_event(opened.timeline, state.mark):
+            _event(opened, state.mark)
+        for block in section.blocks:
+            _table(cast(TableBlock, block))
+    what_to_do(section.advice)
 
 
 def _selected(timeline: Timeline, state: CanvasState) -> tuple[tuple[int, int] | None, str]:
     """The dragged range; else the extent of a clicked mark that is no event (a step, an exposed stretch); and words."""
     if state.selected is not None or state.mark is None or _is_event(timeline, state.mark):
-        return state.selected, "Drag over the timeline to select a range, or click a step or a red stretch."
+        return state.selected, "Drag over the timeline to select a range, or click a step or an exposed stretch."
     start, end = _extent(timeline, state.mark)
     found = timeline.events.iloc[state.mark]
     lane = timeline.lanes.iloc[int(found["lane"])]
@@ -189,26 +201,13 @@ def _keep(opened: Opened, state: CanvasState) -> None:
     st.session_state[_WRITTEN] = (opened.name, id(opened.run)), [*_written()[1][-20:], (state.window, event)]
 
 
-def _statistics(found: WindowStatistics, word: str, what: str) -> None:
-    """A window in numbers, from raw events."""
-    begins, ends = (text(time, "ns", 3, grouped=True) for time in (found.start_ns, found.end_ns))
-    size = findings.window_size(found).removesuffix(".")
-    _table(window_rows(found.ranks, f"{word}: {begins} to {ends} ms", [size, what.removesuffix(".")]))
-    _table(kernels_rows(found.kernels))
-
-
 def _event(opened: Opened, mark: int) -> None:
-    """The clicked event, and beside it the collective that it is part of."""
+    """The clicked event, and the collective that it is part of."""
     found = opened.timeline.events.iloc[mark]
     details = event_details(opened.run, int(found["trace"]), int(found["event"]))
     facts, collective = pd.DataFrame(findings.event_facts(details), columns=["what", "value"]), details["collective"]
-    if collective is None:
-        _facts(facts)
-        return
-    left, right = st.columns(2, gap="medium")
-    with left:
-        _facts(facts)
-    with right:
+    _facts(facts)
+    if collective is not None:
         peers = pd.DataFrame(collective["peers"]).astype("Int64")
         _table(TableBlock(key="timeline_peers", caption="Its collective by rank", frame=peers, columns=_PEERS))
 
@@ -216,7 +215,7 @@ def _event(opened: Opened, mark: int) -> None:
 def _facts(facts: pd.DataFrame) -> None:
     """What is known of one event, all of it to be seen at once."""
     _headline("Selected event", facts, "timeline_event")
-    wide = {"what": st.column_config.TextColumn(width=150), "value": st.column_config.TextColumn(width="large")}
+    wide = {"what": st.column_config.TextColumn(width=90), "value": st.column_config.TextColumn(width="large")}
     st.dataframe(
         facts,
         hide_index=True,
@@ -236,7 +235,8 @@ def _table(block: TableBlock) -> None:
 
 def _headline(title: str, table: pd.DataFrame, key: str) -> None:
     """What a table shows, and at the right the table as CSV."""
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+    look: dict[str, Any] = {"horizontal_alignment": "distribute", "vertical_alignment": "bottom"}
+    with st.container(horizontal=True, key=f"headline_{key}", **look):
         st.subheader(title, anchor=False, width="content")
         csv_button("CSV", table, key)
 

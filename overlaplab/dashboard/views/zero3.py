@@ -9,6 +9,8 @@ import streamlit as st
 
 from overlaplab import charts, findings
 from overlaplab.analyses import gathered_bytes, rows_of, schedule_steps
+from overlaplab.charts.gather_waits import CELL
+from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, traits_told
 from overlaplab.dashboard.spots import show_in_step
@@ -20,6 +22,7 @@ from overlaplab.dashboard.widgets import (
     open_page,
     show_block,
     show_blocks,
+    show_choice,
     show_warnings,
     what_to_do,
 )
@@ -27,7 +30,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest
 from overlaplab.sections import run_tables
 from overlaplab.sections.blocks import Section
-from overlaplab.sections.run import gathers_section
+from overlaplab.sections.run import gather_waits_chart, gathers_section
 from overlaplab.words import shorten
 
 _HALF = 70  # characters of a subtitle's line in one of two columns
@@ -46,11 +49,14 @@ def page() -> None:
             " `torch-fsdp2`, and traces of others that name FSDP2's ranges (`FSDP::all_gather`).",
         )
         return
-    table = one_window(opened.schedule)
+    table = one_window(opened.schedule, opened.window)
     other = _pick_other(opened)
     section = _section(opened, table)
     lead(section.lead, findings.note(opened.run.manifest))
     show_warnings(opened)
+    strip = gather_waits_chart(opened.schedule)
+    if strip is not None:
+        show_choice(strip, _choose_cell)
     *drawn, rows = section.blocks
     if other is None:
         show_blocks(drawn)
@@ -62,11 +68,19 @@ def page() -> None:
     what_to_do(section.advice)
 
 
+def _choose_cell() -> None:
+    """The rank and the step of the cell that was clicked; a second click lets go of it, and changes nothing."""
+    for cell in st.session_state["gather_waits"]["selection"].get(CELL, ()):
+        links.choose(links.RANK, "one_rank_picker", int(cell["rank"]))
+        links.choose(links.STEP, "one_step_picker", int(cell["step"]))
+
+
 def _section(opened: Opened, table: pd.DataFrame, **chosen: Any) -> Section:
     """The section about these rows of the run's schedule; where its charts are narrow, with a shorter note."""
     manifest = opened.run.manifest
     note = findings.link_note(manifest) if chosen else findings.note(manifest)
-    section = gathers_section(table, opened.scatters, opened.summary, manifest, note, **chosen)
+    found = opened.diagnosis_of(*run_tables.window_of(table))
+    section = gathers_section(table, opened.scatters, manifest, note, found, **chosen)
     assert section is not None, "a rank and step are chosen among those that gather"
     return section
 

@@ -1,0 +1,57 @@
+"""Which runs the Compare page begins with: the chosen one and those whose step times compare with its."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from overlaplab import findings
+from overlaplab.analyses import same_but_cap, work_differs
+from overlaplab.folders import by_value
+from overlaplab.manifest import Manifest
+
+__all__ = ["runs_beside"]
+
+_MOST = 12  # runs compared unless the user chooses more
+_MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): six caps, four times each
+_RECORDING = re.compile(r"cap-[0-9.]+(?:-([0-9]{1,9}))?$")
+
+
+def runs_beside(run: str, manifests: Mapping[str, Manifest | None]) -> tuple[list[str], str | None]:
+    """The chosen run and those that did the same work, in order of name; and if there are none, why.
+
+    `manifests` has those of all runs, the chosen one's among them, by their names below the opened folder; None where
+    there is none. Runs of the chosen one's own folder come first; those of others only where it has none. Where some
+    differ from it in bucket_cap_mb alone, these are a sweep, and the rest is left out.
+    """
+    chosen = manifests.get(run)
+    differing = {
+        name: None if other is None or chosen is None else work_differs(chosen, other)
+        for name, other in manifests.items()
+        if name != run
+    }
+    same = [name for name, keys in differing.items() if keys == []]
+    folder = PurePath(run).parent
+    near = [name for name in same if PurePath(name).parent == folder] or same
+    if not near:
+        return [run], findings.work_compared(run, differing if chosen is not None else None)
+    swept = {
+        name: other.bucket_cap_mb
+        for name in (run, *near)
+        if chosen is not None and (other := manifests[name]) is not None and same_but_cap(chosen, other)
+    }
+    if len({*swept.values()}) > 1:
+        near = [name for name in swept if name != run]
+    return _first(sorted([run, *near], key=by_value), run), None
+
+
+def _first(names: list[str], run: str) -> list[str]:
+    """As many as are compared unless the user chooses more, the run among them; of a sweep each cap before any is there
+    a second time.
+    """
+    found = [_RECORDING.search(name) for name in names]
+    most = _MOST_OF_SWEEP if all(found) else _MOST
+    rounds = [int(match[1] or 1) if match else 1 for match in found]
+    order = sorted(range(len(names)), key=lambda place: (names[place] != run, rounds[place], place))
+    return [names[place] for place in sorted(order[:most])]

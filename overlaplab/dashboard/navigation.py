@@ -1,0 +1,89 @@
+"""The list of pages in the side bar: those that have nothing to show of the chosen run are folded, with a word why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+from streamlit.navigation.page import StreamlitPage
+
+from overlaplab.dashboard.data import Opened, open_run
+
+__all__ = ["all_pages", "list_pages"]
+
+_VIEWS = Path(__file__).with_name("views")
+_TITLES = {
+    "summary": "Summary",
+    "timeline": "Timeline",
+    "buckets": "Buckets",
+    "zero3": "ZeRO-3",
+    "collectives": "Collectives",
+    "compare": "Compare",
+}
+_ABOUT = {
+    "buckets": ("buckets", "no buckets"),
+    "zero3": ("schedule", "gathers nothing"),
+    "collectives": ("collectives", "none here"),
+}
+"""What a page is about, a table of the run, and why it is folded where that is empty."""
+
+
+Folded: TypeAlias = Mapping[str, str]
+"""The pages that are folded, and why."""
+
+
+def all_pages() -> dict[str, StreamlitPage]:
+    """The pages by their place in the address, in the order in which they are listed."""
+    return {
+        word: st.Page(_VIEWS / f"{word}.py", title=title, url_path=word, default=word == "summary")
+        for word, title in _TITLES.items()
+    }
+
+
+def list_pages(
+    place: DeltaGenerator, pages: Mapping[str, StreamlitPage], shown: StreamlitPage, told: Folded | None = None
+) -> Folded:
+    """A link to each page, in `place`. Without `told` as far as is known without computing; returns what was told.
+
+    Once the page stands, with what it was `told` before: all that the run's tables tell.
+    """
+    found = _nothing_in(computed=told is None)
+    if found != told:
+        _draw(place, pages, shown, found, "pages" if told is None else "pages_told")
+    return found
+
+
+def _draw(
+    place: DeltaGenerator,
+    pages: Mapping[str, StreamlitPage],
+    shown: StreamlitPage,
+    without: Folded,
+    key: str,
+) -> None:
+    with place.container(key=key, gap="xxsmall"):
+        for word, page in pages.items():
+            if word not in without:
+                st.page_link(page)
+        if without:
+            with st.expander("Not in this run", expanded=shown.url_path in without):
+                for word, why in without.items():
+                    st.page_link(pages[word], label=f"{_TITLES[word]}: {why}")
+
+
+def _nothing_in(*, computed: bool) -> Folded:
+    """The pages that have nothing to show of the chosen run; with `computed` those whose tables are there already."""
+    found: dict[str, str] = {}
+    root, name = st.session_state.get("folder"), st.session_state.get("run")
+    if name is None:
+        return found
+    opened = open_run(root, name)
+    if isinstance(opened, Opened):
+        for word, (table, why) in _ABOUT.items():
+            if (table in vars(opened) or not computed) and getattr(opened, table).empty:
+                found[word] = why
+    if len(st.session_state["names"]) == 1:
+        found["compare"] = "one run only"
+    return found
