@@ -71,7 +71,7 @@ _ANYWHERE = (
     Column("compute_ns", "ns", "compute", "Time in which the rank computed, whether or not it communicated."),
     Column("comm_ns", "ns", "communication", "Time in which the rank communicated, hidden or exposed.", "comm"),
     Column(
-        "compute_only_ns", "ns", "compute only", "Time in which the rank computed and did not communicate.", "compute"
+        "compute_only_ns", "ns", "compute only", "Time in which the rank computed and did not communicate.", "alone"
     ),
     Column("overlapped_ns", "ns", "hidden", "Communication during which the same rank computed."),
     Column("exposed_comm_ns", "ns", "exposed", "Communication during which the same rank computed nothing."),
@@ -102,19 +102,13 @@ _ANYWHERE = (
     Column("busy_ns", "ns", "busy", "Time in which at least one of them ran.", short="busy ms"),
     # Why communication was exposed
     Column("cause", "text", "cause", "Why communication was exposed."),
-    Column("meaning", "text", "which is", "What the cause means."),
+    Column("concerned", "text", "in", "The collectives whose exposed time has this cause."),
+    Column("remedy", "text", "what helps", "What of this run can be changed against it."),
     Column("collective", "count", "collective's number", "The collective's place in the table of collectives."),
     Column("what", "text", "moves", "The bucket, the unit or the parameter that the collective moves."),
     Column("moved", "text", "collective", "The kind of collective, and what it moves."),
     Column("late_rank", "count", "late rank", "The rank that a straggler wait waited for."),
-    Column("of_exposed", "ratio", "% of exposed", "Its exposed time ÷ the exposed time of all causes."),
-    Column(
-        "of_step",
-        "ratio",
-        "% of step time",
-        "Its exposed time ÷ step time, both over all ranks and steps.",
-        short="% of step",
-    ),
+    Column("of_step", "ratio", "% of step", "Its exposed time ÷ the time of the step."),
     # Buckets of gradients
     Column("index", "count", "bucket", "The bucket's number, in the order of launches."),
     Column("bucket", "count", "bucket", "The bucket's number, in the order of launches."),
@@ -140,6 +134,10 @@ _ANYWHERE = (
     Column("source", "text", "read from", "Whose ranges in the trace tell this: the engine's, DDP's or FSDP2's."),
     Column("gap_ns", "ns", "gap", "The time between the arrivals of the bucket's last two gradients."),
     Column("held_ns", "ns", "held others", "The longest time that a later bucket was ready and waited for this one."),
+    Column(
+        "earlier_ns", "ns", "earlier", "How much earlier the bucket could have been launched without its last gradient."
+    ),
+    Column("saved_ns", "ns", "saved", "How much of the exposed time would then not be there, replayed."),
     Column("held", "count", "buckets held", "The later buckets that were ready and waited for this one."),
     Column(
         "link_ns", "ns", "link busy", "The time after its launch in which the link was busy with the bucket before it."
@@ -274,7 +272,7 @@ _ANYWHERE = (
     Column("step_ms", "ms", "step time", "The median step of all recordings.", short="step ms"),
     Column("lowest_ms", "ms", "quickest recording", "The median step of the quickest recording."),
     Column("highest_ms", "ms", "slowest recording", "The median step of the slowest recording."),
-    Column("compute_only_ms", "ms", "compute only", "The part of the median step that is compute alone.", "compute"),
+    Column("compute_only_ms", "ms", "compute only", "The part of the median step that is compute alone.", "alone"),
     Column("hidden_ms", "ms", "hidden", "The part of the median step that is hidden communication."),
     Column("exposed_ms", "ms", "exposed", "The part of the median step that is exposed communication."),
     Column("rest_ms", "ms", "memory and idle", "The part of the median step that is memory alone, or idle.", "rest"),
@@ -303,6 +301,9 @@ _ANYWHERE = (
     ),
     Column("theory_memory_bytes", "bytes", "theory: memory", "What that rank should hold.", short="theory held"),
     Column("peak_memory_bytes", "bytes", "peak memory", "The allocator's highest mark on any rank.", short="peak MB"),
+    # Which settings are faster
+    Column("tier", "count", "tier", "1 for the fastest; settings of one tier are not told apart by their recordings."),
+    Column("recording_of", "count", "recording of", "The place of the first run of the same setting, from 0."),
     # What the link model says
     Column("bound_ns", "ns", "bound", "The least time that the step could take over the link."),
     Column("any_cap_ns", "ns", "any cap", "The least time that the step could take with the best buckets of all."),
@@ -375,7 +376,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ("window",): (Column("span_ns", "ns", "window", "The window's length."),),
     ("kernels",): (
         Column("part", "text", "counts as", "What the events count as."),
-        Column("busy_ns", "ns", "busy, sum over ranks", "Time in which at least one of them ran, all ranks' together."),
+        Column("busy_ns", "ns", "busy, all ranks", "Time in which at least one of them ran, all ranks' together."),
     ),
 }
 """What a column means in these tables: an analysis' name, `window` or `kernels`."""

@@ -30,6 +30,28 @@ def run_folders(path: str | os.PathLike[str]) -> list[str]:
     return [str(folder) for folder in sorted(inner, key=lambda folder: by_value(folder.name))] or [text]
 
 
+def left_out(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    """What `run_folders` cannot look into within a folder of runs, broken links among it, each with the reason."""
+    text = os.fspath(path)
+    if "://" in text or _holds_run(Path(text)):
+        return []
+    try:
+        inner = sorted(entry for entry in Path(text).iterdir() if not entry.name.startswith("."))
+    except OSError:
+        return []
+    found = []
+    for folder in inner:
+        try:
+            if folder.is_symlink():
+                folder.stat()
+            if folder.is_dir():
+                os.scandir(folder).close()
+        except OSError as error:
+            target = f"a link to {os.readlink(folder)}: " if folder.is_symlink() else ""
+            found.append((str(folder), f"{target}{error.strerror or error}"))
+    return found
+
+
 def _holds_run(folder: Path) -> bool:
     try:
         names = [entry.name for entry in os.scandir(folder)]

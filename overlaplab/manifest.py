@@ -55,6 +55,25 @@ class LinkStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineStep:
+    """One rank's machine in one recorded step; times in ns, None where the kernel does not tell."""
+
+    rank: Size
+    step: Size
+    """The ProfilerStep's number."""
+    took_ns: Size
+    """The step itself."""
+    cores: Size
+    """That the rank may use."""
+    busy: bool
+    """As the recorder decided (docs/design.md, "Machine busy")."""
+    delayed_ns: Size | None = None
+    """How long the thread that computes waited for a core."""
+    foreign_ns: Size | None = None
+    """How long other processes than the machine's ranks used the cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
     """The collectives that the emulated link carried in the recorded steps, as columns in order of rank and time."""
 
@@ -139,6 +158,8 @@ class Manifest:
     """None without a strategy, and in older recordings; use `traits_of`."""
     device: str | None = None
     backend: str | None = None
+    compute: str | None = None
+    """`real`, or `sleep` for a sleeping device, whose layers take time without a core; None in older recordings."""
     device_activity_missing: str | None = None
     """Why the profiler recorded no GPU activity, and the remedy; None if it did, or if unknown."""
     bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -153,6 +174,8 @@ class Manifest:
     """How many recordings were made."""
     processor_counts: bool | None = None
     """Whether the kernel told how long threads waited for a core; None where nobody asked, or on GPUs."""
+    machine: tuple[MachineStep, ...] | None = None
+    """Each rank's machine in the recorded steps; None on GPUs, and in older recordings."""
     warmup: Size | None = None
     """Steps that ran before the recorded ones."""
     steps: Size | None = None
@@ -186,6 +209,11 @@ class Manifest:
     """One per recorded step, the mean over the ranks."""
     memory: tuple[Held, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether layers slept instead of computing."""
+        return self.compute == "sleep"
 
     @property
     def emulated_link(self) -> Link | None:

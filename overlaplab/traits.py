@@ -23,17 +23,20 @@ class Traits:
     """The parts of which each rank holds 1/N; the others are replicated."""
 
 
-_UNITS = Traits(
+BUCKETS = Traits(buckets=True)
+"""What torch's DistributedDataParallel does."""
+UNITS = Traits(
     gradients="reduce_scatter",
     sends_every_microbatch=True,
     gathers="units",
     sharded=("parameters", "gradients", "optimizer"),
 )
+"""What FSDP2 does."""
 
 TRAITS = {
     "naive": Traits(),
     "per-param": Traits(),
-    "bucketed": Traits(buckets=True),
+    "bucketed": BUCKETS,
     "zero1": Traits(
         gradients="reduce_scatter",
         buckets=True,
@@ -47,8 +50,8 @@ TRAITS = {
         gathers="updated_parameters",
         sharded=("gradients", "optimizer"),
     ),
-    "zero3": _UNITS,
-    "torch-ddp": Traits(buckets=True),
-    "torch-fsdp2": _UNITS,
+    "zero3": UNITS,
+    "torch-ddp": BUCKETS,
+    "torch-fsdp2": UNITS,
 }
 """By the names that the engine's `--strategy` takes; a contract test keeps them equal to the engine's own."""

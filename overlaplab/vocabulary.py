@@ -74,6 +74,7 @@ _REQUIRED = {
     "processor": {"ran_ns", "delayed_ns"},
     "scatter_done": {"unit", "microbatch"},
     "scatter_launch": {"unit", "microbatch", "bytes"},
+    "update": {"unit"},
 }
 _DIGITS = 18
 _INTEGERS = {"bucket", "bytes", "delayed_ns", "microbatch", "ran_ns", "seq"}

@@ -5,24 +5,46 @@ Exit codes: 0 done, 1 a check failed, 2 bad input.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import sys
+from typing import Annotated
 
 import typer
 
 from overlaplab.cli import doctor, figures, files, runs
+from overlaplab.cli.completion import ASKED, record_asked
+from overlaplab.cli.sweep import ENGINE
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import visible
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Where did my communication time go, and what would hide it?",
     epilog="Begin with: overlaplab record --strategy bucketed --out runs/bucketed, then: overlaplab app runs",
     no_args_is_help=True,
     add_completion=True,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"overlaplab {version('overlaplab')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[  # its callback uses it
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Where did my communication time go, and what would hide it?"""
+
+
 app.add_typer(figures.app)
 app.add_typer(runs.app)
 app.add_typer(files.app)
@@ -31,7 +53,9 @@ app.add_typer(doctor.app)
 
 def main() -> None:
     """Run the command line; whatever the user did wrong is one line on stderr and exit code 2."""
-    if "_OVERLAPLAB_COMPLETE" in os.environ:
+    if ASKED in os.environ:
+        if importlib.util.find_spec("overlaplab_engine") and (asked := record_asked()) is not None:
+            os.execve(sys.executable, [*ENGINE], asked)
         # A shell waits. Where there is rich, typer loads it to strip markup, which our help texts do not have.
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from overlaplab.folders import is_trace_name, run_folders
 from overlaplab.traits import TRAITS
 
-__all__ = ["STRATEGIES", "runs_like", "strategies_like"]
+__all__ = ["ASKED", "STRATEGIES", "record_asked", "runs_like", "strategies_like"]
 
 STRATEGIES = tuple(TRAITS)
 """What the engine's --strategy takes."""
 
+ASKED = "_OVERLAPLAB_COMPLETE"
+"""The environment variable by which a shell asks for completions."""
+
 _MOST = 200
+_TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
+"""Where bash, and where zsh, fish and PowerShell, put the line so far."""
+
+
+def record_asked(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """What to ask the engine where an option of `overlaplab record` is being typed, since the engine has them.
+
+    The same environment with a line that does not name the command; None where something else is typed.
+    """
+    typed = {name: environ[name] for name in _TYPED if name in environ}
+    words = next(iter(typed.values()), "").split(" ")
+    if words[1:2] != ["record"] or len(words) < 3 or not words[-1].startswith("-"):
+        return None
+    asked = {name: text.replace(" record ", " ", 1) for name, text in typed.items()}
+    if "COMP_CWORD" in environ:
+        asked["COMP_CWORD"] = str(int(environ["COMP_CWORD"]) - 1)
+    return {**environ, **asked}
 
 
 def strategies_like(incomplete: str) -> list[str]:

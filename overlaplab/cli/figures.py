@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from overlaplab.cli.options import EVERYTHING, OPENING, Json, Opening, RunPath, RunPaths, Selection, grouped
-from overlaplab.cli.shared import load, print_json, show
+from overlaplab.cli.shared import load, print_json, runs_at, show
 from overlaplab.errors import OverlaplabError
-from overlaplab.folders import run_folders
 
 if TYPE_CHECKING:
     from overlaplab.analyses import Condition
@@ -28,7 +28,7 @@ _COMMANDS = (
     (
         "summary",
         "runs/bucketed --skip-steps 1",
-        "Where each rank's steps went: compute, communication hidden and exposed, memory, idle.",
+        "What to try, and where each rank's steps went: compute, communication hidden and exposed, memory, idle.",
     ),
     (
         "exposed",
@@ -80,8 +80,12 @@ def compare(
     as_json: Json = False,
     selection: Selection = EVERYTHING,
     fail_if: Annotated[
-        str | None,
-        typer.Option(help="Exit with 1 where the last run differs so from the first, as in 'exposed_comm_ns > 5%'."),
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Exit with 1 where the last run differs so from the first ('exposed_comm_ns > 5%'), or is so itself"
+            " ('exposed_comm_ns > 5ms', 'exposed.tail > 5ms'). May be given several times: any one of them fails.",
+        ),
     ] = None,
     opening: Opening = OPENING,
 ) -> None:
@@ -92,25 +96,32 @@ def compare(
     from overlaplab import analyses
     from overlaplab.report import documents, terminal
 
-    runs = [folder for path in runs for folder in run_folders(path)]
+    runs = runs_at(runs)
     if len(runs) < 2:
         raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare.")
-    condition = analyses.parse_condition(fail_if) if fail_if is not None else None
+    conditions = [analyses.parse_condition(text) for text in fail_if or ()]
     loaded = load(runs, opening)
     if as_json:
         print_json(documents.compare_document(loaded, selection))
     else:
         show(*terminal.compare(loaded, selection))
-    if condition is not None:
-        _check(condition, loaded[0], loaded[-1], selection)
+    if conditions:
+        _check(conditions, loaded[0], loaded[-1], selection)
 
 
-def _check(condition: Condition, first: Run, last: Run, selection: Selection) -> None:
+def _check(conditions: Sequence[Condition], first: Run, last: Run, selection: Selection) -> None:
+    """Exit with 1 if any condition is met, and say which are."""
     from overlaplab import analyses
 
-    change = condition.change(analyses.summary(first, selection), analyses.summary(last, selection))
-    if change is None:
-        raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs", path=last.path)
-    if condition.met_by(change):
-        print(f"overlaplab: {condition.column} changed by {change:+.1f} %: {condition}", file=sys.stderr)
+    before, after = (analyses.figures(run, conditions, selection) for run in (first, last))
+    failed = False
+    for condition in conditions:
+        found = condition.change(before, after) if condition.is_change else condition.value(after)
+        if found is None:
+            raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs", path=last.path)
+        if condition.met_by(found):
+            failed = True
+            said = f"changed by {found:+.1f} %" if condition.is_change else f"is {found:.4g}{condition.unit}"
+            print(f"overlaplab: {condition.column} {said}: {condition}", file=sys.stderr)
+    if failed:
         raise typer.Exit(1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from overlaplab.cli.options import EVERYTHING, OPENING, Opening, RunPath, RunPaths, Selection, grouped
-from overlaplab.cli.shared import load, progress, show
-from overlaplab.folders import run_folders
+from overlaplab.cli.shared import load, progress, runs_at, show
 
 __all__ = ["app"]
 
@@ -31,7 +31,7 @@ def report(
     from overlaplab.report.whole_file import refuse_target, whole_file
 
     refuse_target(out, [])
-    runs = [folder for path in runs for folder in run_folders(path)]
+    runs = runs_at(runs)
     loaded = load(runs, opening)
     refuse_target(out, loaded)
     with progress("drawing") as advance:
@@ -49,7 +49,12 @@ def report(
 def export(
     run: RunPath,
     perfetto: Annotated[
-        Path, typer.Option("--perfetto", metavar="FILE", help="A trace of all ranks; gzipped where it ends in .gz.")
+        Path,
+        typer.Option(
+            "--perfetto",
+            metavar="FILE",
+            help="A trace of all ranks; gzipped where it ends in .gz; to a pipe: -.",
+        ),
     ],
     opening: Opening = OPENING,
 ) -> None:
@@ -61,9 +66,13 @@ def export(
     from overlaplab.report.perfetto import write_perfetto
     from overlaplab.report.whole_file import refuse_target, whole_file
 
+    if str(perfetto) == "-":
+        with progress("writing ranks") as advance:
+            write_perfetto(load([run], opening)[0], sys.stdout.buffer, packed=False, progress=advance)
+        return
     refuse_target(perfetto, [])
     loaded = load([run], opening)[0]
     refuse_target(perfetto, [loaded])
     with progress("writing ranks") as advance, whole_file(perfetto) as file:
-        size = write_perfetto(loaded, file, packed=perfetto.suffix == ".gz", progress=advance)
-    show(f"{perfetto}: {size / 1e6:.1f} MB")
+        write_perfetto(loaded, file, packed=perfetto.suffix == ".gz", progress=advance)
+    show(f"{perfetto}: {perfetto.stat().st_size / 1e6:.1f} MB")

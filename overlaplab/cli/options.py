@@ -19,7 +19,7 @@ RunPath = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run, a folder of torch.profiler traces, or one trace; or s3://….",
+        help="A run, a folder of torch.profiler traces, or one trace; or s3://…; - reads a trace from a pipe.",
         autocompletion=runs_like,
     ),
 ]

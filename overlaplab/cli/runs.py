@@ -14,7 +14,7 @@ import typer
 from overlaplab.cli import sweep
 from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, grouped
 from overlaplab.cli.shared import load, progress, show
-from overlaplab.dashboard.server import PORT
+from overlaplab.dashboard.server import HOST, PORT, free_port
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import count
@@ -31,7 +31,8 @@ app = typer.Typer()
 )
 def record(context: typer.Context, strategy: Strategy = None) -> None:
     """Become the engine, which records; its options, progress and exit code are this command's."""
-    _need_engine()
+    if "--help" not in context.args:  # which needs no torch
+        _need_engine()
     os.execv(sys.executable, [*sweep.ENGINE, *_engine_options(context, strategy)])
 
 
@@ -45,8 +46,11 @@ def sweep_command(
     bucket_cap_mb: Annotated[str, typer.Option(metavar="CAPS", help="Caps in MiB, as in 1,5,25,100.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Gets DIR/cap-1, DIR/cap-5, …; runs in it are kept.")],
     repeats: Annotated[
-        int, typer.Option(min=1, help="Recordings of each cap: DIR/cap-5, DIR/cap-5-2, DIR/cap-5-3 …")
-    ] = 3,
+        int,
+        typer.Option(
+            min=1, help="Recordings of each cap (DIR/cap-5, DIR/cap-5-2 …): fewer than 4 cannot tell two caps apart."
+        ),
+    ] = 4,
     order_seed: Annotated[int, typer.Option(min=0, help="Seed of the random order of the caps.")] = 0,
     strategy: Strategy = None,
 ) -> None:
@@ -101,7 +105,10 @@ def slice_command(
 @app.command("app", epilog="Example: overlaplab app runs")
 def dashboard(
     folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A folder of runs.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="On 127.0.0.1.")] = PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="On the host.")] = PORT,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines connect.")
+    ] = HOST,
 ) -> None:
     """Open the dashboard on a folder of runs."""
     if importlib.util.find_spec("streamlit") is None:
@@ -109,8 +116,28 @@ def dashboard(
     folder = folder or Path.cwd()
     if not folder.is_dir():
         raise OverlaplabError("not a directory", path=folder, remedy="Give the folder that holds your runs.")
-    arguments = dashboard_command(folder.resolve(), port)
+    _require_free(host, port)
+    if host not in (HOST, "localhost", "::1"):
+        print(
+            f"overlaplab app: warning: anybody who reaches {host}, port {port}, can read these runs: there is no"
+            " password",
+            file=sys.stderr,
+        )
+    arguments = dashboard_command(folder.resolve(), port, host)
     os.execv(arguments[0], arguments)
+
+
+def _require_free(host: str, port: int) -> None:
+    try:
+        free = free_port(host, port)
+    except OSError as error:
+        raise OverlaplabError(
+            f"--host {host}: not an address of this machine ({error.strerror})",
+            remedy=f"Leave it out for {HOST}, or give 0.0.0.0.",
+        ) from None
+    if free != port:
+        others = "Give another --port." if free is None else f"The next free one: --port {free}."
+        raise OverlaplabError(f"port {port} is in use", remedy=others)
 
 
 def _need_engine() -> None:

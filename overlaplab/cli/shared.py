@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from overlaplab.events import Run
     from overlaplab.report.documents import Document
 
-__all__ = ["load", "print_json", "progress", "progress_bar", "show"]
+__all__ = ["load", "print_json", "progress", "progress_bar", "runs_at", "show"]
+
+
+SCHEMA_VERSION = 1
+"""Of the documents of `--json`: rises where a key goes or changes its meaning, and stays where one is added."""
 
 
 def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list[Run]:
@@ -35,7 +40,10 @@ def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list
     from overlaplab.load import load_run
 
     ranks = [_assignment(text) for text in opening.assign_rank]
-    open_run = load_run if tables else load_ranks
+    if (piped := paths.count("-")) > 1:
+        raise OverlaplabError("standard input is given twice", path="-", remedy="It can be read only once.")
+    # Without tables a trace may be read a second time, which a pipe cannot be.
+    open_run = load_run if tables or piped else load_ranks
     with progress("reading traces") as advance:
         return [
             open_run(
@@ -48,6 +56,17 @@ def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list
             )
             for path, own in zip(paths, _by_run(paths, ranks), strict=True)
         ]
+
+
+def runs_at(paths: Sequence[str]) -> list[str]:
+    """The paths of runs, a folder of runs as those in it; what of it cannot be opened is named on stderr."""
+    from overlaplab.folders import left_out, run_folders
+    from overlaplab.words import shorten
+
+    for path in paths:
+        for folder, reason in left_out(path):
+            print(f"overlaplab: {shorten(folder, 200)} was left out: {shorten(reason, 200)}", file=sys.stderr)
+    return [folder for path in paths for folder in run_folders(path)]
 
 
 def _by_run(paths: Sequence[str], ranks: Sequence[tuple[str, int]]) -> list[dict[str, int]]:
@@ -100,5 +119,5 @@ def show(*shown: Table | Text | str) -> None:
 
 
 def print_json(document: Document) -> None:
-    """One JSON document on stdout; the command prints nothing else there."""
-    print(json.dumps(document, allow_nan=False))
+    """One JSON document on stdout, with its `schema_version`; the command prints nothing else there."""
+    print(json.dumps({"schema_version": SCHEMA_VERSION} | document, allow_nan=False))

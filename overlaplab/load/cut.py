@@ -16,7 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import NEXT_STEP, Run, Trace, Window, Work, counting_as, launchers, matching, step_windows
+from overlaplab.events import (
+    NEXT_STEP,
+    Run,
+    Trace,
+    Window,
+    Work,
+    counting_as,
+    launchers,
+    matching,
+    step_windows,
+    thread_numbers,
+)
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.load.file.decode import Event
 from overlaplab.load.file.times import counts_ns, nanoseconds
@@ -154,6 +165,7 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
     - both also for as long as communication among these lasts
     - on each stream the last event to end before, since the rank was ready then
     - the start of the following step
+    - on each thread the kernel's counts just before and after, since what it computes is judged by both
     - the collectives of the adjacent steps, since they are matched across ranks
     - the counterparts of all labels that are joined by a number
     """
@@ -184,6 +196,7 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
         rows = rows | matching(events["name"], lambda text: text.startswith(NEXT_STEP))
     else:
         rows = rows | (events["name"] == f"ProfilerStep#{after.step}").to_numpy()
+    rows = rows | _counts_around(trace, hosts)
     rows[calls[rows & (calls >= 0)]] = True
     return np.asarray(rows | _joined(trace, rows))
 
@@ -207,6 +220,19 @@ def _last_ends(streams: NDArray[np.integer], ends: Integers, among: Mask) -> Int
     rows = rows[np.lexsort((ends[rows], streams[rows]))]
     last = np.append(streams[rows][1:] != streams[rows][:-1], True) if len(rows) else np.empty(0, dtype=bool)
     return np.asarray(rows[last])
+
+
+def _counts_around(trace: Trace, hosts: tuple[int, int]) -> Mask:
+    """The `engine::processor` of this time, with the nearest on either side on each thread (`events/preempted.py`)."""
+    counts = matching(trace.events["name"], lambda text: text.startswith("engine::processor "))
+    starts, threads = trace.events["ts_ns"].to_numpy(), thread_numbers(trace.events)
+    for thread in np.unique(threads[counts]):
+        own = np.flatnonzero(counts & (threads == thread))
+        first = np.searchsorted(starts[own], hosts[0], side="right") - 1
+        last = np.searchsorted(starts[own], hosts[1], side="left")
+        counts[own[: max(first, 0)]] = False
+        counts[own[last + 1 :]] = False
+    return np.asarray(counts)
 
 
 def _joined(trace: Trace, rows: Mask) -> Mask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import Any, BinaryIO
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, is_trace_name
 
+STANDARD_INPUT = "-"
+"""As a path: a trace that comes through a pipe, and is read once."""
 _VERSION_KEYS = ("etag", "mtime", "lastmodified", "last_modified", "updated", "modified", "created")
 """File systems' names for a value that changes with the file."""
 
@@ -34,6 +37,8 @@ class Located:
 
 def sources(path: str) -> list[Located]:
     """The trace files of a folder in order of name, or the one file; raises `OverlaplabError` if there is none."""
+    if path == STANDARD_INPUT:
+        return [Located(path=path, name="standard input", size=0, version=None, shared=False)]
     found = _remote_sources(path) if _is_remote(path) else _local_sources(Path(path))
     if not found:
         inner = [] if _is_remote(path) else sorted(folder.name for folder in Path(path).iterdir() if folder.is_dir())
@@ -62,7 +67,10 @@ def manifest_text(path: str) -> bytes | None:
 
 @contextmanager
 def stream(path: str) -> Iterator[BinaryIO | None]:
-    """The bytes of a remote file; None for one on this machine."""
+    """The bytes of a remote file, or of standard input; None for a file on this machine."""
+    if path == STANDARD_INPUT:
+        yield sys.stdin.buffer
+        return
     if not _is_remote(path):
         yield None
         return

@@ -11,9 +11,9 @@ import altair as alt
 from overlaplab.charts.lanes import WINDOW
 from overlaplab.report.bundle import themed
 from overlaplab.report.cells import Cells, cells
-from overlaplab.sections.blocks import Block, Chart, Lines, Section, TableBlock
+from overlaplab.sections.blocks import Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 
-__all__ = ["Drawn", "Shown", "drawn", "shown"]
+__all__ = ["Drawn", "Shown", "Unfolded", "drawn", "shown"]
 
 _ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 """The wheel alone scrolls the page."""
@@ -32,12 +32,20 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfolded:
+    """What a reader of the report opens."""
+
+    heading: str
+    folded: Sequence[Cells | Lines]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """A section as the report shows it."""
 
     title: str
     lead: str
-    blocks: Sequence[Drawn | Cells | Lines]
+    blocks: Sequence[Drawn | Cells | Lines | Tiles | Bars | Unfolded]
     advice: str
 
 
@@ -46,19 +54,23 @@ def shown(section: Section) -> Shown:
     return Shown(
         title=section.title,
         lead=section.lead,
-        blocks=[_shown(block) for block in section.blocks],
+        blocks=[block for block in map(_shown, section.blocks) if block is not None],
         advice=" ".join(section.advice),
     )
 
 
-def _shown(block: Block) -> Drawn | Cells | Lines:
+def _shown(block: Block) -> Drawn | Cells | Lines | Tiles | Bars | Unfolded | None:
+    """A block with its chart or table drawn; None where nothing is folded away."""
     match block:
         case Chart():
             return drawn(block.draw(note=block.note), block.note)
         case TableBlock():
             return cells(block)
-        case Lines():
+        case Lines() | Tiles() | Bars():
             return block
+        case Folded():
+            inside = [each if isinstance(each, Lines) else cells(each) for each in block.blocks()]
+            return Unfolded(heading=block.heading, folded=inside) if inside else None
 
 
 def drawn(chart: alt.LayerChart, note: str | None = None) -> Drawn:

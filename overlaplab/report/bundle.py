@@ -13,10 +13,11 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from overlaplab.analyses import Cause
 from overlaplab.charts.lanes import mark_colours
-from overlaplab.charts.theme import DARK, LIGHT
+from overlaplab.charts.theme import DARK, LIGHT, cause_colours
 
-__all__ = ["asset", "columnar", "data_island", "libraries", "policy", "style", "themed"]
+__all__ = ["asset", "cause_fill", "columnar", "data_island", "libraries", "policy", "style", "themed"]
 
 
 def asset(name: str) -> str:
@@ -96,6 +97,11 @@ def themed(spec: dict[str, Any]) -> dict[str, Any]:
 
     found: dict[str, Any] = replaced(spec)
     return found
+
+
+def cause_fill(cause: Cause) -> str:
+    """The style sheet's variable with the colour of a cause."""
+    return str(themed({"fill": cause_colours(LIGHT)[cause]})["fill"])
 
 
 @cache

@@ -24,6 +24,8 @@ class Cells:
     right: tuple[bool, ...]
     """Which columns stand on the right."""
     rows: tuple[tuple[str, ...], ...]
+    lead: str = ""
+    """What it tells, in sentences."""
     left_out: str = ""
     """What the table does not show; empty where it shows all."""
     note: str = ""
@@ -39,6 +41,7 @@ def cells(block: TableBlock) -> Cells:
         explanations=tuple(column.explanation for column in known),
         right=tuple(column.unit != "text" for column in known),
         rows=tuple(zip(*(texts(shown[column.name], column) for column in known), strict=True)),
+        lead=block.lead,
         left_out=block.left_out(len(shown)),
         note=block.note,
     )

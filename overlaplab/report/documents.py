@@ -28,15 +28,16 @@ from overlaplab.analyses import (
     totals,
     volume,
     volume_theory,
-    worst_step,
 )
-from overlaplab.analyses.compare import MEASURES
-from overlaplab.analyses.settings import is_emulated
+from overlaplab.analyses.across_runs.compare import MEASURES
+from overlaplab.analyses.across_runs.settings import is_emulated
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings import (
     CAUSE_MEANINGS,
+    Diagnosis,
     bucket_notes,
+    compare_finding,
     no_fastest,
     run_warnings,
     schedule_notes,
@@ -99,17 +100,39 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         own = rows_of(causes, {name: pd.NA if window[name] is None else window[name] for name in ("rank", "step")})
         step = {name: window[name] for name in keys} | {"idle": {name: idle_row[name] for name in _IDLE}}
         steps.append((window["rank"], step | {"causes": records(own.drop(columns=["rank", "step"]))}))
-    worst = None if table.empty else worst_step(table)
+    said = found.diagnosis
+    bound = None if said is None else said.bound
     return {
         "verdict": found.verdict,
-        "advice": found.exposed_advice,
-        "bound": None if found.bound is None else {name: plain_value(value) for name, value in found.bound.items()},
-        "worst": None if worst is None else {name: plain_value(worst[name]) for name in ("rank", "step")},
+        "advice": "" if said is None else said.advice,
+        "bound": None if bound is None else {name: plain_value(value) for name, value in bound.items()},
+        "worst": None if said is None else {"rank": said.rank, "step": said.step},
+        "diagnosis": None if said is None else _diagnosis(said),
         "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},
         "ranks": _by_rank(steps),
         "emulated": is_emulated(run),
         "warnings": list(run_warnings(run)),
     }
+
+
+def _diagnosis(found: Diagnosis) -> Document:
+    """What is said of one rank's step, with its causes in words."""
+    figures = (
+        "rank",
+        "step",
+        "chosen",
+        "span_ns",
+        "comm_ns",
+        "hidden_ns",
+        "exposed_ns",
+        "headline",
+        "advice",
+        "gain_ns",
+    )
+    of_cause = ("cause", "late_rank", "label", "exposed_ns", "what", "remedy", "gain_ns", "replayed")
+    causes = [{name: getattr(share, name) for name in of_cause} for share in found.causes]
+    waits = {"late_rank": found.late_rank, "waited_ns": found.waited_ns, "outliers": found.outliers}
+    return {name: getattr(found, name) for name in figures} | {"causes": causes} | waits
 
 
 def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
@@ -206,7 +229,14 @@ def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> 
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
     warnings = [f"{run.path}: {warning}" for run in runs for warning in run_warnings(run)]
     found = _sweep_document(runs, selection) if is_sweep(runs) else None
-    return {"runs": rows, "fastest": fastest, "no_fastest": no_fastest(table), "sweep": found, "warnings": warnings}
+    return {
+        "runs": rows,
+        "fastest": fastest,
+        "no_fastest": no_fastest(table),
+        "finding": compare_finding(table),
+        "sweep": found,
+        "warnings": warnings,
+    }
 
 
 def _sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Document:

@@ -20,7 +20,7 @@ from overlaplab import findings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.report.blocks import Drawn, Shown
-from overlaplab.report.bundle import asset, columnar, data_island, libraries, policy, style
+from overlaplab.report.bundle import asset, cause_fill, columnar, data_island, libraries, policy, style
 from overlaplab.report.sections import comparison, sections
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
@@ -38,6 +38,8 @@ class Chapter:
     sections: tuple[Shown, ...]
     path: str = ""
     verdict: str = ""
+    advice: tuple[str, ...] = ()
+    """What to do about the verdict, and what else to know of it."""
     note: str | None = None
     warnings: tuple[str, ...] = ()
 
@@ -47,30 +49,39 @@ def report_page(
     selection: Selection = EVERYTHING,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """The report on these runs as HTML. Raises `OverlaplabError` for a rank or step that a run does not have."""
+    """The report on these runs as HTML: what compares them, then each; of a sweep only a run of its best and one of its
+    worst cap.
+
+    Raises `OverlaplabError` for a rank or step that a run does not have.
+    """
     if not runs:
         raise OverlaplabError("no runs to report on")
     reported = [RunTables(run=run, selection=selection) for run in runs]
-    chapters = []
+    compared = comparison(reported)
     names = _names(runs)
-    for done, (tables, name) in enumerate(zip(reported, names, strict=True)):
+    told = compared.ends or dict.fromkeys(range(len(runs)), "")
+    chapters = []
+    if compared.sections:
+        first = Chapter(anchor="compare", title="Runs compared", sections=compared.sections, note=compared.note)
+        chapters.append(first)
+    for done, (place, role) in enumerate(told.items()):
         if progress:
-            progress(done, len(reported))
-        chapters.append(_chapter(tables, f"run-{done + 1}", name))
-    if compared := comparison(reported):
-        chapters.insert(0, Chapter(anchor="compare", title="Runs compared", sections=compared))
+            progress(done, len(told))
+        title = f"{names[place]}: {role}" if role else names[place]
+        chapters.append(_chapter(reported[place], f"run-{place + 1}", title))
     title = f"overlaplab: {names[0]}" if len(names) == 1 else f"overlaplab: {len(names)} runs"
     return _rendered(title, chapters)
 
 
 def _chapter(tables: RunTables, anchor: str, name: str) -> Chapter:
-    run = tables.run
+    run, said = tables.run, tables.diagnosis
     return Chapter(
         anchor=anchor,
         title=name,
         path=shorten(run.path, 300),
-        verdict=tables.verdict,
-        note=findings.note(run.manifest),
+        verdict=tables.verdict if said is None else said.headline,
+        advice=() if said is None else tuple(filter(None, (said.advice, said.outliers))),
+        note=findings.about(run.manifest, len(run.traces)),
         warnings=tuple(shorten(warning, 400) for warning in tables.warnings),
         sections=tuple(sections(tables)),
     )
@@ -112,6 +123,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         finalize=_visible,
     )
+    environment.globals["fill"] = cause_fill
     return environment.from_string(asset("page.html"))
 
 

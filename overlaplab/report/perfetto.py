@@ -22,7 +22,7 @@ import pandas as pd
 from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.clocks import zero_of
-from overlaplab.findings import describe_link, describe_ranks
+from overlaplab.findings import describe_link, describe_ranks, exposed_name
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.nesting import nesting_tracks
 from overlaplab.report.threads import numbered, threads_of
@@ -58,19 +58,17 @@ _LINES = 4096
 
 def write_perfetto(
     run: Run, file: BinaryIO, *, packed: bool = False, progress: Callable[[int, int], None] | None = None
-) -> int:
-    """Write the run to a binary file, gzipped where it is to be packed; returns how many bytes that took."""
-    begun = file.tell()
+) -> None:
+    """Write the run to a binary file or pipe, gzipped where it is to be packed."""
     with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5) if packed else nullcontext(file) as to:
         text = _lines(run, progress)
         while lines := list(islice(text, _LINES)):
             to.write("".join(lines).encode())
-    return file.tell() - begun
 
 
 def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[str]:
     """The file's text, a rank at a time, so that memory holds no more than the tables and a rank's text."""
-    timeline = timeline_events(run)
+    timeline = timeline_events(run, exposed_name)
     first = _first_ns(run, timeline)
     yield '{"schemaVersion": 1, "displayTimeUnit": "ns",'
     yield f' "baseTimeNanoseconds": {run.traces[0].origin_ns + first if run.traces else 0},'

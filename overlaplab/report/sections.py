@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+
+import pandas as pd
 
 from overlaplab import analyses, findings
 from overlaplab.report.blocks import Shown, shown
 from overlaplab.report.cells import MOST_ROWS
-from overlaplab.sections.blocks import Section
+from overlaplab.sections.blocks import Section, TableBlock
 from overlaplab.sections.comparison import costs_section, step_times_section, sweep_section
 from overlaplab.sections.run import (
     buckets_section,
     collectives_section,
-    exposed_section,
     gathers_section,
-    summary_section,
     timeline_section,
 )
 from overlaplab.sections.run_tables import RunTables, one_window
+from overlaplab.sections.summary import summary_section
+from overlaplab.sections.tables import summary_rows
 from overlaplab.timeline.timeline import timeline_view
 
-__all__ = ["comparison", "sections"]
+__all__ = ["Comparison", "comparison", "sections"]
 
 _MOST_RANKS = 8
 """More ranks' lanes are no picture that anybody reads."""
@@ -29,43 +31,78 @@ _MOST_RANKS = 8
 
 def sections(tables: RunTables) -> Iterator[Shown]:
     """What there is to tell of a run, in the order in which one asks."""
-    table, manifest = tables.summary, tables.manifest
+    manifest = tables.manifest
     note = findings.link_note(manifest)
-    worst = analyses.worst_step(table) if len(table) else {}
+    said = tables.diagnosis
     found = (
-        summary_section(table, note, tables.totals if len(table) > MOST_ROWS else None),
-        exposed_section(table, tables.exposed, tables.idle, unseen=tables.unseen, bound=tables.bound),
-        _timeline(tables, worst, note),
-        buckets_section(one_window(tables.buckets, worst), note),
-        gathers_section(one_window(tables.schedule, worst), tables.scatters, table, manifest, note),
+        None if said is None else summary_section(tables, said, note, _by_rank(tables)),
+        _timeline(tables, said, note),
+        buckets_section(one_window(tables.buckets, tables.window), said, note, tables.best_buckets),
+        gathers_section(one_window(tables.schedule, tables.window), tables.scatters, manifest, note, said),
         collectives_section(
             tables.collectives,
             tables.stragglers,
             manifest.link if manifest else None,
             note,
+            said,
             tables.communication_by,
-            tables.unseen,
         ),
     )
     return (shown(section) for section in found if section is not None)
 
 
-def comparison(reported: Sequence[RunTables]) -> tuple[Shown, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What a report says about all runs together."""
+
+    sections: tuple[Shown, ...] = ()
+    note: str | None = None
+    """Which runs have no chapter of their own."""
+    ends: dict[int, str] = field(default_factory=dict)
+    """Of a sweep, the places of the runs that have a chapter, and what each stands for; empty where all have."""
+
+
+def comparison(reported: Sequence[RunTables]) -> Comparison:
     """The sections about all runs; none where fewer than two can be compared."""
     good = [tables for tables in reported if not tables.summary.empty]
     if len(good) < 2:
-        return ()
+        return Comparison()
     runs, selection = [tables.run for tables in good], good[0].selection
     note = findings.links_note([run.manifest for run in runs])
     table = analyses.compare(runs, selection)
-    if analyses.is_sweep(runs):
-        first = sweep_section(analyses.sweep(runs, selection), analyses.sweep_links(runs, selection), note)
-    else:
-        first = step_times_section(table, note)
-    return tuple(shown(section) for section in (first, costs_section(table, note)) if section is not None)
+    costs = costs_section(table, note)
+    if not analyses.is_sweep(runs):
+        found = (step_times_section(table, note), costs)
+        return Comparison(sections=tuple(shown(section) for section in found if section is not None))
+    caps, links = analyses.sweep(runs, selection), analyses.sweep_links(runs, selection)
+    sections = (sweep_section(caps, links, note), costs)
+    ends = {_place(cap, links, reported): role for cap, role in findings.sweep_ends(caps).items()}
+    ends |= {place: "" for place, tables in enumerate(reported) if tables.summary.empty}  # each says why
+    left_out = len(reported) - len(ends)
+    return Comparison(
+        sections=tuple(shown(section) for section in sections if section is not None),
+        note=findings.sweep_left_out(left_out) if left_out else None,
+        ends=ends if left_out else {},
+    )
 
 
-def _timeline(tables: RunTables, worst: dict[str, Any], note: str | None) -> Section | None:
+def _place(cap: float, links: pd.DataFrame, reported: Sequence[RunTables]) -> int:
+    """The place of the run that stands for a cap: the one whose step the comparison draws, else its first."""
+    drawn = links.loc[links["bucket_cap_mb"].eq(cap), "path"].unique()
+    own = [
+        place
+        for place, tables in enumerate(reported)
+        if tables.manifest is not None and tables.manifest.bucket_cap_mb == cap and not tables.summary.empty
+    ]
+    return next((place for place in own if reported[place].run.path in drawn), own[0])
+
+
+def _by_rank(tables: RunTables) -> TableBlock | None:
+    """A row per rank, where a page has no room for one per rank and step."""
+    return summary_rows(tables.summary, tables.totals) if len(tables.summary) > MOST_ROWS else None
+
+
+def _timeline(tables: RunTables, said: findings.Diagnosis | None, note: str | None) -> Section | None:
     timeline = tables.timeline
     if not (timeline.lanes["kind"] == "stream").any():
         return None
@@ -75,8 +112,8 @@ def _timeline(tables: RunTables, worst: dict[str, Any], note: str | None) -> Sec
     numbers = sorted(int(step) for step in steps["step"].dropna().unique())
     start, end, where = *timeline.extent, "the whole recording"
     if numbers:
-        step = int(worst["step"]) if worst.get("step") in numbers else numbers[-1]
+        step = said.step if said is not None and said.step in numbers else numbers[-1]
         own = steps[(steps["step"] == step).fillna(False)]
         start, end, where = int(own["start_ns"].min()), int(own["end_ns"].max()), f"step {step}"
     view = timeline_view(timeline, start_ns=start, end_ns=end, ranks=frozenset(ranks[:_MOST_RANKS]) if ranks else None)
-    return timeline_section(view, where, len(ranks), note)
+    return timeline_section(view, where, len(ranks), note, said)

@@ -31,7 +31,6 @@ _MOST_COLLECTIVES = 60
 _FEW_COLLECTIVES = 20
 """so only these many are shown."""
 _LOOKS: dict[str, dict[str, Any]] = {
-    "cause": {"no_wrap": True},
     "last_parameter": {"overflow": "ellipsis"},
     "gathered_for": {"justify": "right", "no_wrap": True},
     "on_link": {"justify": "right", "no_wrap": True},
@@ -43,27 +42,31 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 def summary(run: Run, selection: Selection) -> Iterator[Printed]:
-    """The parts of each rank's steps."""
-    yield terminal_table(tables.summary_rows(analyses.summary(run, selection)), findings.run_title(run))
-    yield from warnings(findings.run_warnings(run))
+    """The headline, what to try, each cause of the step that they are about, and the parts of each rank's steps."""
+    found = RunTables(run=run, selection=selection)
+    if (said := found.diagnosis) is not None:
+        yield said.headline
+        yield " ".join(filter(None, (findings.what_to_do(said), said.outliers)))
+        if said.causes:
+            yield terminal_table(tables.causes_rows(said))
+    yield terminal_table(tables.summary_rows(found.summary), findings.run_title(run))
+    yield from warnings(found.warnings)
 
 
 def exposed(run: Run, selection: Selection) -> Iterator[Printed]:
     """The verdict, each cause and collective, and what to do about it."""
     found = RunTables(run=run, selection=selection)
-    table, causes = found.summary, found.exposed
     yield found.verdict
     yield findings.run_title(run)
-    if len(causes):
-        window = analyses.worst_step(table)
-        rows = analyses.rows_of(causes, window)
-        yield terminal_table(tables.causes_rows(table, causes))
-        if len(rows):  # a median step may have none
-            lead = findings.exposed_lead(rows, window, table)
-            block = tables.spots_rows(rows, findings.rank_and_step(window))
-            left_out = f"the first {_MOST_CAUSES} of {len(rows)}" if len(rows) > _MOST_CAUSES else ""
-            yield terminal_table(replace(block, frame=block.frame.head(_MOST_CAUSES)), lead, left_out=left_out)
-    yield found.exposed_advice
+    if found.diagnosis is not None:
+        if found.diagnosis.causes:
+            yield terminal_table(tables.causes_rows(found.diagnosis))
+            block = tables.spots_rows(found.diagnosis)
+            rows = len(block.frame)
+            left_out = f"the first {_MOST_CAUSES} of {rows}" if rows > _MOST_CAUSES else ""
+            shown = replace(block, frame=block.frame.head(_MOST_CAUSES))
+            yield terminal_table(shown, findings.exposed_lead(found.diagnosis), left_out=left_out)
+        yield found.diagnosis.advice
     yield from warnings(found.warnings)
 
 
@@ -125,6 +128,8 @@ def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:
     else:
         table = analyses.compare(runs, selection)
         yield terminal_table(tables.compare_rows(table), "Runs compared")
+        yield f"{findings.compare_finding(table)}."
+        notes = findings.compare_notes(table)
         if (costs := tables.costs_rows(table)) is not None:
             yield terminal_table(costs, "Sent per rank and step, held per rank")
     yield from warnings([*(f"{run.path}: {each}" for run in runs for each in findings.run_warnings(run)), *notes])

@@ -135,7 +135,8 @@ def test_summary_json(command: Any, folder: Path) -> None:
     code, out, _ = command("summary", folder, "--json")
     document = json.loads(out)
     assert code == 0
-    assert list(document) == ["run", "warnings", "ranks", "delays"]
+    assert document["schema_version"] == 1
+    assert list(document) == ["schema_version", "run", "warnings", "ranks", "delays"]
     assert document["run"]["strategy"] == "bucketed"
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     first = document["ranks"][0]
@@ -233,6 +234,13 @@ def test_compare_json(command: Any, folder: Path, tmp_path: Path) -> None:
     assert document["fastest"] == str(folder)
 
 
+def test_folders_that_cannot_be_looked_into_are_named(command: Any, folder: Path, tmp_path: Path) -> None:
+    (folder.parent / "aside").symlink_to(tmp_path / "moved away")
+    code, _, err = command("compare", folder.parent, folder, "--json")
+    assert code == 0
+    assert err.startswith(f"overlaplab: {folder.parent}/aside was left out: a link to {tmp_path}/moved away: No such")
+
+
 def test_fail_if_exits_with_one(command: Any, folder: Path, tmp_path: Path) -> None:
     run_of(tmp_path / "worse", [step(3, 0, 100), op("mm", 0, 30), gloo(40, 90)])
     code, out, err = command("compare", folder, tmp_path / "worse", "--json", "--fail-if", "exposed_comm_ns > 5%")
@@ -243,6 +251,28 @@ def test_fail_if_exits_with_one(command: Any, folder: Path, tmp_path: Path) -> N
     code, out, _ = command("compare", tmp_path / "worse", folder, "--fail-if", "exposed_comm_ns > 5%")
     assert code == 0
     assert "none is fastest: too few steps to tell a difference" in " ".join(out.split())
+
+
+def test_every_fail_if_counts(command: Any, folder: Path, tmp_path: Path) -> None:
+    """20 µs of each step are exposed in the first run, 50 in the last."""
+    run_of(tmp_path / "worse", [step(3, 0, 100), op("mm", 0, 30), gloo(40, 90)])
+
+    def failed(*conditions: str) -> tuple[int, list[str]]:
+        given = [word for condition in conditions for word in ("--fail-if", condition)]
+        code, _, err = command("compare", folder, tmp_path / "worse", "--json", *given)
+        return code, err.splitlines()
+
+    more, less, cause = "exposed_comm_ns > 5%", "exposed_comm_ns > 60us", "exposed.blocking > 25us"
+    assert failed(less) == (0, [])
+    assert failed(more, less) == (1, ["overlaplab: exposed_comm_ns changed by +150.0 %: exposed_comm_ns > 5%"])
+    assert failed(less, cause, more) == (
+        1,
+        [
+            "overlaplab: exposed.blocking is 30us: exposed.blocking > 25us",
+            "overlaplab: exposed_comm_ns changed by +150.0 %: exposed_comm_ns > 5%",
+        ],
+    )
+    assert failed(more, "nothing > 5%")[0] == 2
 
 
 def test_a_run_without_steps_or_device_activity(command: Any, tmp_path: Path) -> None:
@@ -282,11 +312,11 @@ def test_summary_shows_the_wait_where_it_is_known(command: Any, tmp_path: Path) 
     run_of(tmp_path / "both", rank(0), rank(40_000))
     alone = write(tmp_path / "alone.json", rank(0), distributedInfo={"rank": 0, "world_size": 2, "backend": "gloo"})
     rows = [line.split() for line in command("summary", tmp_path / "both")[1].splitlines()]
-    assert ["rank", "step", "step", "ms", "compute", "hidden", "exposed", "wait", "memory", "idle", "overlap"] in rows
+    assert ["rank", "step", "step", "ms", "alone", "hidden", "exposed", "wait", "memory", "idle", "overlap"] in rows
     assert ["0", "1", "600.0", "10.0", "0.0", "300.0", "120.0", "0.0", "290.0", "0", "%"] in rows
     assert ["1", "1", "600.0", "10.0", "0.0", "180.0", "0.0", "0.0", "410.0", "0", "%"] in rows
     rows = [line.split() for line in command("summary", alone)[1].splitlines()]
-    assert ["rank", "step", "step", "ms", "compute", "hidden", "exposed", "memory", "idle", "overlap"] in rows
+    assert ["rank", "step", "step", "ms", "alone", "hidden", "exposed", "memory", "idle", "overlap"] in rows
 
 
 def test_markup_and_escapes_in_a_trace_stay_text(command: Any, tmp_path: Path) -> None:

@@ -47,8 +47,16 @@ def test_the_document_holds_each_cause(command: Any, folder: Path) -> None:
     code, out, err = command("exposed", folder, "--json")
     document = json.loads(out)
     assert (code, err) == (0, "")
-    assert list(document) == ["verdict", "advice", "bound", "worst", "causes", "ranks", "emulated", "warnings"]
+    assert list(document) == [
+        *("schema_version", "verdict", "advice", "bound", "worst", "diagnosis", "causes", "ranks", "emulated"),
+        "warnings",
+    ]
     assert document["worst"] == {"rank": 0, "step": 3}
+    said = document["diagnosis"]
+    assert (said["rank"], said["step"], said["chosen"]) == (0, 3, "the most exposed rank")
+    assert said["advice"] == document["advice"]
+    assert (said["span_ns"], said["exposed_ns"], said["late_rank"], said["waited_ns"]) == (10**6, 300_000, 1, 100_000)
+    assert [share["label"] for share in said["causes"]] == ["nothing left to overlap (tail)", "waited for rank 1"]
     assert set(document["causes"]) == {cause.value for cause in Cause}
     window = document["ranks"][0]["steps"][0]
     assert window["step"] == 3
@@ -90,10 +98,10 @@ def test_the_verdict_comes_first_and_tables_fit(
     code, out, _ = command("exposed", folder)
     lines = out.splitlines()
     assert code == 0
-    assert lines[0].startswith("bucketed, 2 ranks, median step 1.0 ms, worst rank 0 (step 3): 0.30 ms exposed")
+    assert lines[0].startswith("bucketed, 2 ranks, median step 1.0 ms; rank 0, step 3 (the most exposed rank)")
     assert max(map(len, lines)) <= width
-    assert any(line.split()[:6] == ["0.100", "33", "straggler", "wait", "for", "rank"] for line in lines)
-    assert any(line.split()[:2] == ["tail", "0.200"] for line in lines)
+    assert any(line.split()[:6] == ["0.100", "10.0", "waited", "for", "rank", "1"] for line in lines)
+    assert any(line.split()[:4] == ["0.200", "20.0", "nothing", "left"] for line in lines)
 
 
 def test_a_run_of_which_nothing_is_known(command: Any, tmp_path: Path) -> None:
@@ -110,9 +118,9 @@ def test_a_median_step_without_exposed_time_has_no_list(command: Any, tmp_path: 
     run = run_of(tmp_path, events)
     code, out, _ = command("exposed", tmp_path)
     assert code == 0
-    assert "By cause" in out
-    assert "the largest first" not in out
-    assert "): 0 ms exposed, 0\u00a0% of the step.</p>" in report_page([run])
+    assert "by cause" not in out
+    assert "Nothing to do: no communication is exposed." in out
+    assert "Nothing to do: no communication is exposed." in report_page([run])
 
 
 def test_names_of_strangers_stay_text(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,6 @@ def complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("overlaplab record --strategy zero", ["zero1", "zero2", "zero3"]),
         ("overlaplab record --strategy ", list(STRATEGIES)),
         ("overlaplab sweep --strategy b", ["bucketed"]),
-        ("overlaplab record --st", ["--strategy"]),
         ("overlaplab report --skip", ["--skip-steps"]),
         ("overlaplab summary ru", ["runs/bucketed", "runs/naive"]),
         ("overlaplab summary runs/n", ["runs/naive"]),
@@ -100,6 +100,20 @@ def complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 def test_bash_is_offered(typed: str, offered: list[str], complete: object) -> None:
     assert callable(complete)
     assert sorted(complete(typed)) == sorted(offered)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_options_of_record_are_the_engines(shell: str) -> None:
+    typed = "overlaplab record --out x --st"
+    asked = {"_OVERLAPLAB_COMPLETE": f"complete_{shell}", "COMP_WORDS": typed, "COMP_CWORD": "4"}
+    asked |= {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    line = [sys.executable, "-m", "overlaplab"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ | asked)
+    assert set(re.findall(r"--[a-z-]+", done.stdout)) == {"--strategy", "--steps"}
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(capsys, monkeypatch, "--version") == f"overlaplab {version('overlaplab')}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

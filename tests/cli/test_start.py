@@ -48,12 +48,26 @@ def test_the_engines_help_needs_no_torch() -> None:
     assert found & {*SLOW, "overlaplab"} == set()
 
 
+def test_records_help_is_shown_where_there_is_no_torch() -> None:
+    hidden = "import importlib.util as u, os, sys; find = u.find_spec; "
+    hidden += "u.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more); "
+    needs = subprocess.run(
+        [sys.executable, "-c", hidden + COMMAND, "record", "--out", "x"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (needs.returncode, needs.stdout) == (2, "")
+    assert "recording needs torch" in needs.stderr
+    told = subprocess.run([sys.executable, "-c", hidden + COMMAND, "record", "--help"], cwd=ROOT, capture_output=True)
+    assert told.returncode == 0
+    assert b"--bucket-cap-mb" in told.stdout
+
+
 @pytest.mark.parametrize(
     ("shell", "typed"),
     [
         ("bash", "overlaplab co"),
         ("bash", "overlaplab report --skip"),
         ("bash", "overlaplab record --strategy zero"),
+        ("zsh", "overlaplab record --strategy zero"),
         ("bash", "overlaplab compare traces/naive traces/"),
         ("zsh", "overlaplab compare --"),
         ("fish", "overlaplab compare --"),

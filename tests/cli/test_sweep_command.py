@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 import overlaplab
 from overlaplab import OverlaplabError
+from overlaplab.analyses.across_runs.tiers import FEWEST_RECORDINGS
+from overlaplab.cli.runs import sweep_command
 from overlaplab.cli.sweep import CAPPED, parse_caps, plan, record_all, with_defaults
 
 ENGINE = """
@@ -136,13 +139,17 @@ def test_where_the_first_two_fail_alike_the_rest_would(
     assert len(record_all(plan(("1", "5", "25"), 2, Path("DIR"), seed=0), [])) == 3
 
 
+def test_a_sweep_records_as_often_as_it_takes_to_tell_two_caps_apart() -> None:
+    assert signature(sweep_command).parameters["repeats"].default == FEWEST_RECORDINGS
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_leaves_whole_runs_and_no_process(
     fake: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     first, second = (one.cap for one in plan(("1", "5"), 1, Path("DIR"), seed=0)[0])
     monkeypatch.setenv("SLOW", second)
-    line = [sys.executable, "-m", "overlaplab", "sweep", "--bucket-cap-mb", "1,5", "--out", "DIR"]
+    line = [sys.executable, "-m", "overlaplab", "sweep", "--bucket-cap-mb", "1,5", "--repeats", "3", "--out", "DIR"]
     # Where tests run in the background SIGINT is ignored, and children inherit that.
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, preexec_fn=heeds)

@@ -31,8 +31,7 @@ TIMES = ["start_ns", "launch_ns", "end_ns", "arrived_ns"]
 
 def exported(run: Run, *, packed: bool = False) -> bytes:
     file = io.BytesIO()
-    size = write_perfetto(run, file, packed=packed)
-    assert size == len(file.getvalue())
+    write_perfetto(run, file, packed=packed)
     return file.getvalue()
 
 
@@ -120,7 +119,7 @@ def test_each_rank_is_a_process_with_its_threads_and_our_tracks(tmp_path: Path) 
 
 def test_a_rank_behind_an_emulated_link_is_named_so(tmp_path: Path) -> None:
     emulated = set(named(events_of(load_run(SAMPLES / "bucketed")), "process_name").values())
-    assert {"rank 0, emulated link 1Gbps,500us", "rank 1, emulated link 1Gbps,500us"} <= emulated
+    assert {"rank 0, emulated link 1Gbps,1000us", "rank 1, emulated link 1Gbps,1000us"} <= emulated
     lonely = phantom_run(tmp_path / "run", engine_events(), link_attained=False)
     name, *_ = named(events_of(lonely), "process_name").values()
     assert name == (

@@ -56,12 +56,12 @@ def areas(page: Page, tones: Palette) -> list[dict[str, float]]:
 
 def test_all_charts_are_drawn_as_the_figures_say(light: Page) -> None:
     found = areas(light, LIGHT)
-    assert len(found) == 16
+    assert len(found) == 19
     assert all(sum(chart.values()) > 100 for chart in found)
-    summary = found[light.evaluate("[...document.querySelectorAll('.chart')].findIndex((e) => e.id === 'run-1-1-1')")]
+    summary = found[light.evaluate("[...document.querySelectorAll('.chart')].findIndex((e) => e.id === 'run-1-1-4')")]
     # Of each step, 49.5 % are compute only, 15 % hidden, 35 % exposed communication.
-    assert summary["compute"] / summary["gather"] == pytest.approx(49.5 / 15, rel=0.05)
-    assert light.locator("[role=graphics-document][aria-label*='.']").count() == 16
+    assert summary["compute"] / summary["hidden"] == pytest.approx(49.5 / 15, rel=0.05)
+    assert light.locator("[role=graphics-document][aria-label*='.']").count() == 19
     assert light.locator(".chart").filter(has_text="could not be drawn").count() == 0
 
 
@@ -144,23 +144,24 @@ def test_dark_narrow_and_on_paper(browser: Browser, report: Path) -> None:
 
 
 def test_charts_and_tables_can_be_saved(light: Page, tmp_path: Path) -> None:
-    figure = light.locator("#run-1-1 figure")
+    figure = light.locator("#run-1-1 figure").last
     with light.expect_download() as saved:
         figure.locator(".save").click()
     saved.value.save_as(tmp_path / "chart.png")
     picture = Image.open(tmp_path / "chart.png").convert("RGB")
-    assert saved.value.suggested_filename == "run-1-1-1.png"
+    assert saved.value.suggested_filename == "run-1-1-4.png"
     shown = {pixel for _, pixel in picture.getcolors(1 << 20)}
-    assert {ImageColor.getrgb(tone) for tone in (LIGHT.compute, LIGHT.gather, LIGHT.exposed)} <= shown
+    assert {ImageColor.getrgb(tone) for tone in (LIGHT.compute, LIGHT.hidden, LIGHT.exposed)} <= shown
     box = figure.locator("svg").bounding_box()
     assert box is not None
     assert picture.width == pytest.approx(2 * (box["width"] + 28), abs=2)
-    table = light.locator("#run-1-1 details")
+    light.locator("#run-1-1 summary", has_text="Every rank and step").click()
+    table = light.locator("#run-1-1-5-1")
     with light.expect_download() as saved:
         table.locator(".save").click()
     saved.value.save_as(tmp_path / "table.csv")
     rows = list(csv.DictReader((tmp_path / "table.csv").read_text(encoding="utf-8-sig").splitlines()))
-    assert saved.value.suggested_filename == "run-1-1-2.csv"
+    assert saved.value.suggested_filename == "run-1-1-5-1.csv"
     assert [(row["rank"], row["step"], row["exposed (ms)"]) for row in rows] == [
         ("0", "0", "0.350"),
         ("0", "1", "0.350"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_runs import EMULATED, engine_events, gpu_events, made_gathering
+from made_runs import EMULATED, engine_events, gpu_events, made_gathering, made_sweep
 from made_traces import event, run_of, step, write
 
 from overlaplab import OverlaplabError, charts, collectives, compare, load_run, schedule, stragglers, summary
@@ -25,6 +25,7 @@ from overlaplab.charts.lanes import WINDOW
 from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
 from overlaplab.columns import columns
+from overlaplab.folders import run_folders
 from overlaplab.report.blocks import drawn
 from overlaplab.report.bundle import columnar, data_island, policy, style, themed
 from overlaplab.report.cells import cells
@@ -79,7 +80,7 @@ def test_runs_are_compared_and_each_told(pages: dict[str, Parsed]) -> None:
         "ahead",
         "<img src=x onerror=window.pwned&&pwned(1)>",
     ]
-    first = ["Where the step time went", "Where the exposed time went", "Timeline"]
+    first = ["Summary", "Timeline"]
     assert three.texts("h3") == [
         "Step time",
         "What each strategy costs",
@@ -96,6 +97,24 @@ def test_runs_are_compared_and_each_told(pages: dict[str, Parsed]) -> None:
     anchors = {f"#{attributes['id']}" for _, attributes, _ in three.elements if "id" in attributes}
     assert links <= anchors
     assert len(links) == len(three.texts("h3")) + len(three.texts("h2")) - 1
+
+
+def test_a_sweep_is_one_comparison_with_its_best_and_worst_cap(tmp_path: Path) -> None:
+    runs = [load_run(path) for path in run_folders(made_sweep(tmp_path / "sweep"))]
+    silent = run_of(tmp_path / "silent", [event("note", 0, 1)], manifest={"bucket_cap_mb": 25, "link": EMULATED})
+    page = Parsed(report_page([*runs, silent]))
+    assert page.texts("h1") == ["overlaplab: 4 runs"]
+    assert page.texts("h2") == [
+        *("Contents", "Runs compared"),
+        "cap-5: bucket_cap_mb 5, the shortest median step",
+        "cap-25: bucket_cap_mb 25, the longest median step",
+        "silent",
+    ]
+    assert page.texts("h3").count("Step time by bucket_cap_mb") == 1
+    assert page.texts("h3").count("Buckets") == 2
+    assert [text for text in page.texts("p") if text.startswith("1 recording has no part of its own below")]
+    both = Parsed(report_page([runs[0], runs[2]]))  # two runs are the best and the worst
+    assert both.texts("h2")[2:] == ["cap-5", "cap-25"]
 
 
 def test_sections_begin_with_what_they_show_and_end_with_what_to_do(pages: dict[str, Parsed]) -> None:
