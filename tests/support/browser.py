@@ -223,8 +223,10 @@ def visit(page: Page, address: str, name: str = "summary", run: str | None = Non
     """Show a page of the app, on the run whose name holds `run`: by the side bar where the app is open already and
     no query is given, else by its address.
     """
-    link = page.locator(f'[data-testid=stSidebarNavLink][href$="/{"" if name == "summary" else name}"]')
+    link = page.locator(f'[class*=st-key-pages] a[href="{"" if name == "summary" else name}"]')
     if page.url.startswith(address) and not query and link.count():
+        if not link.is_visible():  # the run has nothing for that page
+            page.locator("[class*=st-key-pages] summary").click()
         with rerun(page):
             link.click()
     else:

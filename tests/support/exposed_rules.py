@@ -23,6 +23,7 @@ from overlaplab.evidence.waits import numbered
 from overlaplab.vocabulary import Rule
 
 GRAIN_NS = 20_000
+WAKE_NS = 1_000_000
 NEVER = 2**62
 Spans = list[tuple[int, int]]
 Key = tuple[int | None, int | None, str, int | None]
@@ -71,6 +72,11 @@ class Rank:
     def resumes(self, at: int) -> int:
         place = bisect_left(self.compute, (at, 0))
         return self.compute[place][0] if place < len(self.compute) else NEVER
+
+    def slept_until(self, resumes: int) -> bool:
+        """It computes again long after the last collective that had ended by then."""
+        ended = [one.end for one in self.ones if one.end - GRAIN_NS <= resumes]
+        return resumes != NEVER and bool(ended) and resumes - max(ended) > WAKE_NS
 
     def follower(self, one: One) -> One | None:
         return min(
@@ -223,7 +229,7 @@ def _of_window(rank: Rank, window: Window) -> Counter[Key]:
     later: list[tuple[int, int, One]] = []
     for a, b, one in left:
         resumes = rank.resumes(a)
-        if one.end - GRAIN_NS > resumes:
+        if one.end - GRAIN_NS > resumes or (one.gradients and not one.tail and rank.slept_until(resumes)):
             found[_key(rank, window, "compute gap", one)] += b - a
         elif _blocks(one):
             found[_key(rank, window, "blocking", one)] += b - a

@@ -1,13 +1,17 @@
 """Processes that start in a tenth of a second: forks of one that has imported torch, which takes seconds.
 
-For tests of what ranks do. How the command and torchrun start and end them, tests/engine/test_faults.py tries.
+For tests of what ranks do. How the command and torchrun start and end them as programs of their own,
+tests/engine/test_faults.py tries.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +33,10 @@ _STARTER = multiprocessing.get_context("forkserver")
 
 
 class WarmProcess:
-    """`python LINE`, LINE being `-m MODULE …` or `FILE …`; like a `subprocess.Popen` whose output is piped, as text."""
+    """`python LINE`, LINE being `-m MODULE …` or `FILE …`; like a `subprocess.Popen` whose output is piped, as text.
+
+    Ranks that it starts by torch's launcher are forks of it, and real processes too.
+    """
 
     def __init__(self, line: Sequence[str], environment: dict[str, str]) -> None:
         """Start it; its environment is this process's and `environment`."""
@@ -46,7 +53,16 @@ class WarmProcess:
     @property
     def returncode(self) -> int | None:
         """As of `subprocess.Popen`, without a `poll`."""
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """As of `subprocess.Popen`."""
         return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """If it still runs."""
+        if self.poll() is None and self._process.pid is not None:
+            os.kill(self._process.pid, number)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end, and drop its files; what it has written."""
@@ -57,18 +73,58 @@ class WarmProcess:
             shutil.rmtree(self._said[0].parent)
         return self._texts
 
+    def ended(self) -> "Ended":
+        """What became of it, once it is over or killed."""
+        stdout, stderr = self.communicate(60)
+        return Ended(self.returncode, stdout, stderr)
+
     def kill(self) -> None:
         """If it still runs."""
         self._process.kill()
 
 
+class ForkedRank:
+    """What torch's launcher asks of the `subprocess.Popen` of a rank, which here is a fork of the launcher."""
+
+    def __init__(self, line: Sequence[str], environment: dict[str, str]) -> None:
+        self._process = multiprocessing.get_context("fork").Process(target=_run_rank, args=(line, environment))
+        self._process.start()
+        self.pid = self._process.pid
+
+    @staticmethod
+    def of(_: object, args: tuple[str, ...], env: dict[str, str]) -> "ForkedRank":
+        """In place of the method that starts `PYTHON LINE`, with -P or -u."""
+        return ForkedRank(args[2:] if args[1] in ("-P", "-u") else args[1:], env)
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a rank", timeout or 0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None and self.pid is not None:
+            os.kill(self.pid, number)
+
+
 @dataclass(frozen=True)
 class Ended:
-    """What became of a rank."""
+    """What became of a process."""
 
     code: int | None
     stdout: str
     stderr: str
+
+
+def run_launcher(*line: str, limit_s: float = 280, **environment: str) -> Ended:
+    """Run a line that starts its ranks itself; after `limit_s` seconds it is killed."""
+    launcher = WarmProcess(line, environment)
+    connection.wait([launcher.sentinel], limit_s)
+    launcher.kill()
+    return launcher.ended()
 
 
 def run_warm(count: int, *line: str, limit_s: float = 280, **environment: str) -> list[Ended]:
@@ -90,8 +146,7 @@ def run_warm(count: int, *line: str, limit_s: float = 280, **environment: str) -
     finally:
         for rank in ranks:
             rank.kill()
-    said = [rank.communicate(60) for rank in ranks]
-    return [Ended(rank.returncode, out, err) for rank, (out, err) in zip(ranks, said, strict=True)]
+    return [rank.ended() for rank in ranks]
 
 
 def _start_forkserver() -> None:
@@ -108,10 +163,18 @@ def _start_forkserver() -> None:
 
 
 def _run(line: Sequence[str], environment: dict[str, str], said: Sequence[Path]) -> None:
+    gc.freeze()  # what was imported: walking through it in search of garbage takes a third of a second
     os.environ.clear()
     os.environ.update(environment)
     for number, path in enumerate(said, 1):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), number)
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    SubprocessHandler._popen = ForkedRank.of
+    _run_line(line)
+
+
+def _run_line(line: Sequence[str]) -> None:
     if line[0] == "-m":
         sys.argv = list(line[1:])
         runpy.run_module(line[1], run_name="__main__", alter_sys=True)
@@ -119,3 +182,14 @@ def _run(line: Sequence[str], environment: dict[str, str], said: Sequence[Path])
         sys.argv = list(line)
         sys.path.insert(0, os.path.dirname(line[0]))
         runpy.run_path(line[0], run_name="__main__")
+
+
+def _run_rank(line: Sequence[str], environment: dict[str, str]) -> None:
+    """With signals as a program begins with them, not as the launcher that was forked handles them."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(environment)
+    _run_line(line)

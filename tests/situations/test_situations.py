@@ -1,0 +1,101 @@
+"""Recordings whose one true cause and remedy are known: what is said of them, and whether the remedy gains as much."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from situations import SITUATIONS, Situation, record
+
+import overlaplab
+from overlaplab import findings
+from overlaplab.cli import main
+from overlaplab.report.page import report_page
+from overlaplab.sections.run_tables import RunTables
+
+pytestmark = pytest.mark.alone
+WITHIN = 0.1
+"""Of what recording the remedy gives."""
+ATTEMPTS = 4
+"""Recordings of a situation, until one says of itself that nothing disturbed it: what is built in is its only cause."""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Situation], RunTables]:
+    """A situation's run, recorded when it is first asked for."""
+    known: dict[str, RunTables] = {}
+
+    def run_of(situation: Situation) -> RunTables:
+        if situation.name not in known:
+            known[situation.name] = undisturbed(tmp_path_factory.mktemp("situation"), *situation.options)
+        return known[situation.name]
+
+    return run_of
+
+
+def undisturbed(folder: Path, *options: str) -> RunTables:
+    """A recording for which the machine was free and which attained its link; else the last attempt."""
+    for attempt in range(ATTEMPTS):
+        run = overlaplab.load_run(record(folder / str(attempt), *options))
+        assert run.manifest is not None
+        if run.manifest.link_attained and not findings.describe_machine(run.manifest):
+            break
+    return RunTables(run=run)
+
+
+def setting(situation: Situation, tables: RunTables) -> float:
+    return float(tables.replays.set_index("remedy").loc[[situation.remedy], "setting"].iloc[0])
+
+
+def each(*, remedied: bool = False) -> pytest.MarkDecorator:
+    chosen = [situation for situation in SITUATIONS if situation.remedied or not remedied]
+    return pytest.mark.parametrize("situation", chosen, ids=lambda situation: situation.name)
+
+
+@each()
+def test_every_screen_says_the_cause_and_the_remedy(
+    situation: Situation,
+    recorded: Callable[[Situation], RunTables],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = recorded(situation)
+    found = tables.diagnosis
+    assert found is not None
+    assert found.is_problem == situation.is_problem, found.headline
+    assert situation.label in found.headline
+    said = situation.advice.format(setting=setting(situation, tables)) if situation.remedy else situation.advice
+    assert said in found.advice
+    assert (found.gain_ns is not None) == bool(situation.remedy)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys, "argv", ["overlaplab", "exposed", str(tables.run.path)])
+    with pytest.raises(SystemExit):
+        main()
+    for text in (capsys.readouterr().out, report_page([tables.run])):
+        assert plain(found.headline) in plain(text)
+        assert plain(found.advice) in plain(text)
+
+
+def plain(text: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", text)).split())
+
+
+@pytest.mark.slow
+@each(remedied=True)
+def test_the_remedy_gains_what_was_said(
+    situation: Situation, recorded: Callable[[Situation], RunTables], tmp_path: Path
+) -> None:
+    tables = recorded(situation)
+    found = tables.diagnosis
+    assert found is not None
+    assert found.gain_ns is not None
+    number = f"{setting(situation, tables):g}"
+    options = (number if option == "SETTING" else option for option in situation.remedied)
+    summary = undisturbed(tmp_path, *options).summary
+    gained_ns = found.span_ns - int(summary.groupby("step")["span_ns"].max().median())
+    print(f"{situation.name}: {found.gain_ns / 1e6:.1f} ms predicted, {gained_ns / 1e6:.1f} ms recorded")
+    assert found.gain_ns == pytest.approx(gained_ns, rel=WITHIN)

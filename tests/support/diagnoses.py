@@ -1,0 +1,48 @@
+"""Diagnoses made by hand."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlaplab.analyses import Cause
+from overlaplab.findings import CauseShare, Diagnosis
+
+MS = 1_000_000
+
+
+def share(cause: Cause, exposed_ns: int) -> CauseShare:
+    """One cause of one collective, from 5 ms on."""
+    rows = pd.DataFrame({"start_ns": [5 * MS], "end_ns": [5 * MS + exposed_ns], "exposed_ns": [exposed_ns]})
+    return CauseShare(
+        cause=cause,
+        late_rank=None,
+        label=cause.value,
+        exposed_ns=exposed_ns,
+        what="bucket 5",
+        remedy="a smaller last bucket",
+        gain_ns=None,
+        replayed=False,
+        rows=rows,
+    )
+
+
+def diagnosis() -> Diagnosis:
+    """Rank 0, step 4: of 100 ms, 40 of communication, of which 30 are exposed."""
+    return Diagnosis(
+        rank=0,
+        step=4,
+        chosen="the only one",
+        span_ns=100 * MS,
+        comm_ns=40 * MS,
+        hidden_ns=10 * MS,
+        exposed_ns=30 * MS,
+        headline="30 % of the step is exposed communication.",
+        is_problem=True,
+        causes=(share(Cause.TAIL, 30 * MS),),
+        advice="Try a smaller last bucket.",
+        gain_ns=20 * MS,
+        bound=None,
+        late_rank=None,
+        waited_ns=0,
+        outliers=None,
+    )
