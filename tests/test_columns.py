@@ -11,11 +11,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from loaded_script import script
+from made_diagnosis import exposed_rows, summary_rows
 from made_runs import made_gathering, made_runs, made_sweep
 
 import overlaplab
 from overlaplab import analyses
 from overlaplab.columns import REGISTRY, column, columns
+from overlaplab.findings import diagnose
 from overlaplab.formats import as_held, as_shown, digits, text, texts
 from overlaplab.manifest import Link
 from overlaplab.report.terminal import terminal_table
@@ -40,6 +42,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
         name: getattr(overlaplab, name)(bucketed) for name in ("summary", "totals", "exposed", "buckets", "clocks")
     }
     found |= {name: getattr(overlaplab, name)(bucketed) for name in ("collectives", "communication_by", "stragglers")}
+    found["exposed_moments"] = analyses.exposed_moments(bucketed)
     found |= {name: getattr(analyses, name)(ahead) for name in ("idle", "schedule", "scatters", "volume", "memory")}
     found["delays"] = analyses.delays(overlaplab.load_run(folder / "bucketed"))
     found["peaks"] = analyses.peaks(ahead)
@@ -61,8 +64,17 @@ def test_every_analysis_is_looked_at(tables: dict[str, pd.DataFrame]) -> None:
         for name, function in functions.items()
         if inspect.isfunction(function) and inspect.signature(function).return_annotation == "pd.DataFrame"
     }
-    assert told - {"rows_of"} <= set(tables)  # which returns rows of any table
+    assert told - {"rows_of", "figures"} <= set(tables)  # rows of any table; `summary` with what conditions alone name
     assert all(len(table) for name, table in tables.items() if name not in ("delays", "peaks", "replay"))
+
+
+def test_conditions_alone_name_the_figures_of_causes(tmp_path: Path) -> None:
+    """They need no header: no table shows them."""
+    run = overlaplab.load_run(made_runs(tmp_path) / "bucketed")
+    figures = analyses.figures(run, [analyses.parse_condition("exposed.tail > 1ms")])
+    added = set(figures) - set(overlaplab.summary(run))
+    assert added == {"exposed." + re.sub(r"\W", "_", cause) for cause in analyses.CAUSES}
+    assert [path for path in SHOWN_BY if "figures(" in path.read_text()] == []
 
 
 def test_every_column_of_an_analysis_is_registered_under_a_header_of_its_own(tables: dict[str, pd.DataFrame]) -> None:
@@ -94,6 +106,8 @@ def test_what_pages_ask_for_is_registered_and_has_different_headers() -> None:
 
 
 def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame]) -> None:
+    step = summary_rows((0, 1, 100, 30))
+    said = diagnose(step, analyses.worst_step(step), exposed_rows((0, 1, "tail", 30, None)), step)
     drawn = [
         shown.summary_rows(tables["summary"]),
         shown.buckets_rows(tables["buckets"].head(2)),
@@ -104,8 +118,8 @@ def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame])
         shown.collectives_rows(tables["each_collective"]),
         shown.median_kinds_rows(tables["communication_by"]),
         shown.late_ranks_rows(tables["stragglers"]),
-        shown.causes_rows(tables["summary"], tables["exposed"]),
-        shown.spots_rows(tables["exposed"].head(2), "rank 0"),
+        shown.causes_rows(said),
+        shown.spots_rows(said),
         shown.sweep_rows(tables["sweep"], tables["sweep_links"]),
     ]
     headers = {one.terse for _, one in PLACES}

@@ -132,18 +132,21 @@ def test_replay_predicts_when_the_last_bucket_ends(strategy: str) -> None:
         assert abs(ends - predicted) <= 0.05 * (ends - begins)
 
 
-def test_the_sample_runs_attained_their_link_but_for_two_steps() -> None:
-    missed = {}
-    for path in sorted(SAMPLES.glob("*/run.json")):
+def test_the_sample_runs_attained_their_link_in_every_step() -> None:
+    missed, without_link = {}, []
+    for path in sorted(SAMPLES.rglob("run.json")):
         manifest = overlaplab.load_run(path.parent).manifest
         assert manifest is not None
         steps = attained_steps(manifest)
         assert len(steps) == (0 if manifest.link is None else 3)
         late = {step.step: (round(step.ratio, 3), step.latest_ns // 1_000_000) for step in steps if not step.attained}
         assert link_attained(manifest) is (None if manifest.link is None else not late)
+        if manifest.link is None:
+            without_link.append(path.parent.name)
         if late:
             missed[path.parent.name] = late
-    assert missed == {"naive": {4: (1.282, 61)}, "zero2": {2: (1.053, 11)}}
+    assert missed == {}
+    assert without_link == ["torch-ddp-gloo"]
 
 
 @pytest.fixture(scope="module", params=["stock", "keep-last"])

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from warm_ranks import run_warm
 
 ROOT = Path(__file__).parents[1]
 LOOP = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engine.md").read_text(), re.DOTALL)[0]
 EXACT = "import torch\ntorch.set_default_dtype(torch.float64)\n"
-SAVE = "if comm.rank == 0:\n    torch.save(state, 'state.pt')\nimport os\nos._exit(0)\n"
+SAVE = "if comm.rank == 0:\n    torch.save(state, {path!r})\nimport os\nos._exit(0)\n"
 
 
 def train(folder: Path, loop: str, ranks: int = 2) -> dict[str, torch.Tensor]:
     """The state that rank 0 has at the end."""
-    (folder / "train.py").write_text(EXACT + loop + SAVE)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen([sys.executable, "train.py"], cwd=folder, env=common | {"RANK": str(rank)})
-        for rank in range(ranks)
-    ]
-    assert [rank.wait(timeout=120) for rank in started] == [0] * ranks
-    state: dict[str, torch.Tensor] = torch.load(folder / "state.pt")
+    script, saved = folder / "train.py", folder / "state.pt"
+    script.write_text(EXACT + loop + SAVE.format(path=str(saved)))
+    for rank in run_warm(ranks, str(script)):
+        assert rank.code == 0, rank.stderr
+    state: dict[str, torch.Tensor] = torch.load(saved)
     return state
 
 

@@ -54,7 +54,7 @@ def test_tables_of_what_was_measured(tmp_path: Path) -> None:
         alone=GOALS | {"buckets": [1, 2], "parameters": 3_000_000},
         ddp={"what": "A ÷ B", "ours": [0.1, 0.11, 0.12], "theirs": [0.1, 0.1, 0.1]},
         fsdp2={"what": "C ÷ D", "ours": [0.6], "theirs": [0.6]} | {"ours": [0.6, 0.6], "theirs": [0.5, 0.5]},
-        curve={"caps": [1, 25], "seconds": [[0.6, 0.6, 0.7], [0.5, 0.5, 0.9]], "buckets": [9, 2]},
+        curve={"caps": [1, 25], "seconds": [[0.7, 0.7, 0.8], [0.6, 0.6, 1.0]], "buckets": [9, 2]},
     )
     sample = ROOT / "traces" / "bucketed"
     (tmp_path / "bucketed").symlink_to(sample)
@@ -63,9 +63,9 @@ def test_tables_of_what_was_measured(tmp_path: Path) -> None:
     assert "| communication alone ÷ backward alone, link L, 2 buckets | 0.700 (42.00 ms; modelled 41.50 ms) |" in text
     assert "| A ÷ B | 1.100 (1.050 to 1.150, 3 pairs; 110.00 and 100.00 ms) | ≤ 1.00 |" in text
     assert "| C ÷ D | 1.200 (1.200 to 1.200, 2 pairs; 600.00 and 500.00 ms) | ≤ 1.00 |" in text
-    # the bound of this sample's median step is 474 ms
-    assert re.search(r"step time ÷ bound, bucketed, 25 MiB \| 1\.05\d \(500\.00 ms; bound 47\d\.\d\d ms", text)
-    assert "| step time, median, ms | 600.00 | 500.00 |" in text
+    # the bound of this sample's median step is 571 ms
+    assert re.search(r"step time ÷ bound, bucketed, 25 MiB \| 1\.05\d \(600\.00 ms; bound 57\d\.\d\d ms", text)
+    assert "| step time, median, ms | 700.00 | 600.00 |" in text
 
 
 def test_the_plan_says_what_holds_up_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,14 +103,27 @@ FIGURES: dict[str, dict[str, Any]] = {
     "fsdp2": {"what": "C ÷ D", "ours": [0.6, 0.6], "theirs": [0.5, 0.5], "torch": "2"},
 }
 GPU_PY = """
-import runpy, sys
+import os, runpy, signal, subprocess, sys
 _, sys.executable, *sys.argv = sys.argv
+
+class Popen(subprocess.Popen):
+    def __init__(self, line, **options):
+        super().__init__(line, **options)
+        if "STARTED" in os.environ and os.environ["HANGS"] in line:  # it runs, and who starts it does not know it yet
+            with open(os.environ["STARTED"], "w") as started:
+                print(self.pid, file=started)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Popen
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 def measuring(folder: Path, *more: str, **variables: str) -> subprocess.Popen[str]:
-    """gpu.py whose parts do nothing but leave those figures; the one named HANGS writes its number and does not end."""
+    """gpu.py whose parts do nothing but leave those figures; the one named HANGS writes its number and does not end.
+
+    With STARTED, gpu.py writes the number there, and is told to end before it holds what it has started.
+    """
     python = folder / "python"
     cases = "\n".join(f"{part}) echo '{json.dumps(figures)}' >$4;;" for part, figures in FIGURES.items())
     hangs = '[ "$2" != "$HANGS" ] || { echo $$ >"$READY"; exec sleep 600; }'
@@ -149,12 +162,14 @@ def test_no_part_takes_longer_than_there_is_time(tmp_path: Path) -> None:
     assert "| communication alone ÷ backward alone" in tables
 
 
-def test_measuring_that_is_stopped_keeps_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["READY", "STARTED"])
+def test_measuring_that_is_stopped_keeps_what_it_has(tmp_path: Path, when: str) -> None:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    with measuring(tmp_path, READY=str(ready)) as process:
+    with measuring(tmp_path, **{when: str(ready)}) as process:
         child = ready.read_text().strip()
-        process.terminate()
+        if when == "READY":
+            process.terminate()
         tables, _ = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     assert not Path("/proc", child).exists()

@@ -366,7 +366,7 @@ def test_a_stream_alone_makes_no_device_event(tmp_path: Path, cat: str) -> None:
     assert run.traces[0].events.query("category == @cat and name == 'aten::mm'")["stream"].tolist() == [-1]
     assert overlaplab.summary(run)["compute_ns"].tolist() == [20_000]
     lanes = timeline_events(run).lanes
-    assert lanes.loc[lanes["kind"] == "stream", "label"].tolist() == ["rank 0 stream 7"]
+    assert lanes.loc[lanes["kind"] == "stream", "label"].tolist() == ["rank 0 stream 7 (compute)"]
 
 
 def test_times_are_not_rounded_to_microseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import overlaplab
 from overlaplab.analyses import PARTS, delays, idle
 from overlaplab.events import activity
 from overlaplab.events.preempted import stolen
-from overlaplab.findings import run_warnings
+from overlaplab.findings import note, run_warnings
 from overlaplab.intervals import intersect, subtract, total, union
 
 
@@ -97,8 +97,29 @@ def test_busy_steps_are_named_with_the_unit_that_lost_most(tmp_path: Path) -> No
         "most in the backward pass of layers.0 (0.0 ms); that counts as no computation, but as exposed communication "
         "or idle time",
     )
-    quiet = [counts(0, 0, 0), counts(100, 96, 4), op("mm", 0, 100), gloo(3, 5)]
+    quiet = [counts(0, 0, 0), counts(100, 86, 14), op("mm", 0, 100), gloo(3, 5)]  # the link's threads need cores, too
     assert run_warnings(run_of(tmp_path / "quiet", quiet)) == ()
+
+
+def test_where_the_recorder_told_the_ranks_from_others_its_verdict_counts(tmp_path: Path) -> None:
+    def machine(*, busy: bool, foreign_ns: int | None) -> dict[str, Any]:
+        row = {"rank": 0, "step": 3, "took_ns": 100_000, "cores": 2, "delayed_ns": 9_000, "foreign_ns": foreign_ns}
+        return {"machine": [{**row, "busy": busy}, {**row, "step": 4, "busy": False}]}
+
+    quiet = run_of(tmp_path / "quiet", busy_rank(), manifest=machine(busy=False, foreign_ns=0))
+    assert run_warnings(quiet) == ()
+    busy = run_of(tmp_path / "busy", busy_rank(), manifest=machine(busy=True, foreign_ns=140_000))
+    assert run_warnings(busy) == (
+        "the machine was busy in step 3: in step 3 the computation of rank 0 waited for a core 9\u00a0% of the time, "
+        "most in the backward pass of layers.0 (0.0 ms), while other processes used 70\u00a0% of the cores; that "
+        "counts as no computation, but as exposed communication or idle time",
+    )
+    assert str(note(busy.manifest)).endswith("machine busy in step 3")
+    uncounted = run_of(tmp_path / "uncounted", [op("mm", 0, 9)], manifest=machine(busy=True, foreign_ns=None))
+    assert run_warnings(uncounted) == (
+        "the machine was busy in step 3: in step 3 the computation of rank 0 waited for a core 9\u00a0% of the time; "
+        "figures of these steps include that",
+    )
 
 
 times = st.lists(st.integers(0, 10_000), min_size=2, max_size=30, unique=True).map(sorted)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from warm_ranks import run_warm
+from warm_ranks import run_launcher, run_warm
 
 import overlaplab
 import overlaplab.dashboard
@@ -34,12 +32,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     out = tmp_path_factory.mktemp(request.param) / "runs" / str(request.param)
     line = [str(EXAMPLES[request.param]), str(out)]
     if request.param == "ddp":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            [*torchrun, *line], capture_output=True, text=True, timeout=280, env=environment, cwd=ROOT
-        )
-        assert done.returncode == 0, done.stderr
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = run_launcher(*torchrun, *line, CUDA_VISIBLE_DEVICES="")
+        assert done.code == 0, done.stderr
     else:
         for rank in run_warm(2, *line, CUDA_VISIBLE_DEVICES=""):
             assert rank.code == 0, rank.stderr

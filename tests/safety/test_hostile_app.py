@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page
 from overlaplab import load_run
 
 HITS = "document.querySelector('[data-testid^=stBidiComponent]').shadowRoot.querySelector('.hits').textContent"
+GUTTER = 150  # of timeline.js: where the lanes begin, in pixels
 PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
 
 
@@ -91,8 +92,11 @@ def test_the_timeline_s_canvas_tells_names_as_text(shown: Page, app_address: str
         search.press("Enter")
         shown.wait_for_function(f"{HITS}.length > 0")
         assert markup_of(shown) == []
+        start, end = (int(edge) for edge in (shown.locator(".timeline").get_attribute("data-window") or "").split(","))
+        share = (300_000 * list(PAYLOADS).index("directive") + 55_000 - start) / (end - start)  # amid that kernel
+        across = box["x"] + GUTTER + share * (box["width"] - GUTTER)
         for row in range(12):
-            shown.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30 + row * (box["height"] - 40) / 12)
+            shown.mouse.move(across, box["y"] + 30 + row * (box["height"] - 40) / 12)
             told += shown.locator(".tip").inner_text()
     assert ":material/bug_report: $e^{x}$" in told
     assert "\u202e" not in told

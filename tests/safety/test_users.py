@@ -18,7 +18,7 @@ USERS = (
     ("summary", "naive", "naive, 2 ranks"),
     ("summary", "zero3", "zero3, 2 ranks"),
     ("summary", "torch-ddp-gloo", "torch-ddp, 2 ranks"),
-    ("buckets", "bucketed", "last gradient was"),
+    ("buckets", "bucketed", "7 buckets of rank"),
     ("zero3", "zero3-serial", "prefetch 0"),
     ("collectives", "bucketed", "bucketed, 2 ranks"),
     ("buckets", "per-param", "per-param, 2 ranks"),
