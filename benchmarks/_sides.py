@@ -29,7 +29,10 @@ def ours(files: list[str]) -> dict[str, Any]:
         return run
 
     run, found = _measured(work, files)
-    return found | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
+    start = time.perf_counter()
+    overlaplab.exposed(run)
+    exposed = time.perf_counter() - start
+    return found | {"exposed": exposed, "overlaps": [100 * _overlap(trace) for trace in run.traces]}
 
 
 def hta(files: list[str]) -> dict[str, Any]:

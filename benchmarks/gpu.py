@@ -17,6 +17,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -94,23 +96,44 @@ class Measuring:
         settings = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
         began = time.monotonic()
         log = self.out / f"{name.replace(' ', '-')}.log"
+        process = None
         with log.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, *words],
-                cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": found} | settings | rank,
-                stdout=file,
-                stderr=file,
-            )
             try:
+                with _no_end_yet():
+                    process = subprocess.Popen(
+                        [sys.executable, *words],
+                        cwd=ROOT,
+                        env=os.environ | {"PYTHONPATH": found} | settings | rank,
+                        stdout=file,
+                        stderr=file,
+                    )
                 code = process.wait(min(left, self.part_s))
                 fault = log.read_text().strip() if code else None
             except subprocess.TimeoutExpired:
                 fault = "took too long"
             finally:
-                _stop(process)
+                if process is not None:
+                    _stop(process)
         took = f"{time.monotonic() - began:.0f} s"
         print(f"{name}: {took}" if fault is None else f"{name}: failed after {took}\n{fault}", file=sys.stderr)
+
+
+@contextmanager
+def _no_end_yet() -> Iterator[None]:
+    """SIGTERM comes after it: a process that is just being started would be left behind."""
+    came = False
+
+    def note(number: int, _: object) -> None:
+        nonlocal came
+        came = True
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -90,6 +90,7 @@ def _to_the_overlap(files: list[Path], size: int, rounds: int, *, together: bool
     print(line("time, HTA ÷ ours", _all(hta, "seconds"), _all(ours, "seconds"), unit="s", scale=1))
     print(line("CPU time, HTA ÷ ours", _all(hta, "cpu"), _all(ours, "cpu"), unit="s", scale=1))
     print(line("peak memory, HTA ÷ ours", _all(hta, "peak_bytes"), _all(ours, "peak_bytes"), unit="MB", scale=1e-6))
+    print(line("causes of exposed time, after loading ÷ loading", _all(ours, "exposed"), _all(ours, "seconds")))
     if not together:
         sizes = [float(size)] * rounds
         print(line("peak memory, ours ÷ uncompressed size", _all(ours, "peak_bytes"), sizes, unit="MB", scale=1e-6))

@@ -4,18 +4,18 @@ set -e
 cd "$(dirname "$0")/.."
 for strategy in naive per-param bucketed torch-ddp; do
     .venv/bin/overlaplab record --strategy $strategy --out traces/$strategy --device cpu --nproc 2 \
-        --link auto --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
+        --link 1Gbps,1000us --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
     .venv/bin/overlaplab summary traces/$strategy
 done
 for strategy in zero2 zero3 torch-fsdp2; do
     .venv/bin/overlaplab record --strategy $strategy --out traces/$strategy --device cpu --nproc 2 \
-        --link auto --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
+        --link 1Gbps,1000us --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
     .venv/bin/overlaplab summary traces/$strategy
 done
 .venv/bin/overlaplab record --strategy zero3 --prefetch 0 --out traces/zero3-serial --device cpu --nproc 2 \
-    --link auto --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
+    --link 1Gbps,1000us --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
 .venv/bin/overlaplab record --strategy torch-ddp --out traces/torch-ddp-gloo --device cpu --nproc 2 --layers 2 \
     --width 64 --vocab 100 --seq 16 --bucket-cap-mb 0.15 --steps 2 --accumulate 2 "$@"
 # `rm -r traces/sweep` first: what is there is not recorded again. Then `make notebooks`, which show it.
-.venv/bin/overlaplab sweep --bucket-cap-mb 0.25,1,4,25 --repeats 2 --out traces/sweep --device cpu --nproc 2 --layers 2 \
+.venv/bin/overlaplab sweep --bucket-cap-mb 0.25,1,4,25 --repeats 4 --out traces/sweep --device cpu --nproc 2 --layers 2 \
     --vocab 500 --batch 16 --steps 3 --link 1Gbps,2000us
