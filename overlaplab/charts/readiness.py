@@ -12,7 +12,7 @@ from overlaplab.analyses.exposed import Cause
 from overlaplab.charts.parts import WHEN, bars, dashed_lines, known_ms, tooltip
 from overlaplab.charts.theme import Palette, cause_colours, colours, finish, palette
 from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
-from overlaplab.findings.causes import CAUSE_LABELS
+from overlaplab.findings.diagnosis.causes import CAUSE_LABELS
 from overlaplab.words import count, gradient_word, last_gradient, shorten, size, to_ms
 
 ARRIVING = "gradients arriving"

@@ -5,31 +5,7 @@ does not show; `…_notes`, which a reader of the figures must know; and `…_ad
 the page shows, so that no sentence says more than what was measured.
 """
 
-from overlaplab.findings.bucket_causes import best_buckets_remark, bucket_cause_words, bucket_causes
-from overlaplab.findings.buckets import (
-    bucket_notes,
-    buckets_lead,
-    buckets_remarks,
-    buckets_title,
-    late_sentences,
-)
-from overlaplab.findings.causes import (
-    CAUSE_LABELS,
-    CAUSE_MEANINGS,
-    Loop,
-    cause_words,
-    collective_label,
-    loop_of,
-    rank_and_step,
-)
-from overlaplab.findings.collectives import (
-    bandwidth_remarks,
-    bandwidth_title,
-    collectives_lead,
-    late_ranks_title,
-    waits_title,
-)
-from overlaplab.findings.comparison import (
+from overlaplab.findings.across_runs.comparison import (
     compare_advice,
     compare_finding,
     compare_notes,
@@ -40,6 +16,30 @@ from overlaplab.findings.comparison import (
     short_names,
     work_compared,
 )
+from overlaplab.findings.across_runs.sweeps import (
+    sweep_advice,
+    sweep_ends,
+    sweep_finding,
+    sweep_left_out,
+    sweep_notes,
+    sweep_subject,
+    sweep_title,
+)
+from overlaplab.findings.bucket_causes import best_buckets_remark, bucket_cause_words, bucket_causes
+from overlaplab.findings.buckets import (
+    bucket_notes,
+    buckets_lead,
+    buckets_remarks,
+    buckets_title,
+    late_sentences,
+)
+from overlaplab.findings.collectives import (
+    bandwidth_remarks,
+    bandwidth_title,
+    collectives_lead,
+    late_ranks_title,
+    waits_title,
+)
 from overlaplab.findings.costs import (
     COSTS_ADVICE,
     costs_title,
@@ -49,7 +49,16 @@ from overlaplab.findings.costs import (
     sent_notes,
     unknown_sizes,
 )
-from overlaplab.findings.diagnosis import (
+from overlaplab.findings.diagnosis.causes import (
+    CAUSE_LABELS,
+    CAUSE_MEANINGS,
+    Loop,
+    cause_words,
+    collective_label,
+    loop_of,
+    rank_and_step,
+)
+from overlaplab.findings.diagnosis.diagnose import (
     CauseShare,
     Diagnosis,
     diagnose,
@@ -59,6 +68,9 @@ from overlaplab.findings.diagnosis import (
     what_to_do,
     where_chosen,
 )
+from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice
+from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, unseen
+from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, hidden_finding, verdict
 from overlaplab.findings.events import event_facts
 from overlaplab.findings.first_screen import (
     Tile,
@@ -83,7 +95,6 @@ from overlaplab.findings.gathers import (
     turn_label,
 )
 from overlaplab.findings.marks import exposed_name, group_name, mark_name, mark_word
-from overlaplab.findings.other_problems import other_problem, other_problem_advice
 from overlaplab.findings.runs import (
     describe_link,
     describe_machine,
@@ -97,17 +108,6 @@ from overlaplab.findings.runs import (
 )
 from overlaplab.findings.sharded import gather_waits_title, held_limit, scatters_exposed
 from overlaplab.findings.summary import summary_scope, summary_title
-from overlaplab.findings.sweeps import (
-    sweep_advice,
-    sweep_ends,
-    sweep_finding,
-    sweep_left_out,
-    sweep_notes,
-    sweep_subject,
-    sweep_title,
-)
-from overlaplab.findings.unseen import OTHER_RANKS, Unseen, unseen
-from overlaplab.findings.verdict import NOTHING_COUNTS, hidden_finding, verdict
 from overlaplab.findings.warnings import not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.windows import (
     clocks_note,

@@ -6,7 +6,7 @@ import re
 
 import pandas as pd
 
-from overlaplab.findings.diagnosis import Diagnosis
+from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.words import count, ms, percent, size
 
 _BUCKET = re.compile(r"bucket ([0-9]+)")

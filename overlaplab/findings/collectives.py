@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.findings.diagnosis import Diagnosis
+from overlaplab.findings.diagnosis.diagnose import Diagnosis
+from overlaplab.findings.diagnosis.unseen import why_waits_unknown
 from overlaplab.findings.thresholds import LARGE_COLLECTIVE
-from overlaplab.findings.unseen import why_waits_unknown
 from overlaplab.words import count, ms, percent, rank_word
 
 _ABSENT = "not all members' traces are here"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from overlaplab.findings.bound import gains_by_buckets
-from overlaplab.findings.diagnosis import Diagnosis
+from overlaplab.findings.diagnosis.bound import gains_by_buckets
+from overlaplab.findings.diagnosis.diagnose import Diagnosis
+from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen
 from overlaplab.findings.runs import note
-from overlaplab.findings.unseen import OTHER_RANKS, Unseen
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, sentence
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
-from overlaplab.findings.causes import cause_words, collective_label
+from overlaplab.findings.diagnosis.causes import cause_words, collective_label
 from overlaplab.timeline.marks import CAUSE_MARKS, Mark
 from overlaplab.vocabulary import label_fields, label_list
 from overlaplab.words import kind_word, shorten, size_exact

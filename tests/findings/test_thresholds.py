@@ -12,8 +12,8 @@ import overlaplab.findings
 import overlaplab.sections
 from overlaplab.findings import thresholds
 
-MODULES = sorted(Path(overlaplab.findings.__file__).parent.glob("*.py"))
-SECTIONS = sorted(Path(overlaplab.sections.__file__).parent.glob("*.py"))
+MODULES = sorted(Path(overlaplab.findings.__file__).parent.rglob("*.py"))
+SECTIONS = sorted(Path(overlaplab.sections.__file__).parent.rglob("*.py"))
 """They choose which findings a page shows, by the same numbers."""
 PLAIN = {0, 1, 2}
 """These numbers ask for none, one or several, and are no thresholds."""
@@ -26,7 +26,7 @@ def numbers_compared(code: str) -> list[float]:
     return [value for value in constants if isinstance(value, int | float) and value not in PLAIN]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=str)
 def test_no_sentence_has_a_threshold_of_its_own(path: Path) -> None:
     assert numbers_compared(path.read_text()) == []
 

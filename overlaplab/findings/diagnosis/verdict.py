@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.findings.bound import bound_finding
-from overlaplab.findings.diagnosis import Diagnosis, place_name
-from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late
+from overlaplab.findings.diagnosis.bound import bound_finding
+from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
+from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, shorten
 

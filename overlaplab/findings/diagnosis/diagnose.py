@@ -11,12 +11,12 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
-from overlaplab.findings.bound import gains_by_buckets, unavoidable_ns
-from overlaplab.findings.causes import UNKNOWN_LOOP, Loop, cause_words, what_moved
-from overlaplab.findings.other_problems import other_problem, other_problem_advice
-from overlaplab.findings.remedies import FIND_PAUSE, remedy_for
+from overlaplab.findings.diagnosis.bound import gains_by_buckets, unavoidable_ns
+from overlaplab.findings.diagnosis.causes import UNKNOWN_LOOP, Loop, cause_words, what_moved
+from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice
+from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, remedy_for
+from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.findings.thresholds import LITTLE_EXPOSED, LITTLE_GAIN, MAJORITY, MOST_CAUSES
-from overlaplab.findings.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.words import joined, ms, percent, rank_word
 
 __all__ = [

@@ -9,8 +9,8 @@ from made_diagnosis import MS, exposed_rows, replays
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.findings import CAUSE_LABELS, CAUSE_MEANINGS, Loop, cause_words, loop_of
-from overlaplab.findings.causes import what_moved
-from overlaplab.findings.remedies import remedy_for
+from overlaplab.findings.diagnosis.causes import what_moved
+from overlaplab.findings.diagnosis.remedies import remedy_for
 from overlaplab.traits import BUCKETS, UNITS, Traits
 
 ENGINE = Loop(traits=Traits(), framework="engine")

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
-from overlaplab.findings.causes import Loop
+from overlaplab.findings.diagnosis.causes import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 from overlaplab.words import shorten
 

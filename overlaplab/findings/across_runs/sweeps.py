@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from overlaplab.findings.comparison import too_few_recordings
+from overlaplab.findings.across_runs.comparison import too_few_recordings
 from overlaplab.findings.thresholds import AVOID, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
 from overlaplab.words import count, duration, joined, percent, shorten
 

@@ -14,7 +14,7 @@ from overlaplab.analyses import worst_step
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps
 from overlaplab.findings import Diagnosis, diagnose, what_to_do
-from overlaplab.findings.diagnosis import outliers_finding, where_chosen
+from overlaplab.findings.diagnosis.diagnose import outliers_finding, where_chosen
 from overlaplab.sections.run_tables import RunTables
 
 STEP = summary_rows((0, 1, 100, 30))

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from overlaplab.findings.bound import bound_finding, gains_by_buckets, unavoidable_ns
+from overlaplab.findings.diagnosis.bound import bound_finding, gains_by_buckets, unavoidable_ns
 
 MS = 1_000_000
 
