@@ -64,17 +64,8 @@ def test_every_analysis_is_looked_at(tables: dict[str, pd.DataFrame]) -> None:
         for name, function in functions.items()
         if inspect.isfunction(function) and inspect.signature(function).return_annotation == "pd.DataFrame"
     }
-    assert told - {"rows_of", "figures"} <= set(tables)  # rows of any table; `summary` with what conditions alone name
+    assert told - {"rows_of"} <= set(tables)  # rows of any table
     assert all(len(table) for name, table in tables.items() if name not in ("delays", "peaks", "replay"))
-
-
-def test_conditions_alone_name_the_figures_of_causes(tmp_path: Path) -> None:
-    """They need no header: no table shows them."""
-    run = overlaplab.load_run(made_runs(tmp_path) / "bucketed")
-    figures = analyses.figures(run, [analyses.parse_condition("exposed.tail > 1ms")])
-    added = set(figures) - set(overlaplab.summary(run))
-    assert added == {"exposed." + re.sub(r"\W", "_", cause) for cause in analyses.CAUSES}
-    assert [path for path in SHOWN_BY if "figures(" in path.read_text()] == []
 
 
 def test_every_column_of_an_analysis_is_registered_under_a_header_of_its_own(tables: dict[str, pd.DataFrame]) -> None:

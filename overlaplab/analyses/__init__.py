@@ -1,7 +1,8 @@
 """Analyses: pure functions from a run to tables."""
 
+from overlaplab.analyses.across_runs.baseline import Baseline, baseline, require_comparable, stored_baseline
 from overlaplab.analyses.across_runs.compare import compare
-from overlaplab.analyses.across_runs.regression import Condition, figures, parse_condition
+from overlaplab.analyses.across_runs.regression import Condition, Judged, judged, parse_condition
 from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_cap, work_differs
 from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
 from overlaplab.analyses.buckets import buckets
@@ -14,6 +15,7 @@ from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.ranks import load_ranks
+from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.analyses.scatters import scatters
 from overlaplab.analyses.schedule import schedule
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
@@ -25,9 +27,13 @@ from overlaplab.costs import Theory
 __all__ = [
     "CAUSES",
     "PARTS",
+    "Baseline",
     "Cause",
     "Condition",
+    "Judged",
+    "Scalars",
     "Theory",
+    "baseline",
     "buckets",
     "collectives",
     "communication_by",
@@ -37,11 +43,11 @@ __all__ = [
     "each_collective",
     "exposed",
     "exposed_moments",
-    "figures",
     "gathered_bytes",
     "held_limit",
     "idle",
     "is_sweep",
+    "judged",
     "last_gap_ns",
     "late_buckets",
     "launched_after_backward",
@@ -49,11 +55,14 @@ __all__ = [
     "memory",
     "parse_condition",
     "peaks",
+    "require_comparable",
     "rows_of",
     "same_but_cap",
+    "scalars",
     "scatters",
     "schedule",
     "schedule_steps",
+    "stored_baseline",
     "stragglers",
     "stragglers_of",
     "summary",

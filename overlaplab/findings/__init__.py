@@ -16,6 +16,7 @@ from overlaplab.findings.across_runs.comparison import (
     short_names,
     work_compared,
 )
+from overlaplab.findings.across_runs.gate import failed_line, gate_title, judged_sentence
 from overlaplab.findings.across_runs.sweeps import (
     sweep_advice,
     sweep_ends,
@@ -159,6 +160,8 @@ __all__ = [
     "event_facts",
     "exposed_lead",
     "exposed_name",
+    "failed_line",
+    "gate_title",
     "gather_waits_title",
     "gathered_peak",
     "gathered_title",
@@ -168,6 +171,7 @@ __all__ = [
     "held_limit",
     "held_notes",
     "hidden_finding",
+    "judged_sentence",
     "late_ranks_title",
     "late_sentences",
     "link_missed",

@@ -11,7 +11,7 @@ from made_traces import gloo, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError, Run
-from overlaplab.analyses import CAUSES, figures, parse_condition
+from overlaplab.analyses import parse_condition, scalars
 from overlaplab.findings import no_fastest
 
 
@@ -145,9 +145,9 @@ def test_a_foreign_run_has_no_strategy(tmp_path: Path) -> None:
     ],
 )
 def test_conditions(tmp_path: Path, text: str, before: float, after: float, met: bool) -> None:
-    first, last = (overlaplab.summary(run_with_steps(tmp_path / str(ms), ms)) for ms in (before, after))
+    first, last = (scalars(run_with_steps(tmp_path / str(ms), ms)) for ms in (before, after))
     condition = parse_condition(text)
-    change = condition.change(first, last)
+    change = condition.change([first], last)
     assert change is not None
     assert condition.met_by(change) is met
 
@@ -164,19 +164,20 @@ def test_a_ratio_is_that_of_the_sums(tmp_path: Path) -> None:
         gloo(1000, 1010),
     ]
     condition = parse_condition("overlap_ratio < -5%")
-    change = condition.change(*(overlaplab.summary(run_of(tmp_path / n, e)) for n, e in (("a", first), ("b", last))))
+    before, after = (scalars(run_of(tmp_path / name, events)) for name, events in (("a", first), ("b", last)))
+    change = condition.change([before], after)
     assert change is not None
     assert change == pytest.approx(100 * ((910 / 1010) / (1000 / 1010) - 1))
     assert condition.met_by(change)
 
 
 def test_a_figure_that_was_zero_grows_without_bound(tmp_path: Path) -> None:
-    first = overlaplab.summary(run_of(tmp_path / "a", [op("mm", 0, 5)]))
-    last = overlaplab.summary(run_of(tmp_path / "b", [op("mm", 0, 5), gloo(5, 6)]))
+    first = scalars(run_of(tmp_path / "a", [op("mm", 0, 5)]))
+    last = scalars(run_of(tmp_path / "b", [op("mm", 0, 5), gloo(5, 6)]))
     condition = parse_condition("exposed_comm_ns > 5%")
-    assert condition.change(first, last) == float("inf")
-    assert condition.change(first, first) == 0
-    assert parse_condition("overlap_ratio > 5%").change(first, last) is None
+    assert condition.change([first], last) == float("inf")
+    assert condition.change([first], first) == 0
+    assert parse_condition("overlap_ratio > 5%").change([first], last) is None
 
 
 @pytest.mark.parametrize(
@@ -197,19 +198,16 @@ def test_a_figure_that_was_zero_grows_without_bound(tmp_path: Path) -> None:
 def test_limits_of_one_run(tmp_path: Path, text: str, value: float, met: bool) -> None:
     """Steps of 10 ms with a collective from 2.5 to 7.5 ms, of which compute hides the first half."""
     condition = parse_condition(text)
-    found = condition.value(figures(run_with_steps(tmp_path, 10, 10), [condition]))
+    found = condition.value(scalars(run_with_steps(tmp_path, 10, 10)))
     assert found == pytest.approx(value)
     assert condition.met_by(found) is met
     assert not condition.is_change
 
 
-def test_causes_add_up_to_exposed_time(tmp_path: Path) -> None:
-    condition = parse_condition("exposed.tail > 5%")
-    table = figures(run_with_steps(tmp_path, 10, 20), [condition])
-    causes = [column for column in table if str(column).startswith("exposed.")]
-    assert len(causes) == len(CAUSES)
-    assert table[causes].sum(axis="columns").tolist() == table["exposed_comm_ns"].tolist()
-    assert condition.change(table.head(1), table.tail(1)) == pytest.approx(100)
+def test_a_change_of_a_cause(tmp_path: Path) -> None:
+    run = run_with_steps(tmp_path, 10, 20)
+    first, last = (scalars(run, overlaplab.Selection(steps=[number])) for number in overlaplab.summary(run)["step"])
+    assert parse_condition("exposed.tail > 5%").change([first], last) == pytest.approx(100)
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,30 @@
-"""Conditions on a run, or on how it differs from another, for checks that fail a build."""
+"""Conditions on a run, or on how it differs from earlier ones, for checks that fail a build.
+
+A change is one of the figure's mean over the earlier recordings. Where there are several, it counts only if the figure
+lies beyond that of every one of them: recordings of equal settings do so in one of (their number + 1) cases by chance.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-import pandas as pd
-
-from overlaplab.analyses.exposed import CAUSES, exposed
-from overlaplab.analyses.summary import FIGURES, summary
+from overlaplab.analyses.scalars import OF_CAUSE, Scalars
+from overlaplab.analyses.summary import FIGURES
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
-from overlaplab.selection import EVERYTHING, Selection
 
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*(>|<)\s*([-+]?\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s|)\s*")
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _RATIO = "overlap_ratio"
-_OF_CAUSE = {"exposed." + re.sub(r"\W", "_", cause): cause for cause in CAUSES}
-"""Figures that are the exposed time of one cause: `exposed.tail`, `exposed.straggler_wait`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     """A figure changed by more (`>`) or less (`<`) than so many percent, or is more or less than a limit.
 
-    The figure is a column of `figures`: its mean over all steps of all ranks, or the ratio of the sums.
+    The figure is one of `scalars`.
     """
 
     column: str
@@ -46,37 +45,67 @@ class Condition:
     @property
     def is_of_cause(self) -> bool:
         """Whether it is about the exposed time of one cause."""
-        return self.column in _OF_CAUSE
+        return self.column in OF_CAUSE
 
-    def value(self, table: pd.DataFrame) -> float | None:
-        """A run's figure in the condition's unit (ns, where that is %), from `figures`; None where unknown."""
-        found = _mean(table, self.column)
-        return None if pd.isna(found) else found / _NS.get(self.unit, 1)
+    def value(self, figures: Scalars) -> float | None:
+        """A run's figure in the condition's unit (ns, where that is %); None where unknown."""
+        found = figures.get(self.column)
+        return None if found is None else found / _NS.get(self.unit, 1)
 
-    def change(self, first: pd.DataFrame, last: pd.DataFrame) -> float | None:
-        """By how many percent the figure changed between two tables of `figures`; None where unknown."""
-        before, after = _mean(first, self.column), _mean(last, self.column)
-        if pd.isna(before) or pd.isna(after):
+    def change(self, before: Sequence[Scalars], figures: Scalars) -> float | None:
+        """By how many percent the figure changed, from its mean over earlier recordings; None where unknown."""
+        earlier, after = [one.get(self.column) for one in before], figures.get(self.column)
+        known = [one for one in earlier if one is not None]
+        if after is None or len(known) < len(earlier):
             return None
-        if before == 0:
+        mean = fmean(known)
+        if mean == 0:
             return 0.0 if after == 0 else float("inf") if after > 0 else float("-inf")
-        return float(100 * (after - before) / abs(before))
+        return 100 * (after - mean) / abs(mean)
 
     def met_by(self, number: float) -> bool:
         """Whether such a change, or such a value, meets the condition."""
         return number > self.limit if self.sign == ">" else number < self.limit
 
 
-def figures(run: Run, conditions: Sequence[Condition], selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """What the conditions are about: `summary`, and if any needs it a column per cause with its exposed time in ns."""
-    table = summary(run, selection)
-    if not any(condition.is_of_cause for condition in conditions):
-        return table
-    keys = ["rank", "step"]
-    sums = exposed(run, selection).groupby([*keys, "cause"], dropna=False)["exposed_ns"].sum().unstack("cause")
-    found = table[keys].merge(sums.reset_index(), on=keys, how="left")
-    nothing = pd.Series(0, index=found.index)
-    return table.assign(**{name: found.get(cause, nothing).fillna(0).to_numpy() for name, cause in _OF_CAUSE.items()})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What became of a condition."""
+
+    condition: Condition
+    number: float
+    """The change in percent, or the figure in the condition's unit."""
+    met: bool
+    """Whether the number meets the condition."""
+    recordings: int
+    """How many earlier ones the change is from."""
+    within: bool
+    """Whether the figure lies within those of several earlier recordings."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the check fails."""
+        return self.met and not self.within
+
+
+def judged(conditions: Sequence[Condition], before: Sequence[Scalars], figures: Scalars) -> list[Judged]:
+    """Each condition on a run's `scalars`, with those of earlier recordings that changes are from.
+
+    Raises `OverlaplabError` where a figure is unknown.
+    """
+    return [_judged(condition, before, figures) for condition in conditions]
+
+
+def _judged(condition: Condition, before: Sequence[Scalars], figures: Scalars) -> Judged:
+    number = condition.change(before, figures) if condition.is_change else condition.value(figures)
+    if number is None:
+        raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs")
+    met = condition.met_by(number)
+    if not condition.is_change or len(before) < 2:
+        return Judged(condition=condition, number=number, met=met, recordings=len(before), within=False)
+    own, others = figures[condition.column] or 0, [one.get(condition.column) or 0 for one in before]
+    within = own <= max(others) if condition.sign == ">" else own >= min(others)
+    return Judged(condition=condition, number=number, met=met, recordings=len(before), within=within)
 
 
 def parse_condition(text: str) -> Condition:
@@ -90,9 +119,9 @@ def parse_condition(text: str) -> Condition:
             f"--fail-if {text!r} is not a condition", remedy="Write one like 'exposed_comm_ns > 5%' or 'span_ns > 5ms'."
         )
     column, sign, limit, unit = match[1].replace("-", "_"), match[2], float(match[3]), match[4]
-    if column not in FIGURES and column not in _OF_CAUSE:
+    if column not in FIGURES and column not in OF_CAUSE:
         raise OverlaplabError(
-            f"--fail-if: no figure {match[1]!r}", remedy=f"There are {', '.join((*FIGURES, *_OF_CAUSE))}."
+            f"--fail-if: no figure {match[1]!r}", remedy=f"There are {', '.join((*FIGURES, *OF_CAUSE))}."
         )
     if unit != "%" and (column == _RATIO) is not (unit == ""):
         remedy = (
@@ -100,11 +129,3 @@ def parse_condition(text: str) -> Condition:
         )
         raise OverlaplabError(f"--fail-if {text!r}: {match[3]}{unit} is no limit of {column}", remedy=remedy)
     return Condition(column=column, sign=sign, limit=limit, unit=unit)
-
-
-def _mean(table: pd.DataFrame, column: str) -> float:
-    """The column's mean; for `overlap_ratio` the ratio of the sums."""
-    if column == _RATIO:
-        comm = table["comm_ns"].sum()
-        return float(table["overlapped_ns"].sum() / comm) if comm else float("nan")
-    return float(table[column].astype("Float64").mean()) if table[column].notna().any() else float("nan")

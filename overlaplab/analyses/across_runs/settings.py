@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from overlaplab.events import Run
@@ -31,13 +31,20 @@ def work_differs(one: Manifest, other: Manifest) -> list[str]:
 
     A precision is an option, as runs are compared across precisions.
     """
-    models = [manifest.raw.get("model") for manifest in (one, other)]
-    first, second = (model if isinstance(model, dict) else {} for model in models)
-    keys = [key for key in {**first, **second} if key not in ("dtype", "parameters")]
-    found = [key for key in keys if _plain(first.get(key)) != _plain(second.get(key))]
-    settings = (_with_defaults(manifest) for manifest in (one, other))
-    own, others = ([_plain(found.get(key)) for key in _WORK] for found in settings)
-    return found + [key for key, mine, theirs in zip(_WORK, own, others, strict=True) if mine != theirs]
+    return settings_differ(work_settings(one), work_settings(other))
+
+
+def work_settings(manifest: Manifest) -> dict[str, Any]:
+    """What decides the work of a step, and on what machine and link it runs: the model's keys, then others; as JSON."""
+    model = manifest.raw.get("model")
+    own = {key: model[key] for key in model if key not in ("dtype", "parameters")} if isinstance(model, dict) else {}
+    settings = _with_defaults(manifest)
+    return {key: json.loads(_plain(value)) for key, value in (own | {key: settings.get(key) for key in _WORK}).items()}
+
+
+def settings_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys in which two `work_settings` differ."""
+    return [key for key in {**one, **other} if _plain(one.get(key)) != _plain(other.get(key))]
 
 
 def same_but_cap(one: Manifest, other: Manifest) -> bool:

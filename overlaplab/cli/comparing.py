@@ -1,0 +1,124 @@
+"""The commands about several runs: comparisons, checks that fail a build, and baselines for them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from overlaplab.cli.options import EVERYTHING, OPENING, Json, Opening, RunPaths, Selection, grouped
+from overlaplab.cli.shared import load, print_json, runs_at, show
+from overlaplab.errors import OverlaplabError
+
+if TYPE_CHECKING:
+    from overlaplab.analyses import Judged
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: overlaplab compare runs/naive runs/bucketed --fail-if 'exposed_comm_ns > 5%'")
+@grouped
+def compare(
+    runs: RunPaths,
+    as_json: Json = False,
+    selection: Selection = EVERYTHING,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Exit with 1 where the last run differs so from the first ('exposed_comm_ns > 5%'), or is so itself"
+            " ('exposed_comm_ns > 5ms', 'exposed.tail > 5ms'). May be given several times: any one of them fails.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Changes are from this baseline's recordings, instead of the first run."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the conditions as JUnit tests.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the check as Markdown, for a comment.")
+    ] = None,
+    opening: Opening = OPENING,
+) -> None:
+    """Runs side by side: step time, its parts, and which is fastest beyond the spread.
+
+    A folder of runs stands for all of them. Runs that differ in bucket_cap_mb alone are shown by cap. With --baseline
+    one run is enough, and a change fails only if it lies beyond all of the baseline's recordings.
+    """
+    from overlaplab import analyses
+    from overlaplab.report import documents, terminal
+
+    stored = None if baseline is None else analyses.stored_baseline(baseline)
+    runs = runs_at(runs)
+    if len(runs) < 2 and stored is None:
+        raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare, or a --baseline.")
+    conditions = [analyses.parse_condition(text) for text in fail_if or ()]
+    loaded = load(runs, opening)
+    if stored is not None:
+        analyses.require_comparable(stored, loaded[-1], selection)
+    if as_json:
+        print_json(documents.compare_document(loaded, selection))
+    else:
+        show(*terminal.compare(loaded, selection))
+    if conditions or junit or markdown:
+        causes = any(condition.is_of_cause for condition in conditions)
+        figures = analyses.scalars(loaded[-1], selection, causes=causes)
+        before = stored.recordings if stored else [analyses.scalars(loaded[0], selection, causes=causes)]
+        found = analyses.judged(conditions, before, figures)
+        if junit is not None:
+            from overlaplab.report.junit import junit_xml
+
+            _write(junit, junit_xml(found, loaded[-1].path))
+        if markdown is not None:
+            from overlaplab.report.markdown import gate_markdown
+
+            _write(markdown, gate_markdown(loaded[-1], selection, figures, before, found))
+        _say(found)
+
+
+@app.command("baseline", epilog="Example: overlaplab baseline runs/main-1 runs/main-2 runs/main-3 -o baseline.json")
+@grouped
+def baseline_command(
+    runs: RunPaths,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.json", help="An older one is replaced.")],
+    selection: Selection = EVERYTHING,
+    opening: Opening = OPENING,
+) -> None:
+    """Store the figures of several recordings of one setting: `compare --baseline` holds later runs against them."""
+    from overlaplab import analyses
+    from overlaplab.report.whole_file import refuse_target, whole_file
+    from overlaplab.words import count
+
+    refuse_target(out, [])
+    loaded = load(runs_at(runs), opening)
+    refuse_target(out, loaded)
+    found = analyses.baseline(loaded, selection)
+    with whole_file(out) as file:
+        file.write(found.text().encode())
+    show(f"{out}: {count(len(found.recordings), 'recording')}")
+
+
+def _say(found: Sequence[Judged]) -> None:
+    """Say which conditions failed, and exit with 1 if any did."""
+    from overlaplab import findings
+
+    for one in found:
+        if one.failed:
+            print(f"overlaplab: {findings.failed_line(one)}", file=sys.stderr)
+        elif one.met:
+            print(f"overlaplab: note: {findings.judged_sentence(one)}", file=sys.stderr)
+    if any(one.failed for one in found):
+        raise typer.Exit(1)
+
+
+def _write(path: Path, content: bytes) -> None:
+    from overlaplab.report.whole_file import refuse_target, whole_file
+
+    refuse_target(path, [])
+    with whole_file(path) as file:
+        file.write(content)

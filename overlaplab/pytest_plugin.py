@@ -1,0 +1,88 @@
+"""A pytest fixture for tests of one's own that record a training script and hold its figures against limits.
+
+```python
+def test_communication_stays_hidden(overlaplab_gate):
+    run = overlaplab_gate.record("torchrun", "--nproc-per-node", "2", "train.py", "--out", "{out}")
+    overlaplab_gate.check(run, "exposed.tail > 5ms", "exposed_comm_ns > 5%", baseline="tests/overlap.json")
+```
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from overlaplab.events import Run
+
+__all__ = ["Gate", "overlaplab_gate"]
+
+_SHOWN = 2000
+"""Characters of a failed command's errors that are shown."""
+
+
+class Gate:
+    """Records runs into a folder of the test, and checks them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._recorded = 0
+
+    def record(self, *command: str, timeout: float | None = None) -> Run:
+        """Run a command that records, and open what it recorded.
+
+        `{out}` in its arguments becomes a new folder of the test's, which the environment has as OVERLAPLAB_RECORD,
+        too. Fails the test if the command does, or takes more than `timeout` seconds.
+        """
+        from overlaplab.load import load_run
+
+        self._recorded += 1
+        out = self._folder / f"run-{self._recorded}"
+        filled = [word.replace("{out}", str(out)) for word in command]
+        environment = os.environ | {"OVERLAPLAB_RECORD": str(out)}
+        done = subprocess.run(filled, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+        if done.returncode:
+            pytest.fail(f"{filled[0]} ended with {done.returncode}: {done.stderr[-_SHOWN:]}", pytrace=False)
+        return load_run(out)
+
+    def check(
+        self,
+        run: Run,
+        *conditions: str,
+        baseline: str | os.PathLike[str] | None = None,
+        before: Run | None = None,
+        skip_steps: int = 0,
+    ) -> None:
+        """Fail the test where a condition is met, spelled as those of `overlaplab compare --fail-if`.
+
+        Changes (`%`) are from a stored baseline, or from the run `before`. Raises `OverlaplabError` for a condition
+        that cannot be read, and where a change is asked for and there is nothing to hold the run against.
+        """
+        from overlaplab import analyses, findings
+        from overlaplab.errors import OverlaplabError
+        from overlaplab.selection import Selection
+
+        parsed = [analyses.parse_condition(text) for text in conditions]
+        selection = Selection(skip_steps=skip_steps)
+        earlier: list[analyses.Scalars] = []
+        if baseline is not None:
+            stored = analyses.stored_baseline(Path(baseline))
+            analyses.require_comparable(stored, run, selection)
+            earlier += stored.recordings
+        elif before is not None:
+            earlier.append(analyses.scalars(before, selection))
+        elif changes := [str(one) for one in parsed if one.is_change]:
+            raise OverlaplabError(f"{changes[0]} is a change", remedy="Give baseline= or before= to hold it against.")
+        found = analyses.judged(parsed, earlier, analyses.scalars(run, selection))
+        if failed := [findings.failed_line(one) for one in found if one.failed]:
+            pytest.fail("\n".join(failed), pytrace=False)
+
+
+@pytest.fixture
+def overlaplab_gate(tmp_path: Path) -> Gate:
+    """Records runs of the test's own and holds their figures against limits, see `Gate`."""
+    return Gate(tmp_path)

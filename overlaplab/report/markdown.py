@@ -1,0 +1,50 @@
+"""A check as Markdown, for a comment on a change or a job's summary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from overlaplab import findings
+from overlaplab.analyses.across_runs.regression import Judged
+from overlaplab.analyses.scalars import Scalars
+from overlaplab.columns import column
+from overlaplab.events import Run
+from overlaplab.formats import UNKNOWN, text
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.selection import Selection
+
+__all__ = ["gate_markdown"]
+
+_SHOWN = ("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns", "overlap_ratio")
+
+
+def gate_markdown(
+    run: Run, selection: Selection, figures: Scalars, before: Sequence[Scalars], found: Sequence[Judged]
+) -> bytes:
+    """The verdict on the conditions, the run's own headline and advice, and its figures beside earlier ones."""
+    said = RunTables(run=run, selection=selection).diagnosis
+    parts = [f"### overlaplab: {findings.gate_title(found)}"]
+    parts += ["\n".join(f"- {'❌' if one.failed else '✅'} {_plain(findings.judged_sentence(one))}" for one in found)]
+    parts += [_plain(text) for text in (() if said is None else (said.headline, said.advice))]
+    parts += ["\n".join(_table(figures, before))]
+    return ("\n\n".join(part for part in parts if part) + "\n").encode("utf-8", errors="replace")
+
+
+def _table(figures: Scalars, before: Sequence[Scalars]) -> Iterator[str]:
+    """A row per figure: its mean over earlier recordings, what it is now, and by how much it changed."""
+    yield "| figure, mean per step | before | now | change |"
+    yield "|---|--:|--:|--:|"
+    for name in _SHOWN:
+        shown = column("summary", name)
+        known = [value for one in before if (value := one.get(name)) is not None]
+        was, now = fmean(known) if known else None, figures[name]
+        change = f"{100 * (now - was) / abs(was):+.1f} %" if was and now is not None else UNKNOWN
+        cells = (shown.title, text(was, shown.unit, 2), text(now, shown.unit, 2), change)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _plain(words: str) -> str:
+    """Words without the characters that Markdown reads as marks."""
+    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", words)

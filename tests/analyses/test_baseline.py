@@ -1,0 +1,80 @@
+"""Figures of earlier recordings, and what becomes of conditions held against them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from samples import TRACES
+
+from overlaplab import OverlaplabError, Selection, load_run
+from overlaplab.analyses import baseline, judged, parse_condition, require_comparable, scalars, stored_baseline
+
+CAPS = [TRACES / "sweep" / name for name in ("cap-1", "cap-1-2", "cap-1-3")]
+
+
+def outcome(text: str, before: list[float], now: float) -> tuple[float, bool]:
+    (found,) = judged([parse_condition(text)], [{"span_ns": one} for one in before], {"span_ns": now})
+    return round(found.number, 6), found.failed
+
+
+@pytest.mark.parametrize(
+    ("condition", "before", "now", "number", "failed"),
+    [
+        ("span_ns > 5%", [100], 106, 6, True),
+        ("span_ns > 5%", [100], 105, 5, False),
+        ("span_ns > 5%", [90, 110], 106, 6, False),  # one of the recordings took longer
+        ("span_ns > 5%", [90, 110], 111, 11, True),
+        ("span_ns < -5%", [90, 110], 91, -9, False),
+        ("span_ns < -5%", [90, 110], 89, -11, True),
+        ("span_ns > 5%", [0, 0], 1, float("inf"), True),
+        ("span_ns > 5%", [0], 0, 0, False),
+        ("span_ns > 100ns", [200, 300], 101, 101, True),  # a limit asks for no earlier recording
+    ],
+)
+def test_a_change_fails_beyond_every_earlier_recording(
+    condition: str, before: list[float], now: float, number: float, failed: bool
+) -> None:
+    assert outcome(condition, before, now) == (number, failed)
+
+
+def test_a_figure_that_is_unknown_cannot_be_judged() -> None:
+    for before, now in (([{"span_ns": None}], {"span_ns": 1.0}), ([{}], {"span_ns": 1.0}), ([{"span_ns": 1.0}], {})):
+        with pytest.raises(OverlaplabError, match="span_ns is unknown in one of the runs"):
+            judged([parse_condition("span_ns > 5%")], before, now)
+
+
+def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
+    runs = [load_run(path) for path in CAPS]
+    made = baseline(runs, Selection(skip_steps=1))
+    (tmp_path / "b.json").write_text(made.text())
+    found = stored_baseline(tmp_path / "b.json")
+    assert found == made
+    assert [dict(one) for one in found.recordings] == [scalars(run, Selection(skip_steps=1)) for run in runs]
+    require_comparable(found, runs[0], Selection(skip_steps=1))
+    with pytest.raises(OverlaplabError, match=r"leaves out the first 1 steps .* Compare with --skip-steps 1"):
+        require_comparable(found, runs[0], Selection())
+
+
+def test_other_work_is_refused() -> None:
+    runs = [load_run(path) for path in CAPS[:1]]
+    other = load_run(TRACES / "naive")
+    with pytest.raises(OverlaplabError, match=r"naive: differs from the other recordings in layers, .*link"):
+        baseline([*runs, other])
+    with pytest.raises(OverlaplabError, match="differs"):
+        require_comparable(baseline(runs), other, Selection())
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"format": "x", "settings": null, "recordings": []}'])
+def test_other_files_are_no_baselines(tmp_path: Path, text: str) -> None:
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises(OverlaplabError, match=r"b.json: is no baseline.*Write one with: overlaplab baseline"):
+        stored_baseline(tmp_path / "b.json")
+
+
+def test_a_newer_baseline_is_refused(tmp_path: Path) -> None:
+    made = json.loads(baseline([load_run(CAPS[0])]).text())
+    (tmp_path / "b.json").write_text(json.dumps(made | {"format_version": 2}))
+    with pytest.raises(OverlaplabError, match="newer overlaplab"):
+        stored_baseline(tmp_path / "b.json")

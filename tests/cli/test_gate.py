@@ -1,0 +1,140 @@
+"""Checks that fail a build: baselines, JUnit, Markdown, the Action's script, the pytest fixture."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from samples import TRACES
+
+from overlaplab.analyses import parse_condition
+from overlaplab.cli import main
+
+ROOT = Path(__file__).parents[2]
+SWEEP = TRACES / "sweep"
+EARLIER = [str(SWEEP / name) for name in ("cap-1", "cap-1-2", "cap-1-3")]
+
+
+def run(*arguments: object) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    assert run("baseline", *EARLIER, "--out", tmp_path / "baseline.json") == 0
+    return tmp_path / "baseline.json"
+
+
+def test_one_run_is_held_against_a_baseline(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the four recordings of a cap one is held against the others; the largest cap is slower than all of them."""
+    options = ("--baseline", stored, "--fail-if", "exposed_comm_ns > 5%")
+    assert run("compare", SWEEP / "cap-1-4", *options) == 0
+    capsys.readouterr()
+    assert run("compare", SWEEP / "cap-25", *options) == 1
+    assert "exposed_comm_ns changed by +" in capsys.readouterr().err
+    assert run("compare", TRACES / "naive", *options) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_change_within_the_recordings_is_noted_and_passes(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first recording is one of the baseline's own, so that no change of it can lie beyond them."""
+    code = run("compare", EARLIER[0], "--baseline", stored, "--fail-if", "span_ns > -50%")
+    assert code == 0
+    assert "lies within the 3 recordings" in " ".join(capsys.readouterr().err.split())
+
+
+def test_junit_and_markdown_say_what_failed(tmp_path: Path, stored: Path) -> None:
+    files = ("--junit", tmp_path / "check.xml", "--markdown", tmp_path / "check.md")
+    conditions = ("--fail-if", "exposed_comm_ns > 5%", "--fail-if", "exposed.blocking > 10s")
+    assert run("compare", SWEEP / "cap-25", "--baseline", stored, *conditions, *files) == 1
+    suite = ElementTree.parse(tmp_path / "check.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    cases = {case.get("name"): case.find("failure") is not None for case in suite.iter("testcase")}
+    assert cases == {"exposed_comm_ns > 5%": True, "exposed.blocking > 10s": False}
+    text = (tmp_path / "check.md").read_text()
+    assert text.startswith("### overlaplab: 1 of 2 conditions failed\n")
+    assert text.count("❌") == text.count("✅") == 1
+    assert "| exposed (ms) |" in text
+
+
+def script(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the Action's script; a recording is a copy of a sample, which `samples` lists by line."""
+    record = f'cp -r "{SWEEP}/$(head -1 samples)" "$OUT"; sed -i 1d samples'
+    given = {
+        "RECORD": record,
+        "RESULTS": str(folder / "results"),
+        "PATH": f"{Path(sys.executable).parent}:/bin:/usr/bin",
+    }
+    return subprocess.run(
+        [ROOT / "scripts" / "gate.sh"], cwd=folder, env=os.environ | given | settings, capture_output=True, text=True
+    )
+
+
+def test_the_steps_of_the_action_run_by_hand(tmp_path: Path) -> None:
+    """First there is no baseline, which three recordings make; then a run like them, then a worse one."""
+    (tmp_path / "samples").write_text("cap-1\ncap-1-2\ncap-1-3\ncap-1-4\ncap-25\n")
+    made = script(tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "keep overlaplab-baseline.json" in made.stdout
+    shutil.rmtree(tmp_path / "results")
+    held = script(tmp_path, FAIL_IF="exposed_comm_ns > 5%\n\nexposed.blocking > 10s\n")
+    assert held.returncode == 0, held.stderr
+    shutil.rmtree(tmp_path / "results")
+    worse = script(tmp_path, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
+    assert worse.returncode == 1, worse.stderr
+    assert (tmp_path / "summary.md").read_text() == (tmp_path / "results" / "check.md").read_text()
+    assert (tmp_path / "results" / "check.xml").exists()
+
+
+def test_the_action_gives_the_script_what_it_reads() -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    *_, step = action["runs"]["steps"]
+    text = (ROOT / "scripts" / "gate.sh").read_text()
+    assert step["run"].endswith("/scripts/gate.sh")
+    assert all(f"${name}" in text or f"${{{name}" in text for name in step["env"] if name != "GH_TOKEN")
+    assert {name for name in action["inputs"] if f"inputs.{name}" in str(action["runs"])} == set(action["inputs"])
+
+
+USE = """
+import sys
+
+def test_it(overlaplab_gate):
+    copy = "import shutil, sys; shutil.copytree(*sys.argv[1:])"
+    run = overlaplab_gate.record(sys.executable, "-c", copy, {sample!r}, "{{out}}")
+    overlaplab_gate.check(run, {condition!r}, baseline={baseline!r})
+
+def test_a_script_that_fails(overlaplab_gate):
+    overlaplab_gate.record(sys.executable, "-c", "raise SystemExit('no such model')")
+"""
+
+
+@pytest.mark.parametrize(("sample", "passes"), [("cap-1-4", True), ("cap-25", False)])
+def test_the_fixture_fails_a_test_in_one_line(tmp_path: Path, stored: Path, sample: str, passes: bool) -> None:
+    given = {"sample": str(SWEEP / sample), "condition": "exposed_comm_ns > 5%", "baseline": str(stored)}
+    (tmp_path / "test_use.py").write_text(USE.format(**given))
+    plugin = ["-p", "overlaplab.pytest_plugin", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plugin, "-q", "test_use.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert f"{1 if passes else 2} failed" in done.stdout
+    assert ("exposed_comm_ns changed by +" in done.stdout) is not passes
+    assert "ended with 1: no such model" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_the_conditions_of_the_page_can_be_read() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "ci.md").read_text(), re.M)
+    conditions = [text for row in rows for text in re.findall(r"`(.+?)`", row)]
+    assert len(conditions) == 6
+    assert [str(parse_condition(text)) for text in conditions] == conditions
