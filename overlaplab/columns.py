@@ -363,6 +363,15 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ),
     ("volume",): (Column("bytes", "bytes", "full tensors", "The size of the full tensors."),),
     ("memory",): (Column("bytes", "bytes", "measured", "The size of the tensors' storages after the last step."),),
+    ("plan",): (
+        Column("stage", "count", "ZeRO stage", "What is sharded: 1 optimizer states, 2 gradients too, 3 all.", "stage"),
+        Column("parameters_bytes", "bytes", "parameters", "The size of the parameters that a GPU holds.", "params"),
+        Column("gradients_bytes", "bytes", "gradients", "The size of the gradients that a GPU holds.", "grads"),
+        Column("optimizer_bytes", "bytes", "optimizer", "The size of the optimizer's states that a GPU holds."),
+        Column("activations_bytes", "bytes", "activations", "What a microbatch keeps between its passes.", "activ."),
+        Column("total_bytes", "bytes", "per GPU", "All of these together."),
+        Column("fits_from", "count", "fits from", "The smallest number of GPUs whose memory suffices."),
+    ),
     ("bound",): (Column("transfer_ns", "ns", "transfers", "What the link takes for all of the step's collectives."),),
     ("replay",): (
         Column("ready_ns", "ns", "ready", "When the bucket was ready on the last rank, from the run's start."),

@@ -16,7 +16,10 @@ from made_runs import made_gathering, made_runs, made_sweep
 
 import overlaplab
 from overlaplab import analyses
+from overlaplab.analyses.plan import plan_stages
 from overlaplab.columns import REGISTRY, column, columns
+from overlaplab.costs.batch import planned_batch
+from overlaplab.costs.plan import Plan
 from overlaplab.findings import diagnose
 from overlaplab.formats import as_held, as_shown, digits, text, texts
 from overlaplab.manifest import Link
@@ -54,6 +57,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["stragglers_of"] = analyses.stragglers_of(found["collectives"])
     found |= {"bound": bound(bucketed), "replay": replay(bucketed, link)}
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
+    batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
+    found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))
     return found | {"window": window.ranks, "kernels": window.kernels}
 
 

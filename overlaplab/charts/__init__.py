@@ -10,6 +10,7 @@ from overlaplab.charts.held import gathered
 from overlaplab.charts.lanes import timeline, timeline_rows
 from overlaplab.charts.marks import step_marks
 from overlaplab.charts.notebook import draw_offline
+from overlaplab.charts.plan import planned_memory
 from overlaplab.charts.readiness import buckets
 from overlaplab.charts.sweep import caps, links
 
@@ -24,6 +25,7 @@ __all__ = [
     "late_ranks",
     "links",
     "memory_compared",
+    "planned_memory",
     "schedule",
     "schedule_window",
     "sent_compared",

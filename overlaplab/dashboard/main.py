@@ -17,7 +17,7 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
 from overlaplab.dashboard.folder import HERE, Entry, find_runs, refused_links
 from overlaplab.dashboard.heap import rest_modules
-from overlaplab.dashboard.navigation import all_pages, list_pages
+from overlaplab.dashboard.navigation import WITHOUT_RUN, all_pages, list_pages
 from overlaplab.dashboard.pickers import pick_communication
 from overlaplab.dashboard.upload_form import close_button, upload_form
 from overlaplab.dashboard.widgets import dark, opened_folder
@@ -84,16 +84,17 @@ def main() -> None:
     page = st.navigation(list(pages.values()), position="hidden")
     links.begin()
     listed = st.sidebar.empty()
-    there = _pick_run()
+    needs_run = page.url_path not in WITHOUT_RUN
+    there = _pick_run(needs_run)
     told = list_pages(listed, pages, page)
-    if there:
+    if there or not needs_run:
         page.run()
         list_pages(listed, pages, page, told)
     links.write()
 
 
-def _pick_run() -> bool:
-    """Let the user choose a run of the opened folder or bring one along; says what to do where there is none."""
+def _pick_run(needed: bool) -> bool:
+    """Let the user choose a run of the opened folder or bring one along; says what to do where one is needed."""
     folder = opened_folder()
     there = folder is not None and folder.is_dir()
     entries = find_runs(folder) if folder is not None and there else []
@@ -103,6 +104,8 @@ def _pick_run() -> bool:
     names = [entry.name for entry in entries] + uploads().names
     refused = findings.links_refused(refused_links(folder)) if folder is not None and there else None
     if not names:
+        if not needed:
+            return False
         problem = "There are no runs in this folder yet" if there else "There is no such folder"
         _welcome("Open a folder of runs" if folder is None else problem, folder)
         if refused is not None:

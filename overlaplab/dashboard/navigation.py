@@ -12,7 +12,7 @@ from streamlit.navigation.page import StreamlitPage
 
 from overlaplab.dashboard.data import Opened, open_run
 
-__all__ = ["all_pages", "list_pages"]
+__all__ = ["WITHOUT_RUN", "all_pages", "list_pages"]
 
 _VIEWS = Path(__file__).with_name("views")
 _TITLES = {
@@ -22,7 +22,10 @@ _TITLES = {
     "zero3": "ZeRO-3",
     "collectives": "Collectives",
     "compare": "Compare",
+    "plan": "Plan",
 }
+WITHOUT_RUN = ("plan",)
+"""Pages that need no run."""
 _ABOUT = {
     "buckets": ("buckets", "no buckets"),
     "zero3": ("schedule", "gathers nothing"),

@@ -96,6 +96,7 @@ from overlaplab.findings.gathers import (
     turn_label,
 )
 from overlaplab.findings.marks import exposed_name, group_name, mark_name, mark_word
+from overlaplab.findings.plan import plan_advice, plan_lead, plan_notes, plan_title
 from overlaplab.findings.runs import (
     describe_link,
     describe_machine,
@@ -190,6 +191,10 @@ __all__ = [
     "other_problem_advice",
     "outliers_finding",
     "place_name",
+    "plan_advice",
+    "plan_lead",
+    "plan_notes",
+    "plan_title",
     "prefetch_gain",
     "rank_and_step",
     "rest_line",

@@ -31,6 +31,9 @@ from overlaplab.analyses import (
 )
 from overlaplab.analyses.across_runs.compare import MEASURES
 from overlaplab.analyses.across_runs.settings import is_emulated
+from overlaplab.analyses.plan import plan_stages
+from overlaplab.costs.plan import Plan
+from overlaplab.costs.states import quick_look
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings import (
@@ -39,6 +42,8 @@ from overlaplab.findings import (
     bucket_notes,
     compare_finding,
     no_fastest,
+    plan_advice,
+    plan_notes,
     run_warnings,
     schedule_notes,
     sweep_finding,
@@ -53,6 +58,7 @@ __all__ = [
     "collectives_document",
     "compare_document",
     "exposed_document",
+    "plan_document",
     "schedule_document",
     "summary_document",
 ]
@@ -211,6 +217,30 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
         "clocks": records(clocks(run)),
         "emulated": is_emulated(run),
         "warnings": list(run_warnings(run)),
+    }
+
+
+def plan_document(plan: Plan) -> Document:
+    """The batch, the model's arithmetic, and what each GPU holds by stage of ZeRO."""
+    model, batch = plan.model, plan.batch
+    of_model: Document = {"layer_parameters": None, "forward_flops": None, "cache_bytes_per_token": None}
+    if model is not None:
+        of_model = {
+            "layer_parameters": model.layer_parameters,
+            "forward_flops": model.forward_flops(batch.samples),
+            "cache_bytes_per_token": model.cache_bytes(1, plan.precision.activation),
+        }
+    return {
+        "parameters": plan.parameters,
+        **of_model,
+        "step_flops": plan.step_flops,
+        "quick_look_bytes": quick_look(plan.parameters),
+        "batch": asdict(batch) | {"samples": batch.samples, "tokens": batch.tokens},
+        "precision": plan.precision_name,
+        "gpu_bytes": plan.gpu_bytes,
+        "stages": records(plan_stages(plan)),
+        "advice": plan_advice(plan),
+        "warnings": list(plan_notes(plan)),
     }
 
 

@@ -16,8 +16,11 @@ import overlaplab
 from overlaplab import charts
 from overlaplab.analyses import each_collective, rows_of, scatters, stragglers_of
 from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.plan import plan_over_ranks
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT, Palette, cause_colours
+from overlaplab.costs.batch import planned_batch
+from overlaplab.costs.plan import Plan
 from overlaplab.timeline.marks import CAUSE_MARKS, Mark
 
 LEAST = 0.08
@@ -32,14 +35,15 @@ MEANINGS = {
     "hidden": {"communication hidden by compute", "compute and communication together"},
     "exposed": {"communication exposed", "exposed, transfer", "compute waits for gather"},
     "waiting": {"exposed, waiting for a rank", charts.collectives.ALONE},
-    "memory": {"memory only"},
+    "memory": {"memory only", "activations"},
     "idle": {"idle", "gradients arriving", "parameters live"},
     "held": {"ready, waits for an earlier bucket"},
     "queued": {"launched, link busy"},
     "starting": {"launched, not started", charts.collectives.SHARED},
-    "gather": {"all-gather"},
+    "gather": {"all-gather", "parameters"},
     "reduce": {"all-reduce"},
-    "scatter": {"reduce-scatter"},
+    "scatter": {"reduce-scatter", "gradients"},
+    "to_all": {"all-to-all", "optimizer"},
 }
 """By the palette's name of a colour: what the legends of charts call it."""
 
@@ -51,6 +55,8 @@ def drawn() -> dict[str, list[alt.LayerChart]]:
     buckets, schedule = overlaplab.buckets(bucketed), overlaplab.schedule(zero3)
     one = {"rank": 0, "step": buckets["step"].iloc[-1]}
     of_zero3 = {"rank": 0, "step": schedule["step"].iloc[-1]}
+    batch = planned_batch(tokens=64, seq=8, microbatch=1, ranks=8)
+    planned = plan_over_ranks(Plan(parameters=10**6, batch=batch)).query("stage == 3")
     collectives = [overlaplab.collectives(run) for run in (bucketed, zero2)]
 
     def draw(dark: bool) -> list[alt.LayerChart]:
@@ -60,6 +66,7 @@ def drawn() -> dict[str, list[alt.LayerChart]]:
             charts.schedule(rows_of(schedule, of_zero3), rows_of(scatters(zero3), of_zero3), dark=dark),
             *(charts.bus_bandwidth(each_collective(table), dark=dark) for table in collectives),
             charts.late_ranks(stragglers_of(collectives[0]), dark=dark),
+            charts.planned_memory(planned, limit=10**9, planned=8, title="", dark=dark),
         ]
 
     return {theme: draw(theme == "dark") for theme in PALETTES}

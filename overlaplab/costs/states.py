@@ -1,0 +1,90 @@
+"""What training keeps of each parameter, by precision and by what ZeRO shards (arXiv 1910.02054, §3.1 and §5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PRECISIONS", "STAGES", "Held", "Precision", "fits_from", "held", "quick_look"]
+
+STAGES = (0, 1, 2, 3)
+"""ZeRO's: nothing is sharded, optimizer states are, gradients too, parameters too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Bytes per parameter."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    """AdamW's two moments in fp32, and a master copy of 16-bit parameters."""
+    activation: int
+    """Bytes per element of an activation."""
+
+    @property
+    def total(self) -> int:
+        """Of all states: 16, 18 or 20 bytes for each of the Ψ parameters."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+PRECISIONS = {
+    "fp32": Precision(parameters=4, gradients=4, optimizer=8, activation=4),
+    "bf16": Precision(parameters=2, gradients=2, optimizer=12, activation=2),
+    "bf16-fp32-gradients": Precision(parameters=2, gradients=4, optimizer=12, activation=2),
+    "bf16-main-grad": Precision(parameters=2, gradients=6, optimizer=12, activation=2),
+}
+"""Single precision (16Ψ); mixed precision as in ZeRO's paper (16Ψ); with gradients in fp32 (18Ψ); with gradients in 16
+bits that are summed into an fp32 copy (20Ψ)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes that a rank holds."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+def held(parameters: int, precision: Precision, stage: int, ranks: int, activations: int = 0) -> Held:
+    """What each of so many data-parallel ranks holds in a stage of ZeRO; shards are rounded up.
+
+    A stage gathers units of the model for their use beside this, which the engine's recordings show.
+    """
+    sharded = {"optimizer": stage >= 1, "gradients": stage >= 2, "parameters": stage >= 3}
+    full = {name: parameters * getattr(precision, name) for name in sharded}
+    return Held(**{name: _shard(full[name], ranks if sharded[name] else 1) for name in full}, activations=activations)
+
+
+def fits_from(parameters: int, precision: Precision, stage: int, memory: int, activations: int = 0) -> int | None:
+    """The smallest number of ranks of which each holds no more than `memory` bytes; None if none does."""
+    whole = held(parameters, precision, stage, 1, activations).total
+    if whole <= memory:
+        return 1
+    sharded = parameters * sum(
+        share
+        for share, at in ((precision.optimizer, 1), (precision.gradients, 2), (precision.parameters, 3))
+        if stage >= at
+    )
+    room = memory - (whole - sharded)
+    if not sharded or room < 1:
+        return None
+    ranks = max(_shard(sharded, room) - 1, 1)
+    while held(parameters, precision, stage, ranks, activations).total > memory:  # shards are rounded up
+        ranks += 1
+    return ranks
+
+
+def quick_look(parameters: int) -> int:
+    """Bytes of the parameters in 16 bits: what loading the model for inference takes, 2Ψ."""
+    return 2 * parameters
+
+
+def _shard(full: int, ranks: int) -> int:
+    return -(-full // ranks)

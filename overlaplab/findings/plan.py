@@ -1,0 +1,77 @@
+"""What a plan's figures mean, and what would make it fit."""
+
+from __future__ import annotations
+
+from overlaplab.costs.plan import Plan
+from overlaplab.costs.states import STAGES, quick_look
+from overlaplab.words import count, size_exact
+
+__all__ = ["plan_advice", "plan_lead", "plan_notes", "plan_title"]
+
+_PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))
+
+
+def plan_lead(plan: Plan) -> str:
+    """Model, batch and work of a step, in sentences."""
+    batch = plan.batch
+    said = [
+        f"{_billions(plan.parameters)} parameters take {size_exact(quick_look(plan.parameters))} in 16 bits, and"
+        f" {plan.precision.total}Ψ = {size_exact(plan.precision.total * plan.parameters)} in training"
+        f" ({plan.precision_name})",
+        f"a step trains on {batch.tokens:,} tokens: {batch.microbatch:,} × {batch.accumulate:,} ×"
+        f" {count(batch.ranks, 'GPU')} = {batch.samples:,} sequences of {batch.seq:,}",
+        f"it takes {_operations(plan.step_flops)}, {_operations(plan.step_flops / batch.ranks)} on each GPU",
+    ]
+    return ". ".join(text[:1].upper() + text[1:] for text in said) + "."
+
+
+def plan_title(plan: Plan, stage: int) -> str:
+    """The gist of a chart of memory over the number of GPUs."""
+    where = f"ZeRO stage {stage}" if stage else "Nothing sharded"
+    if plan.gpu_bytes is None:
+        return f"{where}: {size_exact(plan.held(stage, plan.batch.ranks).total)} per GPU"
+    fits = plan.fits_from(stage)
+    gpu = size_exact(plan.gpu_bytes)
+    if fits is None:
+        return f"{where}: never fits into {gpu}"
+    return f"{where}: fits into {gpu} from {count(fits, 'GPU')}"
+
+
+def plan_advice(plan: Plan) -> str:
+    """The first stage that fits on the planned GPUs, since each further one sends more or waits more; or what to do."""
+    if plan.gpu_bytes is None:
+        return "Name the GPU's memory (--gpu-memory 80GB) to see what fits."
+    gpu = size_exact(plan.gpu_bytes)
+    for stage in STAGES:
+        fits = plan.fits_from(stage)
+        if fits is not None and fits <= plan.batch.ranks:
+            how = f"ZeRO stage {stage}" if stage else "plain data parallelism"
+            return f"Try {how}: {size_exact(plan.held(stage, plan.batch.ranks).total)} of {gpu} per GPU."
+    if (fits := plan.fits_from(max(STAGES))) is not None:
+        return f"It fits from {count(fits, 'GPU')} with ZeRO stage {max(STAGES)}, not on {plan.batch.ranks:,}."
+    smaller = "checkpointing" if plan.model is not None and not plan.checkpointing else "shorter sequences"
+    fewer = "a smaller microbatch or " if plan.batch.microbatch > 1 else ""
+    return f"Activations alone take {size_exact(plan.activations)} of {gpu}: try {fewer}{smaller}."
+
+
+def plan_notes(plan: Plan) -> tuple[str, ...]:
+    """What the figures leave out; each begins with a small letter and ends without a full stop."""
+    left = "gathered units, buckets, buffers of the allocator and of NCCL come on top"
+    if plan.model is None:
+        return (
+            "operations are an estimate, 6 per parameter and token; activations are unknown without --layers",
+            left,
+        )
+    return (left, "operations count all scores of attention, though a causal mask needs half of them")
+
+
+def _operations(number: float) -> str:
+    scale, prefix = next((pair for pair in _PREFIXES if number >= pair[0]), (1, ""))
+    return f"{number / scale:.3g} {prefix}FLOP"
+
+
+def _billions(number: int) -> str:
+    for scale, word in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= scale:
+            return f"{number / scale:.3g}{word}"
+    return str(number)

@@ -1,0 +1,45 @@
+"""The page Plan: batch, memory and operations of a training run before there is one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from overlaplab import charts, findings
+from overlaplab.analyses.plan import plan_over_ranks, plan_stages
+from overlaplab.columns import columns
+from overlaplab.costs.plan import Plan
+from overlaplab.sections.blocks import Chart, Section, TableBlock
+
+__all__ = ["plan_rows", "plan_section"]
+
+_BYTES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "total_bytes")
+
+
+def plan_section(plan: Plan, stage: int) -> Section:
+    """What each GPU would hold over their number in a stage of ZeRO, and by stage on the planned number."""
+    table = plan_over_ranks(plan)
+    own = table[table["stage"] == stage]
+    title = findings.plan_title(plan, stage)
+    draw = partial(charts.planned_memory, own, limit=plan.gpu_bytes, planned=plan.batch.ranks, title=title)
+    return Section(
+        title="Memory per GPU",
+        lead=findings.plan_lead(plan),
+        blocks=[Chart(key="plan_chart", draw=draw, note=None, table=own), plan_rows(plan)],
+        advice=(findings.plan_advice(plan),),
+    )
+
+
+def plan_rows(plan: Plan) -> TableBlock:
+    """A row per stage of ZeRO, on the planned number of GPUs."""
+    shown = columns("plan", "stage", *_BYTES, *(() if plan.gpu_bytes is None else ("fits_from",)))
+    return TableBlock(
+        key="plan_table",
+        caption=f"Memory per GPU on {plan.batch.ranks:,}, by ZeRO stage",
+        frame=plan_stages(plan),
+        columns=shown,
+        narrow=shown,
+        legend="MB per GPU; fits from = the smallest number of GPUs whose memory suffices"
+        if plan.gpu_bytes
+        else "MB per GPU",
+        notes=findings.plan_notes(plan),
+    )
