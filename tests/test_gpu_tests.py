@@ -63,9 +63,9 @@ def test_processes_find_the_packages_of_this_repository(tmp_path: Path, monkeypa
 
 
 def test_a_process_that_takes_too_long_is_ended_with_what_it_said() -> None:
-    code, said = run([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"], 2)
+    code, said = run([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"], 5)
     assert code != 0
-    assert said == "here\n\nended after 2 s\n"
+    assert said == "here\n\nended after 5 s\n"
 
 
 @pytest.fixture
@@ -85,8 +85,10 @@ def test_every_file_records_where_nothing_is_installed(
 ) -> None:
     for name in ("test_gpu_link", "test_streams_gpu"):
         monkeypatch.setattr(files[name], "RECORDING_S", 1000.0)  # this machine may be busy
+    names = ("naive", "zero3", "torch-fsdp2")
+    monkeypatch.setattr(files["test_gpu_link"], "StrategyName", names)
     every = files["test_gpu_link"].recorded(tmp_path / "made", *TINY)
-    for name in ("naive", "zero3", "torch-fsdp2"):
+    for name in names:
         manifest, events = files["test_gpu_link"].read(every / name)
         assert manifest["strategy"] == name
         assert events
@@ -96,7 +98,7 @@ def test_every_file_records_where_nothing_is_installed(
 
 def recorded_runs(out: Path, *names: str, **more: str) -> tuple[int, str]:
     line = [sys.executable, str(ROOT / "tests" / "support" / "phantom_runs.py"), str(out), *TINY, "--", *names]
-    return run(line, 280, **more)
+    return run(line, 800, **more)
 
 
 def test_after_a_strategy_that_fails_the_others_are_recorded(files: dict[str, ModuleType], tmp_path: Path) -> None:
@@ -165,11 +167,11 @@ def test_warnings_fail_no_gpu_test(files: dict[str, ModuleType], tmp_path: Path)
     line = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-m", "gpu"]
     line += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), str(made)]
     made.write_text(MADE)
-    code, said = run(line, 200)
+    code, said = run(line, 400)
     assert code == 0, said
     assert "1 passed, 1 warning" in said
     made.write_text(MADE.replace("pytestmark = GPU_TESTS", "import pytest; pytestmark = pytest.mark.gpu"))
-    assert run(line, 200)[0] == 1
+    assert run(line, 400)[0] == 1
     for name, module in files.items():
         assert module.pytestmark is GPU_TESTS, name
 
@@ -267,7 +269,7 @@ def test_skipped(): pytest.skip("no reason")
 """,
     )
     two = made(tmp_path / "test_two.py", "def test_other_file(tmp_path): (tmp_path / 'x.txt').write_text('x')")
-    code, said = run(gpu_tests(tmp_path / "results", one, two), 200)
+    code, said = run(gpu_tests(tmp_path / "results", one, two), 400)
     assert code == 1
     assert told(tmp_path / "results") == [
         ("passed", "test_before"),
@@ -303,7 +305,7 @@ def test_loses_it():
 def test_after(): assert "torch" not in sys.modules
 """,
     )
-    assert run(gpu_tests(tmp_path / "results", one), 200)[0] == 1
+    assert run(gpu_tests(tmp_path / "results", one), 400)[0] == 1
     error = "test_loses_it: RuntimeError: CUDA error: an illegal memory access was encountered"
     assert told(tmp_path / "results") == [("failed", error), ("the", "test_loses_it"), ("passed", "test_after")]
 
@@ -318,7 +320,7 @@ def test_hangs(tmp_path):
     hang()
 """,
     )
-    code, _ = run(gpu_tests(tmp_path / "results", one, "--seconds", "10"), 200)
+    code, _ = run(gpu_tests(tmp_path / "results", one, "--seconds", "20"), 400)
     assert code == 1
     assert told(tmp_path / "results") == [("the", "test_hangs"), (f"{one}:", f"{one}: no time is left")]
     assert "gpu_tests/test_one-1/test_hangs0/run.json" in unpacked(tmp_path / "results", tmp_path / "unpacked")
@@ -348,7 +350,7 @@ def test_hangs(tmp_path):
 def test_a_file_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
     one = made(tmp_path / "test_one.py", "import nowhere")
     two = made(tmp_path / "test_two.py", "def test_other_file(): pass")
-    code, said = run(gpu_tests(tmp_path / "results", one, two), 200)
+    code, said = run(gpu_tests(tmp_path / "results", one, two), 400)
     assert code == 1
     assert said.splitlines()[0] == f"{one}: pytest ended with exit code 2"
     assert told(tmp_path / "results")[1:] == [("passed", "test_other_file")]

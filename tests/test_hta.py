@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +98,11 @@ def gpu_events(drawn: list[tuple[int, str, int, int, int]], steps: int) -> list[
     return [*events, *(step(i, ZERO + i * width, ZERO + (i + 1) * width) for i in range(steps))]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=int(os.environ.get("FUZZ", "12")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(kernels, st.integers(0, 3))
 def test_any_gpu_trace_gives_the_tables_of_htas_parser(
     tmp_path: Path, drawn: list[tuple[int, str, int, int, int]], steps: int

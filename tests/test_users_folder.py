@@ -1,4 +1,7 @@
-"""Recording in a folder with files named like modules of this project or of Python's library."""
+"""Recording in a folder with files named like modules of this project or of Python's library.
+
+A sweep does so in tests/cli/test_sweep_command.py.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +35,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def expect_run(folder: Path, *arguments: str, out: str = "run") -> None:
+def expect_run(folder: Path, *arguments: str) -> None:
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "shadowed" not in done.stdout + done.stderr
-    assert sorted(file.name for file in (folder / out).iterdir()) == ["rank0.pt.trace.json.gz", "run.json"]
+    assert sorted(file.name for file in (folder / "run").iterdir()) == ["rank0.pt.trace.json.gz", "run.json"]
 
 
-@pytest.mark.parametrize(
-    ("command", "out"),
-    [
-        (["record", "--strategy", "bucketed", "--out", "run"], "run"),
-        (["sweep", "--bucket-cap-mb", "1", "--repeats", "1", "--out", "caps"], "caps/cap-1"),
-    ],
-)
-def test_commands_record_beside_any_files(command: list[str], out: str, folder: Path) -> None:
+def test_the_command_records_beside_any_files(folder: Path) -> None:
     """torch itself imports `profile`, by way of cProfile: neither the engine nor its ranks may find the user's."""
     (folder / "profile.py").write_text('raise SystemExit("shadowed")')
-    expect_run(folder, "-m", "overlaplab", *command, *TINY, out=out)
+    expect_run(folder, "-m", "overlaplab", "record", "--strategy", "bucketed", "--out", "run", *TINY)
 
 
 def test_a_script_records_beside_any_files(folder: Path) -> None:

@@ -228,7 +228,7 @@ def behind_which(
     return follower if follower is not None and follower.end <= after and follower.asked <= at else None
 
 
-@settings(max_examples=int(os.environ.get("FUZZ", "20")), deadline=None)
+@settings(max_examples=int(os.environ.get("FUZZ", "12")), deadline=None)
 @given(
     st.lists(drawn, min_size=1, max_size=6),
     st.lists(st.sets(st.integers(0, LAST - 1), max_size=60), min_size=2, max_size=2),

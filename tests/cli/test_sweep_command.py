@@ -170,11 +170,14 @@ def test_an_interrupted_sweep_leaves_whole_runs_and_no_process(
 
 
 def test_a_real_sweep(tmp_path: Path) -> None:
+    """In a folder with files named like modules of this project or of Python's library."""
     out = tmp_path / "sweep"
+    for name in ("engine", "record", "labels", "profile"):
+        (tmp_path / f"{name}.py").write_text('raise SystemExit("shadowed")')
     line = [sys.executable, "-m", "overlaplab", "sweep", "--bucket-cap-mb", "0.02,1", "--repeats", "1", "--out", out]
     small = ["--device", "cpu", "--layers", "1", "--width", "32", "--vocab", "50", "--seq", "8", "--batch", "2"]
     words = [str(word) for word in (*line, *small, "--steps", "2", "--link", "1Gbps,200us", "--attempts", "1")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (0, "")
     assert "caps in random order (--order-seed 0):" in done.stderr
     assert f"Next: overlaplab compare {out}" in done.stderr

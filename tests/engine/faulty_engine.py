@@ -1,6 +1,7 @@
 """`python -m overlaplab_engine` with a fault: FAULT=rank:step:kind.
 
 Its processes are found by TOKEN in their environment, forks by the files in the folder PROCESSES that have their ids.
+None may ask DNS for a name.
 """
 
 import os
@@ -8,6 +9,7 @@ import signal
 import sys
 import time
 
+import no_dns
 import overlaplab_engine.cli
 import overlaplab_engine.launch
 import overlaplab_engine.recording.trace_file
@@ -15,6 +17,7 @@ import overlaplab_engine.strategies.agreement
 import overlaplab_engine.train
 from overlaplab_engine.network.communicator import Communicator
 
+no_dns.forbid()  # in a fork it was imported before
 with open(os.path.join(os.environ["PROCESSES"], str(os.getpid())), "w"):
     pass
 if "RANK" not in os.environ:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def test_unknown_where_a_rank_has_no_trace(tmp_path: Path) -> None:
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=3, max_size=3)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=int(os.environ.get("FUZZ", "15")), deadline=None)
 @given(st.lists(st.tuples(spans, spans), min_size=1, max_size=5), st.sets(st.integers(0, 70), max_size=40))
 def test_against_looking_at_every_microsecond(
     collectives: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]], computing: set[int]

@@ -22,6 +22,8 @@ from overlaplab.selection import Selection
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/run.json"))
+OF_EACH_KIND = ("bucketed", "torch-ddp", "torch-fsdp2", "zero2", "zero3")
+"""Samples of which the others are repetitions."""
 
 
 def assert_same_figures(part: Run, whole: Run, steps: list[int]) -> None:
@@ -40,7 +42,9 @@ def raw_events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OF_EACH_KIND else pytest.mark.slow) for name in RUNS]
+)
 def test_every_step_of_every_sample(name: str, tmp_path: Path) -> None:
     whole = load_run(SAMPLES / name)
     for number in sorted(summary(whole)["step"].unique().tolist()):

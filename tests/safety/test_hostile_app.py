@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from browser import rerun, settle, visit, watch_of, watched
+from browser import rerun, settle, visit, wait_until, watch_of, watched
 from hostile import EVIL, FOLDERS, PAYLOADS, markup_of
 from playwright.sync_api import Browser, Page
 
@@ -114,8 +114,8 @@ def test_what_would_happen_is_noticed(browser: Browser) -> None:
     with watched(browser) as page:
         page.set_content("".join(PAYLOADS[kind] for kind in ("image", "frame", "script", "entity")))
         page.wait_for_function("document.querySelector('img') && document.images[0].complete")
-        page.wait_for_timeout(100)
         watch = watch_of(page)
+        wait_until(page, lambda: len(watch.executed) >= 3 and f"http://{EVIL}/i.png" in watch.foreign)
         assert len(watch.executed) >= 3
         assert f"http://{EVIL}/i.png" in watch.foreign
         markup = " ".join(markup_of(page))

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, sync_playwright
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-WAIT_MS = 60_000
+WAIT_MS = 200_000
 """How long anything on a page may take."""
 PWNED = "window.pwned&&pwned(document.URL)"
 """What injected script would run; `watched` fails the test where it does."""
@@ -180,6 +180,13 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: IO[byt
         except OSError:
             time.sleep(0.05)
     pytest.fail("the app did not start within 200 s")
+
+
+def wait_until(page: Page, done: Callable[[], bool]) -> None:
+    """Let the page go on until what it does not show itself is true; after `WAIT_MS` the test goes on all the same."""
+    end = time.monotonic() + WAIT_MS / 1000
+    while not done() and time.monotonic() < end:
+        page.wait_for_timeout(50)
 
 
 def settle(page: Page) -> None:

@@ -119,7 +119,7 @@ class Ended:
     stderr: str
 
 
-def run_launcher(*line: str, limit_s: float = 280, **environment: str) -> Ended:
+def run_launcher(*line: str, limit_s: float = 800, **environment: str) -> Ended:
     """Run a line that starts its ranks itself; after `limit_s` seconds it is killed."""
     launcher = WarmProcess(line, environment)
     connection.wait([launcher.sentinel], limit_s)
@@ -127,7 +127,7 @@ def run_launcher(*line: str, limit_s: float = 280, **environment: str) -> Ended:
     return launcher.ended()
 
 
-def run_warm(count: int, *line: str, limit_s: float = 280, **environment: str) -> list[Ended]:
+def run_warm(count: int, *line: str, limit_s: float = 800, **environment: str) -> list[Ended]:
     """Run a line as so many ranks, as torchrun would on one machine.
 
     Once one fails the others are killed, with code -9; so are all after `limit_s` seconds.

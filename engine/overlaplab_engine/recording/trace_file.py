@@ -106,9 +106,10 @@ class TraceFile:
                     with plain.open("rb") as lines:
                         self.saw_no_device = not holds_device_events(lines)
                 with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=6) as target:
-                    for line in source:
-                        # The trace contains the name of the temporary file; put the final name there.
-                        target.write(line.replace(str(plain).encode(), self._path.name.encode()))
+                    # The trace contains the name of the temporary file; put the final name there.
+                    temporary_name, name = str(plain).encode(), self._path.name.encode()
+                    while piece := source.readlines(1 << 20):
+                        target.write(b"".join(piece).replace(temporary_name, name))
             finally:
                 plain.unlink(missing_ok=True)
 

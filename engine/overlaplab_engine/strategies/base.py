@@ -120,8 +120,7 @@ class Strategy(ABC):
         for module in model.modules():
             module.register_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            comm.broadcast(list(model.buffers()))
+        comm.broadcast(list(model.buffers()))
         if "parameters" not in self.traits.sharded:  # else each unit is shared before it is sharded
             self._share(list(model.parameters()))
 
@@ -135,8 +134,7 @@ class Strategy(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass, with rank 0's buffers if gradients will be synchronised; what the model returns."""
         if self._sync:
-            with torch.no_grad():
-                self.comm.broadcast(list(self.model.buffers()))
+            self.comm.broadcast(list(self.model.buffers()))
         return self.model(*args, **kwargs)
 
     @contextmanager
@@ -238,7 +236,6 @@ class Strategy(ABC):
         """The model's units by `options.units`; zero3 gathers and frees them one by one."""
         return units_of(self.model, self.options.units)
 
-    @torch.no_grad()
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give every rank rank 0's values of these parameters, which may be deferred."""
         for parameter in parameters:

@@ -29,7 +29,6 @@ from overlaplab_engine.strategy_names import StrategyName
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.profiler import ProfilerActivity, profile
 
 scenario = Scenarios()
@@ -279,6 +278,8 @@ def exception_where_torch_cannot_go_on(comm: Communicator) -> None:
 @contextmanager
 def counted(comm: Communicator, found: Counter[str]) -> Iterator[None]:
     """Add the collectives within: by CommDebugMode on plain gloo, by the link's log behind one."""
+    from torch.distributed.tensor.debug import CommDebugMode  # slow to import
+
     before = len(comm.carried)
     with CommDebugMode() as mode:
         yield

@@ -228,9 +228,10 @@ found = scenario.found
 @pytest.mark.parametrize(
     ("found", "name"),
     [
-        *scenario.on(2),
-        *scenario.on(3),
+        *scenario.on(2, "^(?!as_)"),
+        *scenario.on(3, "as_"),
         *scenario.on(2, "as_", arrivals="late"),
+        *scenario.on(3, slow=True),
         *scenario.on(2, "as_", slow=True, arrivals="delayed"),
         *scenario.on(2, link=True, slow=True),
     ],
