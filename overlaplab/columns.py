@@ -101,7 +101,7 @@ _ANYWHERE = (
     Column("exposed_ns", "ns", "exposed", "The part of its time during which the rank computed nothing."),
     Column("busy_ns", "ns", "busy", "Time in which at least one of them ran.", short="busy ms"),
     # Why communication was exposed
-    Column("cause", "text", "cause", "Why communication was exposed."),
+    Column("cause", "text", "cause", "Why communication was exposed; a percentage is of the exposed time beside it."),
     Column("concerned", "text", "in", "The collectives whose exposed time has this cause."),
     Column("remedy", "text", "what helps", "What of this run can be changed against it."),
     Column("collective", "count", "collective's number", "The collective's place in the table of collectives."),
@@ -353,6 +353,10 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("bytes", "bytes", "size", "The size of the unit's full parameters.", short="kB"),
         Column("wait_ns", "ns", "wait", "How long the rank was ready to use the unit before the gather ended."),
         Column("held_ns", "ns", "held from", "From when on its bytes count as held, from the step's start."),
+    ),
+    ("scatter_steps",): (
+        Column("scatters", "count", "reduce-scatters", "How many reduce-scatters of gradients ran."),
+        Column("exposed_ns", "ns", "exposed", "The reduce-scatters' time during which the rank computed nothing."),
     ),
     ("schedule_steps",): (Column("wait_ns", "ns", "wait", "How long gathers kept the rank waiting."),),
     ("gathered_bytes",): (Column("bytes", "bytes", "held", "The bytes of full parameters held from then on."),),

@@ -52,6 +52,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["compare"] = analyses.compare([bucketed, ahead])
     found |= {name: getattr(analyses, name)(swept) for name in ("sweep", "sweep_links")}
     found |= {name: getattr(analyses, name)(found["schedule"]) for name in ("schedule_steps", "gathered_bytes")}
+    found["scatter_steps"] = analyses.scatter_steps(found["scatters"], overlaplab.exposed(ahead))
     found["late_buckets"] = analyses.late_buckets(found["buckets"].head(2))
     found["each_collective"] = analyses.each_collective(found["collectives"])
     found["stragglers_of"] = analyses.stragglers_of(found["collectives"])

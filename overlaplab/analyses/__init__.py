@@ -16,7 +16,7 @@ from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_b
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.ranks import load_ranks
 from overlaplab.analyses.scalars import Scalars, scalars
-from overlaplab.analyses.scatters import scatters
+from overlaplab.analyses.scatters import scatter_steps, scatters
 from overlaplab.analyses.schedule import schedule
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals
@@ -59,6 +59,7 @@ __all__ = [
     "rows_of",
     "same_but_cap",
     "scalars",
+    "scatter_steps",
     "scatters",
     "schedule",
     "schedule_steps",

@@ -34,6 +34,18 @@ def scatters(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({name: "Int64" for name in _COLUMNS if name != "unit"})
 
 
+def scatter_steps(table: pd.DataFrame, exposed: pd.DataFrame) -> pd.DataFrame:
+    """One row per rank and step with reduce-scatters that ran: rows of `scatters`, and of `exposed` of the same run.
+
+    Columns, in Int64: `rank`, `step`, `scatters` (how many), `exposed_ns` (of all of them together).
+    """
+    window = ["rank", "step"]
+    ran = table.dropna(subset=["start_ns", "end_ns"]).groupby(window, dropna=False).size().reset_index(name="scatters")
+    own = exposed[exposed["kind"] == "reduce_scatter"].groupby(window, dropna=False)["exposed_ns"].sum().reset_index()
+    found = ran.merge(own, on=window, how="left").fillna({"exposed_ns": 0})
+    return found.astype(dict.fromkeys((*window, "scatters", "exposed_ns"), "Int64"))
+
+
 def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     ran = executions(trace)
     if launched := [label for label in labels_of(trace) if label.word == "scatter_launch"]:

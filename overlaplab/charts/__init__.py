@@ -4,7 +4,7 @@ from overlaplab.charts.breakdown import summary
 from overlaplab.charts.collectives import bus_bandwidth, late_ranks, waits
 from overlaplab.charts.comparison import compare
 from overlaplab.charts.costs import memory_compared, sent_compared
-from overlaplab.charts.gather_waits import gather_waits
+from overlaplab.charts.gather_waits import gather_waits, scatters_exposed
 from overlaplab.charts.gathers import schedule, schedule_window
 from overlaplab.charts.held import gathered
 from overlaplab.charts.lanes import timeline, timeline_rows
@@ -26,6 +26,7 @@ __all__ = [
     "links",
     "memory_compared",
     "planned_memory",
+    "scatters_exposed",
     "schedule",
     "schedule_window",
     "sent_compared",

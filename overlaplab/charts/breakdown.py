@@ -7,7 +7,7 @@ import pandas as pd
 
 from overlaplab.charts.parts import bars, row_axis, tooltip, words
 from overlaplab.charts.theme import Palette, colours, finish, palette
-from overlaplab.findings import summary_scope, summary_title
+from overlaplab.findings import ranks_left_out, summary_scope, summary_title
 from overlaplab.words import count, rank_word, to_ms
 
 PARTS = {
@@ -23,14 +23,17 @@ PARTS = {
 LABELLED = 3.0  # percent of the step: a narrower part has no room for its number
 
 
-def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+def summary(
+    table: pd.DataFrame, *, most: int | None = None, dark: bool = False, note: str | None = None
+) -> alt.LayerChart:
     """One bar per rank, from `overlaplab.summary(run)` or `.totals(run)`; a whole bar is 100 % of the rank's step time.
 
     Exposed communication is split into wait and transfer where that is known. Rows of the same rank are added up.
-    `note` is the line about the run (`overlaplab.findings.note`).
+    With `most` only so many ranks are drawn, those with most exposed time. `note` is the line about the run
+    (`overlaplab.findings.note`).
     """
     tones = palette(dark)
-    long = _parts(table)
+    long = _parts(_most_exposed(table, most))
     ranks = list(dict.fromkeys(long["rank"]))
     y = row_axis("rank", ranks, "rank")
     drawn = {part: _fills(tones)[part] for part in PARTS.values() if part in set(long["part"])}
@@ -46,14 +49,23 @@ def summary(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     numbers = [words(rows, "middle", y, str(ink), column="label") for ink, rows in shown.groupby("ink")]
     title = summary_title(table)
     scope = f"Summed over {summary_scope(table)}. Each bar is 100 % of its rank's step time; numbers are percent of it."
+    left_out = ranks_left_out(len(ranks), table["rank"].nunique(dropna=False))
     return finish(
         [bars(long, x, y, colours(list(drawn.items())), lines, 0.8), *numbers],
         title=title,
-        subtitle=[" ".join(filter(None, (scope, note)))],
+        subtitle=[" ".join(filter(None, (scope, left_out, note)))],
         description=f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(drawn)}. {title}.",
         dark=dark,
-        height=alt.Step(30 if len(ranks) <= 16 else 20),
+        height=alt.Step(30 if len(ranks) <= 4 else 20),
     )
+
+
+def _most_exposed(table: pd.DataFrame, most: int | None) -> pd.DataFrame:
+    """The rows of so many ranks, in their order."""
+    exposed = table.groupby("rank", dropna=False)["exposed_comm_ns"].sum()
+    if most is None or len(exposed) <= most:
+        return table
+    return table[table["rank"].isin(exposed.sort_values(ascending=False, kind="stable").index[:most])]
 
 
 def _fills(tones: Palette) -> dict[str, str]:

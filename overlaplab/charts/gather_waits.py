@@ -1,4 +1,4 @@
-"""The strip of waits: a cell per rank and step, from which a reader chooses the one to look at."""
+"""Strips with a cell per rank and step, from which a reader chooses the one to look at: what sharding costs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import pandas as pd
 
 from overlaplab.charts.parts import row_axis, tooltip
 from overlaplab.charts.theme import finish, palette
-from overlaplab.findings import gather_waits_title
+from overlaplab.findings import gather_waits_title, scatters_exposed_title
 from overlaplab.words import count, rank_word, to_ms
 
 CELL = "cell"
 """The name of the chart's selection parameter: the `rank` and `step` of the chosen cell."""
+_DEEP = 0.85  # of the deepest shade: from there on the other ink reads better, in both themes
 _NAMED = 24  # so many steps leave room for numbers in the cells
 
 
@@ -20,40 +21,56 @@ def gather_waits(steps: pd.DataFrame, *, dark: bool = False, note: str | None = 
 
     Rows without a rank, a step or a known wait are left out.
     """
-    tones = palette(dark)
     known = steps.dropna(subset=["rank", "step", "wait_ns"])
+    what = "Compute's waits for gathers."
+    return _strip(known, "wait_ns", "waited", gather_waits_title(known), [what, note], dark=dark)
+
+
+def scatters_exposed(steps: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """How long each rank's reduce-scatters were exposed in each step: rows of `overlaplab.analyses.scatter_steps`.
+
+    Rows without a rank or a step are left out.
+    """
+    known = steps.dropna(subset=["rank", "step"])
+    what = "Exposed time of reduce-scatters."
+    return _strip(known, "exposed_ns", "exposed", scatters_exposed_title(known), [what, note], dark=dark)
+
+
+def _strip(
+    known: pd.DataFrame, column: str, word: str, title: str, subtitle: list[str | None], *, dark: bool
+) -> alt.LayerChart:
+    tones = palette(dark)
     cells = pd.DataFrame(
         {
             "rank": known["rank"].astype("int64"),
             "step": known["step"].astype("int64"),
             "row": known["rank"].map(rank_word),
-            "ms": to_ms(known["wait_ns"].astype("float64")),
+            "ms": to_ms(known[column].astype("float64")),
         }
     )
     cells["word"] = cells["ms"].map("{:,.1f}".format)
     ranks = cells.sort_values("rank")["row"].drop_duplicates().tolist()
     y = row_axis("row", ranks, "rank")
     x = alt.X("step:O", title="step", axis=alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False))
-    shade = alt.Scale(domainMin=0, range=[tones.grid, tones.exposed], interpolate="lab")
-    legend = alt.Legend(title="waited (ms)", orient="right", titleColor=tones.soft)
-    lines = tooltip({"row": "rank", "step:O": "step", "ms:Q": "waited ms"})
+    shade = alt.Scale(domainMin=0, range=[0.08, 1])  # no mixture of colours, which a report could not switch
+    legend = alt.Legend(title=f"{word} (ms)", orient="right", titleColor=tones.soft, symbolType="square")
+    lines = tooltip({"row": "rank", "step:O": "step", "ms:Q": f"{word} ms"})
     chosen = alt.selection_point(name=CELL, fields=["rank", "step"])
     drawn: alt.Chart = (
         alt.Chart(cells)
-        .mark_rect(cursor="pointer", stroke=tones.soft, strokeWidth=0.5)
-        .encode(x=x, y=y, color=alt.Color("ms:Q", scale=shade, legend=legend), tooltip=lines)
+        .mark_rect(cursor="pointer", fill=tones.exposed, stroke=tones.soft, strokeWidth=0.5)
+        .encode(x=x, y=y, opacity=alt.Opacity("ms:Q", scale=shade, legend=legend), tooltip=lines)
         .add_params(chosen)
     )
     layers = [drawn]
     if cells["step"].nunique() <= _NAMED and len(cells):
-        deep = f"datum.ms > {float(cells['ms'].max()) / 2!r}"
+        deep = f"datum.ms > {float(cells['ms'].max()) * _DEEP!r}"
         ink = alt.condition(deep, alt.value(tones.on_dark), alt.value(tones.ink))
         layers.append(alt.Chart(cells).mark_text(fontSize=12).encode(x=x, y=y, text="word:N", color=ink))
-    title = gather_waits_title(known)
     return finish(
         layers,
         title=title,
-        subtitle=["Compute's waits for gathers. Click a cell to see its rank and step below.", note],
+        subtitle=[" ".join(filter(None, subtitle))],
         description=f"A strip of {count(len(ranks), 'rank')} by {count(cells['step'].nunique(), 'step')}. {title}.",
         dark=dark,
         height=alt.Step(26 if len(ranks) <= 16 else 14),

@@ -77,7 +77,7 @@ def _limit(limit: tuple[int, int] | None, scale: float, ink: str) -> list[alt.Ch
     if limit is None:
         return []
     place = pd.DataFrame({"held": [limit[1] / scale]})
-    rule, name = dashed_lines(place, "y", "held", held_limit(*limit), ink, width=1.2, align="right", dx=-4, dy=-7)
+    rule, name = dashed_lines(place, "y", "held", held_limit(*limit), ink, width=1.2, align="right", dx=-4, dy=10)
     return [rule, name.encode(x=alt.value("width"))]
 
 

@@ -27,9 +27,11 @@ __all__ = ["main"]
 
 _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
+@media (min-width: 1000px) {.block-container {padding-top: 1.25rem;}}
+.stMain h1 {font-size: 1.75rem; padding: 0;}
 .st-key-head h1 {font-size: 1.05rem; padding: 0; opacity: 0.7;}
 .st-key-head [data-testid="stText"] {font-size: 0.95rem; opacity: 0.7;}
-.st-key-headline [data-testid="stText"] {font-size: 1.6rem; line-height: 1.3; font-weight: 700;}
+.st-key-headline [data-testid="stText"] {font-size: 1.5rem; line-height: 1.25; font-weight: 700;}
 .st-key-advice {border-left: 4px solid #0072B2; background: rgb(0 114 178 / 10%); padding: 0.6rem 1rem;}
 .st-key-advice [data-testid="stText"] {font-size: 1.05rem;}
 .stMain dl.tiles {display: grid; grid-template-columns: repeat(auto-fit, minmax(7.5rem, 1fr)); gap: 0.6rem; margin: 0;
@@ -40,9 +42,12 @@ _STYLE = """
 .bar {display: flex; align-items: center; gap: 0.5rem;}
 .bar i {height: 1.5rem; min-width: 2px;}
 .bar b {white-space: nowrap; font-size: 0.9rem;}
-[class*="st-key-causes_"][class*="_label"] [data-testid="stText"] {font-weight: 600; font-size: 0.95rem;}
+[class*="st-key-causes_"][class*="_label"] [data-testid="stText"] {font-weight: 600; font-size: 0.95rem;
+  line-height: 1.25;}
 [class*="st-key-causes_"][class*="_words"] [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3;}
 [class*="_words"] [data-testid="stElementContainer"] + [data-testid="stElementContainer"] {opacity: 0.75;}
+.st-key-screen h3 {padding: 0;}
+.st-key-causes {padding-top: 0.3rem;}
 .st-key-causes button {min-height: 0; padding: 0;}
 .st-key-causes_rest [data-testid="stText"] {font-size: 0.85rem; opacity: 0.75;}
 @media (max-width: 1100px) {

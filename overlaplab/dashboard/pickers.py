@@ -32,14 +32,14 @@ def pick_ranks(run: Run) -> frozenset[int] | None:
     return frozenset(chosen) if chosen and len(ranks) > 1 else None
 
 
-def pick_step(table: pd.DataFrame) -> int | None:
-    """A step chosen in the side bar, of those in the table's `step`; None for all."""
+def pick_step(table: pd.DataFrame, unchosen: str = "All steps") -> int | None:
+    """A step chosen in the side bar, of those in the table's `step`; None where none is, of which `unchosen` speaks."""
     steps = _whole(table["step"])
     wanted = links.number(links.kept(links.STEP))
     chosen = links.start(links.STEP, "step_picker", wanted, None, [None, *steps])
     if len(steps) > 1:
         chosen = st.sidebar.selectbox(
-            "Step", steps, index=None, placeholder="All steps", key="step_picker", on_change=links.control_used
+            "Step", steps, index=None, placeholder=unchosen, key="step_picker", on_change=links.control_used
         )
     links.settle(links.STEP, None if chosen is None else str(chosen), plain=False)
     return chosen if len(steps) > 1 else None

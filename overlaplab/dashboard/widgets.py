@@ -238,7 +238,7 @@ def _show_bars(block: Bars) -> dict[Any, Any] | None:
 
 
 def _show_bar(bar: Bar, key: str) -> bool:
-    label, drawn, words, link = st.columns((24, 21, 43, 12), gap="small", vertical_alignment="center")
+    label, drawn, words, link = st.columns((22, 17, 47, 14), gap="small", vertical_alignment="center")
     with label.container(key=f"{key}_label"):
         st.text(bar.label)
     tone = cause_colours(palette(dark()))[bar.cause]
@@ -321,8 +321,8 @@ def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.D
 
 
 def _label(column: Column) -> str:
-    """The header with the unit, as narrow as can be: eleven columns are to fit into a page of 1280 pixels."""
-    return column.header if column.unit == "ratio" else f"{column.header} {column.shown_unit}".strip()
+    """The header with the unit, narrow, so that many columns fit; of percentages with what they are shares of."""
+    return column.title if column.unit == "ratio" else f"{column.header} {column.shown_unit}".strip()
 
 
 def _text_width(header: str, texts: pd.Series) -> int:

@@ -70,12 +70,15 @@ from overlaplab.findings.diagnosis.diagnose import (
     where_chosen,
 )
 from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice
+from overlaplab.findings.diagnosis.parts import CausePart
+from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, unseen
 from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, hidden_finding, verdict
 from overlaplab.findings.events import event_facts
 from overlaplab.findings.first_screen import (
     Tile,
     about,
+    cause_parts,
     causes_title,
     marks_note,
     marks_title,
@@ -108,11 +111,18 @@ from overlaplab.findings.runs import (
     note,
     run_title,
 )
-from overlaplab.findings.sharded import gather_waits_title, held_limit, scatters_exposed
-from overlaplab.findings.summary import summary_scope, summary_title
+from overlaplab.findings.sharded import (
+    CHOOSE_A_CELL,
+    gather_waits_title,
+    held_limit,
+    scatters_exposed,
+    scatters_exposed_title,
+)
+from overlaplab.findings.summary import ranks_left_out, summary_scope, summary_title
 from overlaplab.findings.warnings import not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.windows import (
     clocks_note,
+    first_shown,
     timeline_lead,
     timeline_title,
     window_lead,
@@ -124,9 +134,11 @@ from overlaplab.findings.windows import (
 __all__ = [
     "CAUSE_LABELS",
     "CAUSE_MEANINGS",
+    "CHOOSE_A_CELL",
     "COSTS_ADVICE",
     "NOTHING_COUNTS",
     "OTHER_RANKS",
+    "CausePart",
     "CauseShare",
     "Diagnosis",
     "GatherCost",
@@ -143,6 +155,7 @@ __all__ = [
     "buckets_lead",
     "buckets_remarks",
     "buckets_title",
+    "cause_parts",
     "cause_words",
     "causes_title",
     "clocks_note",
@@ -162,6 +175,7 @@ __all__ = [
     "exposed_lead",
     "exposed_name",
     "failed_line",
+    "first_shown",
     "gate_title",
     "gather_waits_title",
     "gathered_peak",
@@ -197,11 +211,13 @@ __all__ = [
     "plan_title",
     "prefetch_gain",
     "rank_and_step",
+    "ranks_left_out",
     "rest_line",
     "run_labels",
     "run_title",
     "run_warnings",
     "scatters_exposed",
+    "scatters_exposed_title",
     "schedule_line",
     "schedule_notes",
     "schedule_remarks",
@@ -222,6 +238,7 @@ __all__ = [
     "tiles",
     "timeline_lead",
     "timeline_title",
+    "told_causes",
     "turn_label",
     "unknown_sizes",
     "unmatched_notes",

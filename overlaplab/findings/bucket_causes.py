@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
-
 import pandas as pd
 
+from overlaplab.findings.diagnosis.causes import buckets_by_name
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.words import count, ms, percent, size
 
-_BUCKET = re.compile(r"bucket ([0-9]+)")
 
-
-def bucket_causes(found: Diagnosis | None) -> pd.DataFrame:
-    """A row per bucket and cause of a step's diagnosis, each bucket's longest first.
+def bucket_causes(found: Diagnosis | None, buckets: pd.DataFrame) -> pd.DataFrame:
+    """A row per bucket and cause of a step's diagnosis, each bucket's longest first; `buckets`: its rows of `buckets`.
 
     Columns: `index` (of the bucket), `cause` (`analyses.exposed.Cause`), `label` (in words), `exposed_ns`.
     """
+    known = buckets_by_name(buckets)
     rows = [
-        (int(match[1]), share.cause, share.label, int(took))
+        (known[str(what)], share.cause, share.label, int(took))
         for share in (found.causes if found else ())
         for what, took in zip(share.rows["what"], share.rows["exposed_ns"], strict=True)
-        if (match := _BUCKET.fullmatch(str(what))) is not None
+        if str(what) in known
     ]
     table = pd.DataFrame(rows, columns=["index", "cause", "label", "exposed_ns"])
     return table.sort_values(["index", "exposed_ns"], ascending=[True, False], kind="stable", ignore_index=True)
@@ -33,7 +31,9 @@ def bucket_cause_words(causes: pd.DataFrame, index: int) -> str:
     if own.empty:
         return ""
     first, whole = own.iloc[0], int(own["exposed_ns"].sum())
-    return str(first["label"]) if len(own) == 1 else f"{first['label']}: {percent(int(first['exposed_ns']), whole)}"
+    return (
+        str(first["label"]) if len(own) == 1 else f"{first['label']}, {percent(int(first['exposed_ns']), whole)} of it"
+    )
 
 
 def best_buckets_remark(best: pd.DataFrame | None) -> str | None:

@@ -5,18 +5,30 @@ All follows from a `Diagnosis`, so that it says the same on every screen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
+from overlaplab.findings.diagnosis.parts import CausePart
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen
 from overlaplab.findings.runs import note
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, sentence
 
-__all__ = ["Tile", "about", "causes_title", "marks_note", "marks_title", "rest_line", "step_marks", "tiles"]
+__all__ = [
+    "Tile",
+    "about",
+    "cause_parts",
+    "causes_title",
+    "marks_note",
+    "marks_title",
+    "rest_line",
+    "step_marks",
+    "tiles",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +115,15 @@ def causes_title(found: Diagnosis) -> str:
     return f"Where the {ms(found.exposed_ns)} of exposed communication went"
 
 
-def rest_line(found: Diagnosis, shown: int) -> str:
-    """What the causes after the first `shown` took; empty where there are none."""
-    rest = found.causes[shown:]
+def cause_parts(found: Diagnosis) -> list[CausePart]:
+    """What gets a bar of its own, per cause and kind of unit, the most expensive first; all add up to `exposed_ns`."""
+    return sorted((part for share in found.causes for part in share.parts), key=lambda part: -part.exposed_ns)
+
+
+def rest_line(rest: Sequence[CausePart]) -> str:
+    """What the parts without a bar took; empty where there are none."""
     if not rest:
         return ""
-    took = sum(share.exposed_ns for share in rest)
-    return sentence(f"{count(len(rest), 'more cause')}, {ms(took)} in all: {', '.join(each.label for each in rest)}")
+    took = ms(sum(part.exposed_ns for part in rest))
+    causes = dict.fromkeys(part.label for part in rest)
+    return sentence(f"{took} more in smaller parts: {', '.join(causes)}")

@@ -13,12 +13,25 @@ def held_limit(units: int, num_bytes: int) -> str:
 
 
 def gather_waits_title(steps: pd.DataFrame) -> str:
-    """In which rank's step compute waited longest for gathers: rows of `schedule_steps` whose wait is known."""
+    """How long compute waited for gathers at most: rows of `schedule_steps` whose wait is known."""
     if steps.empty:
         return "How long compute waited for gathers is unknown"
-    worst = steps.iloc[int(steps["wait_ns"].astype("int64").to_numpy().argmax())]
-    where = f"on rank {worst['rank']} in step {worst['step']}"
-    return f"Compute waited longest for gathers {where}: {ms(int(worst['wait_ns']))}"
+    return f"Compute waited for gathers for {_at_most(steps['wait_ns'])}"
+
+
+CHOOSE_A_CELL = "Click a cell to see its rank and step below."
+"""Where a page can follow a click on a strip of ranks by steps."""
+
+
+def scatters_exposed_title(steps: pd.DataFrame) -> str:
+    """How long reduce-scatters were exposed at most: rows of `analyses.scatter_steps`."""
+    if not steps["exposed_ns"].any():
+        return "No reduce-scatter is exposed"
+    return f"Reduce-scatters were exposed for {_at_most(steps['exposed_ns'])}"
+
+
+def _at_most(times: pd.Series) -> str:
+    return f"{ms(int(times.max()))} at most in a rank's step"
 
 
 def scatters_exposed(scatters: pd.DataFrame, exposed: pd.DataFrame) -> str | None:
@@ -36,4 +49,4 @@ def scatters_exposed(scatters: pd.DataFrame, exposed: pd.DataFrame) -> str | Non
         return f"Of {ms(took)} of reduce-scatters nothing is exposed."
     worst = own.groupby("what")["exposed_ns"].sum()
     most = f", most of it of {worst.idxmax()} ({ms(int(worst.max()))})" if len(worst) > 1 else ""
-    return f"Of {ms(took)} of reduce-scatters {ms(bare)} is exposed ({percent(bare, took)}){most}."
+    return f"Of {ms(took)} of reduce-scatters {ms(bare)} is exposed ({percent(bare, took)} of their time){most}."

@@ -18,6 +18,11 @@ def summary_title(table: pd.DataFrame) -> str:
     return f"{title}, {ms(int(table['exposed_wait_ns'].sum()))} of it waiting for a rank"
 
 
+def ranks_left_out(shown: int, ranks: int) -> str:
+    """Which ranks a chart shows, where it has no room for all."""
+    return f"Shown: the {shown} of {ranks} ranks with most exposed time." if shown < ranks else ""
+
+
 def summary_scope(table: pd.DataFrame) -> str:
     """How many ranks and steps the same rows cover."""
     ranks = table["rank"].nunique(dropna=False)

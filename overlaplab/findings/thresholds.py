@@ -48,6 +48,8 @@ MOST_COLLECTIVES_LISTED = 3
 """Collectives that a cause lists by name."""
 MOST_BARS = 5
 """Causes of exposed communication that get a bar each: with more the first screen of a laptop is full."""
+MOST_RANKS_DRAWN = 8
+"""Ranks that get a bar on the first screen: those with most exposed time."""
 MOST_LATE_BUCKETS = 8
 """Late buckets that get a sentence each."""
 MOST_BUCKETS_LISTED = 6

@@ -19,6 +19,11 @@ def window_name(table: pd.DataFrame) -> str:
     return ", ".join(f"{column} {value}" for column, value in first.items() if pd.notna(value))
 
 
+def first_shown(step: int | None) -> str:
+    """What the timeline shows where nobody has chosen a step."""
+    return "All steps" if step is None else f"Step {step} at first"
+
+
 def window_title(window: WindowStatistics, *, selected: bool) -> str:
     """From when to when the window lasts: `Visible: 0.303 to 1,885.572 ms`."""
     begins, ends = (text(time, "ns", 3, grouped=True) for time in (window.start_ns, window.end_ns))

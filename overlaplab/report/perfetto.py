@@ -22,11 +22,12 @@ import pandas as pd
 from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.clocks import zero_of
-from overlaplab.findings import describe_link, describe_ranks, exposed_name
+from overlaplab.findings import describe_link, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.nesting import nesting_tracks
 from overlaplab.report.threads import numbered, threads_of
-from overlaplab.timeline.timeline import Timeline, timeline_events
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.timeline.timeline import Timeline
 
 __all__ = ["write_perfetto"]
 
@@ -68,7 +69,7 @@ def write_perfetto(
 
 def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[str]:
     """The file's text, a rank at a time, so that memory holds no more than the tables and a rank's text."""
-    timeline = timeline_events(run, exposed_name)
+    timeline = RunTables(run=run).timeline
     first = _first_ns(run, timeline)
     yield '{"schemaVersion": 1, "displayTimeUnit": "ns",'
     yield f' "baseTimeNanoseconds": {run.traces[0].origin_ns + first if run.traces else 0},'

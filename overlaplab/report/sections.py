@@ -16,6 +16,7 @@ from overlaplab.sections.run import (
     buckets_section,
     collectives_section,
     gathers_section,
+    strips,
     timeline_section,
 )
 from overlaplab.sections.run_tables import RunTables, one_window
@@ -38,7 +39,14 @@ def sections(tables: RunTables) -> Iterator[Shown]:
         None if said is None else summary_section(tables, said, note, _by_rank(tables)),
         _timeline(tables, said, note),
         buckets_section(one_window(tables.buckets, tables.window), said, note, tables.best_buckets),
-        gathers_section(one_window(tables.schedule, tables.window), tables.scatters, manifest, note, said),
+        gathers_section(
+            one_window(tables.schedule, tables.window),
+            tables.scatters,
+            manifest,
+            note,
+            said,
+            before=strips(tables.schedule, tables.scatters, tables.exposed),
+        ),
         collectives_section(
             tables.collectives,
             tables.stragglers,

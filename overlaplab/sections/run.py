@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import pandas as pd
@@ -21,8 +22,8 @@ from overlaplab.timeline.window_statistics import WindowStatistics
 __all__ = [
     "buckets_section",
     "collectives_section",
-    "gather_waits_chart",
     "gathers_section",
+    "strips",
     "timeline_section",
     "window_section",
 ]
@@ -86,7 +87,7 @@ def buckets_section(
         lines = tuple(findings.late_sentences(late))
         if lines:
             blocks.append(Lines(key="late", heading="What each late bucket waited for", lines=lines))
-    causes = findings.bucket_causes(found)
+    causes = findings.bucket_causes(found, table)
     window = dict(zip(("rank", "step"), (table[name].iloc[0] for name in ("rank", "step")), strict=True))
     best = None if best is None else analyses.rows_of(best, window)
     draw = partial(charts.buckets, table, causes=causes, best=best)
@@ -110,11 +111,12 @@ def gathers_section(
     top_bytes: int = 0,
     line: int = LINE,
     prefix: str = "",
+    before: Sequence[Chart] = (),
 ) -> Section | None:
     """Rows of `schedule` of one rank and step, and its diagnosis; of `scatters` all that there are.
 
     `window_ns`, `top_bytes` and `line` are those of the charts, so that two runs can stand side by side; `prefix`
-    begins the charts' keys then.
+    begins the charts' keys then. `before`: charts to begin with, such as `strips`.
     """
     if table.empty:
         return None
@@ -134,6 +136,7 @@ def gathers_section(
             filter(None, [findings.gathers_lead(table, findings.window_name(table) or "the whole recording"), remark])
         ),
         blocks=[
+            *before,
             Chart(key=f"{prefix}curve_chart", draw=curve, note=note, table=as_held(held, "gathered_bytes")),
             Chart(key=f"{prefix}schedule_chart", draw=rows, note=note, table=as_held(table, "schedule")),
             tables.gathers_rows(table),
@@ -142,12 +145,22 @@ def gathers_section(
     )
 
 
-def gather_waits_chart(schedule: pd.DataFrame) -> Chart | None:
-    """Waits by rank and step, from rows of `schedule`; None where one cell at most is known."""
-    steps = analyses.schedule_steps(schedule)
-    if steps.dropna(subset=["rank", "step", "wait_ns"]).shape[0] < 2:
-        return None
-    return Chart(key="gather_waits", draw=partial(charts.gather_waits, steps), note=None)
+def strips(
+    schedule: pd.DataFrame, scatters: pd.DataFrame, exposed: pd.DataFrame, note: str | None = None
+) -> list[Chart]:
+    """By rank and step, waits for gathers and exposed reduce-scatters, where more than one cell is known.
+
+    Takes a run's rows of `schedule`, `scatters` and `exposed`.
+    """
+    tables = (
+        ("gather_waits", charts.gather_waits, analyses.schedule_steps(schedule).dropna(subset=["wait_ns"])),
+        ("scatters_exposed", charts.scatters_exposed, analyses.scatter_steps(scatters, exposed)),
+    )
+    return [
+        Chart(key=key, draw=partial(draw, steps), note=note)
+        for key, draw, steps in tables
+        if len(steps.dropna(subset=["rank", "step"])) > 1
+    ]
 
 
 def collectives_section(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -14,7 +14,7 @@ from overlaplab.events import Run
 from overlaplab.findings import Diagnosis
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.timeline.timeline import timeline_events
+from overlaplab.timeline.timeline import Timeline, timeline_events
 
 __all__ = ["RunTables", "one_window", "window_of"]
 
@@ -39,6 +39,7 @@ class RunTables:
     summary = _selected(analyses.summary)
     totals = _selected(analyses.totals)
     exposed = _selected(analyses.exposed)
+    moments = _selected(analyses.exposed_moments)
     idle = _selected(analyses.idle)
     buckets = _selected(analyses.buckets)
     schedule = _selected(analyses.schedule)
@@ -52,7 +53,6 @@ class RunTables:
     theory = _whole(analyses.volume_theory)
     memory = _whole(analyses.memory)
     peaks = _whole(analyses.peaks)
-    timeline = _whole(partial(timeline_events, exposed_name=findings.exposed_name))
     warnings = _whole(findings.run_warnings)
     unseen = _whole(findings.unseen)
 
@@ -85,7 +85,7 @@ class RunTables:
         return findings.diagnose(
             self.summary,
             window,
-            self.exposed,
+            self.moments,
             self.idle,
             chosen=chosen,
             unseen=self.unseen,
@@ -94,6 +94,13 @@ class RunTables:
             buckets=buckets,
             replays=self.replays,
         )
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """All ranks' lanes and marks, with exposed time by the causes of the diagnoses."""
+        moments = self.moments if self.selection.is_everything else analyses.exposed_moments(self.run)
+        told = findings.told_causes(moments, simulate.bound(self.run))
+        return timeline_events(self.run, told, findings.exposed_name)
 
     @cached_property
     def _diagnoses(self) -> dict[tuple[Any, ...], Diagnosis]:

@@ -8,8 +8,8 @@ from functools import partial
 import pandas as pd
 
 from overlaplab import charts, findings
-from overlaplab.findings import CauseShare, Diagnosis
-from overlaplab.findings.thresholds import MOST_BARS, SMALL_CAUSE
+from overlaplab.findings import CausePart, Diagnosis
+from overlaplab.findings.thresholds import MOST_BARS, MOST_RANKS_DRAWN, SMALL_CAUSE
 from overlaplab.formats import as_shown
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
@@ -35,7 +35,8 @@ def summary_section(of: RunTables, found: Diagnosis, note: str | None, steps: Ta
         blocks.append(cause_bars(found))
     rows = tables.summary_rows(table)
     held = as_shown(table, rows.columns)
-    blocks.append(Chart(key="summary_chart", draw=partial(charts.summary, table), note=note, table=held))
+    draw = partial(charts.summary, table, most=MOST_RANKS_DRAWN)
+    blocks.append(Chart(key="summary_chart", draw=draw, note=note, table=held))
     return Section(
         title="Summary",
         lead=sentence(findings.place_name(found)),
@@ -50,25 +51,26 @@ def summary_section(of: RunTables, found: Diagnosis, note: str | None, steps: Ta
 
 
 def cause_bars(found: Diagnosis) -> Bars:
-    """One bar per cause, the most expensive first."""
-    shown = [share for share in found.causes if share.exposed_ns >= SMALL_CAUSE * found.exposed_ns][:MOST_BARS]
-    longest = max(share.exposed_ns for share in shown)
+    """One bar per cause and kind of unit, the most expensive first."""
+    parts = findings.cause_parts(found)
+    shown = [part for part in parts if part.exposed_ns >= SMALL_CAUSE * found.exposed_ns][:MOST_BARS] or parts[:1]
+    longest = shown[0].exposed_ns
     return Bars(
         key="causes",
         heading=findings.causes_title(found),
-        bars=[_bar(share, longest, found.rank) for share in shown],
-        rest=findings.rest_line(found, len(shown)),
+        bars=[_bar(part, longest, found.rank) for part in shown],
+        rest=findings.rest_line(parts[len(shown) :]),
     )
 
 
-def _bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
-    start, end = int(share.rows["start_ns"].min()), int(share.rows["end_ns"].max())
+def _bar(part: CausePart, longest_ns: int, rank: int | None) -> Bar:
+    start, end = int(part.rows["start_ns"].min()), int(part.rows["end_ns"].max())
     return Bar(
-        label=share.label,
-        value=ms(share.exposed_ns),
-        share=share.exposed_ns / longest_ns,
-        cause=share.cause,
-        lines=[line for line in (share.what, share.remedy) if line],
+        label=part.name,
+        value=ms(part.exposed_ns),
+        share=part.exposed_ns / longest_ns,
+        cause=part.cause,
+        lines=[line for line in (part.what, part.remedy) if line],
         spot={"start_ns": start, "end_ns": end, "rank": rank},
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from overlaplab.analyses.exposed import CAUSES, Cause
+from overlaplab.analyses.exposed import Cause
 from overlaplab.events import Activity
 
 LaneKind: TypeAlias = Literal["steps", "phases", "labels", "stream", "exposed"]
@@ -44,9 +44,10 @@ class Mark(StrEnum):
     BLOCKING = Cause.BLOCKING.value
     LINK = Cause.LINK.value
     TAIL = Cause.TAIL.value
+    UNHIDEABLE = Cause.UNHIDEABLE.value
 
 
-CAUSE_MARKS = {Mark(cause): Cause(cause) for cause in CAUSES}
+CAUSE_MARKS = {Mark(cause.value): cause for cause in Cause}
 """The marks of exposed communication, and their causes."""
 _ORDER = tuple(Mark)
 _OF_COLLECTIVE = {

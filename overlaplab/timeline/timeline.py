@@ -64,13 +64,15 @@ def _cause(row: Mapping[Any, Any]) -> str:
     return str(row["cause"])
 
 
-def timeline_events(run: Run, exposed_name: Callable[[Mapping[Any, Any]], str] = _cause) -> Timeline:
+def timeline_events(
+    run: Run, moments: pd.DataFrame | None = None, exposed_name: Callable[[Mapping[Any, Any]], str] = _cause
+) -> Timeline:
     """The lanes and marks of a run: per rank its steps, phases, labels, streams or threads, and exposed communication.
 
-    `exposed_name` names a stretch of exposed communication, given its row of `overlaplab.exposed`. All times are by the
-    first rank's clock (see `clocks`).
+    `moments`: the stretches of exposed communication and their causes, where they are not `exposed_moments`.
+    `exposed_name` names one, given its row. All times are by the first rank's clock (see `clocks`).
     """
-    moments = _named_moments(run, exposed_name)
+    moments = _named(exposed_moments(run) if moments is None else moments, exposed_name)
     found: list[tuple[int, Lane]] = []
     steps: list[pd.DataFrame] = []
     activities: list[tuple[int | None, Activity, int]] = []
@@ -104,9 +106,8 @@ def timeline_events(run: Run, exposed_name: Callable[[Mapping[Any, Any]], str] =
     )
 
 
-def _named_moments(run: Run, exposed_name: Callable[[Mapping[Any, Any]], str]) -> pd.DataFrame:
-    """`exposed_moments` with a `name`; what has one cause and collective is named once."""
-    moments = exposed_moments(run)
+def _named(moments: pd.DataFrame, exposed_name: Callable[[Mapping[Any, Any]], str]) -> pd.DataFrame:
+    """The moments with a `name`; what has one cause and collective is named once."""
     alike = moments.groupby(["rank", "step", "cause", "collective"], dropna=False, sort=False).ngroup().to_numpy()
     firsts = moments.iloc[np.unique(alike, return_index=True)[1]]
     names = np.array([exposed_name(row) for row in firsts.to_dict("records")], dtype=object)

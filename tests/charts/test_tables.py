@@ -92,6 +92,19 @@ def test_summary_says_what_it_found_and_of_what() -> None:
     assert axis["scale"]["domain"] == [0, 100]
 
 
+def test_of_many_ranks_the_most_exposed_are_drawn() -> None:
+    one = summary_table().iloc[[0]]
+    table = pd.concat(
+        [one.assign(rank=rank, exposed_comm_ns=exposed * MS) for rank, exposed in enumerate((3, 1, 5, 2))]
+    )
+    chart = charts.summary(table.astype({"rank": "Int64"}), most=2)
+    assert {row["rank"] for row in rows(chart, 0)} == {"0", "2"}
+    assert "Shown: the 2 of 4 ranks with most exposed time." in " ".join(spec(chart)["title"]["subtitle"])
+    assert spec(chart)["title"]["text"].startswith("Exposed 11.0 ms")
+    whole = charts.summary(table.astype({"rank": "Int64"}), most=4)
+    assert "Shown" not in " ".join(spec(whole)["title"]["subtitle"])
+
+
 def test_summary_without_communication_or_rank() -> None:
     table = summary_table(comm_ns=0, exposed_comm_ns=0, overlapped_ns=0).iloc[[1]]
     table = table.assign(rank=pd.array([None], dtype="Int64"))

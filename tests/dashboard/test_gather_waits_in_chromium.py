@@ -10,7 +10,7 @@ def test_a_cell_chooses_its_rank_and_step(page: Page, address: str) -> None:
     visit(page, address, "zero3", query="run=ahead&rank=0&step=3")
     page.get_by_text("Rank 0, step 3:").wait_for()
     cells = page.locator(".st-key-gather_waits .mark-rect path")
-    assert cells.count() == 5  # two ranks, two steps, and the legend
+    assert cells.count() == 4  # two ranks, two steps
     with rerun(page):
         cells.nth(3).click()
     page.get_by_text("Rank 1, step 4:").wait_for()

@@ -40,6 +40,7 @@ def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, ru
         "2 ranks, step 0 (the most exposed rank's median step), 1.0 ms: 0.70 ms of 1.0 ms of communication is exposed"
         " (35\u00a0% of the time, all ranks together). Most on rank 0: 0.35 ms."
     )
+    assert app.selectbox(key="step_picker").placeholder == "Step 0 at first"
     assert "emulated link 1Gbps,200us" in words(app)
     assert headlines(app) == [
         "Visible: 0.000 to 1.000 ms",
@@ -48,7 +49,7 @@ def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, ru
     ]
     ranks, causes = app.dataframe[0].value, app.dataframe[1].value
     assert ranks["exposed (ms)"].tolist() == [0.35, 0.35]
-    assert causes.to_numpy().tolist() == [[0.51, "nothing left to overlap (tail)"], [0.19, "link busy (queued)"]]
+    assert causes.to_numpy().tolist() == [[0.7, "longer than compute (link-bound)"]]
     assert ranks["overlap ratio (% of comm.)"].tolist() == [30.0, 30.0]
     assert app.header[-1].value == "What to do about it"
     assert words(app).rstrip().endswith(findings.what_to_do(diagnosis_of(runs / "bucketed")))

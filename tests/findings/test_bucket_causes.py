@@ -6,7 +6,7 @@ import pandas as pd
 from samples import TRACES
 
 import overlaplab
-from overlaplab import findings
+from overlaplab import analyses, findings
 from overlaplab.sections.run_tables import RunTables
 
 
@@ -14,18 +14,32 @@ def test_buckets_causes_are_the_diagnosis() -> None:
     tables = RunTables(run=overlaplab.load_run(TRACES / "bucketed"))
     found = tables.diagnosis
     assert found is not None
-    causes = findings.bucket_causes(found)
+    causes = findings.bucket_causes(found, tables.buckets)
     of_buckets = [share.rows[share.rows["what"].astype(str).str.startswith("bucket ")] for share in found.causes]
     assert causes["exposed_ns"].sum() == pd.concat(of_buckets)["exposed_ns"].sum() > 0
     assert set(causes["label"]) <= {share.label for share in found.causes}
-    assert findings.bucket_causes(None).empty
+    assert findings.bucket_causes(None, tables.buckets).empty
+
+
+def test_buckets_of_one_parameter_have_causes() -> None:
+    """`overlaplab.exposed` calls them by their parameters' names."""
+    tables = RunTables(run=overlaplab.load_run(TRACES / "per-param"))
+    found = tables.diagnosis
+    assert found is not None
+    buckets = analyses.rows_of(tables.buckets, {"rank": found.rank, "step": found.step})
+    causes = findings.bucket_causes(found, buckets)
+    rows = pd.concat([share.rows for share in found.causes])
+    assert causes["exposed_ns"].sum() == rows.loc[rows["what"].notna(), "exposed_ns"].sum()
+    assert set(causes["index"]) == set(buckets.loc[buckets["exposed_ns"] > 0, "index"])
+    longest = buckets.loc[buckets["parameters"] == ("layers.0.up.weight",), "index"].item()
+    assert findings.bucket_cause_words(causes, longest).startswith("cannot be hidden by any bucketing")
 
 
 def test_a_bucket_names_its_longest_cause() -> None:
     rows = [(0, "tail", "nothing left", 3), (0, "queued", "link busy", 1), (2, "tail", "nothing left", 5)]
     causes = pd.DataFrame(rows, columns=["index", "cause", "label", "exposed_ns"])
     words = [findings.bucket_cause_words(causes, index) for index in range(3)]
-    assert words == ["nothing left: 75\u00a0%", "", "nothing left"]
+    assert words == ["nothing left, 75\u00a0% of it", "", "nothing left"]
 
 
 def test_the_best_buckets_in_words() -> None:

@@ -69,9 +69,8 @@ def test_marks_keep_the_recorded_idle_time() -> None:
 
 
 def test_what_has_no_bar_is_summed_up() -> None:
-    causes = (share(Cause.TAIL, 20 * MS), share(Cause.GAP, 9 * MS), share(Cause.QUEUED, MS))
-    assert (
-        findings.rest_line(replace(diagnosis(), causes=causes), 1)
-        == "2 more causes, 10.0 ms in all: compute gap, queued."
-    )
-    assert findings.rest_line(replace(diagnosis(), causes=causes), 3) == ""
+    causes = (share(Cause.TAIL, 9 * MS), share(Cause.GAP, 20 * MS), share(Cause.QUEUED, MS))
+    parts = findings.cause_parts(replace(diagnosis(), causes=causes))
+    assert [part.cause for part in parts] == [Cause.GAP, Cause.TAIL, Cause.QUEUED]
+    assert findings.rest_line(parts[1:]) == ("10.0 ms more in smaller parts: tail, queued.")
+    assert findings.rest_line([]) == ""

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from samples import cpu_samples, gpu_samples
@@ -31,6 +33,8 @@ from overlaplab.sections.run import (
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.sections.summary import summary_section
 from overlaplab.selection import Selection
+from overlaplab.timeline.marks import Mark
+from overlaplab.timeline.window_statistics import timeline_window
 
 STRANGERS = (
     sorted(path for path in Path(os.environ["STRANGERS"]).iterdir() if path.is_dir())
@@ -102,6 +106,23 @@ def contradictions(text: str, found: Diagnosis) -> list[str]:
     return [*wrong, *sorted(causes), *remedies]
 
 
+def causes_on_the_timeline(tables: RunTables, found: Diagnosis) -> tuple[dict[str, int], dict[str, int]]:
+    """What the exposed lane and the panel beside it say of the rank and step, in ns by cause."""
+    timeline = tables.timeline
+    step = analyses.rows_of(timeline.steps, {"rank": found.rank, "step": found.step}).iloc[0]
+    window = int(step["start_ns"]), int(step["end_ns"])
+    ranks = None if found.rank is None else {found.rank}
+    lanes = timeline.lanes[(timeline.lanes["kind"] == "exposed") & timeline.lanes["rank"].isin(ranks or {pd.NA})]
+    drawn = timeline.events[timeline.events["lane"].isin(lanes["lane"])]
+    drawn = drawn[(drawn["start_ns"] >= window[0]) & (drawn["end_ns"] <= window[1])]
+    lane: Counter[str] = Counter()
+    for name, took in zip(drawn["name"], drawn["end_ns"] - drawn["start_ns"], strict=True):
+        lane[str(name).partition(": ")[0]] += int(took)  # as the tooltip begins
+    panel = timeline_window(timeline, *window, ranks).causes
+    words = map(findings.mark_word, map(Mark, panel["part"]))
+    return dict(lane), dict(zip(words, panel["exposed_ns"].tolist(), strict=True))
+
+
 def places(tables: RunTables) -> Iterator[tuple[int | None, int | None]]:
     """The one that speaks for the run, and the last rank's last step."""
     yield None, None
@@ -126,6 +147,12 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
                 assert contradictions(text, found) == [], f"{page.title}: {text}"
         for text in sentences(summary_section(tables, found, None)):
             assert contradictions(text, found) == [], text
+        lane, panel = causes_on_the_timeline(tables, found)
+        labels, causes = Counter[str](), Counter[str]()
+        for share in found.causes:
+            labels[share.label] += share.exposed_ns
+            causes[CAUSE_LABELS[share.cause]] += share.exposed_ns
+        assert (lane, panel) == (labels, causes)
         out = printed(run, found)
         assert (out.count(found.headline), out.count(found.advice)) == (2, 2)
     document = exposed_document(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.analyses import Cause
-from overlaplab.findings import CauseShare, Diagnosis
+from overlaplab.findings import CausePart, CauseShare, Diagnosis
 
 MS = 1_000_000
 
@@ -13,16 +13,16 @@ MS = 1_000_000
 def share(cause: Cause, exposed_ns: int) -> CauseShare:
     """One cause of one collective, from 5 ms on."""
     rows = pd.DataFrame({"start_ns": [5 * MS], "end_ns": [5 * MS + exposed_ns], "exposed_ns": [exposed_ns]})
+    words = {"label": cause.value, "what": "bucket 5", "remedy": "a smaller last bucket"}
     return CauseShare(
         cause=cause,
         late_rank=None,
-        label=cause.value,
+        **words,
         exposed_ns=exposed_ns,
-        what="bucket 5",
-        remedy="a smaller last bucket",
         gain_ns=None,
         replayed=False,
         rows=rows,
+        parts=(CausePart(cause=cause, unit_kind="", **words, rows=rows),),
     )
 
 

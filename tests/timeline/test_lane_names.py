@@ -8,7 +8,7 @@ from typing import Any
 from made_traces import event, gloo, launched, op, run_of, step
 
 from overlaplab import Run
-from overlaplab.analyses import CAUSES
+from overlaplab.analyses import Cause
 from overlaplab.timeline.marks import CAUSE_MARKS, Mark
 from overlaplab.timeline.timeline import timeline_events
 
@@ -59,5 +59,5 @@ def test_streams_tell_what_they_carry(tmp_path: Path) -> None:
 
 
 def test_every_cause_is_a_mark() -> None:
-    assert {mark.value for mark in CAUSE_MARKS} == set(CAUSES)
+    assert {mark.value for mark in CAUSE_MARKS} == set(Cause)
     assert Mark.EXPOSED not in CAUSE_MARKS

@@ -50,7 +50,8 @@ def page() -> None:
         "What every rank's streams did over time, all by one clock; below them, why communication was exposed.",
     )
     ranks = pick_ranks(opened.run)
-    step = pick_step(opened.timeline.steps)
+    first = None if opened.diagnosis is None else opened.diagnosis.step
+    step = pick_step(opened.timeline.steps, findings.first_shown(first))
     if opened.timeline.events.empty or opened.summary.empty:
         nothing_counts(opened)
         return
@@ -149,7 +150,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
     """The canvas and all that depends on it; only this runs again when the reader has moved."""
     above = st.container()
     with st.container(key="timeline_beside"):
-        left, right = st.columns([69, 31], gap="small")
+        left, right = st.columns([65, 35], gap="small")
     with left:
         state = timeline_canvas(
             opened.timeline,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -30,7 +31,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest
 from overlaplab.sections import run_tables
 from overlaplab.sections.blocks import Section
-from overlaplab.sections.run import gather_waits_chart, gathers_section
+from overlaplab.sections.run import gathers_section, strips
 from overlaplab.words import shorten
 
 _HALF = 70  # characters of a subtitle's line in one of two columns
@@ -54,9 +55,8 @@ def page() -> None:
     section = _section(opened, table)
     lead(section.lead, findings.note(opened.run.manifest))
     show_warnings(opened)
-    strip = gather_waits_chart(opened.schedule)
-    if strip is not None:
-        show_choice(strip, _choose_cell)
+    for strip in strips(opened.schedule, opened.scatters, opened.exposed, findings.CHOOSE_A_CELL):
+        show_choice(strip, partial(_choose_cell, strip.key))
     *drawn, rows = section.blocks
     if other is None:
         show_blocks(drawn)
@@ -68,9 +68,9 @@ def page() -> None:
     what_to_do(section.advice)
 
 
-def _choose_cell() -> None:
+def _choose_cell(strip: str) -> None:
     """The rank and the step of the cell that was clicked; a second click lets go of it, and changes nothing."""
-    for cell in st.session_state["gather_waits"]["selection"].get(CELL, ()):
+    for cell in st.session_state[strip]["selection"].get(CELL, ()):
         links.choose(links.RANK, "one_rank_picker", int(cell["rank"]))
         links.choose(links.STEP, "one_step_picker", int(cell["step"]))
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
-from overlaplab.findings.diagnosis.bound import gains_by_buckets, unavoidable_ns
+from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.causes import UNKNOWN_LOOP, Loop, cause_words, what_moved
 from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice
+from overlaplab.findings.diagnosis.parts import CausePart, by_unit_kind
 from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, remedy_for
+from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.findings.thresholds import LITTLE_EXPOSED, LITTLE_GAIN, MAJORITY, MOST_CAUSES
 from overlaplab.words import joined, ms, percent, rank_word
@@ -50,6 +52,8 @@ class CauseShare:
     """Whether a replay tells the gain; else it is the most that it can be."""
     rows: pd.DataFrame
     """Its rows of `overlaplab.exposed`, the longest first."""
+    parts: tuple[CausePart, ...]
+    """The same by kind of unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +103,10 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of `window`, a row of `overlaplab.summary`.
 
-    Takes `table`, the rows of `overlaplab.summary` among which the window was `chosen`; rows of `overlaplab.exposed`
-    and `analyses.idle`; what the traces do not show; the window's row of `simulate.bound`; what the training loop can
-    change; and rows of `overlaplab.buckets` and, as `replays`, of `simulate.remedies`. Tables may be about other
-    windows, too.
+    Takes `table`, the rows of `overlaplab.summary` among which the window was `chosen`; rows of `overlaplab.exposed`,
+    or of `analyses.exposed_moments`, which tell more exactly when, and of `analyses.idle`; what the traces do not
+    show; the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets`
+    and, as `replays`, of `simulate.remedies`. Tables may be about other windows, too.
     """
     rows, idled = rows_of(causes, window), rows_of(idle, window)
     played = _NO_REPLAYS if replays is None else rows_of(replays, window)
@@ -160,53 +164,46 @@ def _shares(
     replays: pd.DataFrame,
 ) -> tuple[CauseShare, ...]:
     """The rows by cause and late rank, and apart from them what nothing can hide."""
-    told = rows
-    if bound is not None and len(rows):
-        any_cap = pd.notna(bound["any_cap_ns"])
-        told = _without_excess(rows, unavoidable_ns(bound), Cause.UNHIDEABLE if any_cap else Cause.LINK)
+    of_window = {"rank": window["rank"], "step": window["step"]}
+    told = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
     found = []
-    for (cause, late), own in told.groupby(["cause", "late_rank"], dropna=False, sort=False):
+    for (cause, late), own in _by_collective(told).groupby(["cause", "late_rank"], dropna=False, sort=False):
         own = own.sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank = Cause(str(cause)), _number(late)
-        span_ns = int(window["span_ns"])
-        helps = remedy_for(name, rank, own, loop, span_ns=span_ns, replays=replays)
+        remedy = partial(remedy_for, name, rank, loop=loop, span_ns=int(window["span_ns"]), replays=replays)
+        helps, label = remedy(own), cause_words(name, rank)
         found.append(
             CauseShare(
                 cause=name,
                 late_rank=rank,
-                label=cause_words(name, rank),
+                label=label,
                 exposed_ns=int(own["exposed_ns"].sum()),
                 what=what_moved(name, own, buckets),
                 remedy=helps.text,
                 gain_ns=helps.gain_ns if helps.replayed else _at_most(name, helps.gain_ns, bound, window),
                 replayed=helps.replayed,
                 rows=own,
+                parts=tuple(
+                    CausePart(
+                        cause=name,
+                        label=label,
+                        unit_kind=kind,
+                        what=what_moved(name, part, buckets),
+                        remedy=remedy(part).text,
+                        rows=part,
+                    )
+                    for kind, part in by_unit_kind(own)
+                ),
             )
         )
     return tuple(sorted(found, key=lambda share: -share.exposed_ns))
 
 
-_MAY_BE_HIDDEN = (Cause.LINK, Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.UNKNOWN)
-"""From which causes that is taken which nothing can hide, in this order: other causes are no communication's fault."""
-
-
-def _without_excess(rows: pd.DataFrame, excess_ns: int, called: Cause) -> pd.DataFrame:
-    """The rows, with `excess_ns` of them, the last ones of their cause, `called` by another."""
-    left, parts = excess_ns, []
-    for cause in _MAY_BE_HIDDEN:
-        own = rows[(rows["cause"] == cause.value) & (rows["kind"].isin(("all_reduce", "reduce_scatter", "all_gather")))]
-        own = own.sort_values("start_ns", ascending=False, kind="stable")
-        before = own["exposed_ns"].cumsum() - own["exposed_ns"]
-        taken = np.minimum(own["exposed_ns"], (left - before).clip(lower=0))
-        own = own.assign(exposed_ns=taken, start_ns=own["end_ns"] - taken, cause=called.value)[taken > 0]
-        parts.append(own)
-        left -= int(taken.sum())
-    apart = pd.concat(parts)
-    rest = rows.assign(exposed_ns=rows["exposed_ns"].sub(apart["exposed_ns"], fill_value=0).astype("int64"))
-    both = pd.concat([rest[rest["exposed_ns"] > 0], apart])
+def _by_collective(told: pd.DataFrame) -> pd.DataFrame:
+    """The moments of each cause and collective together."""
     times = {"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}
-    found = both.groupby([name for name in rows if name not in times], dropna=False, sort=False).agg(times)
-    return found.reset_index().astype(rows.dtypes.to_dict())
+    rows = told.groupby([name for name in told if name not in times], dropna=False, sort=False).agg(times)
+    return rows.reset_index().astype(told.dtypes.to_dict())
 
 
 def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...]) -> str:

@@ -76,7 +76,9 @@ def test_a_strangers_framework_is_known_by_its_traces(sources: set[str], loop: L
 
 def test_what_is_concerned() -> None:
     tail = exposed_rows((0, 1, "tail", 5, None))
-    buckets = tail[["collective"]].assign(index=0, end_ns=90_000_000, backward_end_ns=52_000_000)
+    buckets = tail[["collective"]].assign(
+        index=0, parameters=[("a", "b")], end_ns=90_000_000, backward_end_ns=52_000_000
+    )
     assert what_moved(Cause.TAIL, tail, buckets) == "bucket 0: ends 38.0 ms after the backward pass"
     assert what_moved(Cause.TAIL, tail) == "bucket 0"
     queued = exposed_rows(*[(0, 1, "queued", 5, None)] * 3)
