@@ -35,6 +35,7 @@ from overlaplab.findings.buckets import (
     late_sentences,
 )
 from overlaplab.findings.collectives import (
+    NO_COLLECTIVES,
     bandwidth_remarks,
     bandwidth_title,
     collectives_lead,
@@ -68,12 +69,13 @@ from overlaplab.findings.diagnosis.diagnose import (
     place_name,
     what_to_do,
     where_chosen,
+    why_and_what_to_do,
 )
 from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice
 from overlaplab.findings.diagnosis.parts import CausePart
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, unseen
-from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, hidden_finding, verdict
+from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, hidden_finding, how_short, verdict
 from overlaplab.findings.events import event_facts
 from overlaplab.findings.first_screen import (
     Tile,
@@ -137,6 +139,7 @@ __all__ = [
     "CHOOSE_A_CELL",
     "COSTS_ADVICE",
     "NOTHING_COUNTS",
+    "NO_COLLECTIVES",
     "OTHER_RANKS",
     "CausePart",
     "CauseShare",
@@ -186,6 +189,7 @@ __all__ = [
     "held_limit",
     "held_notes",
     "hidden_finding",
+    "how_short",
     "judged_sentence",
     "late_ranks_title",
     "late_sentences",
@@ -247,6 +251,7 @@ __all__ = [
     "waits_title",
     "what_to_do",
     "where_chosen",
+    "why_and_what_to_do",
     "window_lead",
     "window_name",
     "window_size",

@@ -9,6 +9,7 @@ from overlaplab.findings.diagnosis.unseen import why_waits_unknown
 from overlaplab.findings.thresholds import LARGE_COLLECTIVE
 from overlaplab.words import count, ms, percent, rank_word
 
+NO_COLLECTIVES = "This run has no collectives: nothing in its traces counts as communication between ranks."
 _ABSENT = "not all members' traces are here"
 
 

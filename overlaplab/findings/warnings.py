@@ -137,7 +137,10 @@ def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
     collectives are matched with doubt.
     """
     reasons = Counter(table["unmatched"].dropna()).most_common(MOST_REASONS)
-    notes = [f"{number} without a counterpart: {reason}" for reason, number in reasons]
+    notes = [
+        f"{count(number, 'time')} a collective of one rank has no counterpart on the others: {reason}"
+        for reason, number in reasons
+    ]
     if doubtful := int(table.loc[table["doubtful"], "index"].nunique()):
         notes.append(
             f"{count(doubtful, 'collective')} matched in doubt, as their ends lie more than {ms(DOUBTFUL_NS)} apart on"

@@ -141,9 +141,12 @@ def _missing_ranks(traces: Sequence[Trace], ranks: int, manifest: Manifest | Non
     traced = {rank for rank in asked if rank in range(size)} if isinstance(asked, list) else None
     untraced = 0 if traced is None else size - len(traced | here | phantoms)
     missing = size - len(traces) - len(phantoms) - untraced
-    notes = [f"{missing} of {size - untraced} ranks have no trace here"] if missing > 0 else []
+    notes = []
+    if missing > 0:
+        notes.append(f"{missing} of {size - untraced} ranks {'has' if missing == 1 else 'have'} no trace here")
     if untraced > 0:
-        notes.append(f"{untraced} of {size} ranks were recorded without a trace (--trace-ranks)")
+        were = "was" if untraced == 1 else "were"
+        notes.append(f"{untraced} of {size} ranks {were} recorded without a trace (--trace-ranks)")
     return tuple(notes)
 
 

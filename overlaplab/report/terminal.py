@@ -45,7 +45,7 @@ def summary(run: Run, selection: Selection) -> Iterator[Printed]:
     """The headline, what to try, each cause of the step that they are about, and the parts of each rank's steps."""
     found = RunTables(run=run, selection=selection)
     if (said := found.diagnosis) is not None:
-        yield said.headline
+        yield " ".join(filter(None, (said.headline, findings.how_short(said))))
         yield " ".join(filter(None, (findings.what_to_do(said), said.outliers)))
         if said.causes:
             yield terminal_table(tables.causes_rows(said))
@@ -74,7 +74,8 @@ def buckets(run: Run, selection: Selection) -> Iterator[Printed]:
     """Each rank's steps' buckets."""
     table = analyses.buckets(run, selection)
     yield findings.run_title(run)
-    yield "ms from each step's start; exposed: the collective's time without compute"
+    if len(table):
+        yield "ms from each step's start; exposed: the collective's time without compute"
     for _, rows in table.groupby(["rank", "step"], dropna=False, sort=False):
         first = rows.iloc[0]
         places = digits(rows[["backward_end_ns", "end_ns"]], one=100)
@@ -107,11 +108,15 @@ def collectives(run: Run, selection: Selection) -> Iterator[Printed]:
     if len(shown) < number:
         left_out = f"the {len(shown)} of {number} that were exposed most"
     block = replace(block, frame=shown.sort_values("index"))
-    yield terminal_table(block, findings.run_title(run), left_out=left_out, padding=0)
-    late = found.stragglers
-    if late["last"].any():
-        yield terminal_table(tables.late_ranks_rows(late[late["last"] > 0]))
-    yield terminal_table(tables.median_kinds_rows(found.communication_by))
+    if number:
+        yield terminal_table(block, findings.run_title(run), left_out=left_out, padding=0)
+        late = found.stragglers
+        if late["last"].any():
+            yield terminal_table(tables.late_ranks_rows(late[late["last"] > 0]))
+        yield terminal_table(tables.median_kinds_rows(found.communication_by))
+    else:
+        yield findings.run_title(run)
+        yield findings.NO_COLLECTIVES
     yield from warnings((*found.warnings, *findings.unmatched_notes(found.collectives)))
 
 

@@ -200,5 +200,5 @@ def collectives_section(
 
 
 def _advice(found: findings.Diagnosis | None) -> tuple[str, ...]:
-    """What to do, and about which rank's step that is said: the same on every screen."""
-    return () if found is None else (findings.what_to_do(found),)
+    """The cause, about which rank's step that is said, and what to do: the same on every screen."""
+    return () if found is None else findings.why_and_what_to_do(found)

@@ -109,7 +109,7 @@ def nothing_is_guessed(run: Run) -> None:
     assert bucket_notes(buckets) == (
         "no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity",
     )
-    assert run_warnings(run) == ("1 of 2 ranks have no trace here",)
+    assert run_warnings(run) == ("1 of 2 ranks has no trace here",)
     assert len(timeline_events(run).events)
     for document in (documents.summary_document, documents.schedule_document, documents.buckets_document):
         json.dumps(document(run), allow_nan=False)

@@ -44,7 +44,7 @@ def test_without_phantoms_the_same_trace_lacks_seven_ranks(tmp_path: Path) -> No
 
 def test_a_rank_that_is_no_phantom_still_counts_as_missing(tmp_path: Path) -> None:
     run = phantom_run(tmp_path, engine_events(), phantom_ranks=[2, 3, 4, 5, 6, 7])
-    assert findings.run_warnings(run) == ("1 of 8 ranks have no trace here",)
+    assert findings.run_warnings(run) == ("1 of 8 ranks has no trace here",)
     assert collectives(run)["wait_ns"].isna().all()
 
 

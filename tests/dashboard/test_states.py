@@ -125,8 +125,10 @@ def test_a_page_ends_with_what_to_do(opened: Open, tmp_path: Path, page: str) ->
     events = zero3_events(4, 1) if page == "zero3" else engine_events()
     run_of(tmp_path / "run", events, events, manifest={})
     app = opened(tmp_path)
-    place, advice = app.main.text[0].value.rpartition(" · ")[2], app.main.text[2].value
+    about, headline, advice = (text.value for text in app.main.text[:3])
+    place = about.rpartition(" · ")[2]
     turned(app, page)
     assert app.header[-1].value == "What to do about it"
-    assert app.text[-1].value == f"{place[0].upper()}{place[1:]}: {advice}"  # as on the first screen
+    said = [text.value for text in app.text[-2:]]
+    assert said == [f"{place[0].upper()}{place[1:]}: {headline}", advice]  # as on the first screen
     assert advice.endswith(".")

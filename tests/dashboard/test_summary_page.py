@@ -36,8 +36,8 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
         " (the most exposed rank's median step)"
     )
     assert headline == (
-        "35\u00a0% of the step is exposed communication (0.35 ms of 1.0 ms): longer than compute (link-bound)"
-        " (body.weight)."
+        "35\u00a0% of the step is exposed communication (0.35 ms of 1.0 ms): longer than compute (link-bound),"
+        " in body.weight."
     )
     assert advice == (
         "Try half the bytes (lower precision, accumulation) or a link twice as fast."

@@ -52,7 +52,7 @@ def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, ru
     assert causes.to_numpy().tolist() == [[0.7, "longer than compute (link-bound)"]]
     assert ranks["overlap ratio (% of comm.)"].tolist() == [30.0, 30.0]
     assert app.header[-1].value == "What to do about it"
-    assert words(app).rstrip().endswith(findings.what_to_do(diagnosis_of(runs / "bucketed")))
+    assert words(app).rstrip().endswith(diagnosis_of(runs / "bucketed").advice)
 
 
 def test_a_link_brings_the_window_and_the_event(opened, runs: Path) -> None:

@@ -149,7 +149,7 @@ class TestRecordings:
         (folder / "rank1_0.json").unlink()
         first, last = load_run(folder, recording=1), load_run(folder, recording=2)
         assert [trace.rank for trace in first.traces] == [0]
-        assert first.warnings == ("1 of 2 ranks have no trace here",)
+        assert first.warnings == ("1 of 2 ranks has no trace here",)
         assert [Path(trace.path).name for trace in last.traces] == ["rank0_1.json", "rank1_1.json"]
 
     def test_the_same_rank_at_overlapping_times_is_refused(self, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_missing_ranks_are_said(tmp_path: Path) -> None:
         (
             [0, 2],
             [2],
-            ("1 of 2 ranks have no trace here", "2 of 4 ranks were recorded without a trace (--trace-ranks)"),
+            ("1 of 2 ranks has no trace here", "2 of 4 ranks were recorded without a trace (--trace-ranks)"),
         ),
         ([0], [0, 1], ("2 of 4 ranks were recorded without a trace (--trace-ranks)",)),
         ([0, 1, 2, 3], [0, 1, 2, 3], ()),

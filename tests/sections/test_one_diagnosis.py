@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from pages import pages
 from rich.console import Console
 from samples import cpu_samples, gpu_samples
 
-from overlaplab import analyses, findings, load_run
-from overlaplab.analyses import stragglers_of
+from overlaplab import findings, load_run
 from overlaplab.events import Run
 from overlaplab.findings import CAUSE_LABELS, Diagnosis
 from overlaplab.report import terminal
@@ -25,11 +25,6 @@ from overlaplab.report.blocks import Drawn, Shown
 from overlaplab.report.documents import exposed_document
 from overlaplab.report.sections import sections
 from overlaplab.sections.blocks import Bars, Lines, Section, Tiles
-from overlaplab.sections.run import (
-    buckets_section,
-    collectives_section,
-    gathers_section,
-)
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.sections.summary import summary_section
 from overlaplab.selection import Selection
@@ -42,18 +37,6 @@ STRANGERS = (
     else []
 )
 REMEDIES = re.compile(r"\bTry\b|bucket_cap|faster link|prefetch \d|Go after|Look first|fewer bytes|precision|no_sync")
-
-
-def pages(tables: RunTables, found: Diagnosis) -> Iterator[Section | None]:
-    """The pages' sections about the rank and step of a diagnosis, as views compose them."""
-    window = {"rank": found.rank, "step": found.step}
-    buckets, schedule = (analyses.rows_of(table, window) for table in (tables.buckets, tables.schedule))
-    yield buckets_section(buckets, found, None)
-    yield gathers_section(schedule, tables.scatters, tables.manifest, None, found)
-    table = tables.collectives
-    if found.step is not None:
-        table = table[(table["step"] == found.step).fillna(False)]
-    yield collectives_section(table, stragglers_of(table), None, None, found)
 
 
 def printed(run: Run, found: Diagnosis) -> str:
@@ -141,8 +124,8 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         found = tables.diagnosis_of(*asked)
         assert found is not None
         assert sum(share.exposed_ns for share in found.causes) == found.exposed_ns
-        for page in filter(None, pages(tables, found)):
-            assert page.advice == (findings.what_to_do(found),), page.title
+        for page in pages(tables, found):
+            assert page.advice == findings.why_and_what_to_do(found), page.title
             for text in sentences(page):
                 assert contradictions(text, found) == [], f"{page.title}: {text}"
         for text in sentences(summary_section(tables, found, None)):
@@ -160,6 +143,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
     assert (document["advice"], document["verdict"]) == (speaks.advice, tables.verdict)
     assert contradictions(tables.verdict, speaks) == []
     for section in sections(tables):
-        assert section.advice in (findings.what_to_do(speaks), ""), section.title
+        said = (findings.what_to_do(speaks), " ".join(findings.why_and_what_to_do(speaks)))
+        assert section.advice in (*said, ""), section.title
         for text in sentences(section):
             assert contradictions(text, speaks) == [], f"{section.title}: {text}"

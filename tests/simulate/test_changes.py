@@ -47,6 +47,17 @@ def test_smaller_buckets_leave_as_soon_as_they_are_full() -> None:
     assert spans([moves]) == [[10 + 3 * 21 + 20 + 4 + (5 - 2)]]
 
 
+def test_a_launch_that_was_waited_for_at_once_saves_its_range_alone() -> None:
+    """Of the 3 after each launch; as much again would come out of the work on gradients."""
+    blocking: list[Move] = [End(), Work(10)]
+    for name in "ba":
+        launch = Launch(name, 60, role="bucket", host_ns=3)
+        blocking += [Work(20), Mark("gradient", name), launch, Work(3), Wait(name, 2)]
+    blocking += [Mark("backward_end"), Work(30), End()]
+    buckets = [Bucket(parameters=("b", "a"), transfer_ns=60)]
+    assert spans([recut(blocking, buckets, host_ns=0, wake_ns=0)]) == [[10 + 2 * 20 + 60 + 30]]
+
+
 def test_what_has_no_gradient_is_sent_at_the_end() -> None:
     buckets = [Bucket(parameters=("unused",), transfer_ns=20), Bucket(parameters=("a", "b", "c"), transfer_ns=40)]
     moves = recut(BACKWARD, buckets, host_ns=0, wake_ns=0)

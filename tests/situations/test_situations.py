@@ -9,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pages import pages, timeline_page
 from situations import SITUATIONS, Situation, record
 
 import overlaplab
 from overlaplab import findings
 from overlaplab.cli import main
 from overlaplab.report.page import report_page
+from overlaplab.sections.blocks import Bars, Section, TableBlock
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.sections.summary import summary_section
 
 pytestmark = pytest.mark.alone
 WITHIN = 0.1
@@ -75,9 +78,25 @@ def test_every_screen_says_the_cause_and_the_remedy(
     monkeypatch.setattr(sys, "argv", ["overlaplab", "exposed", str(tables.run.path)])
     with pytest.raises(SystemExit):
         main()
-    for text in (capsys.readouterr().out, report_page([tables.run])):
+    sections = {page.title: page for page in (*pages(tables, found), timeline_page(tables, found))}
+    page = sections[situation.page]
+    assert situation.shown in shown(page)
+    for text in (capsys.readouterr().out, report_page([tables.run]), " ".join(page.advice)):
         assert plain(found.headline) in plain(text)
         assert plain(found.advice) in plain(text)
+    summary = summary_section(tables, found, None)
+    assert summary.advice == (findings.what_to_do(found),)
+    if situation.is_problem:
+        causes = next(block for block in summary.blocks if isinstance(block, Bars))
+        own = next(bar for bar in causes.bars if situation.label in bar.label)
+        assert any(line in found.advice for line in own.lines)
+
+
+def shown(page: Section) -> str:
+    """What a page says of its own: its lead, and the causes in its tables."""
+    tables = [block.frame for block in page.blocks if isinstance(block, TableBlock)]
+    causes = [str(cause) for table in tables if "cause" in table for cause in table["cause"]]
+    return "; ".join([page.lead, *causes])
 
 
 def plain(text: str) -> str:

@@ -9,7 +9,8 @@ import pandas as pd
 from overlaplab.analyses.exposed import COLUMNS, Cause
 
 MS = 1_000_000
-BOUND = {"compute_ns": 60 * MS, "transfer_ns": 50 * MS, "bound_ns": 70 * MS, "any_cap_ns": 64 * MS, "waits_known": True}
+BOUND = {"compute_ns": 60 * MS, "transfer_ns": 50 * MS, "bound_ns": 70 * MS, "any_cap_ns": 64 * MS}
+BOUND |= {"waits_known": True, "by_bytes": True}
 """Of a step that computes for 60 ms: with the best buckets 4 ms stay exposed."""
 
 
@@ -19,7 +20,9 @@ def summary_rows(*steps: tuple[int | None, int | None, int, int]) -> pd.DataFram
     for rank, step, span, exposed in steps:
         row = {"rank": rank, "step": step, "span_ns": span, "comm_ns": exposed + 20, "overlapped_ns": 20}
         row |= {"exposed_comm_ns": exposed, "exposed_wait_ns": exposed // 10, "compute_ns": span - exposed}
-        rows.append(row | dict.fromkeys(("idle_ns", "memory_only_ns", "host_wait_ns", "kernel_wait_ns"), 0))
+        rows.append(
+            row | dict.fromkeys(("idle_ns", "memory_only_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns"), 0)
+        )
     table = pd.DataFrame(rows)
     times = [name for name in table if name.endswith("_ns")]
     table[times] *= MS

@@ -31,6 +31,10 @@ class Situation:
     """The cause as every screen words it, or what it says instead."""
     advice: str
     """What the advice says to try."""
+    page: str = "Buckets"
+    """The page that it is most about."""
+    shown: str = ""
+    """What that page shows of it beside the advice; empty for nothing."""
     is_problem: bool = True
     """Whether communication is the step's problem."""
     remedy: str = ""
@@ -45,6 +49,8 @@ SITUATIONS = (
         options=(*BUCKETED, "--bucket-cap-mb", "0.05", "--slow-rank", "1:1.5"),
         remedied=(*BUCKETED, "--bucket-cap-mb", "0.05"),
         label="waited for rank 1",
+        page="Collectives",
+        shown="waited longest for rank 1",
         advice="balancing the ranks' work: see on the timeline what rank 1 does",
         remedy="balance",
     ),
@@ -53,6 +59,7 @@ SITUATIONS = (
         options=("--strategy", "bucketed", *SLEEP, "--bucket-cap-mb", "0.05", "--link", "0.008Gbps,200us"),
         remedied=("--strategy", "bucketed", *SLEEP, "--bucket-cap-mb", "0.05", "--link", "0.016Gbps,200us"),
         label="cannot be hidden by any bucketing",
+        shown="cannot be hidden by any bucketing",
         advice="half the bytes",
         remedy="half_the_bytes",
     ),
@@ -61,6 +68,7 @@ SITUATIONS = (
         options=(*BUCKETED, "--bucket-cap-mb", "1", "--first-bucket-mb", "0.1"),
         remedied=(*BUCKETED, "--bucket-cap-mb", "SETTING"),
         label="nothing left to overlap (tail)",
+        shown="nothing left to overlap (tail)",
         advice="bucket_cap_mb {setting:g}.",
         remedy="cap",
     ),
@@ -69,6 +77,7 @@ SITUATIONS = (
         options=(*BUCKETED, "--bucket-cap-mb", "0.05", "--first-bucket-mb", "0.4"),
         remedied=(*BUCKETED, "--bucket-cap-mb", "0.05", "--first-bucket-mb", "SETTING"),
         label="link busy (queued)",
+        shown="link busy (queued)",
         advice="a first bucket of {setting:g} MiB",
         remedy="first_bucket",
     ),
@@ -77,6 +86,7 @@ SITUATIONS = (
         options=(*PAUSING, "--pause-ms", "40"),
         remedied=PAUSING,
         label="Host paused (compute gap)",
+        page="Timeline",
         advice="finding what holds up the host",
         is_problem=False,
         remedy="no_pause",
@@ -86,6 +96,7 @@ SITUATIONS = (
         options=("--strategy", "blocking", "--link", LINK, *SLEEP),
         remedied=(*BUCKETED, "--bucket-cap-mb", "SETTING"),
         label="waited for at once (blocking)",
+        shown="waited for at once (blocking)",
         advice="strategy bucketed with bucket_cap_mb {setting:g}",
         remedy="cap",
     ),
@@ -94,6 +105,7 @@ SITUATIONS = (
         options=("--strategy", "contrastive", "--link", LINK, *SLEEP, "--bucket-cap-mb", "0.05"),
         remedied=("--strategy", "contrastive-early", "--link", LINK, *SLEEP, "--bucket-cap-mb", "0.05"),
         label="link busy (queued)",
+        shown="link busy (queued)",
         advice="launching what bucket",
         remedy="earlier",
     ),
@@ -102,6 +114,8 @@ SITUATIONS = (
         options=("--strategy", "zero3", "--link", LINK, *SLEEP, "--prefetch", "0"),
         remedied=("--strategy", "zero3", "--link", LINK, *SLEEP, "--prefetch", "SETTING"),
         label="launched late (late launch)",
+        page="Gathered parameters (ZeRO-3, FSDP)",
+        shown="ms for gathers.",
         advice="prefetch 1",
         remedy="prefetch",
     ),
@@ -113,6 +127,7 @@ SITUATIONS = (
             *("--bucket-cap-mb", "0.05", "--vocab", "6400", "--tied"),
         ),
         label="cannot be hidden by any bucketing",
+        shown="cannot be hidden by any bucketing",
         advice="half the bytes",
         remedy="half_the_bytes",
     ),
@@ -120,6 +135,7 @@ SITUATIONS = (
         name="no problem",
         options=(*BUCKETED, "--compute", "sleep:40ms,80ms,1ms", "--bucket-cap-mb", "0.1"),
         label="Communication is not the problem",
+        page="Timeline",
         advice="What is left is computation",
         is_problem=False,
     ),

@@ -23,9 +23,7 @@ def page() -> None:
     link = manifest.link if manifest else None
     section = collectives_section(table, stragglers_of(table), link, findings.note(manifest), found)
     if section is None:
-        nothing_to_show(
-            opened, "This run has no collectives: nothing in its traces counts as communication between ranks."
-        )
+        nothing_to_show(opened, findings.NO_COLLECTIVES)
         return
     row = show_page(opened, section, choose="collectives_table")
     if row is not None:

@@ -112,7 +112,7 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
         if len(own) and pd.notna(own["end_ns"].iloc[0]):
             over = int(own["end_ns"].iloc[0] - own["backward_end_ns"].iloc[0])
             if over > 0:
-                return f"{names[0]}: ends {ms(over)} after the backward pass"
+                return f"{names[0]}, which ends {ms(over)} after the backward pass"
     return joined(names)
 
 

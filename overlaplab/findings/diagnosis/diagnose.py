@@ -13,9 +13,9 @@ from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.causes import UNKNOWN_LOOP, Loop, cause_words, what_moved
-from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice
+from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice, waits_for_cores
 from overlaplab.findings.diagnosis.parts import CausePart, by_unit_kind
-from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, remedy_for
+from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, OPEN_ALL, remedy_for
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.findings.thresholds import LITTLE_EXPOSED, LITTLE_GAIN, MAJORITY, MOST_CAUSES
@@ -30,6 +30,7 @@ __all__ = [
     "place_name",
     "what_to_do",
     "where_chosen",
+    "why_and_what_to_do",
 ]
 
 
@@ -43,7 +44,7 @@ class CauseShare:
     """In words that need no glossary: `nothing left to overlap (tail)`, `waited for rank 3`."""
     exposed_ns: int
     what: str
-    """The collectives concerned: `bucket 5: ends 38.0 ms after the backward pass`."""
+    """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
     remedy: str
     """Short, of what this run's strategy can change: `bucket_cap_mb 2`."""
     gain_ns: int | None
@@ -116,7 +117,7 @@ def diagnose(
     other = other_problem(alone, rows, idled)
     if other is None:
         advice, gain_ns = _advice(window, shares, unseen, bound)
-    elif (paused_ns := _paused_ns(played)) > LITTLE_EXPOSED * int(window["span_ns"]):
+    elif not waits_for_cores(idled) and (paused_ns := _paused_ns(played)) > LITTLE_EXPOSED * int(window["span_ns"]):
         other = f"{cause_words(Cause.GAP).capitalize()}: {_of_step(paused_ns, window)}."
         advice, gain_ns = f"Try {FIND_PAUSE}{_shorter(paused_ns, window)}.", paused_ns
     else:
@@ -170,7 +171,8 @@ def _shares(
     for (cause, late), own in _by_collective(told).groupby(["cause", "late_rank"], dropna=False, sort=False):
         own = own.sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank = Cause(str(cause)), _number(late)
-        remedy = partial(remedy_for, name, rank, loop=loop, span_ns=int(window["span_ns"]), replays=replays)
+        given = {"loop": loop, "span_ns": int(window["span_ns"]), "replays": replays}
+        remedy = partial(remedy_for, name, rank, **given, by_bytes=bound is None or bound["by_bytes"])
         helps, label = remedy(own), cause_words(name, rank)
         found.append(
             CauseShare(
@@ -213,13 +215,16 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...]) -> str:
         return f"The {of} has no communication."
     if not shares:
         return f"No communication is exposed in this {of}."
-    first = shares[0]
+    first = aim(shares, span)
     share = percent(exposed, span)
     start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
-    where = f" ({first.what})" if first.what else ""
+    where = f", in {first.what}" if first.rows["collective"].notna().any() else ""
     if len(shares) == 1:
         return f"{start}: {first.label}{where}."
-    return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}."
+    rest = ""
+    if first is not shares[0]:
+        rest = f"; {ms(shares[0].exposed_ns)} are short pauses of the host, which communication does not cause"
+    return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}{rest}."
 
 
 def _advice(
@@ -236,11 +241,9 @@ def _advice(
         most = f", to gain at most {_of_step(first.gain_ns, window)}"
         gain = _shorter(first.gain_ns, window) if first.replayed else most
     advice = f"Try {first.remedy}{gain}."
-    if first is not shares[0]:
-        advice = f"Short pauses of the host, the largest part, are not communication's fault. {advice}"
     if first.late_rank is not None:
         advice += started_late(unseen, first.late_rank)
-    if first.cause is not Cause.UNKNOWN and pd.isna(window["exposed_wait_ns"]):
+    if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
         why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
         advice += f" But some of it may be waiting for other ranks: {why}."
     return advice, first.gain_ns
@@ -316,6 +319,12 @@ def what_to_do(found: Diagnosis) -> str:
     """The advice, with the rank and step that it is about."""
     place = place_name(found)
     return f"{place[0].upper()}{place[1:]}: {found.advice}"
+
+
+def why_and_what_to_do(found: Diagnosis) -> tuple[str, str]:
+    """The cause, with the rank and step that it is about, and the advice: the end of a page about something else."""
+    place = place_name(found)
+    return f"{place[0].upper()}{place[1:]}: {found.headline}", found.advice
 
 
 def place_name(diagnosis: Diagnosis) -> str:

@@ -28,7 +28,10 @@ def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.Da
     if not table["comm_ns"].any():
         begin = ""
     elif cost > LITTLE_EXPOSED * span:
-        begin = f"Communication is not the first problem ({percent(cost, span)} of the step time is exposed): "
+        paused = f", {percent(gaps, span)} only because the host paused" if gaps else ""
+        begin = (
+            f"Communication is not the first problem ({percent(exposed, span)} of the step time is exposed{paused}): "
+        )
     if idle > MUCH * span:
         return f"{begin}{percent(idle, span)} of the step time is idle{_why_idle(idled)}."
     if memory > MUCH * span:
@@ -48,6 +51,11 @@ def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str
         return "Copies are the larger part: pin memory, copy asynchronously, or keep data on the device."
     if idle <= MUCH * span:
         return "What is left is computation: larger or fused kernels, lower precision, or more ranks."
+    if waits_for_cores(idled):
+        return (
+            "Leave the cores to the ranks: end other programs, or record fewer ranks. Until then the figures tell more"
+            " about the machine's load than about this run."
+        )
     if idled is not None and idled["host_wait_ns"].sum() >= MAJORITY * idled["idle_ns"].sum():
         return (
             "Make the host launch less: larger batches, torch.compile or CUDA graphs, no synchronisation within the"
@@ -56,11 +64,20 @@ def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str
     return "Look at the timeline for what the idle device waits for: another stream, or an event."
 
 
+def waits_for_cores(idled: pd.DataFrame | None) -> bool:
+    """Whether most idle time in rows of `analyses.idle` is that of operators that waited for a core."""
+    if idled is None or not idled["idle_ns"].any():
+        return False
+    return bool(idled["preempted_ns"].sum() >= MAJORITY * idled["idle_ns"].sum())
+
+
 def _why_idle(idled: pd.DataFrame | None) -> str:
     if idled is None or not idled["idle_ns"].any():
         return ""
     whole = int(idled["idle_ns"].sum())
     host, kernel = int(idled["host_wait_ns"].sum()), int(idled["kernel_wait_ns"].sum())
+    if waits_for_cores(idled):
+        return ", as operators waited for a core"
     if host >= MAJORITY * whole:
         return ", since the host launches too slowly"
     if kernel >= MAJORITY * whole:

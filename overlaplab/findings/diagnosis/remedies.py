@@ -14,7 +14,7 @@ from overlaplab.findings.diagnosis.causes import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 from overlaplab.words import shorten
 
-__all__ = ["FIND_PAUSE", "Remedy", "remedy_for"]
+__all__ = ["FIND_PAUSE", "OPEN_ALL", "Remedy", "remedy_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,22 @@ class Remedy:
 
 
 def remedy_for(
-    cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: Loop, *, span_ns: int, replays: pd.DataFrame
+    cause: Cause,
+    late_rank: int | None,
+    rows: pd.DataFrame,
+    loop: Loop,
+    *,
+    span_ns: int,
+    replays: pd.DataFrame,
+    by_bytes: bool = True,
 ) -> Remedy:
     """What helps against rows of `overlaplab.exposed` of one cause, in a step that takes `span_ns`.
 
-    `replays`: rows of `simulate.remedies` of the same rank and step; there may be none.
+    `replays`: rows of `simulate.remedies` of the same rank and step; there may be none. `by_bytes`: as in
+    `simulate.bound`.
     """
+    if cause is Cause.LINK and not by_bytes:
+        return Remedy(text=OPEN_ALL)
     best = _best(cause, replays, LITTLE_GAIN * span_ns)
     if best is not None and (cause is not Cause.STRAGGLER or late_rank in (None, int(best["setting"]))):
         text = _replayed(best, cause, late_rank, rows, loop)
@@ -118,6 +128,10 @@ def _in_general(cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: L
             return _unblock(moved, loop)
 
 
+OPEN_ALL = (
+    "opening all ranks' traces together: how long these collectives took does not follow from their bytes, so"
+    " part of it may be waiting for other ranks"
+)
 FIND_PAUSE = "finding what holds up the host: look at what it does in the pause, on the timeline"
 _BUCKET = re.compile(r"bucket \d+$")
 _SEND_LESS = "sending less while the link is busy: lower precision, or fewer synchronisations by accumulating"

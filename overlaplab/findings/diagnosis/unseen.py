@@ -62,13 +62,13 @@ def started_late(unseen: Unseen, rank: object) -> str:
     if late_ns is None:
         return ""
     return (
-        f" But rank {rank}'s recording of one step began {ms(late_ns)} after the first rank's: the profiler's own start"
-        " may be why the others waited. Record several steps, and leave out the first."
+        f" But only one step was recorded, and rank {rank} began to record {ms(late_ns)} after the first rank: the"
+        " profiler's own start may be why the others waited. Record several steps, and leave out the first."
     )
 
 
 def why_waits_unknown(table: pd.DataFrame) -> str | None:
-    """Why most of the unknown waits in `overlaplab.collectives`' rows are unknown.
+    """Why waits in `overlaplab.collectives`' rows are unknown: the reason for most exposed time.
 
     None if the traces of ranks that took part are missing, or if all waits are known.
     """
@@ -87,5 +87,5 @@ def why_waits_unknown(table: pd.DataFrame) -> str | None:
         (left["group_size"].isna(), "the size of the collectives' groups is unknown"),
     ):
         reason = reason.where(reason.notna() | ~chosen.astype(bool), why)
-    most = reason.fillna("").value_counts().index[0]
-    return shorten(str(most), 200) or None
+    exposed = left["exposed_ns"].fillna(0).astype("int64") + 1  # where nothing is exposed the most frequent one counts
+    return shorten(str(exposed.groupby(reason.fillna("").to_numpy()).sum().idxmax()), 200) or None

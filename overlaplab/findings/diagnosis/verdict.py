@@ -24,14 +24,20 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, found: Diagnosis, un
         f"{strategy}, {ranks}, median step {ms(table['span_ns'].median())}; {place_name(found)}:",
         found.headline,
     ]
-    if found.is_problem and found.bound is not None:
-        sentences.append(bound_finding(found.bound, found.span_ns, found.exposed_ns) or "")
+    sentences.append(how_short(found))
     if found.comm_ns:
         sentences.append(hidden_finding(found, unseen))
     if found.late_rank is not None:
         sentences.append(started_late(unseen, found.late_rank).strip())
     sentences.append(found.outliers or "")
     return " ".join(filter(None, sentences))
+
+
+def how_short(found: Diagnosis) -> str:
+    """How short the step could have been; empty where communication is not its problem, or where that is unknown."""
+    if not found.is_problem or found.bound is None:
+        return ""
+    return bound_finding(found.bound, found.span_ns, found.exposed_ns) or ""
 
 
 def hidden_finding(found: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:

@@ -79,7 +79,7 @@ def test_what_is_concerned() -> None:
     buckets = tail[["collective"]].assign(
         index=0, parameters=[("a", "b")], end_ns=90_000_000, backward_end_ns=52_000_000
     )
-    assert what_moved(Cause.TAIL, tail, buckets) == "bucket 0: ends 38.0 ms after the backward pass"
+    assert what_moved(Cause.TAIL, tail, buckets) == "bucket 0, which ends 38.0 ms after the backward pass"
     assert what_moved(Cause.TAIL, tail) == "bucket 0"
     queued = exposed_rows(*[(0, 1, "queued", 5, None)] * 3)
     assert what_moved(Cause.QUEUED, queued) == "bucket 0, bucket 1 and bucket 2"

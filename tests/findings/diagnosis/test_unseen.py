@@ -109,7 +109,10 @@ def test_where_one_step_was_recorded_the_profilers_start_may_be_the_cause(tmp_pa
     """As in a trace of DLRM, where rank 7 began 7.5 ms after the first, and was blamed for as much."""
     run = late_ranks(tmp_path, 0, 100, 7500)
     assert findings.unseen(run).late_starts == {2: 7_500_000}
-    why = "But rank 2's recording of one step began 7.5 ms after the first rank's: the profiler's own start may be why"
+    why = (
+        "But only one step was recorded, and rank 2 began to record 7.5 ms after the first rank: the profiler's own"
+        " start may be why"
+    )
     tables = RunTables(run=run)
     assert why in tables.verdict
     assert tables.diagnosis is not None
