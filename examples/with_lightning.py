@@ -1,11 +1,10 @@
-"""Lightning, recorded by a callback.
+"""Lightning, recorded by a callback: gradients are accumulated, and validation is in no step.
 
 torchrun --nproc-per-node 2 examples/with_lightning.py runs/my-lightning
 """
 
 import os
 import sys
-from typing import Any
 
 import lightning
 import torch
@@ -13,27 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from model import Model, batches
 from torch.utils.data import DataLoader
 
-from overlaplab import Recorder
-
-
-class Record(lightning.Callback):
-    """Records the first steps of a fit, and ends it with them."""
-
-    def __init__(self, out: str) -> None:
-        self.out = out
-
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """The strategy's model is what DDP wraps; the module is inside it."""
-        self.recorder = Recorder(self.out, trainer.strategy.model).start()
-
-    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
-        """With `accumulate_grad_batches`, only where `trainer.global_step` has grown."""
-        self.recorder.step()
-        trainer.should_stop = self.recorder.done
-
-    def on_train_end(self, *_: Any) -> None:
-        """Also where the fit was shorter than the recording."""
-        self.recorder.close()
+from overlaplab.integrations import LightningRecorder
 
 
 class Trained(lightning.LightningModule):
@@ -47,6 +26,10 @@ class Trained(lightning.LightningModule):
         """The loss of one batch."""
         return self.model(*batch)
 
+    def validation_step(self, batch: list[torch.Tensor]) -> None:
+        """The loss of one batch, for the progress bar."""
+        self.log("loss", self.model(*batch))
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW."""
         return torch.optim.AdamW(self.parameters())
@@ -55,6 +38,10 @@ class Trained(lightning.LightningModule):
         """A hundred batches, made before."""
         return DataLoader(list(batches(100)), batch_size=None)
 
+    def val_dataloader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+        """Two batches."""
+        return DataLoader(list(batches(2)), batch_size=None)
+
 
 def main(out: str) -> None:
     """Fit until the recording is done."""
@@ -62,7 +49,9 @@ def main(out: str) -> None:
         accelerator="auto",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
         strategy=DDPStrategy(bucket_cap_mb=0.5),
-        callbacks=[Record(out)],
+        callbacks=[LightningRecorder(out, then_stop=True)],
+        accumulate_grad_batches=2,
+        val_check_interval=6,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -38,7 +38,7 @@ else:
 
     def __getattr__(name: str) -> object:
         if name == "Recorder":
-            return _recorder()
+            return importlib.import_module("overlaplab.bridge").from_engine(name)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(_HOMES.get(name, "overlaplab.analyses")), name)
@@ -81,18 +81,3 @@ _HOMES = {
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "Recorder"})
-
-
-def _recorder() -> object:
-    """`overlaplab_engine.Recorder`; ImportError says which extra is missing.
-
-    The engine is imported by its name as a string: neither package may depend on the other, since the trace file is
-    the only bridge between them.
-    """
-    try:
-        engine = importlib.import_module("overlaplab_engine")
-    except ModuleNotFoundError as error:
-        if error.name != "overlaplab_engine":
-            raise
-        raise ImportError("Recorder needs the engine; install it with: pip install 'overlaplab[engine]'") from None
-    return engine.Recorder  # it says itself that torch is missing

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import overlaplab_engine
+import overlaplab_engine.integrations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,11 +20,14 @@ from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.link import Link as EngineLink
 from overlaplab_engine.recording.attained import LinkStep as EngineStep
 from overlaplab_engine.recording.attained import is_attained
+from overlaplab_engine.recording.trace_file import NO_STEP
 from overlaplab_engine.strategies import class_of
 from overlaplab_engine.strategy_names import StrategyName
 
 import overlaplab
+import overlaplab.integrations
 from overlaplab.costs import attained_steps, link_attained, ring_factor, transfer_ns
+from overlaplab.events.windows import NEXT_STEP
 from overlaplab.manifest import Link, Manifest
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import label_fields, label_list, layer_of
@@ -131,6 +135,10 @@ def test_both_sides_have_the_same_rule_of_an_attained_link(
     assert link_attained(read) is is_attained(recorded)
 
 
+def test_both_sides_have_the_same_name_for_what_is_no_step() -> None:
+    assert NO_STEP == NEXT_STEP
+
+
 def test_both_sides_say_the_same_of_each_strategy() -> None:
     assert list(TRAITS) == list(StrategyName)
     for name, traits in TRAITS.items():
@@ -165,6 +173,10 @@ def test_names_that_are_imported_when_asked_for_are_listed() -> None:
     assert {*overlaplab.__all__, "Recorder"} <= {*dir(overlaplab)}
     with pytest.raises(AttributeError, match="module 'overlaplab' has no attribute 'no_such'"):
         getattr(overlaplab, "no_such")  # noqa: B009 (a type checker sees it otherwise)
+
+
+def test_both_sides_have_the_same_integrations() -> None:
+    assert dir(overlaplab.integrations) == overlaplab_engine.integrations.__all__
 
 
 def test_the_engines_names_come_when_they_are_asked_for() -> None:

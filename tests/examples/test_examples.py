@@ -21,9 +21,17 @@ EXAMPLES = {
     "accelerate": ROOT / "examples" / "with_accelerate.py",
     "accelerate-fsdp2": ROOT / "tests" / "support" / "accelerate_fsdp2.py",
     "lightning": ROOT / "examples" / "with_lightning.py",
+    "transformers": ROOT / "examples" / "with_transformers.py",
 }
 LAYERS = [f"layers.{i}.{name}" for i in range(4) for name in ("up.weight", "up.bias", "down.weight", "down.bias")]
 NAMES = sorted(["embedding.weight", "head.weight", "head.bias", *LAYERS])
+LLAMA_LAYER = (
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    *("input_layernorm.weight", "post_attention_layernorm.weight"),
+)
+LLAMA = ["embed_tokens.weight", "norm.weight", *(f"layers.{i}.{name}" for i in range(4) for name in LLAMA_LAYER)]
+"""And `lm_head.weight`, outside the model of which these are."""
 
 
 @pytest.fixture(scope="module", params=EXAMPLES)
@@ -41,6 +49,16 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return out
 
 
+def names_of(run: Path) -> list[str]:
+    """The parameters' names, without the `model.` before them."""
+    return sorted([*LLAMA, "lm_head.weight"]) if run.name == "transformers" else NAMES
+
+
+def microbatches(run: Path) -> int:
+    """Of a step; the frameworks' examples accumulate two."""
+    return 1 if run.name in ("ddp", "fsdp2") else 2
+
+
 def test_a_run_opens_on_every_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["main.py", str(run.parent)])
     main = Path(overlaplab.dashboard.__file__).with_name("main.py")
@@ -54,7 +72,7 @@ def test_a_run_opens_on_every_page(run: Path, monkeypatch: pytest.MonkeyPatch) -
         assert bool(drawn) == (page != ("buckets" if sharded else "zero3")), page
         if page == "buckets" and not sharded:
             last = [name.removeprefix("model.") for name in app.dataframe[0].value["last gradient"]]
-            assert set(last) < set(NAMES)
+            assert set(last) < set(names_of(run))
 
 
 def test_what_moves_has_its_names(run: Path) -> None:
@@ -81,7 +99,7 @@ def expect_buckets(path: Path) -> None:
         assert step in (2, 3, 4)
         assert len(buckets) > 2
         names = [name.removeprefix("model.") for held in buckets["parameters"] for name in held]
-        assert sorted(names) == NAMES
+        assert sorted(names) == names_of(path)
         assert all(None not in arrived for arrived in buckets["gradient_ready_ns"])
         assert (buckets["backward_start_ns"] < buckets["ready_ns"]).all()
         assert (buckets["ready_ns"] <= buckets["launch_ns"]).all()
@@ -98,7 +116,7 @@ def expect_units(path: Path) -> None:
     assert (table["bytes"] == table["unit"].map(lambda unit: units[unit]["bytes"])).all()
     for (_, step), gathers in table.groupby(["rank", "step"]):
         assert step in (2, 3, 4)
-        assert gathers["layer"].count() == 8
+        assert gathers["layer"].count() == 8 * microbatches(path)
         assert set(gathers["unit"]) == set(units)
     assert len(table.groupby(["rank", "step"])) == 6
 
@@ -107,11 +125,27 @@ def test_run_json_says_what_was_recorded(run: Path) -> None:
     manifest = json.loads((run / "run.json").read_text())
     expected = "torch-fsdp2" if "fsdp2" in run.name else "torch-ddp"
     assert (manifest["strategy"], manifest["backend"], manifest["world_size"]) == (expected, "gloo", 2)
-    assert sorted(p["name"].removeprefix("model.") for p in manifest["parameters"]) == NAMES
+    assert sorted(p["name"].removeprefix("model.") for p in manifest["parameters"]) == names_of(run)
     assert sorted(p.name for p in run.iterdir()) == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz", "run.json"]
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "accelerate"])
+def test_gradients_are_sent_once_per_step_and_evaluation_is_in_none(run: Path) -> None:
+    """Lightning's and transformers' examples evaluate after step 2."""
+    for trace in overlaplab.load_run(run).traces:
+        names = trace.events["name"].astype(str)
+        if "fsdp2" not in run.name:
+            passes = names[names.str.match(r"engine::first_use .*layers\.0 phase=forward")]
+            assert len(passes) == 3 * microbatches(run), passes
+        evaluated = names.str.startswith("overlaplab::next_step").any()
+        assert evaluated == (run.name in ("lightning", "transformers"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_recording_takes_three_lines(name: str) -> None:
     lines = [line for line in EXAMPLES[name].read_text().splitlines() if "ecorder" in line and "speak" not in line]
-    assert [line.split()[0] for line in lines] == ["from", "with", "recorder.step()"]
+    spoken = {
+        "lightning": ["from", "callbacks=[LightningRecorder(out,"],
+        "transformers": ["from", "recorder", "Trainer(model,"],
+        "accelerate-fsdp2": [],
+    }
+    assert [line.split()[0] for line in lines] == spoken.get(name, ["from", "with", "recorder.step()"])

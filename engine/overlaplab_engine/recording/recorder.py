@@ -9,14 +9,11 @@ It calls no collectives of its own. If DDP has a comm hook, every rank needs a r
 see [Note: one hook per reducer].
 """
 
+import atexit
 import os
-import shlex
-import sys
 import warnings
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,22 +22,17 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.recording.borders import UnitBorders
-from overlaplab_engine.recording.calibration import probe_ns
-from overlaplab_engine.recording.device_events import cause, probe
-from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
-from overlaplab_engine.recording.machine import Reading, between, marked
+from overlaplab_engine.recording.on_signal import Asked
+from overlaplab_engine.recording.recording import Recording
 from overlaplab_engine.recording.subject import Subject
-from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
 from overlaplab_engine.strategies.ddp_buckets import Hook, NamedBuckets, unnamed_because
 
 __all__ = ["Recorder"]
 
-MIB = 1 << 20
+OUT = "OVERLAPLAB_RECORD"
+"""The environment variable that names the run's directory, whatever the script says."""
 
 _open: "WeakSet[Recorder]" = WeakSet()
 
@@ -54,17 +46,29 @@ class Recorder:
 
     def __init__(
         self,
-        out: str | os.PathLike[str],
+        out: str | os.PathLike[str] | None = None,
         model: nn.Module | None = None,
         *,
         warmup: int = 2,
         steps: int = 3,
+        start_at: int | None = None,
+        every: int | None = None,
+        on_signal: bool = False,
+        ranks: Sequence[int] | None = None,
+        max_mb: float = 2000,
         comm_hook: tuple[Any, Hook] | None = None,
     ) -> None:
-        """`out` is the run's directory, the same on all ranks. After `warmup` (1 or more) steps, `steps` are recorded.
+        """`out` is the run's directory, the same on all ranks; the environment variable OVERLAPLAB_RECORD goes before
+        it, and with neither nothing is recorded. After `warmup` (1 or more) steps, `steps` are recorded.
 
-        `model` is the module that the loop calls. Labels name DDP's buckets, FSDP2's units, or else the gradients.
-        `comm_hook`, as (state, hook), is registered with DDP; a hook registered earlier or later works too.
+        `model` is the module that the loop calls, or the one inside DDP. Labels name DDP's buckets, FSDP2's units, or
+        else the gradients. `comm_hook`, as (state, hook), is registered with DDP, recorded or not; a hook registered
+        earlier or later works too. Only `ranks` leave a trace, by default all. A trace with more than `max_mb` of text,
+        before it is compressed, is shortened to its first steps, at least one, with a warning.
+
+        The warm-up begins before step `start_at`, counted from 0, and again every `every` steps. With `on_signal` it
+        begins a few steps after one of the ranks got SIGUSR2, and else only with `start_at`. Where there may be
+        several recordings, each goes to a directory `step-N` in `out`.
 
         Raises EngineError for arguments or models that cannot be recorded.
         """
@@ -72,17 +76,24 @@ class Recorder:
             raise EngineError(f"Recorder takes 1 or more warmup steps and 1 or more steps, not {warmup} and {steps}")
         if model is not None and not isinstance(model, nn.Module):
             raise EngineError(f"Recorder's model must be a torch.nn.Module, not a {type(model).__name__}")
-        self._subject = Subject() if model is None else Subject.of(model)
+        if start_at is not None and start_at < 0:
+            raise EngineError(f"Recorder's start_at is a number of steps, 0 or more, not {start_at}")
+        if every is not None and every < warmup + steps:
+            raise EngineError(f"Recorder cannot record {warmup} + {steps} steps every {every} steps")
+        self._model, self._subject = model, _inspected(model)
         if comm_hook is not None and self._subject.ddp is None:
             raise EngineError("Recorder's comm_hook is for a model in DistributedDataParallel")
-        self._out = Path(out).expanduser().absolute()  # the loop may change its working directory
+        named = os.environ.get(OUT) or out
+        # The loop may change its working directory.
+        self._out = None if named is None else Path(named).expanduser().absolute()
         self._warmup, self._steps, self._comm_hook = warmup, steps, comm_hook
-        self._opened: ExitStack | None = None
-        self._started, self._steps_done = False, 0
-        self._passes = 0  # forward passes of this step
-        self._machine: list[Reading] = []  # at the borders of the recorded steps
+        self._start_at = None if start_at is None and on_signal else start_at or 0
+        self._every, self._ranks, self._max_mb = every, ranks, max_mb
+        self._asked = Asked() if on_signal else None
+        self._recording: Recording | None = None
+        self._started, self._closed, self._steps_done, self._pauses = False, False, 0, 0
         self.done = False
-        """Whether all steps are recorded."""
+        """Whether all steps are recorded; with `every` and `on_signal` there may always be more."""
 
     def __enter__(self) -> Self:
         """See `start`."""
@@ -95,175 +106,157 @@ class Recorder:
         self.close()
 
     def start(self) -> Self:
-        """Start recording, before a step. An older run in the directory is deleted."""
+        """Start, before a step. An older run in the directory is deleted when the warm-up begins."""
         if self._started:
             raise EngineError("this Recorder was started before; make a new one for each recording")
+        if self._out is None:
+            self._started = self._closed = True
+            self._register()
+            return self
         _require_no_other()
-        distributed = dist.is_initialized()
-        self._rank, world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
-        _clear(self._out, self._rank, world_size)
-        device, strategy = _device(self._subject.module), self._subject.strategy
-        self._device = device
-        self._manifest = {
-            "format_version": FORMAT_VERSION,
-            "strategy": strategy.name if strategy else None,
-            "traits": asdict(strategy.traits) if strategy else None,
-            "device": device.type,
-            "backend": _backend(device) if distributed else None,
-            "world_size": world_size,
-            "link": None,
-            "versions": versions(),
-            "hardware": hardware(device),
-            "warmup": self._warmup,
-            "steps": self._steps,
-            "command": shlex.join(["python", *sys.argv]),
-            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            **_facts(self._subject),
-        }
-        gpu = device if device.type == "cuda" else None
-        trace = TraceFile(self._out, self._rank, warmup=self._warmup, steps=self._steps, gpu=gpu, shapes=gpu is None)
-        with ExitStack() as opening:
-            self._buckets = self._label(opening)
-            self._trace = opening.enter_context(trace)
-            self._opened = opening.pop_all()
+        self._subject = _inspected(self._model)  # it may have been wrapped meanwhile
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        if self._ranks is not None and not all(0 <= rank < world_size for rank in self._ranks):
+            raise EngineError(f"Recorder's ranks must be among 0 to {world_size - 1}, not {list(self._ranks)}")
+        if world_size > 1 and self._model is not None and self._subject.strategy is None:
+            warnings.warn(
+                "the model is in neither DDP nor FSDP2, as far as the recorder sees: its gradients are labelled, and "
+                "the strategy stays unknown; give the recorder the module that the loop calls",
+                stacklevel=3,
+            )
         self._started = True
-        self._probe_ns = probe_ns() if device.type == "cpu" else None
+        self._register()
+        self._hook()
+        try:
+            if self._asked is not None:
+                self._asked.listen()
+            if self._due():
+                self._begin()
+        except BaseException:
+            self._shut()
+            raise
         _open.add(self)
+        atexit.register(self.close)
         return self
 
     def step(self) -> None:
         """Mark the end of a step: call it after every optimizer step. Does nothing once all steps are recorded."""
         if not self._started:
             raise EngineError("this Recorder was not started: call step() inside its `with` block, or after start()")
-        if self._opened is None:
+        if self._closed:
             return
         self._steps_done += 1
-        self._passes = 0
-        if self._steps_done >= self._warmup:
-            self._machine.append(Reading.now())
+        if self._recording is not None:
+            try:
+                self._recording.step()
+            finally:  # its warnings may be errors
+                if self._recording.over:
+                    self._end()
+        if self._recording is None and not self._closed and self._due():
+            try:
+                self._begin()
+            except (EngineError, OSError) as error:
+                warnings.warn(f"nothing is recorded at step {self._steps_done}: {error}", stacklevel=2)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside, such as evaluation, checkpoints and logging, is no part of a step.
+
+        Best between two steps: a step with passes of the model before and after the pause is not recorded, and another
+        one takes its place.
+        """
+        self._pauses += 1
+        if self._recording is not None and self._pauses == 1:
+            self._recording.pause()
         try:
-            self._trace.step()
-        except OSError as error:
-            self._end(str(error))
-            return
-        if self._steps_done == self._warmup + self._steps:
-            self.done = True
-            self.close()
+            yield
+        finally:
+            self._pauses -= 1
+            if self._recording is not None and self._pauses == 0:
+                self._recording.resume()
 
     def close(self) -> None:
-        """Stop; `step` calls this after the last recorded step. An incomplete recording is discarded."""
-        too_few = f"the loop made {self._steps_done} steps, but the recording takes {self._warmup} + {self._steps}"
-        self._end(None if self.done else too_few)
-
-    def _end(self, fault: str | None) -> None:
-        """Stop; `fault` says why there is no run. Files that cannot be written are a fault, but no error."""
-        if self._opened is None:
+        """Stop; `step` calls this after the last recorded step. The recorded steps are kept, also where some miss."""
+        if not self._started or self._closed:
             return
-        opened, self._opened = self._opened, None
+        recording, self._recording = self._recording, None
+        self._shut()
+        if recording is not None:
+            recording.close(told=self._every is None)
+        elif self._start_at is not None and self._steps_done <= self._start_at:
+            warnings.warn(
+                f"no run in {self._out}: the loop made {self._steps_done} steps, and the recording begins at step "
+                f"{self._start_at}",
+                stacklevel=2,
+            )
+
+    def _end(self) -> None:
+        """The recording is over; there may be more."""
+        assert self._recording is not None
+        self.done = self._recording.done and not self._several
+        self._recording = None
+        if not self._several:
+            self._shut()
+
+    def _shut(self) -> None:
+        self._closed = True
         _open.discard(self)
-        try:
-            opened.close()
-            if fault is None and self._trace.saw_no_device:
-                self._report_missing()
-            if fault is None and self._rank == 0:
-                buckets = [] if self._buckets is None else self._buckets.buckets
-                rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(buckets)]
-                write_json(self._out / MANIFEST, {**self._manifest, "buckets": rows, **self._measured()})
-        except OSError as error:
-            fault = fault or str(error)
-        if fault is not None:
-            self.done = False
-            with suppress(OSError):
-                (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
-            warnings.warn(f"no run in {self._out}: {fault}", stacklevel=3)
+        atexit.unregister(self.close)
+        if self._asked is not None:
+            self._asked.stop()
 
-    def _measured(self) -> dict[str, Any]:
-        """On a CPU, what rank 0 knows of its machine; what other ranks use looks to it like others' processes."""
-        if self._probe_ns is None:
-            return {}
-        steps = enumerate(pairwise(self._machine), self._warmup)
-        rows = [replace(between(0, step, since, until), busy_ns=None) for step, (since, until) in steps]
-        return {
-            "machine": [asdict(row) for row in marked(rows)],
-            "calibration": {"units": [], "collectives": [], "probe_ns": [[self._probe_ns, probe_ns()]]},
-        }
+    @property
+    def _several(self) -> bool:
+        """Whether there may be several recordings."""
+        return self._every is not None or self._asked is not None
 
-    def _report_missing(self) -> None:
-        """Report, also in run.json, why the trace contains nothing that ran on the GPU; the loop goes on."""
-        why = cause(probe(str(self._device)))
-        self._manifest["device_activity_missing"] = why
-        warnings.warn(f"{self._out}: the profiler saw nothing run on {self._device}: {why}", stacklevel=4)
+    def _due(self) -> bool:
+        """Whether a recording begins now."""
+        asked = self._asked is not None and self._asked.due(self._steps_done)
+        if self._start_at is None or self._steps_done < self._start_at:
+            return asked
+        since = self._steps_done - self._start_at
+        return asked or since == 0 or (self._every is not None and since % self._every == 0)
 
-    def _count_pass(self, module: nn.Module, inputs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._passes += 1
+    def _begin(self) -> None:
+        assert self._out is not None
+        if self._steps_done:
+            _require_no_profiler()
+        self._recording = Recording(
+            self._out / f"step-{self._steps_done}" if self._several else self._out,
+            self._subject,
+            first=self._steps_done,
+            warmup=self._warmup,
+            steps=self._steps,
+            ranks=self._ranks,
+            most_bytes=round(self._max_mb * 1e6),
+        )
+        if self._pauses:
+            self._recording.pause()
 
-    def _label(self, opening: ExitStack) -> NamedBuckets | None:
-        """Write labels until `opening` closes."""
-        module, ddp = self._subject.module, self._subject.ddp
-        if module is not None and not isinstance(module, FSDPModule):  # FSDP2 writes its own ranges
-            borders = UnitBorders(self._subject.units if ddp is not None else (), lambda: max(self._passes - 1, 0))
-            counting = module.register_forward_pre_hook(self._count_pass, prepend=True)
-            for handle in (counting, *label_gradients(module, came=borders.gradient_came), *borders.register().handles):
-                opening.callback(handle.remove)
-        if ddp is None:
-            return None
-        if self._comm_hook is not None:
-            ddp.register_comm_hook(*self._comm_hook)
-        why = unnamed_because(ddp)
-        if why is not None:
-            warnings.warn(f"the buckets stay unnamed: {why}", stacklevel=4)
-            return None
-        buckets = NamedBuckets(ddp)
-        opening.callback(buckets.restore)
-        return buckets
+    def _register(self) -> None:
+        """The user's comm hook, which is part of the training, recorded or not."""
+        if self._subject.ddp is not None and self._comm_hook is not None:
+            self._subject.ddp.register_comm_hook(*self._comm_hook)
+
+    def _hook(self) -> None:
+        """Take the place of a comm hook while ranks are in step: a signal may start them at different ones."""
+        ddp = self._subject.ddp
+        if ddp is not None and ddp._comm_hooks and unnamed_because(ddp) is None:
+            NamedBuckets(ddp).restore()
+
+
+def _inspected(model: nn.Module | None) -> Subject:
+    return Subject() if model is None else Subject.of(model)
 
 
 def _require_no_other() -> None:
     """torch has one profiler per process: a second one would lose the first one's events, or crash the process."""
     for other in _open:
         raise EngineError(f"another Recorder is open, on {other._out}; close it first")
+    _require_no_profiler()
+
+
+def _require_no_profiler() -> None:
     if torch._C._autograd._profiler_enabled():
         raise EngineError("a profiler is running, and torch allows only one; stop it before starting a Recorder")
-
-
-def _device(module: nn.Module | None) -> torch.device:
-    """The device on which a model computes; without a model, a GPU if there is one."""
-    parameter = None if module is None else next(module.parameters(), None)
-    offloaded = isinstance(parameter, DTensor) and parameter.device_mesh.device_type == "cuda"  # shards on the CPU
-    if parameter is not None and not offloaded:
-        return parameter.device
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def _backend(device: torch.device) -> str | None:
-    """The backend for a device's tensors: in `cpu:gloo,cuda:nccl`, one of the two."""
-    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
-    return backends.get(device.type)
-
-
-def _facts(subject: Subject) -> dict[str, Any]:
-    """The part of run.json about the model; empty without one."""
-    if subject.module is None:
-        return {}
-    return {
-        "model": {"parameters": sum(p.numel() for p in subject.module.parameters())},
-        "bucket_cap_mb": None if subject.ddp is None else round(subject.ddp.bucket_bytes_cap / MIB, 3),
-        "parameters": named_parameters(subject.module.named_parameters(), subject.units),
-        "units": named_units(subject.units),
-    }
-
-
-def _clear(out: Path, rank: int, world_size: int) -> None:
-    """Delete this rank's older trace; rank 0 also deletes the files that no rank of this run will replace.
-
-    So no rank deletes what another rank has just written, and the ranks need not wait for each other.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    (out / TRACE.format(rank=rank)).unlink(missing_ok=True)
-    if rank == 0:
-        (out / MANIFEST).unlink(missing_ok=True)
-        beyond = world_size
-        while (path := out / TRACE.format(rank=beyond)).exists():
-            path.unlink()
-            beyond += 1

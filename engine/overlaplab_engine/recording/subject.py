@@ -1,9 +1,11 @@
 """Inspect a user's model: is it torch's DDP, FSDP2, or neither, and how are its parameters grouped and named?"""
 
+import gc
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +19,7 @@ from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 
 __all__ = ["Subject"]
 
+_HOLDERS = (DistributedDataParallel, FSDPModule)
 _WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
 """Name components inserted by checkpointing and compiling; readers of FSDP2's ranges drop them too."""
 
@@ -35,8 +38,12 @@ class Subject:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Subject":
-        """Inspect `model`. EngineError if it contains several DDP models, whose bucket numbers would collide, or
-        several FSDP2 models, whose range names would."""
+        """Inspect `model`, or the DDP or FSDP2 model that holds it: callbacks of frameworks are given the inner one.
+
+        EngineError if it contains several DDP models, whose bucket numbers would collide, or
+        several FSDP2 models, whose range names would.
+        """
+        model = _holder(model) or model
         ddps = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         if len(ddps) > 1:
             raise EngineError(f"Recorder labels one DDP model, but this model has {len(ddps)}; pass one of them")
@@ -53,6 +60,31 @@ class Subject:
             return cls(TorchFSDP2, roots[0], _fsdp2_units(roots[0]))
         inner = uncompiled(model)
         return cls(None, inner, by_block(inner))
+
+    def sends(self) -> bool:
+        """Whether the passes under way send gradients, and do not only accumulate them; True where nobody knows."""
+        if self.ddp is not None:
+            return bool(self.ddp.require_backward_grad_sync)
+        if self.strategy is TorchFSDP2 and self.module is not None:
+            states = [m._get_fsdp_state() for m in self.module.modules() if isinstance(m, FSDPModule)]
+            return any(group.reduce_grads for state in states if (group := state._fsdp_param_group) is not None)
+        return True
+
+
+def _holder(model: nn.Module) -> nn.Module | None:
+    """The DDP or FSDP2 model of which `model` is a part, where there is exactly one."""
+    if not dist.is_initialized() or any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        return None
+    inner = uncompiled(model)
+    # `type`, because asking some objects for their class has effects
+    known = [one for one in gc.get_objects() if issubclass(type(one), _HOLDERS)]
+    holders = [one for one in known if any(module is inner for module in one.modules())]
+    outermost = [one for one in holders if not any(one is part for other in holders for part in _below(other))]
+    return outermost[0] if len(outermost) == 1 else None
+
+
+def _below(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if part is not module]
 
 
 def _fsdp2_roots(module: nn.Module) -> list[nn.Module]:

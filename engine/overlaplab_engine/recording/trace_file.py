@@ -3,8 +3,8 @@
 import gzip
 import json
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,23 +13,30 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.device_events import holds_device_events
+from overlaplab_engine.recording.shorten import shortened
 from overlaplab_engine.strategies.hooks import after_accumulation
 
-__all__ = ["MANIFEST", "TRACE", "TraceFile", "clear", "label_gradients", "sweep", "whole", "write_json"]
+__all__ = ["MANIFEST", "NO_STEP", "TRACE", "TraceFile", "clear", "label_gradients", "sweep", "whole", "write_json"]
 
 TRACE = "rank{rank}.pt.trace.json.gz"
 MANIFEST = "run.json"
+NO_STEP = "overlaplab::next_step"
+"""The name of a range that only ends the step before it, as in what `overlaplab slice` writes."""
+_RANGE = re.compile(rb"(?<=\"name\": \")ProfilerStep#(\d+)(?=\")")
 
 
 class TraceFile:
-    """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context manager around the loop."""
+    """Records the steps after `warmup` into `<out>/rankN.pt.trace.json.gz`; a context manager around the loop.
+
+    The trace is cut into ranges without a gap, each a step's by `numbers`, or outside all steps.
+    """
 
     def __init__(
         self,
@@ -37,36 +44,43 @@ class TraceFile:
         rank: int,
         *,
         warmup: int,
-        steps: int,
+        steps: int | None = None,
+        first: int | None = None,
         gpu: torch.device | None = None,
         all_threads: bool = False,
         shapes: bool = False,
         hold: bool = False,
+        most_bytes: int | None = None,
     ) -> None:
         """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded.
 
-        With `hold` the file is written by `write`, which may be left out, or after an error.
+        Without `steps` the recording ends with the context. The first recorded step has the number `first`, or else
+        that of the warm-up steps. With `hold` the file is written by `write`, which may be left out, or after an error.
 
         `gpu` is this rank's GPU, if it computes on one; it need not be torch's current device. `shapes` records the
-        shapes of operators' inputs, which give the size of collectives without a label.
+        shapes of operators' inputs, which give the size of collectives without a label. Of a text of more than
+        `most_bytes`, before it is compressed, the first steps are written, as many as fit if all are alike.
         """
         self._path = out / TRACE.format(rank=rank)
-        self._gpu, self._warmup, self._ended, self._hold = gpu, warmup, 0, hold
+        self._gpu, self._warmup, self._steps, self._ended, self._hold = gpu, warmup, steps, 0, hold
+        self._first = warmup if first is None else first
+        self._most_bytes = most_bytes
+        self._range: record_function | None = None
+        self._prepared = False
+        self.numbers: list[int | None] = []
+        """The step of each range that was begun; may be changed until the end. None: in no step."""
         self.saw_no_device = False
         """Whether a GPU was to be recorded, but the trace contains nothing that ran on it."""
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])],
-            schedule=schedule(wait=warmup - 1, warmup=1, active=steps, repeat=1),
-            on_trace_ready=self._ended_recording,
             record_shapes=shapes,
             # By default the profiler does not record threads such as the emulated link's.
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads),
         )
 
     def __enter__(self) -> "TraceFile":
-        """Start the profiler's schedule; the first step begins."""
-        with _one_cycle():
-            self._profiler.__enter__()  # type: ignore[no-untyped-call]
+        """The first step begins."""
+        self._advance()
         return self
 
     def __exit__(
@@ -74,16 +88,24 @@ class TraceFile:
     ) -> None:
         """Write what was recorded, even after an error."""
         self._hold = self._hold and kind is None
-        self._profiler.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        if self._range is not None:
+            self._stop()
+        elif self._prepared and not self.numbers:  # the profiler has no other way back
+            self._profiler.start_trace()
+            self._profiler.stop_trace()
 
     def step(self) -> None:
         """End a step and begin the next."""
         self._ended += 1
-        if self._gpu and self._ended == self._warmup:
-            torch.cuda.synchronize(self._gpu)  # work launched during warm-up must not run in the recorded steps
-        # When the recording ends, torch's profiler synchronizes the current device.
-        with _one_cycle(), torch.cuda.device(self._gpu) if self._gpu else nullcontext():
-            self._profiler.step()
+        self._advance()
+
+    def cut(self, number: int | None) -> None:
+        """While steps are recorded, end a range and begin the one of step `number`."""
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+        self._range = record_function(f"ProfilerStep#{len(self.numbers)}")
+        self.numbers.append(number)
+        self._range.__enter__()  # type: ignore[no-untyped-call]
 
     def write(self) -> None:
         """Write what was recorded and held back."""
@@ -93,9 +115,30 @@ class TraceFile:
         """Delete the file."""
         self._path.unlink(missing_ok=True)
 
-    def _ended_recording(self, profiler: Any) -> None:
+    def _advance(self) -> None:
+        """The warm-up's last step begins, or a recorded one, or what comes after them."""
+        recorded = self._ended - self._warmup
+        with torch.cuda.device(self._gpu) if self._gpu else nullcontext():
+            if recorded == -1:
+                self._profiler.prepare_trace()
+                self._prepared = True
+            elif recorded == 0:
+                if self._gpu:
+                    torch.cuda.synchronize(self._gpu)  # what warm-up launched must not run in the recorded steps
+                self._profiler.start_trace()
+        if recorded == self._steps:
+            self._stop()
+        elif recorded >= 0 and (self._steps is None or recorded < self._steps):
+            self.cut(self._first + recorded)
+
+    def _stop(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+        with torch.cuda.device(self._gpu) if self._gpu else nullcontext():  # for which torch's profiler waits
+            self._profiler.stop_trace()
         if not self._hold:
-            self._export(profiler)
+            self._export(self._profiler)
 
     def _export(self, profiler: Any) -> None:
         with whole(self._path) as temporary:
@@ -105,21 +148,33 @@ class TraceFile:
                 if self._gpu:
                     with plain.open("rb") as lines:
                         self.saw_no_device = not holds_device_events(lines)
-                with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=6) as target:
+                with self._text(plain) as source, gzip.open(temporary, "wb", compresslevel=6) as target:
                     # The trace contains the name of the temporary file; put the final name there.
                     temporary_name, name = str(plain).encode(), self._path.name.encode()
-                    while piece := source.readlines(1 << 20):
-                        target.write(b"".join(piece).replace(temporary_name, name))
+                    for piece in source:
+                        target.write(_RANGE.sub(self._named, piece.replace(temporary_name, name)))
             finally:
                 plain.unlink(missing_ok=True)
 
+    @contextmanager
+    def _text(self, plain: Path) -> Iterator[Iterable[bytes]]:
+        """The trace in pieces of whole lines, as much of it as is to be written."""
+        steps = [place for place, number in enumerate(self.numbers) if number is not None]
+        size = plain.stat().st_size
+        fitting = len(steps) if self._most_bytes is None else max(1, self._most_bytes * len(steps) // size)
+        if fitting < len(steps):
+            end = steps[fitting]
+            self.numbers[end:] = [None for _ in self.numbers[end:]]
+            yield shortened(plain, b"ProfilerStep#%d" % end)
+        else:
+            with plain.open("rb") as lines:
+                yield iter(lambda: b"".join(lines.readlines(1 << 20)), b"")
 
-@contextmanager
-def _one_cycle() -> Iterator[None]:
-    """Suppress torch 2.11's warning that a cycle's events are lost in the next: there is only one cycle."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
-        yield
+    def _named(self, found: re.Match[bytes]) -> bytes:
+        """The final name of a range."""
+        place = int(found[1])
+        number = self.numbers[place]
+        return b"%b#%d" % (NO_STEP.encode(), place) if number is None else b"ProfilerStep#%d" % number
 
 
 def label_gradients(

@@ -88,6 +88,7 @@ def test_run_json_says_what_is_known(tmp_path: Path, model: nn.Module) -> None:
         "link": None,
         "warmup": 1,
         "steps": 1,
+        "trace_ranks": None,
         "model": {"parameters": 58},
         "bucket_cap_mb": None,
         "units": [
@@ -149,10 +150,34 @@ def test_a_gpu_that_the_profiler_did_not_see_ends_no_training(
     assert str(warned[0].message) == f"{tmp_path}: the profiler saw nothing run on cpu: {missing}"
 
 
-def test_a_loop_that_ends_early_leaves_nothing_and_says_so(tmp_path: Path, model: nn.Module) -> None:
-    recorder = Recorder(tmp_path, model, warmup=1, steps=2).start()
+def test_a_loop_that_ends_early_leaves_the_steps_that_it_made(tmp_path: Path, model: nn.Module) -> None:
+    recorder = Recorder(tmp_path, model, warmup=1, steps=3).start()
+    train(model, recorder, 3)
+    model(torch.ones(3, 4)).sum().backward()
+    with pytest.warns(UserWarning, match=r" has 2 of 3 steps: the loop made 3 steps, but the recording takes 1 \+ 3"):
+        recorder.close()
+    assert not recorder.done
+    assert json.loads((tmp_path / "run.json").read_text())["steps"] == 2
+    found = names_in(tmp_path / "rank0.pt.trace.json.gz")
+    assert [name for name in found if name.startswith("ProfilerStep")] == ["ProfilerStep#1", "ProfilerStep#2"]
+    assert overlaplab.summary(overlaplab.load_run(tmp_path))["step"].tolist() == [1, 2]
+
+
+def test_an_exception_leaves_the_steps_before_it(tmp_path: Path, model: nn.Module) -> None:
+    def interrupted() -> None:
+        with Recorder(tmp_path, model, warmup=1, steps=2) as recorder:
+            train(model, recorder, 2)
+            raise KeyError
+
+    with pytest.warns(UserWarning, match="has 1 of 2 steps"), pytest.raises(KeyError):
+        interrupted()
+    assert overlaplab.summary(overlaplab.load_run(tmp_path))["step"].tolist() == [1]
+
+
+def test_a_loop_that_ends_in_the_warm_up_leaves_nothing_and_says_so(tmp_path: Path, model: nn.Module) -> None:
+    recorder = Recorder(tmp_path, model, warmup=2, steps=2).start()
     train(model, recorder, 2)
-    with pytest.warns(UserWarning, match=r"no run in .*: the loop made 2 steps, but the recording takes 1 \+ 2"):
+    with pytest.warns(UserWarning, match=r"no run in .*: the loop made 2 steps, .* 2 \+ 2, so that no step was"):
         recorder.close()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(EngineError, match="was started before"):
@@ -170,6 +195,14 @@ def test_without_torch_one_line_tells_how_to_get_it(package: str) -> None:
     tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert tried.stderr.splitlines()[-1] == (
         "ImportError: Recorder needs torch; install it with: pip install 'overlaplab[engine]'"
+    )
+
+
+def test_without_a_framework_one_line_tells_how_to_get_it() -> None:
+    code = "import sys; sys.modules['accelerate'] = None; from overlaplab.integrations import AccelerateRecorder"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert tried.stderr.splitlines()[-1] == (
+        "ImportError: AccelerateRecorder needs accelerate; install it with: pip install accelerate"
     )
 
 

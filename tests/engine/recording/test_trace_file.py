@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from overlaplab_engine.recording import trace_file as record
 @pytest.mark.parametrize(
     ("gpu", "expected"),
     [
-        (torch.device("cuda", 1), "step on cuda:1, wait for cuda:1, step on cuda:1, step on cuda:1, step on cuda:1"),
-        (None, "step, step, step, step"),
+        (torch.device("cuda", 1), "prepare on cuda:1, wait for cuda:1, start on cuda:1, stop on cuda:1"),
+        (None, "prepare, start, stop"),
     ],
 )
 def test_the_device_is_done_with_warmup_before_the_recording(
@@ -40,15 +41,19 @@ def test_the_device_is_done_with_warmup_before_the_recording(
         def __init__(self, **options: Any) -> None:
             """Nothing but notes of the calls."""
 
-        def step(self) -> None:
-            done.append(f"step on {current[-1]}" if current else "step")
+        def note(self, word: str) -> None:
+            done.append(f"{word} on {current[-1]}" if current else word)
+
+        prepare_trace = partialmethod(note, "prepare")
+        start_trace = partialmethod(note, "start")
+        stop_trace = partialmethod(note, "stop")
 
     monkeypatch.setattr(record, "profile", Profiler)
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"wait for {device}"))
-    trace = record.TraceFile(tmp_path, 0, warmup=2, steps=2, gpu=gpu)
-    for _ in range(4):
-        trace.step()
+    with record.TraceFile(tmp_path, 0, warmup=2, steps=2, gpu=gpu, hold=True) as trace:
+        for _ in range(5):
+            trace.step()
     assert ", ".join(done) == expected
 
 

@@ -1,0 +1,64 @@
+"""Record what Lightning's Trainer fits."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from overlaplab_engine.integrations.callback import InCallbacks
+
+if TYPE_CHECKING or "pytorch_lightning" not in sys.modules:
+    from lightning.pytorch import Callback
+else:  # the same library under its older name, with classes of its own
+    from pytorch_lightning import Callback
+
+__all__ = ["LightningRecorder"]
+
+
+class LightningRecorder(Callback):  # type: ignore[misc]
+    """A callback: `Trainer(…, callbacks=[LightningRecorder("runs/mine")])`.
+
+    A step ends with the batch at whose end the optimizer has stepped. Validation and checkpoints are in no step.
+    """
+
+    def __init__(self, out: str | os.PathLike[str] | None = None, *, then_stop: bool = False, **options: Any) -> None:
+        """`out` and `options` are those of `Recorder`; with `then_stop` the fit ends with the recording."""
+        self._recorder, self._then_stop = InCallbacks(out, options), then_stop
+        self._steps = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The strategy's model is the module in DDP, or the sharded module."""
+        self._steps = trainer.global_step
+        self._recorder.start(trainer.strategy.model)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """The batch is there."""
+        self._recorder.resume()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Where gradients are accumulated, the optimizer steps after some batches only."""
+        if trainer.global_step == self._steps:
+            return
+        self._steps = trainer.global_step
+        self._recorder.step()
+        if self._recorder.done and self._then_stop:
+            trainer.should_stop = True
+
+    def on_validation_start(self, *_: Any) -> None:
+        """Of the fit; the check before it comes before the recording."""
+        self._recorder.pause()
+
+    def on_validation_end(self, *_: Any) -> None:
+        """The next batch is fetched."""
+        self._recorder.resume()
+
+    def on_save_checkpoint(self, *_: Any) -> None:
+        """A checkpoint is written, and then the next batch is fetched."""
+        self._recorder.pause()
+
+    def on_train_end(self, *_: Any) -> None:
+        """Also where the fit was shorter than the recording."""
+        self._recorder.close()
+
+    def on_exception(self, *_: Any) -> None:
+        """Keep the steps before it."""
+        self._recorder.close()

@@ -1,0 +1,67 @@
+"""A signal to one rank of a running job, which all ranks follow at the same step."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from overlaplab_engine.errors import EngineError
+
+__all__ = ["Asked"]
+
+MARGIN = 10
+"""How many steps later it is due: more than one rank may be ahead of another."""
+
+
+class Asked:
+    """Whether somebody has sent SIGUSR2.
+
+    The rank that gets it writes the step at which it is due into the process group's store, where all ranks look once
+    per step; that is no collective, and takes a tenth of a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self._got = self._listening = False
+        self._rounds = 0  # of signals that were followed
+        self._at: int | None = None
+        self._former: Any = None
+
+    def listen(self) -> None:
+        """From now on. EngineError outside the main thread, where Python sets no handlers."""
+        if threading.current_thread() is not threading.main_thread():
+            raise EngineError("Recorder's on_signal needs start() in the main thread")
+        self._former = signal.signal(signal.SIGUSR2, self._note)
+        self._listening = True
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self._listening and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._former or signal.SIG_DFL)
+            self._listening = False
+
+    def due(self, step: int) -> bool:
+        """Whether it is due at this step; to be asked at every one."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            due, self._got = self._got, False
+            return due
+        return self._agreed(step)
+
+    def _agreed(self, step: int) -> bool:
+        store, key = _get_default_store(), f"overlaplab/record/{self._rounds}"
+        if self._got:
+            self._got = False
+            store.compare_set(key, "", str(step + MARGIN))  # the first rank's counts
+        if self._at is None and store.check([key]):
+            self._at = int(store.get(key))
+        if self._at is None or step < self._at:
+            return False
+        self._at, self._rounds = None, self._rounds + 1
+        return True
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._got = True
+        if callable(self._former):
+            self._former(number, frame)

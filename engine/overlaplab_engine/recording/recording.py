@@ -1,0 +1,364 @@
+"""One recording: steps to warm up, then steps that leave a trace per rank and, by rank 0, run.json."""
+
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from overlaplab_engine.recording.borders import UnitBorders
+from overlaplab_engine.recording.calibration import probe_ns
+from overlaplab_engine.recording.device_events import cause, probe
+from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
+from overlaplab_engine.recording.machine import Reading, between, marked
+from overlaplab_engine.recording.subject import Subject
+from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
+from overlaplab_engine.strategies.ddp_buckets import NamedBuckets, unnamed_because
+from overlaplab_engine.strategies.hooks import before_backward
+
+__all__ = ["Recording"]
+
+MIB = 1 << 20
+TRIES = 4
+"""A recording ends after this multiple of the steps that were asked for, if pauses split too many of them."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """Of a step, what lies between two pauses."""
+
+    place: int
+    """Of its range in the trace."""
+    since: Reading
+    until: Reading | None = None
+    work: int = 0
+    """The model's passes and gradients in it."""
+
+    @property
+    def took_ns(self) -> int:
+        return 0 if self.until is None else self.until.at_ns - self.since.at_ns
+
+
+class Recording:
+    """Records `steps` steps after `warmup`, from its creation on."""
+
+    def __init__(
+        self,
+        out: Path,
+        subject: Subject,
+        *,
+        first: int,
+        warmup: int,
+        steps: int,
+        ranks: Sequence[int] | None,
+        most_bytes: int,
+    ) -> None:
+        """`first` is the loop's number of the step that begins; `ranks` are those that leave a trace, None for all.
+
+        A trace whose text has more than `most_bytes` is shortened to the first steps.
+
+        An older run in `out` is deleted. OSError where files cannot be written.
+        """
+        self._out, self._subject, self._first, self._warmup, self._steps = out, subject, first, warmup, steps
+        distributed = dist.is_initialized()
+        self._rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+        _clear(out, self._rank, self._world_size)
+        self._device = device = _device(subject.module)
+        strategy = subject.strategy
+        self._manifest = {
+            "format_version": FORMAT_VERSION,
+            "strategy": strategy.name if strategy else None,
+            "traits": asdict(strategy.traits) if strategy else None,
+            "device": device.type,
+            "backend": _backend(device) if distributed else None,
+            "world_size": self._world_size,
+            "link": None,
+            "versions": versions(),
+            "hardware": hardware(device),
+            "warmup": warmup,
+            "trace_ranks": None if ranks is None else sorted(ranks),
+            "command": shlex.join(["python", *sys.argv]),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **_facts(subject),
+        }
+        self.done = False
+        """Whether all steps are recorded."""
+        self._ended = 0  # steps
+        self._passes = 0  # forward passes of this step
+        self._sent = False  # whether a backward pass of this step has sent gradients
+        self._kept: list[tuple[int, _Part]] = []  # the number and the range of each recorded step
+        self._unsent: list[int] = []  # those in which gradients came and were not sent
+        self._parts: list[_Part] = []  # of this step, once it is recorded
+        self._paused = False
+        self._short: str | None = None  # why steps that were recorded are not written
+        gpu = device if device.type == "cuda" else None
+        traced = ranks is None or self._rank in ranks
+        self._trace = (
+            TraceFile(
+                out,
+                self._rank,
+                warmup=warmup,
+                first=first + warmup,
+                gpu=gpu,
+                shapes=gpu is None,
+                most_bytes=most_bytes,
+            )
+            if traced
+            else None
+        )
+        with ExitStack() as opening:
+            self._buckets = self._label(opening)
+            if self._trace is not None:
+                opening.enter_context(self._trace)
+            self._opened: ExitStack | None = opening.pop_all()
+        self._probe_ns = probe_ns() if device.type == "cpu" else None
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, done or not."""
+        return self._opened is None
+
+    def step(self) -> None:
+        """A step ends, and the next begins."""
+        if self._ended >= self._warmup:
+            self._keep()
+        self._ended += 1
+        self._passes, self._sent, self._parts = 0, False, []
+        self.done = len(self._kept) == self._steps
+        if self.done or self._ended == self._warmup + TRIES * self._steps:
+            self.close()
+            return
+        if self._trace is not None and self._ended <= self._warmup:
+            self._trace.step()
+            if self._paused:
+                self._trace.numbers = [None for _ in self._trace.numbers]
+        elif not self._paused:
+            self._cut(self._first + self._ended)
+        if self._ended >= self._warmup and not self._paused:
+            self._begin_part()
+
+    def pause(self) -> None:
+        """What follows is no part of a step, and leaves no operators in the trace."""
+        self._paused = True
+        if self._ended >= self._warmup:
+            self._end_part()
+            self._cut(None)
+        torch._C._autograd._enable_record_function(False)
+
+    def resume(self) -> None:
+        """After a pause the step goes on, or begins."""
+        if not self._paused:
+            return
+        torch._C._autograd._enable_record_function(True)
+        self._paused = False
+        if self._ended >= self._warmup:
+            self._cut(self._first + self._ended)
+            self._begin_part()
+
+    def close(self, told: bool = True) -> None:
+        """Stop, and write what was recorded; a step that has not ended is left out.
+
+        Without `told` there is no warning where no step was recorded.
+        """
+        if self._opened is None:
+            return
+        self.resume()
+        opened, self._opened = self._opened, None
+        self._leave_out(self._parts)
+        fault = None if self._kept else f"{self._made()}, so that no step was recorded"
+        try:
+            opened.close()
+            self._drop_left_out()
+            if self._rank == 0 and self._kept:
+                self._write_manifest()
+        except OSError as error:
+            fault = fault or str(error)
+        if fault is not None:
+            self.done = False
+            with suppress(OSError):
+                (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
+            if not told:
+                with suppress(OSError):  # of other ranks there may be more
+                    self._out.rmdir()
+            else:
+                warnings.warn(f"no run in {self._out}: {fault}", stacklevel=5)
+        elif len(self._kept) < self._steps:
+            why = self._short or self._made()
+            warnings.warn(f"{self._out} has {len(self._kept)} of {self._steps} steps: {why}", stacklevel=5)
+        if self._unsent and self._rank == 0:
+            self._report_unsent()
+
+    def _keep(self) -> None:
+        """The step that ends is recorded, unless a pause has split its work."""
+        self._end_part()
+        parts, number = self._parts, self._first + self._ended
+        worked = [part for part in parts if part.work]
+        one = max(worked or parts, key=lambda part: part.took_ns, default=None)
+        if one is None or len(worked) > 1:
+            self._leave_out(parts)
+            return
+        self._leave_out([part for part in parts if part is not one])
+        self._kept.append((number, one))
+        if worked and not self._sent and self._world_size > 1:
+            self._unsent.append(number)
+
+    def _leave_out(self, parts: Sequence[_Part]) -> None:
+        if self._trace is not None:
+            for part in parts:
+                self._trace.numbers[part.place] = None
+
+    def _drop_left_out(self) -> None:
+        """Forget the steps that made the trace too large."""
+        if self._trace is None:
+            return
+        kept = [(number, part) for number, part in self._kept if self._trace.numbers[part.place] is not None]
+        if len(kept) < len(self._kept):
+            self._short = f"{len(self._kept)} steps are more than max_mb; record fewer, or fewer ranks (steps=, ranks=)"
+        self._kept = kept
+
+    def _cut(self, number: int | None) -> None:
+        if self._trace is not None:
+            self._trace.cut(number)
+
+    def _begin_part(self) -> None:
+        place = 0 if self._trace is None else len(self._trace.numbers) - 1
+        self._parts.append(_Part(place, Reading.now()))
+
+    def _end_part(self) -> None:
+        if self._parts and self._parts[-1].until is None:
+            self._parts[-1].until = Reading.now()
+
+    def _made(self) -> str:
+        return f"the loop made {self._ended} steps, but the recording takes {self._warmup} + {self._steps}"
+
+    def _write_manifest(self) -> None:
+        if self._trace is not None and self._trace.saw_no_device:
+            self._report_missing()
+        buckets = [] if self._buckets is None else self._buckets.buckets
+        rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(buckets)]
+        write_json(
+            self._out / MANIFEST,
+            {**self._manifest, "steps": len(self._kept), "buckets": rows, **self._measured()},
+        )
+
+    def _measured(self) -> dict[str, Any]:
+        """On a CPU, what rank 0 knows of its machine; what other ranks use looks to it like others' processes."""
+        if self._probe_ns is None:
+            return {}
+        rows = [
+            replace(between(0, number, part.since, part.until), busy_ns=None)
+            for number, part in self._kept
+            if part.until is not None
+        ]
+        return {
+            "machine": [asdict(row) for row in marked(rows)],
+            "calibration": {"units": [], "collectives": [], "probe_ns": [[self._probe_ns, probe_ns()]]},
+        }
+
+    def _report_missing(self) -> None:
+        """Report, also in run.json, why the trace contains nothing that ran on the GPU; the loop goes on."""
+        why = cause(probe(str(self._device)))
+        self._manifest["device_activity_missing"] = why
+        warnings.warn(f"{self._out}: the profiler saw nothing run on {self._device}: {why}", stacklevel=7)
+
+    def _report_unsent(self) -> None:
+        warnings.warn(
+            f"{self._out}: in {len(self._unsent)} of {len(self._kept)} recorded steps no gradients were sent; call "
+            "step() once per optimizer step, not per microbatch (with Accelerate: if accelerator.sync_gradients)",
+            stacklevel=5,
+        )
+
+    def _worked(self) -> None:
+        if self._paused:
+            return
+        if self._parts:
+            self._parts[-1].work += 1
+        self._sent = self._sent or self._subject.sends()
+
+    def _count_pass(self, module: nn.Module, inputs: Any) -> None:
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self._passes += not self._paused
+            self._worked()
+
+    def _count_backward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            before_backward(output, self._worked)
+
+    def _label(self, opening: ExitStack) -> NamedBuckets | None:
+        """Write labels until `opening` closes."""
+        module, ddp = self._subject.module, self._subject.ddp
+        if module is None:
+            return None
+        opening.callback(module.register_forward_pre_hook(self._count_pass, prepend=True).remove)
+        if isinstance(module, FSDPModule):  # it writes its own ranges
+            opening.callback(module.register_forward_hook(self._count_backward).remove)
+        else:
+            borders = UnitBorders(self._subject.units if ddp is not None else (), lambda: max(self._passes - 1, 0))
+
+            def came(parameter: str) -> None:
+                borders.gradient_came(parameter)
+                self._worked()
+
+            for handle in (*label_gradients(module, came=came), *borders.register().handles):
+                opening.callback(handle.remove)
+        if ddp is None:
+            return None
+        why = unnamed_because(ddp)
+        if why is not None:
+            warnings.warn(f"the buckets stay unnamed: {why}", stacklevel=6)
+            return None
+        buckets = NamedBuckets(ddp)
+        opening.callback(buckets.restore)
+        return buckets
+
+
+def _device(module: nn.Module | None) -> torch.device:
+    """The device on which a model computes; without a model, a GPU if there is one."""
+    parameter = None if module is None else next(module.parameters(), None)
+    offloaded = isinstance(parameter, DTensor) and parameter.device_mesh.device_type == "cuda"  # shards on the CPU
+    if parameter is not None and not offloaded:
+        return parameter.device
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _backend(device: torch.device) -> str | None:
+    """The backend for a device's tensors: in `cpu:gloo,cuda:nccl`, one of the two."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+    return backends.get(device.type)
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    """The part of run.json about the model; empty without one."""
+    if subject.module is None:
+        return {}
+    return {
+        "model": {"parameters": sum(p.numel() for p in subject.module.parameters())},
+        "bucket_cap_mb": None if subject.ddp is None else round(subject.ddp.bucket_bytes_cap / MIB, 3),
+        "parameters": named_parameters(subject.module.named_parameters(), subject.units),
+        "units": named_units(subject.units),
+    }
+
+
+def _clear(out: Path, rank: int, world_size: int) -> None:
+    """Delete this rank's older trace; rank 0 also deletes the files that no rank of this run will replace.
+
+    So no rank deletes what another rank has just written, and the ranks need not wait for each other.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / TRACE.format(rank=rank)).unlink(missing_ok=True)
+    if rank == 0:
+        (out / MANIFEST).unlink(missing_ok=True)
+        beyond = world_size
+        while (path := out / TRACE.format(rank=beyond)).exists():
+            path.unlink()
+            beyond += 1
