@@ -7,7 +7,7 @@ from math import prod
 from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
 
-__all__ = ["formula", "gathered_bytes", "parameter_bytes", "reduced_bytes"]
+__all__ = ["element_bytes", "formula", "gathered_bytes", "parameter_bytes", "reduced_bytes"]
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
 """Of AdamW per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
@@ -33,6 +33,13 @@ def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int |
     if traits is not None and part in traits.sharded:
         return round(full / manifest.world_size), f"{text}/N"
     return full, text
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of an element. Raises ValueError for a type that none of the strategies sends."""
+    if dtype not in _BYTES:
+        raise ValueError(f"no strategy sends {dtype}")
+    return _BYTES[dtype]
 
 
 def parameter_bytes(manifest: Manifest) -> int:

@@ -41,6 +41,10 @@ class Launch:
     """The bucket or unit that it moves."""
     host_ns: int = 0
     """How long launching it took the host; this is part of the work around it."""
+    parameters: tuple[str, ...] = ()
+    """Of a bucket: whose gradients it sends."""
+    gradient_bytes: int = 0
+    """Of a bucket: the gradients alone, without what is sent beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that a change of the program goes by: a gradient that arrives, a unit's use, a border of a pass."""
+    """Something that a change of the program goes by: a gradient that arrives, or a border of a pass, of a unit's use
+    (`use`, `last_use`) or of an update.
+    """
 
     word: str
     name: str = ""

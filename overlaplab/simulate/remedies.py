@@ -25,6 +25,7 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import Cause, exposed
 from overlaplab.events import Run, step_windows
+from overlaplab.evidence.labels import fsdp2_ranges_of
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.changes import (
     Bucket,
@@ -69,10 +70,10 @@ def remedies(run: Run) -> pd.DataFrame:
     Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `cause` (a `Cause`'s value), `setting` (float64:
     the number that the remedy is about, NaN for none), `gain_ns` (how much shorter the rank's step would be; negative
     if longer), `step_ns` (how long it would take; both int64). No rows where the run cannot be played, see
-    `recorded_programs`, nor of remedies that change nothing.
+    `recorded_programs`, nor of FSDP2, nor of remedies that change nothing.
     """
     recorded = recorded_programs(run)
-    if recorded is None:
+    if recorded is None or any(fsdp2_ranges_of(trace) for trace in run.traces):
         return _table([])
     try:
         before = play(recorded.programs)

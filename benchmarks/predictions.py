@@ -1,0 +1,106 @@
+"""Predicted steps against recorded ones, on the sleeping device: how far the programs of another setting are right.
+
+    python benchmarks/predictions.py OUT               all targets
+    python benchmarks/predictions.py OUT --targets 6   the first six
+
+One source is recorded. The predictions for all targets are written to OUT/predicted.json before the first target is
+recorded. Each target's line: median step predicted and recorded, and the error; at the end the mean and the worst, raw.
+Run it on an idle machine.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated
+
+import typer
+
+import overlaplab
+from overlaplab.events import step_windows
+from overlaplab.manifest import Link
+from overlaplab.simulate.player import Program, play
+from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.setting import Setting
+
+COMMON = (
+    *("--device", "cpu", "--layers", "6", "--width", "64", "--vocab", "320", "--seq", "8", "--batch", "1"),
+    *("--compute", "sleep:8ms,16ms,1ms"),
+)
+"""Six layers of 200 kB, an embedding and a head of 80 kB: 224 ms of work."""
+LINK = Link(emulated=True, bandwidth_gbps=0.1, latency_us=500, world_size=2)
+SOURCE = Setting(strategy="bucketed", bucket_cap_mb=0.2, link=LINK, ranks=2)
+CHANGES = (
+    *({"bucket_cap_mb": cap} for cap in (0.05, 0.1, 0.5, 25.0)),
+    *({"first_bucket_mb": first} for first in (0.02, 0.6)),
+    {"strategy": "naive"},
+    {"strategy": "per-param"},
+    *({"strategy": "torch-ddp", "bucket_cap_mb": cap} for cap in (0.2, 25.0)),
+    *({"strategy": name, "bucket_cap_mb": cap} for name in ("zero1", "zero2") for cap in (0.2, 0.5)),
+    *({"strategy": "zero3", "prefetch": depth} for depth in (0, 1, 2)),
+    *({"strategy": "torch-fsdp2", "prefetch": depth} for depth in (0, 1)),
+    *({"link": gbps} for gbps in ((0.05, 500), (0.4, 500), (0.1, 200), (0.1, 5000))),
+    *({"ranks": ranks} for ranks in (3, 4, 8)),
+    {"strategy": "zero3", "ranks": 4},
+    {"strategy": "zero2", "ranks": 4},
+    *({"accumulate": microbatches} for microbatches in (2, 4)),
+    {"strategy": "zero3", "accumulate": 2},
+)
+
+
+def main(out: Path, targets: Annotated[int, typer.Option(help="How many.")] = len(CHANGES)) -> None:
+    """Record, predict, record, compare."""
+    chosen = [target(change) for change in CHANGES[:targets]]
+    source = record(SOURCE, out / "source")
+    predicted = [step_ms(programs_of(source, setting)) for setting in chosen]
+    (out / "predicted.json").write_text(json.dumps(predicted))
+    replayed, took = step_ms(programs_of(source, Setting())), recorded_ms(source)
+    print(f"replay of the source: {replayed:.1f} ms, recorded {took:.1f} ms, {replayed / took - 1:+.2%}")
+    errors = []
+    for number, (setting, expected) in enumerate(zip(chosen, predicted, strict=True)):
+        really = recorded_ms(record(setting, out / str(number)))
+        errors.append(expected / really - 1)
+        changed = {name: value for name, value in asdict(setting).items() if value != getattr(SOURCE, name)}
+        if "link" in changed:
+            changed["link"] = str(setting.link)
+        print(f"{expected:8.1f} {really:8.1f} ms {errors[-1]:+7.2%}  {changed}", flush=True)
+    print(f"mean {fmean(map(abs, errors)):.2%}, worst {max(map(abs, errors)):.2%}")
+
+
+def target(change: dict[str, object]) -> Setting:
+    """The source's setting with a change; a link is given as bandwidth and latency."""
+    told = {"strategy": "bucketed", "link": (LINK.bandwidth_gbps, LINK.latency_us), "ranks": 2} | change
+    gbps, latency_us = told["link"]
+    told["link"] = Link(emulated=True, bandwidth_gbps=gbps, latency_us=latency_us, world_size=told["ranks"])
+    if told["strategy"] == "bucketed":
+        told.setdefault("bucket_cap_mb", SOURCE.bucket_cap_mb)
+    if told["strategy"] == "zero2":
+        told.setdefault("bucket_cap_mb", 0.2)
+    return Setting(**told)
+
+
+def record(setting: Setting, out: Path) -> overlaplab.Run:
+    """The engine with this setting."""
+    options = ["--nproc", str(setting.ranks), "--link", str(setting.link), "--steps", "6", "--out", str(out)]
+    for name in ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate"):
+        if (value := getattr(setting, name)) is not None:
+            options += [f"--{name.replace('_', '-')}", str(value)]
+    subprocess.run([sys.executable, "-m", "overlaplab", "record", *COMMON, *options], check=True, capture_output=True)
+    return overlaplab.load_run(out)
+
+
+def step_ms(programs: tuple[Program, ...]) -> float:
+    """The median step of all ranks."""
+    played = play(programs)
+    return median(ns for rank in range(len(programs)) for ns in played.spans_ns(rank)) / 1e6
+
+
+def recorded_ms(run: overlaplab.Run) -> float:
+    """The same as it was recorded."""
+    return median(step.end_ns - step.start_ns for trace in run.traces for step in step_windows(trace)) / 1e6
+
+
+if __name__ == "__main__":
+    typer.run(main)

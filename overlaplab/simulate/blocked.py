@@ -1,0 +1,140 @@
+"""What the host launched and where it waited, in a recorded run on a CPU."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from overlaplab.events import Trace
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fsdp2 import fsdp2_gathers
+from overlaplab.evidence.labels import Label, fsdp2_ranges_of
+from overlaplab.intervals import Intervals, clip, subtract
+from overlaplab.simulate.player import Launch
+
+__all__ = ["Blocked", "Launched", "blocked", "blocked_fsdp2", "name_of"]
+
+_WAITS = {"wait": None, "gather_wait": "gather", "param_gather_wait": "parameters"}
+_DONE = {"bucket_done": "bucket", "scatter_done": "scatter"}
+_GRAIN_NS = 20_000
+"""A wait may seem to end so much before what it waited for."""
+_STALL_NS = 5_000_000
+"""So much at most: the link's thread may be held up before it can end its range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A launch, and when the collective had ended on all ranks."""
+
+    at_ns: int
+    ended_ns: int
+    own_ended_ns: int
+    """On this rank."""
+    launch: Launch
+
+
+@dataclass(slots=True)
+class Blocked:
+    """A range in which the main thread waited for collectives."""
+
+    start_ns: int
+    end_ns: int
+    keys: list[Hashable] = field(default_factory=list)
+    alone: bool = False
+    """Whether a label says for which single collective."""
+
+
+def name_of(label: Label) -> str:
+    """What a launch, a wait and an instant at the end of the same collective have in common."""
+    return " ".join(label.fields[key] for key in ("bucket", "unit", "microbatch", "phase") if key in label.fields)
+
+
+def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Intervals) -> list[Blocked]:
+    """Where the main thread waited, and for which collectives."""
+    flying: dict[tuple[str, str], Launched] = {}
+    unnamed: list[Launched] = []
+    missing: list[Launched] = []  # done, and no label says where they were waited for
+    waits: list[Blocked] = []
+    generals: list[Blocked] = []  # those by `engine::wait`
+    pending = deque(launches)
+    for label in labels:
+        while pending and pending[0].at_ns < label.start_ns:
+            own = pending.popleft()
+            if own.launch.what is None:
+                unnamed.append(own)
+            else:
+                flying[own.launch.role, own.launch.what] = own
+        if label.word in _WAITS:
+            wait = Blocked(label.start_ns, label.end_ns)
+            waits.append(wait)
+            if label.word == "wait":
+                generals.append(wait)
+            elif (asked := flying.pop((str(_WAITS[label.word]), name_of(label)), None)) is not None:
+                wait.keys.append(asked.launch.key)
+        elif label.word in _DONE and (done := flying.pop((_DONE[label.word], name_of(label)), None)) is not None:
+            if generals and generals[-1].start_ns >= done.at_ns:
+                generals[-1].keys.append(done.launch.key)
+                generals[-1].alone = label.start_ns >= generals[-1].end_ns
+            else:
+                missing.append(done)
+    for own in unnamed:
+        if (found := _of_unnamed(own, generals)) is not None:
+            found.keys.append(own.launch.key)
+    for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
+        if not wait.keys:
+            wait.keys += [
+                own.launch.key
+                for own in launches
+                if own.at_ns < wait.start_ns < own.ended_ns <= wait.end_ns + _GRAIN_NS
+            ]
+    for label in labels:
+        if label.word == "backward" and label.fields["sync"] == "1":
+            inside = [own for own in missing if label.start_ns <= own.at_ns < label.end_ns]
+            if inside:
+                waits += _at_the_end(label, inside, compute)
+    return waits
+
+
+def _of_unnamed(own: Launched, generals: Sequence[Blocked]) -> Blocked | None:
+    """The wait in which the collective ended; else the first after it, or that seems to end shortly before."""
+    after = [wait for wait in generals if wait.start_ns >= own.at_ns and not wait.alone]
+    over = [wait for wait in after if wait.start_ns < own.own_ended_ns <= wait.end_ns + _GRAIN_NS]
+    near = [wait for wait in after if own.own_ended_ns <= wait.end_ns + _STALL_NS]
+    return next(iter(over or near), None)
+
+
+def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
+    """DDP waits for its buckets in turn at the end of the backward pass, inside it, and may copy each."""
+    begun_ns = max(own.at_ns for own in inside)
+    last_ns = min(max(own.ended_ns for own in inside), backward.end_ns)
+    pending = deque(sorted(inside, key=lambda own: own.ended_ns))
+    for start, end in subtract(np.array([[begun_ns, max(begun_ns, last_ns)]], dtype=np.int64), compute).tolist():
+        wait = Blocked(start, end)
+        while pending and pending[0].ended_ns - _GRAIN_NS <= end:
+            wait.keys.append(pending.popleft().launch.key)
+        if wait.keys:
+            yield wait
+    if pending:
+        yield Blocked(last_ns, last_ns, [own.launch.key for own in pending])
+
+
+def blocked_fsdp2(trace: Trace, launches: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
+    """Where FSDP2 waited: for a gather before it copies it out, for a reduction where it launches it."""
+    ranges = fsdp2_ranges_of(trace)
+    for gather in fsdp2_gathers(ranges, executions(trace)):
+        for own in launches:
+            if gather.blocked and gather.launch.start_ns <= own.at_ns < gather.launch.end_ns:
+                yield _until(own, gather.blocked[-1].start_ns, gather.blocked[-1].end_ns, compute)
+    for label in ranges:
+        for own in launches:
+            if label.word == "post_backward_reduce" and label.start_ns <= own.at_ns < label.end_ns:
+                yield _until(own, own.at_ns, label.end_ns, compute)
+
+
+def _until(own: Launched, start_ns: int, end_ns: int, compute: Intervals) -> Blocked:
+    """From a moment until the host copies what has come, within the same range."""
+    copying = clip(compute, max(start_ns, min(own.ended_ns, end_ns)), end_ns)
+    return Blocked(start_ns, int(copying[0, 0]) if len(copying) else end_ns, [own.launch.key])

@@ -1,0 +1,125 @@
+"""What a strategy has to know of the model: sizes of gradients and units, and which units stay gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from overlaplab.costs.memory import element_bytes
+from overlaplab.manifest import Manifest, Parameter
+from overlaplab.vocabulary import layer_of
+
+__all__ = ["Model", "owned", "padded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The model of a recorded run."""
+
+    parameters: Mapping[str, Parameter]
+    """In order of definition."""
+    units: Mapping[str, tuple[str, ...]]
+    """The parameters' names by unit."""
+    uses: Sequence[str]
+    """Units in the order in which a forward pass uses them; one may be used twice."""
+    order: Sequence[str]
+    """The gradients in the order that buckets follow: rank 0's order of arrival."""
+    main_grad: bool
+    param_dtype: str | None
+    reduce_dtype: str | None
+
+    @classmethod
+    def of(cls, manifest: Manifest, uses: Sequence[str], arrived: Sequence[str]) -> Model:
+        """As run.json tells; `arrived` are gradients, those that did not arrive come last, in reverse order."""
+        return cls(
+            parameters={parameter.name: parameter for parameter in manifest.parameters},
+            units=_units(manifest, uses),
+            uses=uses,
+            order=[*arrived, *(p.name for p in reversed(manifest.parameters) if p.name not in set(arrived))],
+            main_grad=bool(manifest.main_grad),
+            param_dtype=manifest.param_dtype,
+            reduce_dtype=manifest.reduce_dtype,
+        )
+
+    def elements(self, name: str) -> int:
+        """Of a parameter."""
+        return prod(self.parameters[name].shape)
+
+    def gradient_item(self, name: str) -> int:
+        """Bytes of an element of the parameter's gradient, as it is kept and sent."""
+        return element_bytes("float32") if self.main_grad else self.own_item(name)
+
+    def gradient_bytes(self, name: str) -> int:
+        """Of a parameter's gradient, as it is kept and sent."""
+        return self.elements(name) * self.gradient_item(name)
+
+    def gathered_item(self, name: str) -> int:
+        """Bytes of an element of a parameter in units that are gathered."""
+        return element_bytes(self.param_dtype) if self.param_dtype else self.own_item(name)
+
+    def scattered_item(self, name: str) -> int:
+        """Bytes of an element of a gradient in units that are gathered."""
+        reduced = self.reduce_dtype or self.param_dtype
+        return element_bytes(reduced) if reduced else self.gradient_item(name)
+
+    def own_item(self, name: str) -> int:
+        """Bytes of an element of a parameter as it is kept."""
+        return self.parameters[name].bytes // max(self.elements(name), 1)
+
+    @property
+    def layers(self) -> list[int]:
+        """The places in `uses` of the layers."""
+        return [place for place, unit in enumerate(self.uses) if layer_of(unit) is not None]
+
+    def kept(self, unit: str) -> bool:
+        """Whether the unit stays gathered into the backward pass: from the last layer on (`by_block` in
+        engine/overlaplab_engine/models/units.py).
+        """
+        return not self.layers or unit in self.uses[self.layers[-1] :]
+
+    def read_in_backward(self, place: int) -> bool:
+        """Whether the backward pass of the use at `place` reads parameters; an embedding's, before all layers, reads
+        none.
+        """
+        return not self.layers or place >= self.layers[0]
+
+    def share(self, owned: Mapping[str, int], unit: str) -> float:
+        """The part of a unit, or of all for "", that a rank updates which owns so many elements of parameters."""
+        names = self.units[unit] if unit else list(self.parameters)
+        return sum(owned[name] for name in names) / max(sum(map(self.elements, names)), 1)
+
+
+def _units(manifest: Manifest, uses: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """As run.json tells, in order of definition; where FSDP2's root stands for several, they are told apart by name."""
+    found: dict[str, list[str]] = {}
+    home = {name: unit.name for unit in manifest.units for name in unit.parameters}
+    for parameter in manifest.parameters:
+        own = home.get(parameter.name, "")
+        if own not in uses:
+            own = next((unit for unit in uses if parameter.name.startswith(f"{unit}.")), own)
+        found.setdefault(own, []).append(parameter.name)
+    return {unit: tuple(names) for unit, names in found.items()}
+
+
+def padded(elements: int, ranks: int) -> int:
+    """Elements of a flat buffer that is cut into equal parts."""
+    return -(-elements // ranks) * ranks
+
+
+def owned(model: Model, flats: Sequence[Sequence[str]], rank: int, ranks: int) -> dict[str, int]:
+    """Elements of each parameter that lie in a rank's parts of flat buffers, which hold these parameters in turn."""
+    found: dict[str, int] = {}
+    for names in flats:
+        sizes = [model.elements(name) for name in names]
+        chunk = padded(sum(sizes), ranks) // ranks
+        for name, (begin, end) in zip(names, _places(sizes), strict=True):
+            found[name] = max(min(end, (rank + 1) * chunk) - max(begin, rank * chunk), 0)
+    return found
+
+
+def _places(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    at = 0
+    for size in sizes:
+        yield at, at + size
+        at += size

@@ -1,0 +1,92 @@
+"""What a strategy is told: the recorded run's options, with a setting's changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+from overlaplab.manifest import Manifest, traits_of
+from overlaplab.simulate.setting import Setting
+from overlaplab.traits import TRAITS, Traits
+
+__all__ = ["Options", "options_of"]
+
+MIB = 1 << 20
+CAP_MB = 25.0
+"""What the engine and torch's DDP take where no cap is given."""
+DDP_FIRST_MB = 1.0
+"""The first bucket of torch's DDP where no cap is given (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """A strategy and its options; those that it does not have are at their defaults."""
+
+    strategy: str
+    caps: tuple[int, ...] = ()
+    """Bytes at which a bucket closes: the first, then the others; one where they are alike."""
+    prefetch: int = 1
+    """Units gathered ahead of the one in use."""
+    overlap_param_gather: bool = True
+    """Gather updated parameters during the next forward pass, or else before it."""
+    keep_last: bool = False
+    """Of torch-fsdp2: the last layer stays gathered into the backward pass."""
+    accumulate: int = 1
+    """Microbatches per step."""
+    ranks: int = 1
+
+
+def options_of(run: Run, manifest: Manifest, setting: Setting) -> Options:
+    """As recorded, but for what is set. Raises `OverlaplabError` for an option that the strategy lacks."""
+    strategy = setting.strategy or manifest.strategy or ""
+    traits = TRAITS.get(strategy) or (traits_of(manifest) if strategy == manifest.strategy else None)
+    if traits is None:
+        raise OverlaplabError(f"no strategy {strategy} is known", path=run.path, remedy=f"Known: {', '.join(TRAITS)}")
+    _require(run, setting, strategy, traits)
+    told: dict[str, Any] = {"strategy": strategy}
+    if traits.buckets:
+        told["caps"] = _caps(manifest, setting, strategy)
+    if traits.gathers == "units":
+        told["prefetch"] = _first(setting.prefetch, manifest.prefetch, 1)
+    if traits.gathers == "updated_parameters":
+        told["overlap_param_gather"] = _first(manifest.overlap_param_gather, True)
+    if strategy == "torch-fsdp2":
+        told["keep_last"] = strategy == manifest.strategy and bool(manifest.keep_last)
+    told["accumulate"] = _first(setting.accumulate, manifest.accumulate, 1)
+    told["ranks"] = _first(setting.ranks, manifest.world_size)
+    return Options(**told)
+
+
+def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
+    def refuse(problem: str) -> None:
+        raise OverlaplabError(f"{strategy} {problem}", path=run.path)
+
+    if not traits.buckets and (setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None):
+        refuse("sends no buckets: it has no cap")
+    if strategy == "torch-ddp" and setting.first_bucket_mb is not None:
+        refuse("has no option for its first bucket")
+    if traits.gathers != "units" and setting.prefetch is not None:
+        refuse("gathers no units ahead: it has no prefetch")
+    for name in ("bucket_cap_mb", "first_bucket_mb", "ranks", "accumulate"):
+        value = getattr(setting, name)
+        if value is not None and value <= 0:
+            raise OverlaplabError(f"{name} must be above 0, not {value}", path=run.path)
+    if setting.prefetch is not None and setting.prefetch < 0:
+        raise OverlaplabError(f"prefetch must be 0 or more, not {setting.prefetch}", path=run.path)
+
+
+def _caps(manifest: Manifest, setting: Setting, strategy: str) -> tuple[int, ...]:
+    given = _first(setting.bucket_cap_mb, manifest.bucket_cap_mb)
+    cap = CAP_MB if given is None else given
+    if strategy == "torch-ddp":
+        first = DDP_FIRST_MB if given is None else cap
+    else:
+        first = _first(setting.first_bucket_mb, (manifest.raw or {}).get("first_bucket_mb"), cap)
+    return tuple(dict.fromkeys((int(first * MIB), int(cap * MIB))))
+
+
+def _first(*values: Any) -> Any:
+    """The first that is given."""
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,158 @@
+"""The work profile of a recorded run: each rank's work step by step, without its communication.
+
+Taken from the recorded programs: launches and waits are left out, and with them what they cost the host, so that what
+remains are works and marks. A launch costs as in `changes` ([Note: costs]): its range before it, as long again after.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean, median_low
+
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+
+__all__ = ["Profile", "Step", "median_rank", "profile_of"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One rank's step; works and marks alone."""
+
+    lead: list[Move] = field(default_factory=list)
+    """Before the first microbatch."""
+    passes: list[list[Move]] = field(default_factory=list)
+    """Each microbatch from its forward pass on; all gradients are marked `gradient`, all ends `backward_end`."""
+    updates_ns: dict[str, int] = field(default_factory=dict)
+    """What the optimizer takes for each whole unit; for "" where its updates were not recorded one by one."""
+    overhead_ns: int = 0
+    """The optimizer beside the updates."""
+    rest: list[Move] = field(default_factory=list)
+    """After the optimizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a recording tells of computation alone, and what communication costs the host; times in ns."""
+
+    ranks: tuple[tuple[Step, ...], ...]
+    """Each rank's steps."""
+    host_ns: int
+    """What a launch costs before it is out, and as much again after: the mean."""
+    wake_ns: int
+    """From the end of a collective until who waits for it goes on: the mean."""
+
+    @property
+    def order(self) -> list[str]:
+        """The gradients in the order in which they arrived in the first rank's first step."""
+        marks = [move for moves in self.ranks[0][0].passes for move in moves if isinstance(move, Mark)]
+        return list(dict.fromkeys(mark.name for mark in marks if mark.word == "gradient"))
+
+    @property
+    def uses(self) -> list[str]:
+        """The units in the order in which the first forward pass used them; empty where it was not recorded."""
+        marks = [move for move in self.ranks[0][0].passes[0] if isinstance(move, Mark) and move.word == "use"]
+        names = [mark.name.rsplit(" ", 2) for mark in marks]
+        return [unit for unit, _, phase in names if phase == "forward"]
+
+
+def profile_of(programs: Sequence[Program], *, sharded: bool) -> Profile:
+    """The profile of recorded programs. Of a `sharded` optimizer the ranks' updates are added up to whole units."""
+    moves = [move for program in programs for move in program]
+    launches = [move.host_ns for move in moves if isinstance(move, Launch) and move.host_ns]
+    wakes = [move.wake_ns for move in moves if isinstance(move, Wait) and move.wake_ns]
+    host_ns = round(fmean(launches)) if launches else 0
+    ranks = tuple(tuple(_steps(_worked(program, host_ns))) for program in programs)
+    if sharded:
+        for steps in zip(*ranks, strict=True):
+            _add_up(steps)
+    return Profile(
+        ranks=ranks,
+        host_ns=host_ns,
+        wake_ns=round(fmean(wakes)) if wakes else 0,
+    )
+
+
+def median_rank(programs: Sequence[Program]) -> int:
+    """The place of the rank whose work is the median, the lower of two."""
+    worked = [sum(move.ns for move in program if isinstance(move, Work)) for program in programs]
+    return worked.index(median_low(worked))
+
+
+def _add_up(steps: Sequence[Step]) -> None:
+    """Give each rank's step the updates of all ranks' parts."""
+    whole: Counter[str] = Counter()
+    for step in steps:
+        whole.update(step.updates_ns)
+    for step in steps:
+        step.updates_ns = dict(whole)
+
+
+def _worked(program: Program, host_ns: int) -> list[Move]:
+    """Works, marks and ends. What a launch cost is taken from the work before it, and what follows.
+
+    A rank that waits at once for what it launched loses the second part of the costs while it waits.
+    """
+    moves: list[Move] = []
+    due_ns = 0
+    last: tuple[Hashable, int] = None, 0  # launched, and nothing but work since; its cost
+    for move in program:
+        match move:
+            case Work():
+                less_ns = min(due_ns, move.ns)
+                due_ns -= less_ns
+                moves.append(replace(move, ns=move.ns - less_ns))
+            case Launch():
+                cost_ns = move.host_ns or host_ns
+                before = moves[-1] if moves else None
+                less_ns = min(cost_ns, before.ns) if isinstance(before, Work) else 0
+                if isinstance(before, Work):
+                    moves[-1] = replace(before, ns=before.ns - less_ns)
+                due_ns += 2 * cost_ns - less_ns
+                last = move.key, cost_ns
+            case Wait(key) if key == last[0]:
+                due_ns = max(due_ns - last[1], 0)
+            case Mark() | End():
+                moves.append(move)
+                last = None, 0
+    return moves
+
+
+def _steps(moves: Sequence[Move]) -> Iterator[Step]:
+    """The moves of each step, sorted into its parts."""
+    ends = [place for place, move in enumerate(moves) if isinstance(move, End)]
+    for begin, end in pairwise(ends):
+        yield _step(moves[begin + 1 : end])
+
+
+def _step(moves: Sequence[Move]) -> Step:
+    step = Step()
+    into = step.lead
+    optimizer = updating = None
+    for move in moves:
+        match move:
+            case Mark("forward"):
+                into = []
+                step.passes.append(into)
+                into.append(move)
+            case Mark("optimizer"):
+                optimizer = move
+            case Mark("optimizer_end"):
+                optimizer, into = None, step.rest
+            case Mark("update", unit):
+                updating = unit
+            case Mark("update_end"):
+                updating = None
+            case Work(ns) if updating is not None:
+                step.updates_ns[updating] = step.updates_ns.get(updating, 0) + ns
+            case Work(ns) if optimizer is not None:
+                step.overhead_ns += ns
+            case Mark(word, name):
+                into.append(Mark(word.replace("kept_gradient", "gradient").replace("kept_end", "backward_end"), name))
+            case _:
+                into.append(move)
+    if not step.updates_ns:
+        step.updates_ns, step.overhead_ns = {"": step.overhead_ns}, 0
+    return step

@@ -1,0 +1,163 @@
+"""What strategies' programs share: a rank's work profile walked through, and a strategy's hooks called at its marks.
+
+The hooks are those that the engine's strategies have in training (engine/overlaplab_engine/strategies); what they do
+there with tensors is left out, and what they launch and wait for becomes moves. Tests compare the order of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
+from overlaplab.simulate.programs.model import Model
+from overlaplab.simulate.programs.options import Options
+from overlaplab.simulate.programs.profile import Profile, Step
+from overlaplab.simulate.programs.times import Transfer
+
+__all__ = ["Strategy"]
+
+
+class Strategy:
+    """One rank's program: hooks, for subclasses, that add moves where a training step calls them."""
+
+    sends_every_microbatch = False
+    """Else only the last one's gradients are sent."""
+
+    def __init__(self, options: Options, model: Model, profile: Profile, transfer: Transfer, rank: int) -> None:
+        """All ranks' programs must be made of the same but for `rank`."""
+        self.options, self.model, self.profile, self.rank = options, model, profile, rank
+        self.moves: list[Move] = []
+        self.step = self.microbatch = 0
+        self._transfer = transfer
+        self._sends = True
+
+    # Hooks
+
+    def begin_forward(self) -> None:
+        """The model is called."""
+
+    def before_forward(self, unit: str) -> None:
+        """A unit is about to be used."""
+
+    def after_forward(self, unit: str) -> None:
+        """A unit was used."""
+
+    def begin_backward(self) -> None:
+        """The backward pass begins."""
+
+    def before_backward(self, unit: str) -> None:
+        """The gradient of a unit's output is there."""
+
+    def after_backward(self, unit: str) -> None:
+        """All of a unit's gradients are there."""
+
+    def arrived(self, gradient: str) -> None:
+        """A gradient is there, and will be sent."""
+
+    def finish(self) -> None:
+        """A backward pass whose gradients are sent is over."""
+
+    def updated(self) -> None:
+        """The optimizer has updated the parameters."""
+
+    def settle(self) -> None:
+        """The last recorded step ends: nothing may be left in flight."""
+
+    def share(self, unit: str) -> float:
+        """The part of a unit that this rank updates; of all units for ""."""
+        return 1.0
+
+    # Moves
+
+    def launch(self, kind: str, num_bytes: int, role: str = "", what: str | None = None) -> Hashable:
+        """Launch a collective; returns its key."""
+        return self._launch(Launch(None, self._transfer(kind, num_bytes), kind, num_bytes, role=role, what=what))
+
+    def launch_bucket(self, kind: str, num_bytes: int, number: int, names: Sequence[str]) -> Hashable:
+        """Launch that of the gradients with these names; returns its key."""
+        own_bytes = sum(map(self.model.gradient_bytes, names))
+        took_ns = self._transfer(kind, num_bytes)
+        bucket = Launch(None, took_ns, kind, num_bytes, role="bucket", what=str(number))
+        return self._launch(replace(bucket, parameters=tuple(names), gradient_bytes=own_bytes))
+
+    def _launch(self, launch: Launch) -> Hashable:
+        key = (launch.kind, launch.role, launch.what, self.step, self.microbatch)
+        host_ns = self.profile.host_ns
+        self.moves += [Work(host_ns), replace(launch, key=key, host_ns=host_ns), Work(host_ns)]
+        return key
+
+    def wait(self, *keys: Hashable) -> None:
+        """Wait for collectives in turn."""
+        self.moves += [Wait(key, self.profile.wake_ns) for key in keys]
+
+    def usage(self) -> Hashable:
+        """Ask which parameters have gradients somewhere: a number for each."""
+        return self.launch("all_reduce", 4 * len(self.model.parameters))
+
+    # The walk
+
+    def program(self, steps: Sequence[Step]) -> list[Move]:
+        """The moves over these steps."""
+        self.moves.append(End())
+        for self.step, step in enumerate(steps):
+            self.moves += step.lead
+            last = self.options.accumulate - 1
+            for self.microbatch in range(last + 1):
+                self._sends = self.sends_every_microbatch or self.microbatch == last
+                self._pass(_chosen(step.passes, self.microbatch, last))
+            self._update(step.updates_ns, step.overhead_ns)
+            self.updated()
+            self.moves += step.rest
+            if self.step == len(steps) - 1:
+                self.settle()
+            self.moves.append(End())
+        return self.moves
+
+    def _pass(self, moves: Sequence[Move]) -> None:
+        """A microbatch."""
+        for move in moves:
+            if isinstance(move, Mark):
+                self._meet(move)
+            else:
+                self.moves.append(move)
+
+    def _meet(self, mark: Mark) -> None:
+        match mark.word:
+            case "use" | "last_use":
+                unit, _, phase = mark.name.rsplit(" ", 2)
+                mark = Mark(mark.word, f"{unit} {self.microbatch} {phase}")
+                if mark.word == "use":
+                    self.before_forward(unit) if phase == "forward" else self.before_backward(unit)
+                self.moves.append(mark)
+                if mark.word == "last_use":
+                    self.after_forward(unit) if phase == "forward" else self.after_backward(unit)
+            case "forward":
+                self.moves.append(Mark("forward", str(self.microbatch)))
+                self.begin_forward()
+            case "backward":
+                self.moves.append(Mark("backward", str(self.microbatch)))
+                self.begin_backward()
+            case "gradient" if self._sends:
+                self.moves.append(mark)
+                self.arrived(mark.name)
+            case "backward_end" if self._sends:
+                self.moves.append(mark)
+                self.finish()
+            case "gradient" | "backward_end":
+                self.moves.append(Mark({"gradient": "kept_gradient"}.get(mark.word, "kept_end"), mark.name))
+            case _:
+                self.moves.append(mark)
+
+    def _update(self, updates_ns: Mapping[str, int], overhead_ns: int) -> None:
+        self.moves += [Mark("optimizer"), Work(overhead_ns)]
+        for unit, ns in updates_ns.items():
+            own_ns = round(ns * self.share(unit))
+            if own_ns:
+                self.moves += [Mark("update", unit), Work(own_ns), Mark("update_end", unit)]
+        self.moves.append(Mark("optimizer_end"))
+
+
+def _chosen(passes: Sequence[list[Move]], microbatch: int, last: int) -> list[Move]:
+    """The recorded microbatch that stands for this one: the last for the last, the others in turn."""
+    return passes[-1] if microbatch == last else passes[microbatch % max(len(passes) - 1, 1)]

@@ -1,0 +1,198 @@
+"""Programs of zero3 and torch-fsdp2: units are gathered before they are used, and their gradients scattered after."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from overlaplab.simulate.programs.model import owned, padded
+from overlaplab.simulate.programs.strategy import Strategy
+from overlaplab.vocabulary import FSDP2_ROOT, layer_of
+
+__all__ = ["TorchFSDP2", "Zero3"]
+
+IN_FLIGHT = 1
+"""Units of zero3 whose gradients may wait for the network (engine/overlaplab_engine/strategies/zero3.py)."""
+
+
+class Units(Strategy):
+    """What both share: gathers of units, and which units are held."""
+
+    sends_every_microbatch = True
+
+    def __init__(self, *args: Any) -> None:
+        """See `Strategy`."""
+        super().__init__(*args)
+        self._held: dict[str, Hashable | None] = {}  # with its gather, until that was waited for
+        self._owned = self.owned()
+
+    def owned(self) -> dict[str, int]:
+        """Elements of each parameter that this rank owns."""
+        return owned(self.model, list(self.model.units.values()), self.rank, self.options.ranks)
+
+    def members(self, unit: str) -> Sequence[str]:
+        """The unit's parameters."""
+        return self.model.units[unit]
+
+    def elements(self, unit: str) -> int:
+        """Of the whole unit as it is sent."""
+        return padded(sum(map(self.model.elements, self.members(unit))), self.options.ranks)
+
+    def share(self, unit: str) -> float:
+        """See `Strategy`."""
+        return self.model.share(self._owned, unit)
+
+    def gather(self, unit: str, phase: str) -> None:
+        """Launch the gather of a unit that is not held."""
+        if unit not in self._held:
+            num_bytes = self.elements(unit) * self.model.gathered_item(self.members(unit)[0])
+            self._held[unit] = self.launch("all_gather", num_bytes, "gather", f"{unit} {self.microbatch} {phase}")
+
+    def wait_for_unit(self, unit: str) -> None:
+        """Wait for its gather, if that was not done."""
+        key, self._held[unit] = self._held[unit], None
+        if key is not None:
+            self.wait(key)
+
+    def free(self, unit: str) -> None:
+        """It is no longer held."""
+        self._held.pop(unit, None)
+
+    def scatter(self, unit: str) -> Hashable:
+        """Launch the reduce-scatter of a unit's gradients."""
+        num_bytes = self.elements(unit) * self.model.scattered_item(self.members(unit)[0])
+        return self.launch("reduce_scatter", num_bytes, "scatter", f"{unit} {self.microbatch}")
+
+
+class Zero3(Units):
+    """See [Note: the window] in engine/overlaplab_engine/strategies/zero3.py."""
+
+    def begin_forward(self) -> None:
+        """See `Strategy`."""
+        self._used = 0
+        self._flying: deque[Hashable] = deque()
+        self._unsent = dict.fromkeys(reversed(list(self.model.units)))
+        reading = [place for place in range(len(self.model.uses)) if self.model.read_in_backward(place)]
+        self._returning = [self.model.uses[place] for place in reversed(reading)]
+        self._pending = list(self.model.uses)  # uses whose backward pass has not ended
+
+    def before_forward(self, unit: str) -> None:
+        """See `Strategy`."""
+        self._hold(self.model.uses[self._used :][: self.options.prefetch + 1], "forward")
+        self._used += 1
+
+    def after_forward(self, unit: str) -> None:
+        """See `Strategy`."""
+        if not self.model.kept(unit):
+            self.free(unit)
+
+    def before_backward(self, unit: str) -> None:
+        """See `Strategy`; the pass before the layers reads no parameters."""
+        if unit in self._returning:
+            place = self._returning.index(unit)
+            self._hold(self._returning[place:][: self.options.prefetch + 1], "backward")
+            del self._returning[: place + 1]
+
+    def after_backward(self, unit: str) -> None:
+        """See `Strategy`: a unit's gradients go after its first use; those of an embedding when the pass is over."""
+        place = len(self._pending) - 1 - self._pending[::-1].index(unit)
+        if not self.model.read_in_backward(place):
+            return
+        del self._pending[place]
+        self.free(unit)
+        if unit not in self._pending:
+            self._send(unit)
+
+    def finish(self) -> None:
+        """See `Strategy`."""
+        self._held.clear()
+        for unit in list(self._unsent):
+            self._send(unit)
+        used = self.usage()
+        self.wait(*self._flying, used)
+
+    def _hold(self, window: Sequence[str], phase: str) -> None:
+        for unit in window:
+            self.gather(unit, phase)
+        self.wait_for_unit(window[0])
+
+    def _send(self, unit: str) -> None:
+        del self._unsent[unit]
+        self._flying.append(self.scatter(unit))
+        while len(self._flying) > IN_FLIGHT:
+            self.wait(self._flying.popleft())
+
+
+class TorchFSDP2(Units):
+    """Layers, and the rest as the root; reductions block (engine/overlaplab_engine/strategies/torch_fsdp2.py)."""
+
+    def owned(self) -> dict[str, int]:
+        """See `Units`: rows of each parameter."""
+        found = {}
+        for name, parameter in self.model.parameters.items():
+            rows, *_ = parameter.shape or (1,)
+            chunk = padded(rows, self.options.ranks) // self.options.ranks
+            own = max(min(rows - self.rank * chunk, chunk), 0)
+            found[name] = own * self.model.elements(name) // max(rows, 1)
+        return found
+
+    def members(self, unit: str) -> Sequence[str]:
+        """See `Units`."""
+        if unit != FSDP2_ROOT:
+            return self.model.units[unit]
+        return [name for own, names in self.model.units.items() if layer_of(own) is None for name in names]
+
+    def elements(self, unit: str) -> int:
+        """See `Units`: each parameter is padded to equal numbers of rows."""
+        return sum(map(self._padded, self.members(unit)))
+
+    def begin_forward(self) -> None:
+        """See `Strategy`: the root is gathered first."""
+        self._order = [FSDP2_ROOT, *(unit for unit in self.model.uses if layer_of(unit) is not None)]
+        self._use(FSDP2_ROOT, self._order, "forward")
+
+    def before_forward(self, unit: str) -> None:
+        """See `Strategy`."""
+        if unit in self._order:
+            self._use(unit, self._order, "forward")
+
+    def after_forward(self, unit: str) -> None:
+        """See `Strategy`."""
+        if unit in self._order and not (self.options.keep_last and unit == self._order[-1]):
+            self.free(unit)
+
+    def begin_backward(self) -> None:
+        """See `Strategy`: from the root to the first layer."""
+        self._order = [FSDP2_ROOT, *reversed(self._order[1:])]
+        self._use(FSDP2_ROOT, self._order, "backward")
+
+    def before_backward(self, unit: str) -> None:
+        """See `Strategy`."""
+        if unit in self._order:
+            self._use(unit, self._order, "backward")
+
+    def after_backward(self, unit: str) -> None:
+        """See `Strategy`."""
+        if unit in self._order:
+            self._reduce(unit)
+
+    def finish(self) -> None:
+        """See `Strategy`: the root's gradients go last."""
+        self._reduce(FSDP2_ROOT)
+
+    def _use(self, unit: str, order: Sequence[str], phase: str) -> None:
+        """Wait for the unit, then gather those that follow."""
+        self.gather(unit, phase)
+        self.wait_for_unit(unit)
+        place = order.index(unit) + 1
+        for following in order[place : place + self.options.prefetch]:
+            self.gather(following, phase)
+
+    def _reduce(self, unit: str) -> None:
+        self.free(unit)
+        self.wait(self.scatter(unit))
+
+    def _padded(self, name: str) -> int:
+        rows, *_ = self.model.parameters[name].shape or (1,)
+        return padded(rows, self.options.ranks) * self.model.elements(name) // max(rows, 1)

@@ -1,0 +1,29 @@
+"""What a prediction changes against the run that was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlaplab.manifest import Link
+
+__all__ = ["Setting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is changed against the recorded run; None: as recorded."""
+
+    strategy: str | None = None
+    """A name of `overlaplab.traits.TRAITS`."""
+    bucket_cap_mb: float | None = None
+    """MiB; with another strategy than the recorded one and None its own default."""
+    first_bucket_mb: float | None = None
+    """MiB of the first bucket, which is ready first; None: as recorded, or as large as the others."""
+    link: Link | None = None
+    ranks: int | None = None
+    prefetch: int | None = None
+    """Units gathered ahead of the one in use."""
+    accumulate: int | None = None
+    """Microbatches per step."""
+    straggler: bool = True
+    """False: every rank's work is as the median rank's."""

@@ -1,0 +1,113 @@
+"""Programs made from one recording against what the engine launches and waits for when it runs so: equal lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from warm_ranks import run_warm
+
+import overlaplab
+from overlaplab.simulate.player import Launch, Program, Wait
+from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.simulate.setting import Setting
+
+COMMON = (
+    *("--device", "cpu", "--layers", "2", "--width", "20", "--vocab", "32", "--seq", "4", "--batch", "1"),
+    *("--steps", "2", "--warmup", "2", "--attempts", "1", "--compute", "sleep:1ms,2ms,1ms"),
+    *("--link", "100Gbps,500us"),
+)
+"""Layers of 20 kB, an embedding and a head of 3 kB, in 31 parameters."""
+SCRIPT = Path(__file__).parents[2] / "support" / "patient_ranks.py"
+SOURCES = (
+    Setting(strategy="bucketed", bucket_cap_mb=0.01),
+    Setting(strategy="zero3"),
+    Setting(strategy="torch-fsdp2", accumulate=2),
+)
+TARGETS = (
+    Setting(strategy="naive"),
+    Setting(strategy="naive", accumulate=2),
+    Setting(strategy="per-param"),
+    Setting(strategy="bucketed", bucket_cap_mb=0.02),
+    Setting(strategy="bucketed", bucket_cap_mb=0.02, first_bucket_mb=0.002, accumulate=3),
+    Setting(strategy="torch-ddp", bucket_cap_mb=0.01),
+    Setting(strategy="torch-ddp", bucket_cap_mb=0.005, accumulate=2),
+    Setting(strategy="zero1", bucket_cap_mb=0.01),
+    Setting(strategy="zero1", bucket_cap_mb=0.01, first_bucket_mb=0.004, accumulate=2),
+    Setting(strategy="zero2", bucket_cap_mb=0.004),
+    Setting(strategy="zero2", bucket_cap_mb=0.01, accumulate=2, ranks=3),
+    Setting(strategy="zero3"),
+    Setting(strategy="zero3", prefetch=0),
+    Setting(strategy="zero3", prefetch=2, accumulate=2, ranks=3),
+    Setting(strategy="torch-fsdp2"),
+    Setting(strategy="torch-fsdp2", prefetch=0, accumulate=2),
+    Setting(strategy="torch-fsdp2", prefetch=2, ranks=3),
+)
+
+
+def told(setting: Setting) -> str:
+    values = {field.name: getattr(setting, field.name) for field in fields(setting)}
+    return " ".join(f"{name}={value}" for name, value in values.items() if value not in (None, True))
+
+
+def record(setting: Setting, out: Path) -> overlaplab.Run:
+    """The engine with these options."""
+    options = [*COMMON]
+    for name in ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate"):
+        value = getattr(setting, name)
+        if value is not None:
+            options += [f"--{name.replace('_', '-')}", str(value)]
+    for rank in run_warm(setting.ranks or 2, str(SCRIPT), *options, "--out", str(out)):
+        assert rank.code == 0, rank.stderr
+    return overlaplab.load_run(out)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Setting], overlaplab.Run]:
+    """A setting's run, recorded when it is first asked for."""
+    known: dict[Setting, overlaplab.Run] = {}
+
+    def run_of(setting: Setting) -> overlaplab.Run:
+        if setting not in known:
+            known[setting] = record(setting, tmp_path_factory.mktemp("run"))
+        return known[setting]
+
+    return run_of
+
+
+def moves(program: Program, strategy: str) -> list[tuple[object, ...]]:
+    """Launches and waits in order, each with what it moves; FSDP2 names no passes."""
+    names = {}
+    for move in program:
+        if isinstance(move, Launch):
+            what = (move.what or "").split(" ")
+            names[move.key] = (move.kind, move.bytes, move.role, *(what[:1] if strategy == "torch-fsdp2" else what))
+    chosen = [move for move in program if isinstance(move, Launch | Wait)]
+    return [(type(move).__name__, *names[move.key]) for move in chosen]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=told)
+@pytest.mark.parametrize("source", SOURCES, ids=told)
+def test_the_engine_launches_and_waits_as_predicted(
+    source: Setting, target: Setting, recorded: Callable[[Setting], overlaplab.Run]
+) -> None:
+    made = [moves(program, target.strategy or "") for program in programs_of(recorded(source), complete(target))]
+    really = recorded_programs(recorded(target))
+    assert really is not None
+    assert made == [moves(program, target.strategy or "") for program in really.programs]
+
+
+def complete(setting: Setting) -> Setting:
+    """With the defaults that the engine has where the target names nothing, and the source may have something else."""
+    gathers = setting.strategy in ("zero3", "torch-fsdp2")
+    return Setting(
+        strategy=setting.strategy,
+        bucket_cap_mb=setting.bucket_cap_mb,
+        first_bucket_mb=setting.first_bucket_mb,
+        ranks=setting.ranks,
+        accumulate=setting.accumulate or 1,
+        prefetch=(1 if setting.prefetch is None else setting.prefetch) if gathers else None,
+    )

@@ -1,0 +1,205 @@
+"""What programs keep of the recorded run, what a setting changes in them, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from made_gpu import bucketed as on_a_gpu
+from made_traces import run_of
+from samples import TRACES, unlabelled
+
+import overlaplab
+from overlaplab.costs import transfer_ns
+from overlaplab.errors import OverlaplabError
+from overlaplab.manifest import Link, Parameter
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, play
+from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs.model import Model, owned
+from overlaplab.simulate.programs.options import options_of
+from overlaplab.simulate.programs.profile import profile_of
+from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.simulate.setting import Setting
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def bucketed() -> overlaplab.Run:
+    return overlaplab.load_run(TRACES / "bucketed")
+
+
+def launches(program: Program) -> list[Launch]:
+    return [move for move in program if isinstance(move, Launch)]
+
+
+def test_without_changes_it_is_the_recorded_run(bucketed: overlaplab.Run) -> None:
+    recorded = recorded_programs(bucketed)
+    assert recorded is not None
+    assert programs_of(bucketed, Setting()) == recorded.programs
+    manifest = bucketed.manifest
+    assert manifest is not None
+    same = Setting(strategy="bucketed", bucket_cap_mb=manifest.bucket_cap_mb, ranks=2, link=manifest.link, accumulate=1)
+    assert programs_of(bucketed, same) == recorded.programs
+
+
+def test_another_link_changes_t_alone(bucketed: overlaplab.Run) -> None:
+    assert bucketed.manifest is not None
+    assert bucketed.manifest.link is not None
+    before = bucketed.manifest.link
+    after = replace(before, latency_us=before.latency_us + 500, world_size=7)  # it is the run that has the ranks
+    for old, new in zip(programs_of(bucketed, Setting()), programs_of(bucketed, Setting(link=after)), strict=True):
+        longer = [now.transfer_ns - then.transfer_ns for then, now in zip(launches(old), launches(new), strict=True)]
+        assert set(longer) == {2 * 500_000}  # two messages in a row
+        assert [move for move in new if not isinstance(move, Launch)] == [
+            move for move in old if not isinstance(move, Launch)
+        ]
+
+
+def test_further_ranks_draw_their_steps(bucketed: overlaplab.Run) -> None:
+    """The same ones each time, behind a link of so many ranks; those that were recorded keep theirs."""
+    made = programs_of(bucketed, Setting(ranks=5))
+    assert made == programs_of(bucketed, Setting(ranks=5))
+    assert len(made) == 5
+    two = programs_of(bucketed, Setting(ranks=2, accumulate=2))
+    five = programs_of(bucketed, Setting(ranks=5, accumulate=2))
+    for own, same in zip(two, five, strict=False):
+        assert [move for move in own if isinstance(move, Work)] == [move for move in same if isinstance(move, Work)]
+    assert bucketed.manifest is not None
+    assert bucketed.manifest.link is not None
+    link = replace(bucketed.manifest.link, world_size=5)
+    late = {move.transfer_ns - transfer_ns(move.kind, move.bytes, link) for move in launches(made[4])}
+    assert len(late) == 1
+    assert 0 <= late.pop() < 1_000_000
+    assert all(len(play(made).spans_ns(rank)) == 3 for rank in range(5))
+
+
+def test_without_a_straggler_all_ranks_work_alike(bucketed: overlaplab.Run) -> None:
+    first, second = programs_of(bucketed, Setting(straggler=False))
+    assert first == second
+    worked = [
+        sum(move.ns for move in program if isinstance(move, Work)) for program in programs_of(bucketed, Setting())
+    ]
+    assert sum(move.ns for move in first if isinstance(move, Work)) == min(worked)
+    first, second = programs_of(bucketed, Setting(straggler=False, bucket_cap_mb=1))
+    assert first == second
+
+
+def test_work_is_kept(bucketed: overlaplab.Run) -> None:
+    """Other buckets cost other launches, and nothing else."""
+    for cap in (1.0, 100.0):
+        for old, new in zip(
+            programs_of(bucketed, Setting()), programs_of(bucketed, Setting(bucket_cap_mb=cap)), strict=True
+        ):
+            costs = [sum(2 * move.host_ns for move in launches(program)) for program in (old, new)]
+            works = [sum(move.ns for move in program if isinstance(move, Work)) for program in (old, new)]
+            assert works[1] - costs[1] == pytest.approx(works[0] - costs[0], rel=0.001)
+
+
+PROGRAM: list[Move] = [
+    *(Work(5), End(), Work(7), Mark("forward", "0"), Work(10), Mark("backward", "0"), Work(20), Mark("gradient", "w")),
+    *(Work(4), Launch("a", 30, role="bucket", host_ns=3), Work(6), Mark("backward_end"), Wait("a", 2), Work(1)),
+    *(Mark("optimizer"), Work(1), Mark("update", "u"), Work(8), Mark("update_end", "u"), Mark("optimizer_end")),
+    *(Work(9), End()),
+]
+
+
+def test_a_profile_is_the_work_without_its_communication() -> None:
+    """Of the launch's 2 x 3 ns, 3 are taken from what is before it."""
+    profile = profile_of([PROGRAM], sharded=False)
+    (step,) = profile.ranks[0]
+    assert step.lead == [Work(7)]
+    assert step.passes == [
+        [
+            *(Mark("forward", "0"), Work(10), Mark("backward", "0"), Work(20), Mark("gradient", "w")),
+            *(Work(1), Work(3), Mark("backward_end"), Work(1)),
+        ]
+    ]
+    assert (step.updates_ns, step.overhead_ns, step.rest) == ({"u": 8}, 1, [Work(9)])
+    assert (profile.host_ns, profile.wake_ns, profile.order) == (3, 2, ["w"])
+
+
+def test_a_launch_that_is_waited_for_at_once_costs_half() -> None:
+    moves = [End(), Mark("forward", "0"), Work(9), Launch("a", 30, host_ns=3), Work(1), Wait("a"), Work(9), End()]
+    (step,) = profile_of([moves], sharded=False).ranks[0]
+    assert step.passes == [[Mark("forward", "0"), Work(6), Work(0), Work(9)]]
+
+
+def test_updates_of_parts_add_up() -> None:
+    profile = profile_of([PROGRAM, PROGRAM], sharded=True)
+    assert [steps[0].updates_ns for steps in profile.ranks] == [{"u": 16}] * 2
+
+
+def test_what_a_rank_owns_of_flat_buffers() -> None:
+    """Ten elements for three ranks: four each, the last has two."""
+    sizes = {"a": 3, "b": 7, "c": 3}
+    parameters = {
+        name: Parameter(name=name, shape=(count,), dtype="float32", bytes=4 * count) for name, count in sizes.items()
+    }
+    model = Model(
+        parameters=parameters,
+        units={"u": ("a", "b"), "v": ("c",)},
+        uses=["u", "v"],
+        order=list(sizes),
+        main_grad=False,
+        param_dtype=None,
+        reduce_dtype=None,
+    )
+    parts = [owned(model, [["a", "b"], ["c"]], rank, 3) for rank in range(3)]
+    assert parts == [{"a": 3, "b": 1, "c": 1}, {"a": 0, "b": 4, "c": 1}, {"a": 0, "b": 2, "c": 1}]
+    assert [model.share(part, "u") for part in parts] == [0.4, 0.4, 0.2]
+    assert model.share(parts[0], "") == 5 / 13
+
+
+def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) -> None:
+    """DDP's first bucket is smaller only where nobody gives a cap."""
+    naive = overlaplab.load_run(TRACES / "naive")
+    assert naive.manifest is not None
+    assert bucketed.manifest is not None
+    recorded = bucketed.manifest.bucket_cap_mb or 0
+    for run, setting, caps in (
+        (naive, Setting(strategy="torch-ddp"), (dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * MIB)),
+        (naive, Setting(strategy="torch-ddp", bucket_cap_mb=3), (3 * MIB,)),
+        (naive, Setting(strategy="bucketed"), (25 * MIB,)),
+        (bucketed, Setting(strategy="torch-ddp"), (int(recorded * MIB),)),
+        (bucketed, Setting(first_bucket_mb=0.5), (MIB // 2, int(recorded * MIB))),
+    ):
+        assert run.manifest is not None
+        assert options_of(run, run.manifest, setting).caps == caps
+
+
+@pytest.mark.parametrize(
+    ("sample", "setting", "words"),
+    [
+        ("bucketed", Setting(strategy="nobodys"), "no strategy nobodys is known. Known: naive, "),
+        ("bucketed", Setting(prefetch=2), "bucketed gathers no units ahead"),
+        ("naive", Setting(bucket_cap_mb=2), "naive sends no buckets"),
+        ("torch-ddp", Setting(first_bucket_mb=2), "torch-ddp has no option for its first bucket"),
+        ("bucketed", Setting(accumulate=0), "accumulate must be above 0, not 0"),
+        ("bucketed", Setting(ranks=65), "no more than 64 ranks"),
+        ("bucketed", Setting(strategy="zero3"), "where units' passes begin and end. Record it anew"),
+        ("torch-ddp-gloo", Setting(), "Record it behind an emulated link (--link auto)"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(sample: str, setting: Setting, words: str) -> None:
+    with pytest.raises(OverlaplabError) as refused:
+        programs_of(overlaplab.load_run(TRACES / sample), setting)
+    assert words in str(refused.value)
+    assert str(TRACES / sample) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_runs_that_tell_too_little_are_refused(tmp_path: Path) -> None:
+    plain, gpu, one = (tmp_path / name for name in ("plain", "gpu", "one"))
+    plain.mkdir()
+    shutil.copytree(TRACES / "naive", one, ignore=shutil.ignore_patterns("rank1*"))
+    for run, words in (
+        (overlaplab.load_run(unlabelled(TRACES / "naive", plain)), "only runs of the engine"),
+        (overlaplab.load_run(one), "1 of 2 ranks are there"),
+        (run_of(gpu, on_a_gpu(), backend="nccl"), "only runs on a CPU"),
+    ):
+        with pytest.raises(OverlaplabError, match=words):
+            programs_of(run, Setting(link=Link(emulated=True, bandwidth_gbps=1, latency_us=1, world_size=2)))
