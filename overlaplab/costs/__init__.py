@@ -1,17 +1,23 @@
 """Formulas of model, strategy, ranks and link, independent of any run."""
 
 from overlaplab.costs.attained import ENOUGH_STEPS, Attained, attained_steps, link_attained
+from overlaplab.costs.collectives import Algorithm, collective_ns, collective_times, tree_ns, two_level_ns
 from overlaplab.costs.line import fit_line
 from overlaplab.costs.link import ring_factor, transfer_ns
 from overlaplab.costs.volume import Theory
 
 __all__ = [
     "ENOUGH_STEPS",
+    "Algorithm",
     "Attained",
     "Theory",
     "attained_steps",
+    "collective_ns",
+    "collective_times",
     "fit_line",
     "link_attained",
     "ring_factor",
     "transfer_ns",
+    "tree_ns",
+    "two_level_ns",
 ]

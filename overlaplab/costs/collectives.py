@@ -1,0 +1,96 @@
+"""How long a collective takes by other algorithms than one ring, and which of them a library would choose.
+
+T is of `num_bytes` of the full (gathered) tensor, in ns, as in `link.transfer_ns`; n is `link.world_size`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from overlaplab.costs.link import transfer_ns
+from overlaplab.manifest import Link
+
+__all__ = ["Algorithm", "collective_ns", "collective_times", "tree_ns", "two_level_ns"]
+
+Algorithm: TypeAlias = Literal["auto", "ring", "tree", "two-level"]
+
+
+def tree_ns(kind: str, num_bytes: int, link: Link) -> int:
+    """T where messages in a row grow with log2 n instead of n.
+
+    An all-reduce goes up and down two binary trees at once. Each carries half of the tensor, in small pieces one after
+    the other, and ranks with children in one tree have none in the other, so that a rank sends and receives the tensor
+    twice: 2·⌈log2 n⌉·α + 2·bytes ÷ bandwidth. Sources: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth
+    broadcast, reduction and scan" (2009); NCCL's src/graph/tuning.cc (`ncclTopoTuneModel`), which takes log2 of the
+    nodes, half of the bandwidth, and a correction for each protocol that is left out here.
+
+    An all-gather doubles in each round what a rank holds, and a reduce-scatter does the same backwards:
+    ⌈log2 n⌉·α + (n-1)/n·bytes ÷ bandwidth. Sources: Bruck et al., "Efficient algorithms for all-to-all communications
+    in multiport message-passing systems" (1997); Jeaugey, "PAT" (arXiv 2506.20252), as NCCL has it.
+
+    Raises ValueError for other kinds.
+    """
+    rounds, n = (link.world_size - 1).bit_length(), link.world_size
+    if kind == "all_reduce":
+        messages, share = 2 * rounds, 2.0 if n > 1 else 0.0
+    elif kind in ("all_gather", "reduce_scatter"):
+        messages, share = rounds, (n - 1) / n
+    else:
+        raise ValueError(f"no tree for {kind}")
+    return round(messages * link.latency_us * 1e3 + share * num_bytes * 8 / link.bandwidth_gbps)
+
+
+def two_level_ns(kind: str, num_bytes: int, inside: Link, across: Link) -> int:
+    """T where ranks of a node work together first: `inside.world_size` ranks per node, `across.world_size` nodes.
+
+    An all-reduce is a ring's reduce-scatter inside each node, all-reduces across nodes of the parts (each rank with
+    its own link, those of equal place in their nodes together), and a ring's all-gather inside. Of these an all-gather
+    has the last two steps, a reduce-scatter the first two. Across nodes the faster of ring and tree is taken. Source:
+    Jia et al., "Highly scalable deep learning training system with mixed-precision" (arXiv 1807.11205, §4.2).
+
+    Raises ValueError for other kinds.
+    """
+    if kind not in ("all_reduce", "all_gather", "reduce_scatter"):
+        raise ValueError(f"no two levels for {kind}")
+    part = round(num_bytes / inside.world_size)
+    before = transfer_ns("reduce_scatter", num_bytes, inside) if kind != "all_gather" else 0
+    after = transfer_ns("all_gather", num_bytes, inside) if kind != "reduce_scatter" else 0
+    return before + min(transfer_ns(kind, part, across), tree_ns(kind, part, across)) + after
+
+
+def collective_times(kind: str, num_bytes: int, link: Link, inside: Link | None = None) -> dict[Algorithm, int]:
+    """T by each algorithm that the kind has.
+
+    `inside` is a node's own network, with the ranks per node as its `world_size`; `link` then connects the nodes. A
+    ring and trees over all ranks are taken to be as slow as `link` everywhere. Raises ValueError for a kind without a
+    model, and if the ranks do not fill their nodes.
+    """
+    found: dict[Algorithm, int] = {"ring": transfer_ns(kind, num_bytes, link)}
+    if kind == "all_to_all":
+        return found
+    found["tree"] = tree_ns(kind, num_bytes, link)
+    if inside is not None:
+        own = min(inside.world_size, link.world_size)
+        nodes, rest = divmod(link.world_size, own)
+        if rest:
+            raise ValueError(f"{link.world_size} ranks do not fill nodes of {own}")
+        across = replace(link, world_size=nodes)
+        found["two-level"] = two_level_ns(kind, num_bytes, replace(inside, world_size=own), across)
+    return found
+
+
+def collective_ns(
+    kind: str, num_bytes: int, link: Link, *, inside: Link | None = None, algorithm: Algorithm = "auto"
+) -> int:
+    """T by the algorithm; `auto` is the fastest, as NCCL chooses by its own model of each (`ncclTopoGetAlgoTime` in
+    src/graph/tuning.cc, and the least of them in src/enqueue.cc).
+
+    Raises ValueError as `collective_times`, and for an algorithm that the kind does not have.
+    """
+    times = collective_times(kind, num_bytes, link, inside)
+    if algorithm == "auto":
+        return min(times.values())
+    if algorithm not in times:
+        raise ValueError(f"{kind} has no {algorithm}")
+    return times[algorithm]

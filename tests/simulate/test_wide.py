@@ -1,0 +1,157 @@
+"""Many ranks at once: the same times as the event player, and what is drawn for ranks that were not recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import overlaplab
+from overlaplab.simulate.player import End, Launch, Mark, Move, StuckError, Wait, Work, play
+from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.simulate.wide import PASSES, WideProgram, drawn, play_wide, retimed, widen
+
+SAMPLES = Path(__file__).parents[2] / "traces"
+NAMES = ("per-param", "bucketed", "zero2", "zero3", "sweep/cap-25")
+
+
+def narrowed(program: WideProgram) -> list[list[Move]]:
+    """One program per rank, for the event player."""
+    return [
+        [
+            own
+            for place, move in enumerate(program.moves)
+            for own in (
+                Work(int(program.work_ns[place, rank])),
+                replace(move, wake_ns=int(program.wake_ns[place, rank])) if isinstance(move, Wait) else move,
+            )
+            if not isinstance(own, Wait) or own.wake_ns != PASSES
+        ]
+        for rank in range(program.ranks)
+    ]
+
+
+def same(programs: list[list[Move]], wide: WideProgram) -> None:
+    """Both players give the same times."""
+    expected, got = play(programs), play_wide(wide)
+    assert got.ends_ns.T.tolist() == [list(ends) for ends in expected.ends_ns]
+    assert got.carried_ns.tolist() == [list(times) for times in expected.carried.values()]
+
+
+def wide_of(name: str) -> WideProgram:
+    recorded = recorded_programs(overlaplab.load_run(SAMPLES / name))
+    assert recorded is not None
+    return widen(recorded.programs)
+
+
+@given(st.data())
+def test_against_the_event_player(data: st.DataObject) -> None:
+    times = st.integers(0, 9)
+    shape: list[Move] = []
+    launched: list[str] = []
+    for number in range(data.draw(st.integers(0, 12))):
+        kind = data.draw(st.sampled_from(["launch", "wait", "mark", "end"]))
+        if kind == "launch":
+            launched.append(f"collective {number}")
+            shape.append(Launch(launched[-1], data.draw(times)))
+        elif kind == "wait" and launched:
+            shape.append(Wait(data.draw(st.sampled_from(launched))))
+        else:
+            shape.append(Mark("gradient") if kind == "mark" else End())
+    programs = [
+        [
+            own
+            for move in shape
+            if not isinstance(move, Wait) or data.draw(st.booleans())  # some ranks pass
+            for own in (
+                Work(data.draw(times)),
+                replace(move, wake_ns=data.draw(times)) if isinstance(move, Wait) else move,
+            )
+        ]
+        for _ in range(data.draw(st.integers(1, 4)))
+    ]
+    same(programs, widen(programs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_runs_play_as_by_the_event_player(name: str) -> None:
+    recorded = recorded_programs(overlaplab.load_run(SAMPLES / name))
+    assert recorded is not None
+    same([list(program) for program in recorded.programs], widen(recorded.programs))
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 64])
+@pytest.mark.parametrize("skew", ["recorded", "lognormal"])
+def test_ranks_that_were_drawn_play_as_by_the_event_player(ranks: int, skew: str) -> None:
+    for name in ("bucketed", "zero2", "zero3"):
+        program = drawn(wide_of(name), ranks, skew=skew)  # type: ignore[arg-type]
+        same(narrowed(program), program)
+
+
+TWO_STEPS: list[Move] = [
+    *(End(), Work(10), Launch("a", 5), Work(20), Wait("a", 1), End()),
+    *(Work(30), Launch("b", 5), Work(40), Wait("b", 2), End()),
+    *(Work(7), End()),
+]
+
+
+def test_a_drawn_rank_does_what_one_rank_did_in_a_step_with_these_moves() -> None:
+    other = [Work(move.ns + 100) if isinstance(move, Work) else move for move in TWO_STEPS]
+    program = drawn(widen([TWO_STEPS, other]), 500)
+    assert [len({*row}) for row in program.work_ns.tolist()] == [1, 4, 4, 1, 4, 4, 1, 2]
+    assert program.work_ns[:, :2].tolist() == widen([TWO_STEPS, other]).work_ns.tolist()  # those recorded stay
+    pairs = {(10, 20), (30, 40), (110, 120), (130, 140)}  # together as they were recorded
+    assert {*zip(*program.work_ns[1:3].tolist(), strict=True)} == pairs
+    assert {*zip(*program.work_ns[4:6].tolist(), strict=True)} == pairs
+    assert {*program.work_ns[7].tolist()} == {7, 107}
+    assert not np.array_equal(program.work_ns[1], program.work_ns[4])
+
+
+def test_the_seed_decides() -> None:
+    program = wide_of("bucketed")
+    first, again, other = (drawn(program, 50, seed=seed).work_ns for seed in (3, 3, 4))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_fitted_distribution_has_the_moments_of_what_was_seen_and_goes_beyond_it() -> None:
+    factors = [0.9, 0.95, 1.0, 1.0, 1.05, 1.2]
+    seen = [[End(), Work(round(7e8 * factor)), Launch("a", 1), Work(round(3e8 * factor)), End()] for factor in factors]
+    sums = drawn(widen(seen), 40_000, skew="lognormal").work_ns.sum(axis=0)
+    logs, expected = np.log(sums), np.log(np.array(factors) * 1e9)
+    assert logs.mean() == pytest.approx(expected.mean(), abs=0.002)
+    assert logs.std() == pytest.approx(expected.std(ddof=1), rel=0.02)
+    assert sums.max() > 1.25e9
+    assert drawn(widen(seen), 40_000).work_ns.sum(axis=0).max() == pytest.approx(1.2e9)
+
+
+def test_other_times_of_collectives() -> None:
+    program = retimed(widen([TWO_STEPS]), lambda launch: launch.transfer_ns * 10)
+    assert play_wide(program).carried_ns.tolist() == [[10, 60], [91, 141]]
+    assert play_wide(program).spans_ns.tolist() == [[61], [82], [7]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        ([Launch("a", 1), Wait("a")], [Launch("b", 1), Wait("b")], "the same collectives"),
+        ([Launch("a", 1)], [Launch("a", 2)], "the same collectives"),
+        ([Launch("a", 1), Launch("b", 1)], [Launch("a", 1)], "the same collectives"),
+        ([Launch("a", 1), End()], [End(), Launch("a", 1)], "the same collectives"),
+        ([Wait("a")], [Wait("a")], "has not launched"),
+    ],
+)
+def test_ranks_that_do_different_things_are_refused(first: list[Move], second: list[Move], problem: str) -> None:
+    with pytest.raises(StuckError, match=problem):
+        widen([first, second])
+
+
+def test_more_ranks_wait_for_the_slowest() -> None:
+    """The median step grows with the ranks, and ten thousand of them are played."""
+    program = wide_of("bucketed")
+    took = [float(np.median(play_wide(drawn(program, ranks)).spans_ns)) for ranks in (2, 64, 10_000)]
+    assert took == sorted(took)
