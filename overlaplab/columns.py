@@ -263,6 +263,7 @@ _ANYWHERE = (
     Column("compute_ms_iqr", "ms", "compute IQR", "Its interquartile range."),
     Column("fastest", "flag", "fastest", "Whether it is the fastest by more than the spread."),
     Column("emulated", "flag", "emulated link", "Whether an emulated link carried its communication."),
+    Column("predicted", "flag", "predicted", "Whether nobody recorded the run: it was predicted from another."),
     Column("phantoms", "count", "phantom ranks", "Ranks of the emulated group for which there is no process."),
     Column("model", "text", "model", "What run.json tells of the model and its input, as JSON."),
     Column("spread_ms", "ms", "spread", "A difference in step time counts only if it is larger than this.", short="±"),

@@ -163,6 +163,9 @@ class Manifest:
     device_activity_missing: str | None = None
     """Why the profiler recorded no GPU activity, and the remedy; None if it did, or if unknown."""
     bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    predicted: dict[str, Any] | None = None
+    """Of a run that nobody recorded: `from` (the run that it was predicted from), `changes` (options by name),
+    `interval_ns` (in which a recording's mean step lies in 95 of 100 cases), its parts, and `extrapolated`."""
     link: Link | None = None
     link_attained: bool | None = None
     """As the recorder decided; use `costs.link_attained`, which knows how older recorders did."""
@@ -214,6 +217,11 @@ class Manifest:
     def sleeps(self) -> bool:
         """Whether layers slept instead of computing."""
         return self.compute == "sleep"
+
+    @property
+    def predicted_from(self) -> str | None:
+        """The run from which this one was predicted; None of recordings."""
+        return None if self.predicted is None else str(self.predicted.get("from", ""))
 
     @property
     def emulated_link(self) -> Link | None:

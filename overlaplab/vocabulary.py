@@ -6,8 +6,9 @@ The label grammar is documented in `traces/README.md`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 __all__ = [
     "ANNOTATION_CATEGORIES",
@@ -16,6 +17,7 @@ __all__ = [
     "FSDP2_ROOT",
     "HOST_CATEGORIES",
     "OPERATOR_CATEGORIES",
+    "PREDICTED",
     "RUNTIME_CATEGORIES",
     "Rule",
     "category_of_uncategorised",
@@ -23,6 +25,7 @@ __all__ = [
     "fsdp2_range",
     "label_fields",
     "label_list",
+    "label_text",
     "layer_of",
 ]
 
@@ -55,6 +58,9 @@ def category_of_uncategorised(name: str, process: object) -> str | None:
         return "kernel"
     return "cpu_op" if _UNCATEGORISED.match(name) else None
 
+
+PREDICTED = "predicted::"
+"""What operators of predicted runs are called, before what they compute."""
 
 _REQUIRED = {
     "backward": {"sync"},
@@ -96,6 +102,12 @@ def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
     numeric = all(_is_integer(fields[key]) for key in _INTEGERS & fields.keys())
     phased = fields.get("phase") in (None, "forward", "backward")
     return (match[1], fields) if complete and numeric and phased else None
+
+
+def label_text(word: str, **fields: str | int | Sequence[str]) -> str:
+    """The inverse of `label_fields`, for runs that nobody recorded: texts as in the label, lists not yet encoded."""
+    pairs = {key: ",".join(map(quote, own)) if isinstance(own, tuple | list) else own for key, own in fields.items()}
+    return " ".join((f"engine::{word}", *(f"{key}={own}" for key, own in pairs.items())))
 
 
 def _is_integer(text: str) -> bool:

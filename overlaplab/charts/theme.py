@@ -12,6 +12,7 @@ import altair as alt
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.charts.quiet import QuietChart
+from overlaplab.findings import says_predicted
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
 _LETTER, _SYMBOL = 5.8, 30  # pixels of a legend's letter, and of what stands beside a word
@@ -182,7 +183,8 @@ def finish(
     `line` is how many characters of a subtitle fit on a line; a title, which is larger, gets three quarters of it.
     """
     tones = palette(dark)
-    lines = [part for words in subtitle if words for part in textwrap.wrap(words, line)]
+    said = list(subtitle)
+    lines = [part for words in said if words for part in textwrap.wrap(words, line)]
     wrapped = _wrap_title(title, line * 3 // 4)
     below = lines or alt.Undefined  # Vega leaves room for an empty subtitle, too
     head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=below)
@@ -195,13 +197,16 @@ def finish(
         height=height,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
         background="transparent",
-        config=_config(tones),
+        config=_config(tones, predicted=any(map(says_predicted, said))),
     )
 
 
-def _config(tones: Palette) -> alt.Config:
-    """Fonts, sizes and colours of all charts."""
+def _config(tones: Palette, *, predicted: bool) -> alt.Config:
+    """Fonts, sizes and colours of all charts; what was predicted is pale, in dashed lines."""
+    dashed: dict[str, Any] = {"fillOpacity": 0.45, "stroke": tones.soft, "strokeDash": [3, 2], "strokeWidth": 1}
+    look = {"bar": dashed, "rect": dashed, "line": {"strokeDash": [3, 2]}} if predicted else {}
     return alt.Config(
+        **look,
         font=FONT,
         view=alt.ViewConfig(stroke=None),
         title=alt.TitleConfig(

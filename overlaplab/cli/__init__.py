@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from overlaplab.cli import comparing, doctor, figures, files, plan, runs
+from overlaplab.cli import comparing, doctor, figures, files, plan, predict, runs
 from overlaplab.cli.completion import ASKED, record_asked
 from overlaplab.cli.sweep import ENGINE
 from overlaplab.errors import OverlaplabError
@@ -50,6 +50,7 @@ app.add_typer(comparing.app)
 app.add_typer(runs.app)
 app.add_typer(files.app)
 app.add_typer(plan.app)
+app.add_typer(predict.app)
 app.add_typer(doctor.app)
 
 

@@ -57,7 +57,7 @@ def _add(name: str, example: str, meaning: str) -> None:
         if as_json:
             print_json(getattr(documents, f"{name}_document")(loaded, selection))
         else:
-            show(*getattr(terminal, name)(loaded, selection))
+            show(*terminal.lead(loaded), *getattr(terminal, name)(loaded, selection))
 
 
 for _command in _COMMANDS:

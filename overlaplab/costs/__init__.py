@@ -3,7 +3,7 @@
 from overlaplab.costs.attained import ENOUGH_STEPS, Attained, attained_steps, link_attained
 from overlaplab.costs.collectives import Algorithm, collective_ns, collective_times, tree_ns, two_level_ns
 from overlaplab.costs.line import fit_line
-from overlaplab.costs.link import ring_factor, transfer_ns
+from overlaplab.costs.link import parse_link, ring_factor, transfer_ns
 from overlaplab.costs.volume import Theory
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "collective_times",
     "fit_line",
     "link_attained",
+    "parse_link",
     "ring_factor",
     "transfer_ns",
     "tree_ns",

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
+from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link
 
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """How many times a collective goes around the ring. Each time a rank sends n-1 messages of 1/n of the full tensor."""
+
+
+_SPEC = re.compile(r"(?P<rate>\d+(\.\d+)?|\.\d+)Gbps,(?P<latency>\d+(\.\d+)?|\.\d+)us")
+
+
+def parse_link(text: str, ranks: int) -> Link:
+    """`1Gbps,200us` as an emulated link of so many ranks. Raises `OverlaplabError` for anything else."""
+    match = _SPEC.fullmatch(text.strip())
+    if match is None or not (rate := float(match["rate"])):
+        raise OverlaplabError(f"--link {text}: not BANDWIDTH,LATENCY", remedy="As in --link 1Gbps,200us.")
+    return Link(emulated=True, bandwidth_gbps=rate, latency_us=float(match["latency"]), world_size=ranks)
 
 
 def transfer_ns(kind: str, num_bytes: int, link: Link) -> int:

@@ -12,6 +12,8 @@ from overlaplab.words import count, shorten, to_ms
 
 SLEEPS = "sleeping device"
 """What a run with `--compute sleep` was recorded on."""
+PREDICTED = "predicted"
+"""What is said of a run that nobody recorded."""
 
 
 def run_title(run: Run) -> str:
@@ -20,6 +22,7 @@ def run_title(run: Run) -> str:
         return run.path
     link = run.manifest.emulated_link
     parts = (
+        describe_prediction(run.manifest),
         shorten(run.manifest.strategy or ""),
         describe_ranks(run.manifest, len(run.traces)),
         SLEEPS if run.manifest.sleeps else "",
@@ -32,12 +35,26 @@ def note(manifest: Manifest | None) -> str | None:
     """The line about a run under its charts: strategy, ranks, device, prefetch depth or bucket cap, emulated link."""
     if manifest is None:
         return None
-    parts = [shorten(manifest.strategy or ""), describe_ranks(manifest), describe_device(manifest)]
+    parts = [describe_prediction(manifest), shorten(manifest.strategy or "")]
+    parts += [describe_ranks(manifest), describe_device(manifest)]
     if manifest.prefetch is not None:
         parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
     return ", ".join(part for part in (*parts, describe_link(manifest), describe_machine(manifest)) if part)
+
+
+def says_predicted(note: str | None) -> bool:
+    """Whether a line of `note`, `link_note` or `links_note` says that all that it is about was predicted."""
+    said = f"{PREDICTED}, not recorded"
+    return note is not None and said in note and f"some runs {said}" not in note
+
+
+def describe_prediction(manifest: Manifest) -> str:
+    """That nobody recorded the run, and from which other it was predicted; empty of recordings."""
+    if manifest.predicted_from is None:
+        return ""
+    return f"{PREDICTED}, not recorded, from {shorten(manifest.predicted_from.rstrip('/').rpartition('/')[2], 40)}"
 
 
 def describe_machine(manifest: Manifest) -> str:
@@ -52,16 +69,30 @@ def describe_machine(manifest: Manifest) -> str:
 
 
 def link_note(manifest: Manifest | None) -> str | None:
-    """What is emulated alone: device, link and group, for charts without room for the whole `note`; None if nothing."""
+    """What is not real: a predicted run, device, link and group, for charts without room for the whole `note`."""
     if manifest is None:
         return None
     group = f"one rank of a group of {manifest.world_size}" if manifest.phantom_ranks else ""
     link = describe_link(manifest)
-    return ", ".join(filter(None, (SLEEPS if manifest.sleeps else "", link, group if link else ""))) or None
+    parts = (describe_prediction(manifest), SLEEPS if manifest.sleeps else "", link, group if link else "")
+    return ", ".join(filter(None, parts)) or None
 
 
 def links_note(manifests: Sequence[Manifest | None]) -> str | None:
-    """The emulated links of several runs, and their phantom ranks; None without an emulated link."""
+    """What is not real of several runs: those predicted, emulated links, phantom ranks; None if nothing."""
+    return ", ".join(filter(None, (_predicted_note(manifests), _links_note(manifests)))) or None
+
+
+def _predicted_note(manifests: Sequence[Manifest | None]) -> str:
+    predicted = [manifest for manifest in manifests if manifest is not None and manifest.predicted is not None]
+    if not predicted:
+        return ""
+    return (
+        f"{PREDICTED}, not recorded" if len(predicted) == len(manifests) else f"in some runs {PREDICTED}, not recorded"
+    )
+
+
+def _links_note(manifests: Sequence[Manifest | None]) -> str | None:
     emulated = [manifest for manifest in manifests if manifest is not None and manifest.emulated_link is not None]
     if not emulated:
         return None

@@ -21,7 +21,8 @@ from overlaplab.events import (
 )
 from overlaplab.evidence.clocks import clocks
 from overlaplab.evidence.pairing import DOUBTFUL_NS
-from overlaplab.findings.runs import link_missed
+from overlaplab.findings.predictions import prediction_lead
+from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS, MUCH_DELAY
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, ms, percent, sentence, shorten, to_ms, unit_name
@@ -40,7 +41,7 @@ _ENDS_ONLY = (
 
 def run_warnings(run: Run) -> tuple[str, ...]:
     """What a reader of any figure of this run must know, a line each."""
-    warnings = list(run.warnings)
+    warnings = [*_predicted_warnings(run), *run.warnings]
     if run.manifest and (missed := link_missed(run.manifest)):
         warnings.append(missed)
     warnings += _busy_warnings(run)
@@ -59,6 +60,14 @@ def run_warnings(run: Run) -> tuple[str, ...]:
         if ranks > 1 and not len(activity(trace).communication):
             warnings.append(f"{where}no communication recognised among {ranks} ranks; {_longest_kernels(trace)}")
     return tuple(warnings)
+
+
+def _predicted_warnings(run: Run) -> list[str]:
+    """Of a predicted run, whether or not its run.json is there."""
+    if run.manifest is not None and run.manifest.predicted is not None:
+        return [f"{prediction_lead(run.manifest)}; nobody recorded it"]
+    named = any(trace.backend == PREDICTED for trace in run.traces)
+    return ["its traces say that they were predicted; nobody recorded them"] if named else []
 
 
 def _communication_warnings(run: Run) -> list[str]:

@@ -24,7 +24,7 @@ from overlaplab.load.ranks import assigned, named, names_rank, one_recording
 from overlaplab.load.reading import Advance, read_all, work_on_each
 from overlaplab.manifest import Manifest
 
-__all__ = ["holds_trace", "load_run", "load_sweep"]
+__all__ = ["holds_trace", "load_manifest", "load_run", "load_sweep"]
 
 FORMAT_VERSION = 1
 
@@ -67,7 +67,7 @@ def load_run(
             enough=len(files),
         )
     given = assigned(files, assign_ranks or {})
-    manifest = _manifest(where)
+    manifest = load_manifest(where)
     opening = Opening(
         given=given,
         device=manifest.device if manifest else None,
@@ -150,7 +150,8 @@ def _missing_ranks(traces: Sequence[Trace], ranks: int, manifest: Manifest | Non
     return tuple(notes)
 
 
-def _manifest(path: str) -> Manifest | None:
+def load_manifest(path: str) -> Manifest | None:
+    """What run.json says of the run at this path; None without one. Raises `OverlaplabError` if it cannot be read."""
     text = manifest_text(path)
     if text is None:
         return None

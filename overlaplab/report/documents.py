@@ -52,6 +52,7 @@ from overlaplab.findings import (
 from overlaplab.report.records import plain_value, records
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.simulate.prediction import Prediction
 
 __all__ = [
     "buckets_document",
@@ -59,6 +60,7 @@ __all__ = [
     "compare_document",
     "exposed_document",
     "plan_document",
+    "predict_document",
     "schedule_document",
     "summary_document",
 ]
@@ -92,7 +94,32 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "run": run.manifest.raw if run.manifest else None,
         "warnings": list(run_warnings(run)),
         "ranks": ranks_out,
+        "predicted": _predicted(run),
         "delays": records(delays(run, selection)),
+    }
+
+
+def _predicted(run: Run) -> Document | None:
+    """From what, and how far it may be off; None of recordings."""
+    return run.manifest.predicted if run.manifest else None
+
+
+def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> Document:
+    """The means over all steps of all ranks, recorded and predicted, and the interval around the predicted step."""
+    figures = {
+        name: {
+            "step_ns": round(float(table["span_ns"].mean())),
+            "exposed_comm_ns": round(float(table["exposed_comm_ns"].mean())),
+        }
+        for name, table in (("recorded", summary(recorded)), ("predicted", summary(predicted)))
+    }
+    return {
+        "run": recorded.path,
+        "changes": prediction.manifest["predicted"]["changes"],
+        **figures,
+        "interval": asdict(prediction.interval) | {"half_ns": prediction.interval.half_ns},
+        "extrapolated": prediction.extrapolated,
+        "warnings": list(run_warnings(recorded)),
     }
 
 
@@ -117,6 +144,7 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},
         "ranks": _by_rank(steps),
         "emulated": is_emulated(run),
+        "predicted": _predicted(run),
         "warnings": list(run_warnings(run)),
     }
 
@@ -155,6 +183,7 @@ def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     return {
         "ranks": _by_rank(steps),
         "emulated": is_emulated(run),
+        "predicted": _predicted(run),
         "warnings": [*run_warnings(run), *bucket_notes(table)],
     }
 
@@ -181,6 +210,7 @@ def schedule_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "memory": records(memory(run)),
         "memory_peaks": records(peaks(run)),
         "emulated": is_emulated(run),
+        "predicted": _predicted(run),
         "warnings": [*run_warnings(run), *schedule_notes(table)],
     }
 
@@ -216,6 +246,7 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
         "by_group_and_kind": records(communication_by(run, selection)),
         "clocks": records(clocks(run)),
         "emulated": is_emulated(run),
+        "predicted": _predicted(run),
         "warnings": list(run_warnings(run)),
     }
 

@@ -22,7 +22,7 @@ import pandas as pd
 from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.clocks import zero_of
-from overlaplab.findings import describe_link, describe_ranks
+from overlaplab.findings import describe_link, describe_prediction, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.nesting import nesting_tracks
 from overlaplab.report.threads import numbered, threads_of
@@ -247,10 +247,11 @@ def _known(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _emulated(run: Run) -> str:
     """What follows a rank's name where not everything in its tracks is real; else nothing."""
-    if run.manifest is None or not (link := describe_link(run.manifest)):
+    if run.manifest is None:
         return ""
-    group = f", {describe_ranks(run.manifest)}" if run.manifest.phantom_ranks else ""
-    return f"{group}, {link}"
+    link = describe_link(run.manifest)
+    group = describe_ranks(run.manifest) if link and run.manifest.phantom_ranks else ""
+    return "".join(f", {part}" for part in (describe_prediction(run.manifest), group, link) if part)
 
 
 def _process_name(pid: int, name: str, order: int) -> Iterator[str]:

@@ -15,13 +15,26 @@ from overlaplab import analyses, findings
 from overlaplab.columns import Column
 from overlaplab.events import Run
 from overlaplab.formats import UNKNOWN, digits, text
+from overlaplab.report.documents import predict_document
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
+from overlaplab.simulate.prediction import Prediction
 from overlaplab.words import visible
 
-__all__ = ["buckets", "collectives", "compare", "exposed", "plain", "schedule", "summary", "terminal_table", "warnings"]
+__all__ = [
+    "buckets",
+    "collectives",
+    "compare",
+    "exposed",
+    "plain",
+    "predict",
+    "schedule",
+    "summary",
+    "terminal_table",
+    "warnings",
+]
 
 Printed: TypeAlias = Table | Text | str
 
@@ -39,6 +52,12 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "kind": {"overflow": "ellipsis", "no_wrap": True, "max_width": 14},
 }
 """How columns of texts give way to numbers, which are neither wrapped nor cut."""
+
+
+def lead(run: Run) -> Iterator[Printed]:
+    """That the run was predicted, before anything else is said of it; nothing of recordings."""
+    if run.manifest is not None and run.manifest.predicted is not None:
+        yield f"{findings.prediction_lead(run.manifest)}; nobody recorded it"
 
 
 def summary(run: Run, selection: Selection) -> Iterator[Printed]:
@@ -138,6 +157,20 @@ def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:
         if (costs := tables.costs_rows(table)) is not None:
             yield terminal_table(costs, "Sent per rank and step, held per rank")
     yield from warnings([*(f"{run.path}: {each}" for run in runs for each in findings.run_warnings(run)), *notes])
+
+
+def predict(prediction: Prediction, recorded: Run, predicted: Run) -> Iterator[Printed]:
+    """What was predicted, step and exposed time recorded and predicted, and how far the step may be off."""
+    document = predict_document(prediction, recorded, predicted)
+    before, after, interval = (document[key] for key in ("recorded", "predicted", "interval"))
+    assert predicted.manifest is not None  # it was written
+    yield findings.prediction_lead(predicted.manifest)
+    yield findings.figure_line("step", before["step_ns"], after["step_ns"], interval["half_ns"])
+    yield findings.figure_line("exposed communication", before["exposed_comm_ns"], after["exposed_comm_ns"])
+    yield findings.interval_line(interval["half_ns"], interval)
+    if said := findings.extrapolation(prediction.extrapolated):
+        yield said
+    yield from warnings(document["warnings"])
 
 
 def warnings(sentences: Iterable[str]) -> Iterator[Text]:

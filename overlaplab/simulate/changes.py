@@ -29,6 +29,10 @@ class Bucket:
 
     parameters: tuple[str, ...]
     transfer_ns: int
+    bytes: int = 0
+    """Those sent."""
+    gradient_bytes: int = 0
+    """The gradients alone."""
 
 
 def assign(order: Sequence[str], sizes: Mapping[str, int], caps: Sequence[int]) -> list[list[str]]:
@@ -72,13 +76,17 @@ def recut(program: Program, buckets: Sequence[Bucket], *, host_ns: int, wake_ns:
         while launched < len(buckets) and (all_there or not missing[launched]):
             key = ("bucket", passes, launched)
             yield Work(host_ns)
+            bucket = buckets[launched]
             yield Launch(
                 key,
-                buckets[launched].transfer_ns,
+                bucket.transfer_ns,
                 "all_reduce",
+                bucket.bytes,
                 role="bucket",
                 what=str(launched),
                 host_ns=host_ns // 2,
+                parameters=bucket.parameters,
+                gradient_bytes=bucket.gradient_bytes,
             )
             launched += 1
 
@@ -172,32 +180,44 @@ def balanced(programs: Sequence[Program], late: int) -> list[Program]:
     changed: list[Move] = []
     if all(_shape(program) == _shape(own) for program in others):
         for move, *at in zip(own, *others, strict=True):
-            works = [other.ns for other in at if isinstance(other, Work)]
-            changed.append(Work(int(median(works))) if works else move)
+            works = [other for other in at if isinstance(other, Work)]
+            changed.append(_median(works) if works else move)
     else:
         factors = np.median([_worked(program) for program in others], axis=0) / np.maximum(_worked(own), 1)
         step = 0
         for move in own:
             step += isinstance(move, End)
-            changed.append(Work(int(move.ns * factors[step])) if isinstance(move, Work) else move)
+            changed.append(_scaled(move, factors[step]) if isinstance(move, Work) else move)
     return [changed if place == late else program for place, program in enumerate(programs)]
 
 
 def without_pauses(program: Program) -> list[Move]:
     """The host does not pause."""
-    return [Work(move.ns - move.paused_ns) if isinstance(move, Work) else move for move in program]
+    return [_unpaused(move) if isinstance(move, Work) else move for move in program]
+
+
+def _unpaused(work: Work) -> Work:
+    return Work(work.ns - work.paused_ns, 0, max(work.idle_ns - work.paused_ns, 0))
+
+
+def _scaled(work: Work, factor: float) -> Work:
+    return Work(*(int(ns * factor) for ns in (work.ns, work.paused_ns, work.idle_ns)))
+
+
+def _median(works: Sequence[Work]) -> Work:
+    return Work(*(int(median(ns)) for ns in zip(*((own.ns, own.paused_ns, own.idle_ns) for own in works), strict=True)))
 
 
 def _merged(program: Program) -> list[Move]:
     """With exactly one `Work` before every other move."""
     found: list[Move] = []
-    ns = paused_ns = 0
+    work = Work(0)
     for move in program:
         if isinstance(move, Work):
-            ns, paused_ns = ns + move.ns, paused_ns + move.paused_ns
+            work = Work(work.ns + move.ns, work.paused_ns + move.paused_ns, work.idle_ns + move.idle_ns)
         else:
-            found += [Work(ns, paused_ns), move]
-            ns = paused_ns = 0
+            found += [work, move]
+            work = Work(0)
     return found
 
 

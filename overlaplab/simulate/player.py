@@ -23,6 +23,8 @@ class Work:
     ns: int
     paused_ns: int = 0
     """The part in which the host paused: it computed nothing, for long at a stretch."""
+    idle_ns: int = 0
+    """The part in which the rank computed nothing, pauses included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Played:
     """Of each rank, when its steps ended."""
     carried: dict[Hashable, tuple[int, int]]
     """Start and end of each collective."""
+    over_ns: tuple[tuple[int, ...], ...]
+    """Of each rank, when each of its moves was over."""
 
     def spans_ns(self, rank: int) -> list[int]:
         """How long each step of a rank took."""
@@ -105,6 +109,7 @@ def play(programs: Sequence[Program]) -> Played:
     queues: list[deque[tuple[Launch, int]]] = [deque() for _ in ranks]
     carried: dict[Hashable, tuple[int, int]] = {}
     ends: list[list[int]] = [[] for _ in ranks]
+    over: list[list[int]] = [[] for _ in ranks]
 
     def advance(rank: int) -> None:
         program = programs[rank]
@@ -121,6 +126,7 @@ def play(programs: Sequence[Program]) -> Played:
                         now[rank] = carried[key][1] + wake_ns
                 case End():
                     ends[rank].append(now[rank])
+            over[rank].append(now[rank])
             place[rank] += 1
 
     def carry(rank: int) -> bool:
@@ -149,4 +155,4 @@ def play(programs: Sequence[Program]) -> Played:
                 busy = True
     if any(place[rank] < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
-    return Played(tuple(map(tuple, ends)), carried)
+    return Played(tuple(map(tuple, ends)), carried, tuple(map(tuple, over)))

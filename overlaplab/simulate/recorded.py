@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -19,7 +20,7 @@ from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.labels import Label, fsdp2_ranges_of, labels_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered
-from overlaplab.intervals import clip, subtract
+from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
 from overlaplab.vocabulary import Rule, label_list
@@ -36,6 +37,8 @@ _ROLES = {
 }
 _PAUSE = 0.01
 """Of a step: where the rank computes nothing for longer at a stretch, and waits for nothing, the host pauses."""
+_GAP_NS = 1_000_000
+"""Longer stretches without computation are works of their own."""
 MOST_RANKS = 64
 """Runs of more ranks are not played: their tables would all have to be in one process."""
 
@@ -119,8 +122,7 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
     now = zero
     for at, _, point in sorted(points, key=lambda point: point[:2]):
         if at > now:
-            idle = np.diff(subtract(np.array([[now, at]], dtype=np.int64), clip(compute, now, at)))
-            yield Work(at - now, int(idle[idle > pause_ns].sum()))
+            yield from _works(now, at, compute, pause_ns)
             now = at
         if isinstance(point, Blocked):
             keys = sorted(point.keys, key=lambda key: ended[key])
@@ -134,20 +136,34 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
             yield point
 
 
+def _works(start_ns: int, end_ns: int, compute: Intervals, pause_ns: int) -> Iterator[Work]:
+    """The time between two points, cut at the longer gaps, so that it is known when they were."""
+    gaps = subtract(np.array([[start_ns, end_ns]], dtype=np.int64), clip(compute, start_ns, end_ns))
+    borders = np.unique([start_ns, *gaps[np.diff(gaps)[:, 0] > _GAP_NS].ravel(), end_ns])
+    for begin, until in pairwise(borders.tolist()):
+        idle = np.diff(clip(gaps, begin, until))
+        yield Work(until - begin, int(idle[idle > pause_ns].sum()), int(idle.sum()))
+
+
 def _launches(rows: pd.DataFrame, labels: Sequence[Label]) -> Iterator[Launched]:
     senders = [label for label in labels if label.word in _ROLES]
+    buckets = {label.fields["bucket"]: label.fields for label in labels if label.word == "bucket_ready"}
     starts = [label.start_ns for label in senders]
     for row in rows.to_dict("records"):
         place = int(np.searchsorted(starts, row["launch_ns"], side="right")) - 1
         own = senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None
+        role = _ROLES[own.word] if own else ""
+        bucket = buckets.get(own.fields["bucket"], {}) if own and role == "bucket" else {}
         launch = Launch(
             row["match"],
             row["transfer_ns"],
             row["kind"],
             max(row["bytes"], 0),
-            role=_ROLES[own.word] if own else "",
+            role=role,
             what=name_of(own) if own else None,
             host_ns=_host_ns(own, row["launch_ns"]) if own else 0,
+            parameters=label_list(bucket.get("parameters", "")),
+            gradient_bytes=int(bucket.get("bytes", 0)),
         )
         yield Launched(at_ns=row["launch_ns"], ended_ns=row["ended_ns"], own_ended_ns=row["end_ns"], launch=launch)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.across_runs.settings import is_emulated, model_settings, settings_of
+from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, model_settings, settings_of
 from overlaplab.analyses.across_runs.spread import Steps, spread, step_times
 from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
 from overlaplab.analyses.memory import memory, peaks
@@ -37,13 +37,13 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     Columns: `path`, `strategy`, `bucket_cap_mb` (both null without a manifest), `ranks`, `steps` (how many were
     measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over all steps of all ranks (null if
     any is unknown), `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an
-    emulated link), `sent_bytes` (median over all steps of all ranks, see `volume`), `theory_sent_bytes` (see
-    `volume_theory`), `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most),
-    `theory_memory_bytes` (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with most): all five Float64, null
-    where unknown, `phantoms` (emulated ranks without a process), `spread_ms` (which decides whether a run is fastest,
-    see `spread`; Float64, null with too few steps), `model` (the model and its input in run.json, as JSON, without the
-    precision; null where unknown), `recording_of` (the place of the first run of the same setting, from 0), `tier` (1
-    for the fastest settings; Int64, null among runs of different models).
+    emulated link), `predicted` (bool: nobody recorded it), `sent_bytes` (median over all steps of all ranks, see
+    `volume`), `theory_sent_bytes` (see `volume_theory`), `memory_bytes` (parameters, gradients and optimizer states of
+    the rank that holds most), `theory_memory_bytes` (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with
+    most): all five Float64, null where unknown, `phantoms` (emulated ranks without a process), `spread_ms` (which
+    decides whether a run is fastest, see `spread`; Float64, null with too few steps), `model` (the model and its input
+    in run.json, as JSON, without the precision; null where unknown), `recording_of` (the place of the first run of the
+    same setting, from 0), `tier` (1 for the fastest settings; Int64, null among runs of different models).
 
     Runs of the same settings are recordings of one setting and judged together, unless all runs are: then each stands
     for itself. What a tier is, and by which test, stands in `across_runs.tiers`; all recordings of a setting that is
@@ -66,7 +66,18 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
     numbers = ("bucket_cap_mb", "overlap_ratio", "spread_ms", *figures, *_SIZES)
     table = table.astype(dict.fromkeys(numbers, "Float64"))
-    shown = ["path", "strategy", "bucket_cap_mb", "ranks", "steps", *figures, "overlap_ratio", "fastest", "emulated"]
+    shown = [
+        "path",
+        "strategy",
+        "bucket_cap_mb",
+        "ranks",
+        "steps",
+        *figures,
+        "overlap_ratio",
+        "fastest",
+        "emulated",
+        "predicted",
+    ]
     return table[[*shown, *_SIZES, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
 
 
@@ -93,6 +104,7 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "steps": table["start_ns"].groupby(table["rank"], dropna=False).count().max() if len(table) else 0,
         "overlap_ratio": int(table["overlapped_ns"].sum()) / comm if comm else None,
         "emulated": is_emulated(run),
+        "predicted": is_predicted(run),
         "phantoms": len(manifest.phantom_ranks) if manifest else 0,
         "model": model_settings(manifest),
     }

@@ -13,7 +13,7 @@ _SAME = (
     *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
     *("keep_last", "checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
     "unit_policy",
-    *("link", "link_wait", "phantom_ranks", "hardware"),
+    *("link", "link_wait", "phantom_ranks", "hardware", "predicted"),
 )
 """The keys of run.json that a sweep holds fixed."""
 
@@ -100,6 +100,11 @@ def is_emulated(run: Run) -> bool:
     return run.manifest is not None and run.manifest.emulated_link is not None
 
 
+def is_predicted(run: Run) -> bool:
+    """Whether nobody recorded the run."""
+    return run.manifest is not None and run.manifest.predicted is not None
+
+
 def _fixed(manifest: Manifest) -> tuple[str, ...]:
     settings = _with_defaults(manifest)
     return tuple(_plain(settings.get(key)) for key in _SAME)
@@ -107,7 +112,8 @@ def _fixed(manifest: Manifest) -> tuple[str, ...]:
 
 def _with_defaults(manifest: Manifest) -> dict[str, Any]:
     # Older run.json files lack these two.
-    return {"communicators": 1} | manifest.raw | {"phantom_ranks": manifest.phantom_ranks}
+    own = {"phantom_ranks": manifest.phantom_ranks, "predicted": manifest.predicted is not None}
+    return {"communicators": 1} | manifest.raw | own
 
 
 def _plain(value: Any) -> str:

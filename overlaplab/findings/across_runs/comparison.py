@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 import pandas as pd
 
+from overlaplab.findings.runs import PREDICTED
 from overlaplab.findings.thresholds import (
     FEWEST_RECORDINGS,
     FEWEST_STEPS,
@@ -86,7 +87,9 @@ def compare_finding(table: pd.DataFrame) -> str:
 def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of a comparison must know of how it was decided, a line each."""
     fewest = int(table["recording_of"].value_counts().min())
-    return too_few_recordings(fewest, "settings") if fewest > 1 and table["tier"].notna().all() else ()
+    few = too_few_recordings(fewest, "settings") if fewest > 1 and table["tier"].notna().all() else ()
+    said = "a predicted run is no recording: it is judged by the spread of the steps that it was predicted from"
+    return (*few, said) if table["predicted"].any() else few
 
 
 def too_few_recordings(fewest: int, what: str) -> tuple[str, ...]:
@@ -223,9 +226,11 @@ def _models_differ(table: pd.DataFrame) -> str:
 def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
     """The axis' title and a distinct word per run."""
     caps = table["bucket_cap_mb"]
-    same = all(table[column].nunique(dropna=False) <= 1 for column in ("strategy", "ranks", "emulated"))
+    same = all(table[column].nunique(dropna=False) <= 1 for column in ("strategy", "ranks", "emulated", "predicted"))
     if same and caps.notna().all() and caps.nunique() == len(table) > 1:
-        return "bucket_cap_mb", [f"{cap:g}" for cap in caps]
+        return "bucket_cap_mb", [
+            f"{cap:g}{predicted_mark(predicted)}" for cap, predicted in zip(caps, table["predicted"], strict=True)
+        ]
     folders = [PurePath(str(path)) for path in table["path"]]
     labels = [shorten(folder.name or str(folder), 40) for folder in folders]
     for depth in (2, 3):
@@ -236,9 +241,14 @@ def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
         labels = [f"{number}: {label}" for number, label in enumerate(labels, 1)]
     mixed = table["emulated"].nunique() > 1
     return "run", [
-        f"{label} (emulated link)" if mixed and emulated else label
-        for label, emulated in zip(labels, table["emulated"], strict=True)
+        f"{label}{' (emulated link)' if mixed and emulated else ''}{predicted_mark(predicted)}"
+        for label, emulated, predicted in zip(labels, table["emulated"], table["predicted"], strict=True)
     ]
+
+
+def predicted_mark(predicted: bool) -> str:
+    """What follows the name of a run that nobody recorded."""
+    return f" ({PREDICTED})" if predicted else ""
 
 
 def short_names(table: pd.DataFrame) -> list[str]:
@@ -247,5 +257,7 @@ def short_names(table: pd.DataFrame) -> list[str]:
     for depth in range(1, max(map(len, parts), default=1)):
         names = ["/".join(own[-depth:]) for own in parts]
         if len(set(names)) == len(set(parts)):
-            return names
-    return [str(path) for path in table["path"]]
+            break
+    else:
+        names = [str(path) for path in table["path"]]
+    return [name + predicted_mark(predicted) for name, predicted in zip(names, table["predicted"], strict=True)]

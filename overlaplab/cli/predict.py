@@ -1,0 +1,95 @@
+"""The command that says what another setting would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from overlaplab.cli.options import OPENING, Json, Opening, RunPath, Strategy, grouped
+from overlaplab.cli.shared import load, print_json, show
+from overlaplab.errors import OverlaplabError
+
+if TYPE_CHECKING:
+    from overlaplab.manifest import Link
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Example: overlaplab predict runs/bucketed --bucket-cap-mb 4 --link 10Gbps,50us --out runs/predicted"
+)
+@grouped
+def predict(
+    run: RunPath,
+    bucket_cap_mb: Annotated[float | None, typer.Option(metavar="M", help="Cap of the buckets, in MiB.")] = None,
+    first_bucket_mb: Annotated[float | None, typer.Option(metavar="M", help="Cap of the first one, in MiB.")] = None,
+    link: Annotated[
+        str | None, typer.Option(metavar="L", help="Bandwidth and latency, as in 1Gbps,200us; or a run, for its link.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(metavar="N", help="Number of ranks.")] = None,
+    prefetch: Annotated[int | None, typer.Option(metavar="P", help="Units gathered ahead of the one in use.")] = None,
+    accumulate: Annotated[int | None, typer.Option(metavar="A", help="Microbatches per step.")] = None,
+    strategy: Strategy = None,
+    no_straggler: Annotated[
+        bool, typer.Option("--no-straggler", help="Every rank works for as long as the median rank.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="RUN2", help="A new folder for the predicted run.")
+    ] = None,
+    as_json: Json = False,
+    opening: Opening = OPENING,
+) -> None:
+    """What a recorded run would take under another setting: step and exposed time, and how far they may be off.
+
+    The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
+    over all steps of all ranks.
+    """
+    from overlaplab.findings import refuse_to_predict
+    from overlaplab.load import load_run
+    from overlaplab.report import documents, predicted_run, terminal
+    from overlaplab.simulate.prediction import predict as predict_run
+    from overlaplab.simulate.setting import Setting
+
+    if out is not None and out.exists():
+        raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
+    recorded = load([run], opening)[0]
+    refuse_to_predict(recorded)
+    found = predict_run(
+        recorded,
+        Setting(
+            strategy=strategy,
+            bucket_cap_mb=bucket_cap_mb,
+            first_bucket_mb=first_bucket_mb,
+            link=None if link is None else _link(link, ranks or len(recorded.traces)),
+            ranks=ranks,
+            prefetch=prefetch,
+            accumulate=accumulate,
+            straggler=not no_straggler,
+        ),
+    )
+    with TemporaryDirectory() as scratch:
+        folder = out or Path(scratch) / "predicted"
+        predicted_run.write_run(folder, found.manifest, found.ranks)
+        predicted = load_run(folder, cache=False)
+        if as_json:
+            print_json(documents.predict_document(found, recorded, predicted))
+        else:
+            show(*terminal.predict(found, recorded, predicted))
+
+
+def _link(text: str, ranks: int) -> Link:
+    """As given, or that of a run."""
+    from dataclasses import replace
+
+    from overlaplab.costs import parse_link
+    from overlaplab.load import load_manifest
+
+    manifest = load_manifest(text) if Path(text).is_dir() else None
+    if manifest is not None and manifest.link is not None:
+        return replace(manifest.link, world_size=ranks)
+    return parse_link(text, ranks)

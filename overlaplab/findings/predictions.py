@@ -1,0 +1,74 @@
+"""What is said of predicted runs, and of recordings that predict nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlaplab.costs import ENOUGH_STEPS, link_attained
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+from overlaplab.findings.runs import PREDICTED, link_missed
+from overlaplab.manifest import Manifest
+from overlaplab.words import shorten, to_ms
+
+__all__ = ["extrapolation", "figure_line", "interval_line", "prediction_lead", "refuse_to_predict"]
+
+_OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
+_OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
+_FAR = {"bytes": "message sizes", "ranks": "the number of ranks"}
+
+
+def refuse_to_predict(run: Run) -> None:
+    """Raise `OverlaplabError` where a recording cannot be trusted to say anything about other settings."""
+    manifest = run.manifest
+    if manifest is None:
+        return  # what reads the run says so
+    if manifest.predicted_from is not None:
+        remedy = f"Predict from {shorten(manifest.predicted_from, 200)}, of which it is a prediction."
+        raise OverlaplabError("was predicted, not recorded", path=run.path, remedy=remedy)
+    ranks = len(run.traces)
+    if manifest.phantom_ranks or ranks < manifest.world_size:
+        what = f"{ranks} of {manifest.world_size} ranks: a prediction needs them all"
+        raise OverlaplabError(what, path=run.path, remedy="Record without phantoms, or bring the other ranks' traces.")
+    if link_attained(manifest) is False:
+        raise OverlaplabError(link_missed(manifest) or "link not attained", path=run.path)
+    steps = {row.step for row in manifest.machine or ()}
+    busy = {row.step for row in manifest.machine or () if row.busy}
+    if steps and len(steps - busy) < min(ENOUGH_STEPS, len(steps)):
+        what = f"the machine was busy with something else in {len(busy)} of {len(steps)} steps"
+        raise OverlaplabError(what, path=run.path, remedy="Record again while nothing else runs.")
+
+
+def prediction_lead(manifest: Manifest) -> str:
+    """What was predicted, from what."""
+    predicted = manifest.predicted or {}
+    changed = predicted.get("changes")
+    parts = [_change(name, value) for name, value in (changed if isinstance(changed, dict) else {}).items()]
+    source = shorten(manifest.predicted_from or "", 80)
+    return f"{PREDICTED.capitalize()} from {source}: {', '.join(parts) or 'nothing changed'}"
+
+
+def _change(name: str, value: object) -> str:
+    if name == "straggler":
+        return "no straggler"
+    return _OPTIONS.get(name, f"{name} {{}}").format(value if isinstance(value, float | int) else shorten(str(value)))
+
+
+def figure_line(name: str, recorded_ns: int, predicted_ns: int, half_ns: int | None = None) -> str:
+    """One figure, recorded and predicted; means over all steps of all ranks."""
+    within = "" if half_ns is None else f" ± {to_ms(half_ns):.1f}"
+    change = f" ({(predicted_ns - recorded_ns) / recorded_ns:+.1%})" if recorded_ns else ""
+    return f"{name}: {to_ms(recorded_ns):.1f} ms recorded, {to_ms(predicted_ns):.1f}{within} ms predicted{change}"
+
+
+def interval_line(half_ns: int, parts: Mapping[str, int]) -> str:
+    """The interval around the predicted step time, and what it consists of."""
+    named = ", ".join(f"{name} ± {to_ms(parts[f'{name}_ns']):.1f}" for name in ("steps", "recordings", "model"))
+    return f"A recording's mean step lies within ± {to_ms(half_ns):.1f} ms in 95 of 100 cases ({named})."
+
+
+def extrapolation(far: Mapping[str, Any]) -> str:
+    """What lies outside of what was recorded by more than twice; empty where nothing does."""
+    parts = [f"{_FAR.get(name, shorten(name))} by a factor of {times:.3g}" for name, times in far.items()]
+    return f"Extrapolated beyond what was recorded: {', '.join(parts)}." if parts else ""

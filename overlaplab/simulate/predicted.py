@@ -1,0 +1,312 @@
+"""Programs that were played, as the events that their traces hold: the inverse of `recorded`.
+
+Operators are called `predicted::…`, after the pass and unit that computes, so that no reader takes them for recorded
+ones; they count as compute, as a sleeping device's do. How much of its work a rank is idle is known, but not when, so
+that idle time is shared out evenly. Labels are the engine's (`traces/README.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from overlaplab.manifest import Manifest
+from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
+from overlaplab.vocabulary import PREDICTED, label_text
+
+__all__ = ["COMPUTES", "LINK", "Event", "bucket_gradients", "played_events"]
+
+COMPUTES, LINK = 1, 2
+"""The thread that computes, launches and waits, and the link's own."""
+_INSTANT_NS = 1
+_PART_NS = 1_000_000
+"""Of work in which the rank is idle now and then, an operator is no longer."""
+_KEYS = {
+    "bucket": ("bucket",),
+    "parameters": ("bucket",),
+    "gather": ("unit", "microbatch", "phase"),
+    "scatter": ("unit", "microbatch"),
+}
+"""What the name of a launch of this role consists of."""
+_SENDERS = {
+    "bucket": "bucket_launch",
+    "parameters": "param_gather_launch",
+    "gather": "gather_launch",
+    "scatter": "scatter_launch",
+}
+_WAITERS = {"parameters": "param_gather_wait", "gather": "gather_wait"}
+_DONE = {"bucket": "bucket_done", "scatter": "scatter_done"}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A range of one thread, by times of the player."""
+
+    thread: int
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+def played_events(
+    programs: Sequence[Program], played: Played, manifest: Manifest, steps: Sequence[int | None], *, taken_ns: int = 0
+) -> list[list[Event]]:
+    """Of each rank all events in order of start.
+
+    `manifest` is the predicted run's, `steps` has the profiler's number of each step. `taken_ns`: the link's thread
+    takes a collective up so long after it could, which is not in T.
+    """
+    groups = _groups(programs)
+    return [
+        sorted(
+            _Rank(program, over_ns, played.carried, manifest, steps, groups, taken_ns).events(),
+            key=lambda event: event.start_ns,
+        )
+        for program, over_ns in zip(programs, played.over_ns, strict=True)
+    ]
+
+
+def bucket_gradients(program: Program) -> dict[Hashable, tuple[str, ...]]:
+    """The gradients of each bucket, by its launch's key: those named, else those that arrived since the one before."""
+    found: dict[Hashable, tuple[str, ...]] = {}
+    arrived: list[str] = []
+    for move in program:
+        if isinstance(move, Mark) and move.word == "gradient":
+            arrived.append(move.name)
+        elif isinstance(move, Launch) and move.role == "bucket":
+            found[move.key] = move.parameters or tuple(arrived)
+            arrived.clear()
+    return found
+
+
+def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
+    """The name of each collective's process group: 0 if all ranks are in it, else its ranks."""
+    members: dict[Hashable, list[int]] = {}
+    for rank, program in enumerate(programs):
+        for move in program:
+            if isinstance(move, Launch):
+                members.setdefault(move.key, []).append(rank)
+    everybody = len(programs)
+    return {key: "0" if len(own) == everybody else "-".join(map(str, own)) for key, own in members.items()}
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank's moves, and what is under way as its events are made of them in turn."""
+
+    program: Program
+    over_ns: Sequence[int]
+    carried: Mapping[Hashable, tuple[int, int]]
+    manifest: Manifest
+    steps: Sequence[int | None]
+    groups: Mapping[Hashable, str]
+    taken_ns: int
+    open: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """When passes and updates began, and their names."""
+    computed_ns: int = 0
+    """When a backward pass that is still under way had computed all gradients; 0 where that is not told apart."""
+    unit: str = ""
+    launched: dict[Hashable, tuple[Launch, int, int]] = field(default_factory=dict)
+    """Each with when that was, and its number within its group."""
+    named: dict[Hashable, dict[str, str]] = field(default_factory=dict)
+    """The fields that the labels of a launch, of its wait and of its end share."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """How many each group has launched."""
+    waiting: list[tuple[Launch, int, int]] = field(default_factory=list)
+    """What is waited for in a row, with when each wait began and was over."""
+
+    def events(self) -> Iterator[Event]:
+        """All of them, each when it is over."""
+        ready, freed, silent = _ready(self.program), _freed(self.program), _silent(self.program)
+        step, begun, now = -1, 0, 0
+        for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):
+            if not isinstance(move, Wait):
+                yield from self.waits(labelled=place - 1 not in silent)
+            elif place in silent:
+                self.computed_ns = self.computed_ns or now + 2 * _INSTANT_NS  # after the last launch
+            match move:
+                case Work():
+                    for start, end in _operators(move):
+                        yield Event(COMPUTES, f"{PREDICTED}{self.doing}", now + start, now + end)
+                case Launch():
+                    yield from self.launch(move, now)
+                case Wait(key) if key in self.launched:
+                    self.waiting.append((self.launched[key][0], now, over))
+                case Mark():
+                    yield from self.mark(move, now)
+                case End():
+                    if step >= 0:
+                        yield Event(COMPUTES, f"ProfilerStep#{self.steps[step] or 0}", begun, now)
+                    begun, step = now, step + 1
+            for own in (*ready.get(place, ()), *freed.get(place, ())):
+                yield _instant(now, own)
+            now = over
+        yield from self.waits(labelled=True)
+        yield from self.comms()
+
+    @property
+    def doing(self) -> str:
+        """The pass, and the unit, that compute."""
+        word = next((word for word in ("backward", "forward", "optimizer") if word in self.open), "between passes")
+        return f"{word} {self.unit}" if self.unit else word
+
+    def mark(self, mark: Mark, now: int) -> Iterator[Event]:
+        """The label of an instant, or of what ends."""
+        match mark.word:
+            case "gradient" | "kept_gradient":
+                yield _instant(now, label_text("gradient_ready", parameter=quote(mark.name)))
+            case "use" | "last_use":
+                self.unit = _unit(mark.name) if mark.word == "use" else ""
+                word = "first_use" if mark.word == "use" else mark.word
+                yield _instant(now, label_text(word, **_fields("gather", mark.name)))
+            case "forward" | "optimizer" | "update":
+                self.open[mark.word] = now, mark.name
+            case "backward":
+                yield from self.closed("forward", now)
+                self.open["backward"] = now, mark.name
+            case "backward_end" | "kept_end":
+                yield from self.closed("backward", self.computed_ns or now, sync=int(mark.word == "backward_end"))
+                self.computed_ns = 0
+            case "optimizer_end" | "update_end":
+                yield from self.closed(mark.word.removesuffix("_end"), now)
+
+    def closed(self, word: str, now: int, **fields: int) -> Iterator[Event]:
+        """The range that began with the word."""
+        if (begun := self.open.pop(word, None)) is not None:
+            keys = {"forward": "microbatch", "backward": "microbatch", "update": "unit"}
+            name = {keys[word]: begun[1]} if word in keys else {}
+            yield Event(COMPUTES, label_text(word, **name, **fields), begun[0], now)
+
+    def launch(self, launch: Launch, now: int) -> Iterator[Event]:
+        """The label of what launches it, around that of the call."""
+        group = self.groups[launch.key]
+        number = self.numbers.get(group, 0)
+        self.launched[launch.key], self.numbers[group] = (launch, now, number), number + 1
+        self.named[launch.key] = self.fields(launch)
+        if launch.role:
+            sizes = {} if launch.role == "bucket" else {"bytes": launch.bytes}
+            text = label_text(_SENDERS[launch.role], **self.named[launch.key], **sizes)
+            yield Event(COMPUTES, text, now, now + 2 * _INSTANT_NS)
+        yield _instant(now, label_text("launch", seq=number, group=group))
+
+    def fields(self, launch: Launch) -> dict[str, str]:
+        """Its bucket or unit; FSDP2 says of a unit neither microbatch nor phase: those of the pass."""
+        backward, forward = self.open.get("backward"), self.open.get("forward")
+        here = ((backward or forward or (0, "0"))[1], "backward" if backward else "forward")
+        names = (launch.what or "").split(" ")
+        return dict(zip(_KEYS.get(launch.role, ()), (*names, *here[len(names) - 1 :]), strict=False))
+
+    def waits(self, *, labelled: bool) -> Iterator[Event]:
+        """The ranges in which it waited, and what it then knew to be done."""
+        general: list[tuple[int, int]] = []
+        for launch, begun, over in self.waiting:
+            fields = self.named[launch.key]
+            if launch.role in _WAITERS:
+                yield Event(COMPUTES, label_text(_WAITERS[launch.role], **fields), begun, over)
+                continue
+            general.append((begun, over))
+            if launch.role in _DONE:
+                yield _instant(over, label_text(_DONE[launch.role], **fields))
+        if general and labelled:
+            yield Event(COMPUTES, label_text("wait"), general[0][0], general[-1][1])
+        self.waiting.clear()
+
+    def comms(self) -> Iterator[Event]:
+        """The link's ranges: from when the rank has launched a collective and the link is free, to its end."""
+        link, free = self.manifest.emulated_link, 0
+        for key, (launch, at, number) in self.launched.items():
+            end = self.carried[key][1]
+            fields: dict[str, str | int] = {"seq": number, "kind": launch.kind}
+            fields |= {"dtype": _dtype(self.manifest, launch.role)} if launch.role else {}
+            fields |= {"bytes": launch.bytes, "group": self.groups[key]}
+            fields |= {"link": quote(str(link)), "modelled_ns": launch.transfer_ns} if link else {}
+            yield Event(LINK, label_text("comm", **fields), min(max(at, free) + self.taken_ns, end), end)
+            free = end
+
+
+def _operators(work: Work) -> Iterator[tuple[int, int]]:
+    """When it computes, from its start: in equal parts that each end with their share of the idle time."""
+    idle_ns = min(work.idle_ns, work.ns)
+    parts = -(-work.ns // _PART_NS) if idle_ns else 1
+    for part in range(parts):
+        start, end = (work.ns * at // parts for at in (part, part + 1))
+        own_ns = idle_ns * (part + 1) // parts - idle_ns * part // parts
+        if start < end - own_ns:
+            yield start, end - own_ns
+
+
+def _instant(at_ns: int, text: str) -> Event:
+    return Event(COMPUTES, text, at_ns, at_ns + _INSTANT_NS)
+
+
+def _fields(role: str, name: str) -> dict[str, str]:
+    """The fields of a label, from the name of a move, in which units are encoded, too."""
+    return dict(zip(_KEYS[role], name.split(" "), strict=True))
+
+
+def _dtype(manifest: Manifest, role: str) -> str:
+    """In which gradients, or parameters, are sent."""
+    computes = manifest.param_dtype or (manifest.model.dtype if manifest.model else None) or "float32"
+    if role in ("gather", "parameters"):
+        return computes
+    return manifest.reduce_dtype or ("float32" if manifest.main_grad else computes)
+
+
+def _ready(program: Program) -> dict[int, list[str]]:
+    """The labels of buckets that are ready with a move: with their last gradient, or else when they are launched."""
+    gradients = bucket_gradients(program)
+    arrived: dict[str, int] = {}
+    found: dict[int, list[str]] = {}
+    for place, move in enumerate(program):
+        if isinstance(move, Mark) and move.word == "gradient":
+            arrived[move.name] = place
+        elif isinstance(move, Launch) and move.role == "bucket":
+            last = max((arrived.pop(name) for name in gradients[move.key] if name in arrived), default=place)
+            size = move.gradient_bytes or move.bytes
+            text = label_text("bucket_ready", bucket=move.what or "", bytes=size, parameters=gradients[move.key])
+            found.setdefault(last, []).append(text)
+    return found
+
+
+def _freed(program: Program) -> dict[int, list[str]]:
+    """The labels of units that are freed with their last use: they are gathered before they are used again."""
+    sizes: dict[str, int] = {}
+    last: dict[str, tuple[int, str]] = {}  # uses that are over, of units that may be held on
+    freed: list[tuple[int, str]] = []
+    for place, move in enumerate(program):
+        match move:
+            case Launch(role="gather", what=str(name)):
+                sizes[_unit(name)] = move.bytes
+                freed += [last.pop(_unit(name))] if _unit(name) in last else []
+            case Mark("use", name):
+                last.pop(_unit(name), None)
+            case Mark("last_use", name) if _unit(name) in sizes:
+                last[_unit(name)] = place, name
+    found: dict[int, list[str]] = {}
+    for place, name in (*freed, *last.values()):
+        text = label_text("free", **_fields("gather", name), bytes=sizes[_unit(name)])
+        found.setdefault(place, []).append(text)
+    return found
+
+
+def _unit(name: str) -> str:
+    return name.split(" ")[0]
+
+
+def _silent(program: Program) -> set[int]:
+    """The places of waits within a backward pass after its last gradient, as DDP's, which no label shows."""
+    found: set[int] = set()
+    since: set[int] = set()
+    inside = False
+    for place, move in enumerate(program):
+        if isinstance(move, Mark) and move.word in ("backward", "gradient", "kept_gradient"):
+            inside = True
+            since.clear()
+        elif isinstance(move, Mark) and move.word in ("backward_end", "kept_end"):
+            found |= since
+            inside = False
+            since.clear()
+        elif isinstance(move, Wait) and inside:
+            since.add(place)
+    return found

@@ -1,0 +1,186 @@
+"""A run under another setting, from a recorded one: its run.json and its ranks' events, and how far they may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from overlaplab.analyses.across_runs.settings import same_but_cap
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, step_windows
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.waits import numbered
+from overlaplab.folders import run_folders
+from overlaplab.load import load_manifest
+from overlaplab.manifest import Manifest
+from overlaplab.simulate.error import Interval, beyond, interval
+from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
+from overlaplab.simulate.predicted import Event, bucket_gradients, played_events
+from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs.options import options_of
+from overlaplab.simulate.setting import Setting
+from overlaplab.traits import TRAITS
+
+__all__ = ["Prediction", "changes", "predict"]
+
+MIB = 1 << 20
+_OF_A_RECORDING = frozenset(
+    {
+        *("link_steps", "link_attained", "link_floor_ns", "collectives", "attempt", "attempts", "machine"),
+        *("processor_counts", "calibration", "memory", "losses", "started_at", "hardware_per_rank", "trace_ranks"),
+        *("sliced", "command"),
+    }
+)
+"""What run.json says of a recording, and of nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What `predict` found."""
+
+    manifest: dict[str, Any]
+    """run.json of the predicted run."""
+    ranks: list[list[Event]]
+    """Each rank's events."""
+    step_ns: int
+    """The mean over all steps of all ranks."""
+    recorded_step_ns: int
+    interval: Interval
+    """Around `step_ns`."""
+    extrapolated: dict[str, float]
+    """What lies far outside of what was recorded, and how many times as far; see `beyond`."""
+
+
+def predict(run: Run, setting: Setting) -> Prediction:
+    """Play the run under the setting. Raises `OverlaplabError` where it cannot be, see `programs_of`."""
+    recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
+    before, after = _played(run, recorded), _played(run, programs)
+    assert run.manifest is not None  # programs_of asks for it
+    truth = _by_step([[window.end_ns - window.start_ns for window in step_windows(trace)] for trace in run.traces])
+    step_ns = fmean(_spans(after))
+    error = interval(step_ns, truth, _spans(before), list(_repeats(run.path, run.manifest)))
+    far = _far(run.manifest, setting, recorded, programs)
+    own = {"steps_ns": error.steps_ns, "recordings_ns": error.recordings_ns, "model_ns": error.model_ns}
+    marked = {
+        "from": run.path,
+        "changes": changes(setting),
+        "interval_ns": [round(step_ns) - error.half_ns, round(step_ns) + error.half_ns],
+        "parts": own,
+        "extrapolated": far,
+    }
+    raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
+    manifest = replace(run.manifest, link=setting.link or run.manifest.link)
+    numbers = [window.step for window in step_windows(run.traces[0])]
+    return Prediction(
+        manifest=raw,
+        ranks=played_events(programs, after, manifest, numbers, taken_ns=_taken_ns(run)),
+        step_ns=round(step_ns),
+        recorded_step_ns=round(fmean(truth)),
+        interval=error,
+        extrapolated=far,
+    )
+
+
+def changes(setting: Setting) -> dict[str, Any]:
+    """What the setting changes, by name; a link as `--link` takes it."""
+    given = {name: value for name, value in asdict(setting).items() if value is not None and value is not True}
+    return given | ({"link": str(setting.link)} if setting.link else {})
+
+
+def _played(run: Run, programs: Sequence[Program]) -> Played:
+    try:
+        return play(programs)
+    except StuckError:
+        raise OverlaplabError("its ranks launch collectives in different orders", path=run.path) from None
+
+
+def _spans(played: Played) -> list[float]:
+    return _by_step([played.spans_ns(rank) for rank in range(len(played.ends_ns))])
+
+
+def _by_step(ranks: Sequence[Sequence[int]]) -> list[float]:
+    """The mean over the ranks of each step."""
+    return [fmean(step) for step in zip(*ranks, strict=True)]
+
+
+def _taken_ns(run: Run) -> int:
+    """How long after it could, the link's thread took a collective up, in the mean."""
+    rows = numbered(run)
+    known = rows[(rows["start_ns"] != UNKNOWN_NS) & (rows["arrived_ns"] != UNKNOWN_NS)]
+    return int((known["start_ns"] - known["arrived_ns"]).mean()) if len(known) else 0
+
+
+def _repeats(path: str, manifest: Manifest) -> Iterator[list[float]]:
+    """Step times of recordings in the run's folder that differ in nothing but the cap, each cap's together."""
+    if "://" in path or not Path(path).is_dir():
+        return
+    by_cap: dict[float | None, list[float]] = {}
+    for folder in run_folders(Path(path).absolute().parent):
+        try:
+            other = load_manifest(folder)
+        except OverlaplabError:
+            continue
+        if other is not None and other.predicted is None and same_but_cap(manifest, other):
+            by_cap.setdefault(other.bucket_cap_mb, []).extend(_mean_step(other))
+    yield from by_cap.values()
+
+
+def _mean_step(manifest: Manifest) -> list[float]:
+    """The mean step by run.json, in ns; empty where it does not tell."""
+    took = [row.took_ns for row in manifest.link_steps or manifest.machine or () if row.took_ns]
+    return [fmean(took)] if took else []
+
+
+def _far(
+    manifest: Manifest, setting: Setting, recorded: Sequence[Program], programs: Sequence[Program]
+) -> dict[str, float]:
+    """What is extrapolated: the sizes of messages, the link, the number of ranks."""
+    calibration = manifest.raw.get("calibration")
+    measured = calibration.get("collectives", []) if isinstance(calibration, dict) else []
+    known = [*_sizes(recorded), *(row["bytes"] for row in measured if row.get("bytes"))]
+    found = {"bytes": beyond(_sizes(programs), known)}
+    if setting.link and manifest.link:
+        found["bandwidth"] = beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
+        found["latency"] = beyond([setting.link.latency_us], [manifest.link.latency_us])
+    if setting.ranks:
+        found["ranks"] = beyond([setting.ranks], [manifest.world_size])
+    return {name: round(times, 2) for name, times in found.items() if times is not None}
+
+
+def _sizes(programs: Sequence[Program]) -> list[float]:
+    return [move.bytes for program in programs for move in program if isinstance(move, Launch) and move.bytes]
+
+
+def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
+    """run.json as a recording of the setting would have it, as far as it can be known."""
+    assert run.manifest is not None
+    raw = {key: value for key, value in run.manifest.raw.items() if key not in _OF_A_RECORDING}
+    options = options_of(run, run.manifest, setting)
+    traits = TRAITS.get(options.strategy)
+    raw |= {"strategy": options.strategy, "world_size": options.ranks, "accumulate": options.accumulate}
+    raw |= {"buckets": _buckets(program)}
+    if options.strategy != run.manifest.strategy and traits is not None:
+        raw["traits"] = asdict(traits)
+    if setting.bucket_cap_mb is not None or options.strategy != run.manifest.strategy:
+        raw["bucket_cap_mb"] = options.caps[-1] / MIB if options.caps else None
+    if setting.first_bucket_mb is not None:
+        raw["first_bucket_mb"] = setting.first_bucket_mb
+    if traits is not None:
+        raw["prefetch"] = options.prefetch if traits.gathers == "units" else None
+    link = setting.link or run.manifest.link
+    return raw | {"link": asdict(replace(link, world_size=options.ranks)) if link else None}
+
+
+def _buckets(program: Program) -> list[Mapping[str, Any]]:
+    """The buckets of the first step that has any, in order of launch."""
+    gradients = bucket_gradients(program)
+    found: dict[str, Mapping[str, Any]] = {}
+    for move in program:
+        if isinstance(move, Launch) and move.role == "bucket" and move.what not in found:
+            size = move.gradient_bytes or move.bytes
+            row = {"index": int(move.what or 0), "bytes": size, "parameters": list(gradients[move.key])}
+            found[str(move.what)] = row
+    return list(found.values())
