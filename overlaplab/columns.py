@@ -311,6 +311,20 @@ _ANYWHERE = (
     Column("waits_known", "flag", "waits known", "Whether no transfer may include waiting for an absent rank."),
     Column("predicted_start_ns", "ns", "start by the model", "When the link model says that it began."),
     Column("predicted_end_ns", "ns", "end by the model", "When the link model says that it ended."),
+    # What another setting would give
+    Column("option", "text", "what changes", "What is set otherwise: a cap or caps, or the prefetch."),
+    Column(
+        "first_bucket_mb", "count", "first_bucket_mb", "The size at which the first bucket closes, in MiB.", "first"
+    ),
+    Column("prefetch", "count", "prefetch", "How many units are gathered ahead of the one in use."),
+    Column("bucket_sizes", "text", "buckets' sizes", "The bytes of each bucket, in the order of launches."),
+    Column("caps_mb", "text", "caps", "The caps in MiB that give these buckets; the last one serves on."),
+    Column("gain_ns", "ns", "gain", "How much shorter a step would be.", short="gain ms"),
+    Column("low_ns", "ns", "gain, at least", "The lower end of the gain's range.", short="from"),
+    Column("high_ns", "ns", "gain, at most", "The upper end of the gain's range.", short="to"),
+    Column("step_ns", "ns", "step then", "How long the median step would take.", short="step then"),
+    Column("replayed", "flag", "replayed", "Whether all ranks were played; else the gain is the most that it can be."),
+    Column("best", "flag", "best", "Whether it is the best setting of its kind."),
     # A window of the timeline
     Column("exposed_share", "ratio", "exposed, % of window", "Exposed communication ÷ the window's length."),
     Column("name", "text", "name", "The event's name."),
@@ -386,6 +400,17 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("unit", "text", "unit", "The unit that computed; empty between units."),
         Column("phase", "text", "pass", "The pass of the unit: forward or backward; empty between units."),
         Column("span_ns", "ns", "time", "How long it took."),
+    ),
+    ("collective_times",): (
+        Column("ranks", "text", "group", "The ranks of the group."),
+        Column(
+            "time_ns", "ns", "time", "How long it takes once all ranks are there, by a line through what was measured."
+        ),
+        Column("count", "count", "transfers", "How many transfers the line rests on."),
+    ),
+    ("advise",): (
+        Column("setting", "text", "setting", "What would be set otherwise."),
+        Column("memory_bytes", "bytes", "more memory", "What each rank would hold more, at most.", short="more MB"),
     ),
     ("window",): (Column("span_ns", "ns", "window", "The window's length."),),
     ("kernels",): (

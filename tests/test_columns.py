@@ -25,9 +25,10 @@ from overlaplab.formats import as_held, as_shown, digits, text, texts
 from overlaplab.manifest import Link
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections import tables as shown
-from overlaplab.simulate import bound, replay
+from overlaplab.simulate import advise, bound, replay
 from overlaplab.timeline.timeline import timeline_events, timeline_window
 
+SAMPLE = Path(__file__).parents[1] / "traces" / "sweep" / "cap-25"
 SOURCES = sorted(Path(overlaplab.__file__).parent.rglob("*.py"))
 SHOWN_BY = [path for path in SOURCES if path.parts[-2] in ("report", "dashboard", "sections", "views")]
 PLACES = [(table, one) for table, own in REGISTRY.items() for one in own.values()]
@@ -57,6 +58,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["each_collective"] = analyses.each_collective(found["collectives"])
     found["stragglers_of"] = analyses.stragglers_of(found["collectives"])
     found |= {"bound": bound(bucketed), "replay": replay(bucketed, link)}
+    found["collective_times"] = analyses.collective_times(overlaplab.load_run(SAMPLE))
+    found["advise"] = advise(overlaplab.load_run(SAMPLE))
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
     batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
     found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))
@@ -118,6 +121,7 @@ def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame])
         shown.causes_rows(said),
         shown.spots_rows(said),
         shown.sweep_rows(tables["sweep"], tables["sweep_links"]),
+        shown.advice_rows(tables["advise"]),
     ]
     headers = {one.terse for _, one in PLACES}
     for block in drawn:

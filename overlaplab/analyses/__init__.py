@@ -6,6 +6,7 @@ from overlaplab.analyses.across_runs.regression import Condition, Judged, judged
 from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_cap, work_differs
 from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
 from overlaplab.analyses.buckets import buckets
+from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.delays import delays
@@ -35,6 +36,7 @@ __all__ = [
     "Theory",
     "baseline",
     "buckets",
+    "collective_times",
     "collectives",
     "communication_by",
     "comparable",

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from overlaplab.cli import comparing, doctor, figures, files, plan, predict, runs
+from overlaplab.cli import advise, comparing, doctor, figures, files, plan, predict, runs
 from overlaplab.cli.completion import ASKED, record_asked
 from overlaplab.cli.sweep import ENGINE
 from overlaplab.errors import OverlaplabError
@@ -47,6 +47,7 @@ def options(
 
 app.add_typer(figures.app)
 app.add_typer(comparing.app)
+app.add_typer(advise.app)
 app.add_typer(runs.app)
 app.add_typer(files.app)
 app.add_typer(plan.app)

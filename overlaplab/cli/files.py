@@ -10,6 +10,8 @@ import typer
 
 from overlaplab.cli.options import EVERYTHING, OPENING, Opening, RunPath, RunPaths, Selection, grouped
 from overlaplab.cli.shared import load, progress, runs_at, show
+from overlaplab.errors import OverlaplabError
+from overlaplab.words import count
 
 __all__ = ["app"]
 
@@ -49,30 +51,48 @@ def report(
 def export(
     run: RunPath,
     perfetto: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--perfetto",
             metavar="FILE",
             help="A trace of all ranks; gzipped where it ends in .gz; to a pipe: -.",
         ),
-    ],
+    ] = None,
+    inductor_estimates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="How long collectives of each size take, without waiting, for torch inductor's option"
+            " profile_guided_estimations_profile_path.",
+        ),
+    ] = None,
     opening: Opening = OPENING,
 ) -> None:
-    """Write all ranks of a run to one file that ui.perfetto.dev opens, clocks aligned.
+    """Write a run to a file for another tool: --perfetto for ui.perfetto.dev, clocks aligned, or --inductor-estimates.
 
-    Each rank is a process, with its threads and streams; above these are steps, phases, buckets, gathers and exposed
-    communication as tracks. Arrows lead from launches to kernels, and from rank to rank of each collective.
+    For Perfetto each rank is a process, with its threads and streams; above these are steps, phases, buckets, gathers
+    and exposed communication as tracks. Arrows lead from launches to kernels, and from rank to rank of each collective.
     """
+    from overlaplab.report.inductor import write_inductor_estimates
     from overlaplab.report.perfetto import write_perfetto
     from overlaplab.report.whole_file import refuse_target, whole_file
 
+    if perfetto is None and inductor_estimates is None:
+        raise OverlaplabError("nothing to export", remedy="Give --perfetto FILE or --inductor-estimates FILE.")
     if str(perfetto) == "-":
         with progress("writing ranks") as advance:
             write_perfetto(load([run], opening)[0], sys.stdout.buffer, packed=False, progress=advance)
         return
-    refuse_target(perfetto, [])
+    for target in filter(None, (perfetto, inductor_estimates)):
+        refuse_target(target, [])
     loaded = load([run], opening)[0]
-    refuse_target(perfetto, [loaded])
-    with progress("writing ranks") as advance, whole_file(perfetto) as file:
-        write_perfetto(loaded, file, packed=perfetto.suffix == ".gz", progress=advance)
-    show(f"{perfetto}: {perfetto.stat().st_size / 1e6:.1f} MB")
+    for target in filter(None, (perfetto, inductor_estimates)):
+        refuse_target(target, [loaded])
+    if perfetto is not None:
+        with progress("writing ranks") as advance, whole_file(perfetto) as file:
+            write_perfetto(loaded, file, packed=perfetto.suffix == ".gz", progress=advance)
+        show(f"{perfetto}: {perfetto.stat().st_size / 1e6:.1f} MB")
+    if inductor_estimates is not None:
+        with whole_file(inductor_estimates) as file:
+            number = write_inductor_estimates(loaded, file)
+        show(f"{inductor_estimates}: {count(number, 'time')} of collectives")

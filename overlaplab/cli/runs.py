@@ -13,7 +13,7 @@ import typer
 
 from overlaplab.cli import sweep
 from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, grouped
-from overlaplab.cli.shared import load, progress, show
+from overlaplab.cli.shared import load, need_engine, progress, show
 from overlaplab.dashboard.server import HOST, PORT, free_port
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
@@ -32,7 +32,7 @@ app = typer.Typer()
 def record(context: typer.Context, strategy: Strategy = None) -> None:
     """Become the engine, which records; its options, progress and exit code are this command's."""
     if "--help" not in context.args:  # which needs no torch
-        _need_engine()
+        need_engine()
     os.execv(sys.executable, [*sweep.ENGINE, *_engine_options(context, strategy)])
 
 
@@ -60,12 +60,12 @@ def sweep_command(
     every cap once, in a random order. What is there already is not recorded again, so an interrupted sweep goes on
     where it was. Compare with: overlaplab compare DIR
     """
-    _need_engine()
+    need_engine()
     if "RANK" in os.environ:
         raise OverlaplabError("a sweep starts its ranks itself", remedy="Run it without torchrun.")
     options = sweep.with_defaults(_engine_options(context, strategy))
     rounds = sweep.plan(sweep.parse_caps(bucket_cap_mb), repeats, out, order_seed)
-    order = " | ".join(" ".join(recording.cap for recording in recordings) for recordings in rounds)
+    order = " | ".join(" ".join(recording.setting[1] for recording in recordings) for recordings in rounds)
     print(f"overlaplab sweep: caps in random order (--order-seed {order_seed}): {order}", file=sys.stderr)
     failed = sweep.record_all(rounds, options)
     for line in failed:
@@ -138,14 +138,6 @@ def _require_free(host: str, port: int) -> None:
     if free != port:
         others = "Give another --port." if free is None else f"The next free one: --port {free}."
         raise OverlaplabError(f"port {port} is in use", remedy=others)
-
-
-def _need_engine() -> None:
-    for module in ("overlaplab_engine", "torch"):
-        if importlib.util.find_spec(module) is None:
-            raise OverlaplabError(
-                f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."
-            )
 
 
 def _engine_options(context: typer.Context, strategy: str | None) -> list[str]:

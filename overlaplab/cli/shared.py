@@ -6,6 +6,7 @@ shell completion, which import these modules, answer at once.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import sys
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from overlaplab.events import Run
     from overlaplab.report.documents import Document
 
-__all__ = ["load", "print_json", "progress", "progress_bar", "runs_at", "show"]
+__all__ = ["load", "need_engine", "print_json", "progress", "progress_bar", "runs_at", "show"]
 
 
 SCHEMA_VERSION = 1
@@ -121,3 +122,12 @@ def show(*shown: Table | Text | str) -> None:
 def print_json(document: Document) -> None:
     """One JSON document on stdout, with its `schema_version`; the command prints nothing else there."""
     print(json.dumps({"schema_version": SCHEMA_VERSION} | document, allow_nan=False))
+
+
+def need_engine() -> None:
+    """Raises `OverlaplabError` where nothing can be recorded."""
+    for module in ("overlaplab_engine", "torch"):
+        if importlib.util.find_spec(module) is None:
+            raise OverlaplabError(
+                f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."
+            )

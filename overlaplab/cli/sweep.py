@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from overlaplab.cli.shared import progress_bar
 from overlaplab.errors import OverlaplabError
@@ -25,7 +25,20 @@ from overlaplab.folders import MANIFEST_NAME
 from overlaplab.traits import TRAITS
 from overlaplab.words import shorten
 
-__all__ = ["CAPPED", "ENGINE", "Recording", "parse_caps", "plan", "record_all", "with_defaults"]
+if TYPE_CHECKING:
+    from overlaplab.events import Run
+
+__all__ = [
+    "CAPPED",
+    "ENGINE",
+    "Recording",
+    "in_rounds",
+    "options_of",
+    "parse_caps",
+    "plan",
+    "record_all",
+    "with_defaults",
+]
 
 ENGINE = (sys.executable, "-P", "-m", "overlaplab_engine")
 """The command that records. -P: no module is taken from the current folder, whatever its files are called."""
@@ -53,10 +66,10 @@ ENDING_S = 30.0
 class Recording:
     """One run of a sweep, still to be made."""
 
-    cap: str
-    """As it is told to the engine and named in the folder: `25`, `0.5`."""
+    setting: tuple[str, ...]
+    """The options in which it differs from others, as in `("--bucket-cap-mb", "25")`."""
     out: Path
-    """`DIR/cap-<M>`; the second and later recordings of a cap are `DIR/cap-<M>-2` and so on."""
+    """`DIR/cap-<M>`; the second and later recordings of a setting are `DIR/cap-<M>-2` and so on."""
 
 
 def parse_caps(text: str) -> tuple[str, ...]:
@@ -83,11 +96,16 @@ def plan(caps: Sequence[str], repeats: int, out: Path, seed: int) -> list[list[R
 
     What drifts while the sweep runs, such as a machine that gets warm, so falls on all caps alike.
     """
+    return in_rounds({f"cap-{cap}": ("--bucket-cap-mb", cap) for cap in caps}, repeats, out, seed)
+
+
+def in_rounds(settings: Mapping[str, tuple[str, ...]], repeats: int, out: Path, seed: int) -> list[list[Recording]]:
+    """As `plan`, of any settings by the names of their folders."""
     dice = random.Random(seed)
     return [
         [
-            Recording(cap=cap, out=out / (f"cap-{cap}" if number == 1 else f"cap-{cap}-{number}"))
-            for cap in dice.sample(list(caps), len(caps))
+            Recording(setting=settings[name], out=out / (name if number == 1 else f"{name}-{number}"))
+            for name in dice.sample(list(settings), len(settings))
         ]
         for number in range(1, repeats + 1)
     ]
@@ -108,10 +126,10 @@ def with_defaults(options: Sequence[str]) -> list[str]:
 
 
 def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) -> list[str]:
-    """Record what is not there yet, and say so on stderr; returns a line for each cap that failed.
+    """Record what is not there yet, and say so on stderr; returns a line for each setting that failed.
 
-    A cap that failed is not tried again in later rounds, and the others go on; if the first two fail alike, so would
-    the rest, and the sweep ends. Raises `OverlaplabError` where a folder holds a run that was recorded otherwise.
+    A setting that failed is not tried again in later rounds, and the others go on; if the first two fail alike, so
+    would the rest, and the sweep ends. Raises `OverlaplabError` where a folder holds a run that was recorded otherwise.
     """
     from rich.markup import escape
 
@@ -119,12 +137,12 @@ def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) ->
     todo = [recording for recording in every if not _is_there(recording, options)]
     if len(todo) < len(every):
         _report(f"{len(every) - len(todo)} of {len(every)} recordings are there already")
-    failed: dict[str, str] = {}
+    failed: dict[tuple[str, ...], str] = {}
     with _signals_interrupt(), progress_bar() as bar:
         task = bar.add_task("", total=len(todo))
         for done, recording in enumerate(todo):
             bar.update(task, completed=done, description=escape(recording.out.name))
-            if recording.cap in failed:
+            if recording.setting in failed:
                 continue
             began = time.monotonic()
             try:
@@ -139,7 +157,7 @@ def record_all(rounds: Sequence[Sequence[Recording]], options: Sequence[str]) ->
                         f"{recording.out.name} recorded in {time.monotonic() - began:.0f} s ({done + 1}/{len(todo)})"
                     )
                 continue
-            failed[recording.cap] = f"{recording.out.name} failed: {problem}"
+            failed[recording.setting] = f"{recording.out.name} failed: {problem}"
             if len(failed) == done + 1 == 2 and len({line.partition(": ")[2] for line in failed.values()}) == 1:
                 break
     return list(failed.values())
@@ -178,7 +196,7 @@ def _record(recording: Recording, options: Sequence[str]) -> str | None:
 
 
 def _arguments(recording: Recording, options: Sequence[str]) -> list[str]:
-    return [*options, "--bucket-cap-mb", recording.cap, "--out", str(recording.out)]
+    return [*options, *recording.setting, "--out", str(recording.out)]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -231,6 +249,27 @@ def _is_there(recording: Recording, options: Sequence[str]) -> bool:
     )
 
 
+def options_of(run: Run) -> list[str]:
+    """The options of `overlaplab record` that recorded a run, without what names files; raises `OverlaplabError`.
+
+    A link that was measured becomes the run's own.
+    """
+    command = str(run.manifest.raw.get("command", "")) if run.manifest else ""
+    words = shlex.split(command)
+    if words[:2] != ["overlaplab", "record"]:
+        how = f"recorded by {shorten(command, 80)}" if command else "nothing tells how it was recorded"
+        raise OverlaplabError(
+            f"{how}, which cannot be repeated here", path=run.path, remedy="Record both settings yourself, and compare."
+        )
+    options = [
+        word if not value else f"{word}={value}" for word, value in _pairs(words[2:]).items() if word not in _FILES
+    ]
+    return [*options, "--link", run.path] if _pairs(options).get("--link") == AUTO else options
+
+
+_FILES = ("--out", "--save")
+
+
 def _pairs(words: Sequence[str]) -> dict[str, str]:
     """Options and their values, empty for a switch; `--a 1` and `--a=1` are the same."""
     found: dict[str, str] = {}
@@ -245,7 +284,7 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
 
 
 def _report(line: str) -> None:
-    print(f"overlaplab sweep: {line}", file=sys.stderr, flush=True)
+    print(f"overlaplab: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -7,7 +7,14 @@ from math import prod
 from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
 
-__all__ = ["element_bytes", "formula", "gathered_bytes", "parameter_bytes", "reduced_bytes"]
+__all__ = [
+    "element_bytes",
+    "formula",
+    "gathered_bytes",
+    "parameter_bytes",
+    "prefetched_bytes",
+    "reduced_bytes",
+]
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
 """Of AdamW per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
@@ -55,6 +62,15 @@ def gathered_bytes(manifest: Manifest) -> int | None:
 def reduced_bytes(manifest: Manifest) -> int | None:
     """Bytes of all gradients as they are sent: in `reduce_dtype`, in fp32 with `main_grad`, or as they are computed."""
     return _bytes_in(manifest, manifest.reduce_dtype or ("float32" if manifest.main_grad else manifest.param_dtype))
+
+
+def prefetched_bytes(manifest: Manifest, further: int) -> int | None:
+    """What a rank holds more at most, if so many units further are gathered ahead: the largest ones.
+
+    None if the manifest names no units.
+    """
+    largest = sorted((unit.bytes for unit in manifest.units), reverse=True)
+    return sum(largest[:further]) if largest else None
 
 
 def _bytes_in(manifest: Manifest, dtype: str | None) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from overlaplab import findings
 from overlaplab.analyses import (
     buckets,
     collectives,
@@ -55,6 +56,7 @@ from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate.prediction import Prediction
 
 __all__ = [
+    "advice_document",
     "buckets_document",
     "collectives_document",
     "compare_document",
@@ -120,6 +122,25 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
         "interval": asdict(prediction.interval) | {"half_ns": prediction.interval.half_ns},
         "extrapolated": prediction.extrapolated,
         "warnings": list(run_warnings(recorded)),
+    }
+
+
+def advice_document(run: Run, verified: Document | None = None) -> Document:
+    """The run's advice, the best setting of each kind, what every cap gains, the lines to change, what was verified."""
+    found = RunTables(run=run)
+    said, table = found.diagnosis, found.advice
+    chosen = findings.advised(table)
+    return {
+        "advice": "" if said is None else said.advice,
+        "advised": None if chosen is None else {name: plain_value(value) for name, value in chosen.items()},
+        "settings": records(table[table["best"]]),
+        "caps": records(table.loc[table["option"] == "cap", ["bucket_cap_mb", "buckets", "gain_ns", "step_ns"]]),
+        "no_cutting_gains_more_than_ns": None if said is None else findings.cutting_limit_ns(table, said),
+        "sentences": [] if said is None else list(findings.advice_sentences(table, said)),
+        "lines": [] if said is None else list(findings.advice_lines(table, found.loop, said)),
+        "verified": verified,
+        "emulated": is_emulated(run),
+        "warnings": list(found.warnings),
     }
 
 

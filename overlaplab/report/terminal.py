@@ -24,6 +24,7 @@ from overlaplab.simulate.prediction import Prediction
 from overlaplab.words import visible
 
 __all__ = [
+    "advise",
     "buckets",
     "collectives",
     "compare",
@@ -137,6 +138,21 @@ def collectives(run: Run, selection: Selection) -> Iterator[Printed]:
         yield findings.run_title(run)
         yield findings.NO_COLLECTIVES
     yield from warnings((*found.warnings, *findings.unmatched_notes(found.collectives)))
+
+
+def advise(run: Run) -> Iterator[Printed]:
+    """The run's advice, what other settings gain, what no buckets gain, and the lines to change."""
+    found = RunTables(run=run)
+    yield findings.run_title(run)
+    if (said := found.diagnosis) is None:
+        yield found.verdict
+        return
+    yield findings.what_to_do(said)
+    if found.advice["best"].any():
+        yield terminal_table(tables.advice_rows(found.advice))
+    yield from findings.advice_sentences(found.advice, said)
+    yield from findings.advice_lines(found.advice, found.loop, said)
+    yield from warnings(found.warnings)
 
 
 def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:

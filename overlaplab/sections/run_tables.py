@@ -11,7 +11,7 @@ import pandas as pd
 
 from overlaplab import analyses, findings, simulate
 from overlaplab.events import Run
-from overlaplab.findings import Diagnosis
+from overlaplab.findings import Diagnosis, Loop
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.timeline import Timeline, timeline_events
@@ -50,6 +50,7 @@ class RunTables:
     communication_by = _selected(analyses.communication_by)
     volume = _selected(analyses.volume)
     replays = _whole(simulate.remedies)
+    advice = _whole(simulate.advise)
     theory = _whole(analyses.volume_theory)
     memory = _whole(analyses.memory)
     peaks = _whole(analyses.peaks)
@@ -78,10 +79,9 @@ class RunTables:
         return self._diagnoses[at, on, chosen]
 
     def _diagnose(self, window: Mapping[str, Any], rank: int | None, step: int | None, chosen: str) -> Diagnosis:
-        own = Selection(ranks=None if rank is None else [rank], steps=None if step is None else [step])
+        own = _only(rank, step)
         bounds = simulate.bound(self.run, own).to_dict("records")
         buckets = analyses.buckets(self.run, own)
-        sources = frozenset((*buckets["source"], *analyses.schedule(self.run, own)["source"]))
         return findings.diagnose(
             self.summary,
             window,
@@ -90,7 +90,7 @@ class RunTables:
             chosen=chosen,
             unseen=self.unseen,
             bound={str(name): value for name, value in bounds[0].items()} if bounds else None,
-            loop=findings.loop_of(self.manifest, sources),
+            loop=self._loop_in(own),
             buckets=buckets,
             replays=self.replays,
         )
@@ -101,6 +101,16 @@ class RunTables:
         moments = self.moments if self.selection.is_everything else analyses.exposed_moments(self.run)
         told = findings.told_causes(moments, simulate.bound(self.run))
         return timeline_events(self.run, told, findings.exposed_name)
+
+    @cached_property
+    def loop(self) -> Loop:
+        """What the training loop does, as the step that speaks for the run shows it."""
+        rank, step = (self.window.get(name) for name in ("rank", "step"))
+        return self._loop_in(_only(rank, step))
+
+    def _loop_in(self, own: Selection) -> Loop:
+        sources = frozenset((*analyses.buckets(self.run, own)["source"], *analyses.schedule(self.run, own)["source"]))
+        return findings.loop_of(self.manifest, sources)
 
     @cached_property
     def _diagnoses(self) -> dict[tuple[Any, ...], Diagnosis]:
@@ -122,6 +132,10 @@ class RunTables:
     def manifest(self) -> Manifest | None:
         """The run's manifest."""
         return self.run.manifest
+
+
+def _only(rank: int | None, step: int | None) -> Selection:
+    return Selection(ranks=None if rank is None else [rank], steps=None if step is None else [step])
 
 
 def window_of(table: pd.DataFrame) -> tuple[int | None, int | None]:

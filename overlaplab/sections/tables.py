@@ -20,6 +20,7 @@ from overlaplab.timeline.window_statistics import WindowStatistics
 from overlaplab.words import kind_word, last_gradient, shorten, to_ms
 
 __all__ = [
+    "advice_rows",
     "buckets_rows",
     "causes_rows",
     "collectives_rows",
@@ -39,6 +40,7 @@ __all__ = [
     "window_rows",
 ]
 
+_ADVICE = columns("advise", "setting", "buckets", "gain_ns", "low_ns", "high_ns", "step_ns", "memory_bytes")
 _SUMMARY = (
     *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
     *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
@@ -75,6 +77,20 @@ def summary_rows(table: pd.DataFrame, totals: pd.DataFrame | None = None) -> Tab
         columns=columns("summary", *_SUMMARY),
         narrow=columns("summary", *(name for name in _SUMMARY if name not in unshown)),
         legend=legend + ("; wait: of the exposed, until the last rank came" if waits else ""),
+    )
+
+
+def advice_rows(table: pd.DataFrame) -> TableBlock:
+    """The best setting of each kind, of rows of `simulate.advise`."""
+    best = table[table["best"]].reset_index(drop=True)
+    words = [findings.setting_words(row) for row in best.to_dict("records")]
+    return TableBlock(
+        key="advice_table",
+        caption="What other settings gain",
+        frame=best.assign(setting=pd.Series(words, dtype=object)),
+        columns=_ADVICE,
+        narrow=_ADVICE,
+        legend="ms; median step; more MB: what each rank holds more",
     )
 
 

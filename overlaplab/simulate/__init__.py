@@ -1,7 +1,20 @@
 """Recorded steps played again: how short they could have been, what remedies gain, what the link model predicts."""
 
+from overlaplab.simulate.advise import OPTIONS, advise, fits
 from overlaplab.simulate.bound import best_buckets, bound
+from overlaplab.simulate.caps import disturbed, undisturbed_spans_ns
 from overlaplab.simulate.remedies import REMEDIES, remedies
 from overlaplab.simulate.replay import replay
 
-__all__ = ["REMEDIES", "best_buckets", "bound", "remedies", "replay"]
+__all__ = [
+    "OPTIONS",
+    "REMEDIES",
+    "advise",
+    "best_buckets",
+    "bound",
+    "disturbed",
+    "fits",
+    "remedies",
+    "replay",
+    "undisturbed_spans_ns",
+]

@@ -20,7 +20,7 @@ The computation alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.selection import rows_by_rank
+from overlaplab.evidence.selection import rows_by_rank, selected_traces, selected_windows
 from overlaplab.intervals import clip, total
 from overlaplab.manifest import Link, traits_of
 from overlaplab.selection import EVERYTHING, Selection
@@ -168,20 +168,60 @@ class _Bucket:
 
 def _cut(played: Program, done_by: Callable[[int], int], took: Transfers) -> tuple[list[int], list[_Bucket]] | None:
     """When each gradient is ready, in computation done, and the buckets of [Note: any cap]; None where unknown."""
-    by_size = took.by_size("all_reduce")
-    if played.gradients is None or by_size is None:
+    found = _sendable(played, done_by, took)
+    if found is None:
         return None
-    ready_ns = [done_by(host_ns) for host_ns, _ in played.gradients]
-    sizes = [size for _, size in played.gradients]
     buckets: list[_Bucket] = []
     first = free_ns = 0
-    for count in best_cutting(ready_ns, sizes, by_size)[1]:
-        size, ready = sum(sizes[first : first + count]), max(ready_ns[: first + count])
+    for count in best_cutting(found.ready_ns, found.bytes, found.takes)[1]:
+        size, ready = sum(found.bytes[first : first + count]), max(found.ready_ns[: first + count])
         start = max(ready, free_ns)
-        free_ns = start + by_size(size)
+        free_ns = start + found.takes(size)
         buckets.append(_Bucket(gradients=count, bytes=size, ready_ns=ready, start_ns=start, end_ns=free_ns))
         first += count
-    return ready_ns, buckets
+    return found.ready_ns, buckets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sendable:
+    """The gradients of one rank's step, in order of arrival, as they could be sent in any buckets."""
+
+    ready_ns: list[int]
+    """When each is ready, in computation done."""
+    bytes: list[int]
+    takes: Callable[[int], int]
+    """T of an all-reduce of so many bytes."""
+    sent: tuple[int, int]
+    """The smallest and the largest of the recorded buckets."""
+
+
+def sendable(run: Run, window: Mapping[str, Any]) -> Sendable | None:
+    """Of the rank and step of a row of `overlaplab.summary`; None where `bound` has no `any_cap_ns`."""
+    selection = Selection(
+        ranks=None if pd.isna(window["rank"]) else [int(window["rank"])],
+        steps=None if pd.isna(window["step"]) else [int(window["step"])],
+    )
+    traits = traits_of(run.manifest)
+    if traits is not None and traits.gathers == "updated_parameters":
+        return None
+    for trace in selected_traces(run, selection):
+        took = transfers(run, trace, run.manifest.link if run.manifest else None)
+        for step, played in programs(trace, selected_windows(trace, selection), run.manifest):
+            return _sendable(played, _progress(trace, step), took)
+    return None
+
+
+def _sendable(played: Program, done_by: Callable[[int], int], took: Transfers) -> Sendable | None:
+    takes = took.by_size("all_reduce")
+    sent = [own.bytes for _, own in played.sent if own.bytes]
+    if played.gradients is None or takes is None or not sent:
+        return None
+    return Sendable(
+        ready_ns=[done_by(host_ns) for host_ns, _ in played.gradients],
+        bytes=[size for _, size in played.gradients],
+        takes=takes,
+        sent=(min(sent), max(sent)),
+    )
 
 
 def _progress(trace: Trace, step: Window) -> Callable[[int], int]:

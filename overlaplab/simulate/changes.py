@@ -9,9 +9,10 @@ launched loses the second part while it waits, and saves the range alone if it n
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, W
 
 __all__ = ["Bucket", "assign", "balanced", "earlier", "launch_ns", "prefetched", "recut", "without_pauses"]
 
+Name = TypeVar("Name", bound=Hashable)
 _LONG = 0.02
 """Of a step: what occupies the link for longer may hold up what is queued behind it."""
 
@@ -35,12 +37,12 @@ class Bucket:
     """The gradients alone."""
 
 
-def assign(order: Sequence[str], sizes: Mapping[str, int], caps: Sequence[int]) -> list[list[str]]:
+def assign(order: Sequence[Name], sizes: Mapping[Name, int], caps: Sequence[int]) -> list[list[Name]]:
     """Gradients in order, cut into buckets that close once they hold their cap in bytes; the last cap serves on.
 
     Source: compute_bucket_assignment_by_size, torch/csrc/distributed/c10d/reducer.cpp.
     """
-    buckets: list[list[str]] = [[]]
+    buckets: list[list[Name]] = [[]]
     held = 0
     for name in order:
         buckets[-1].append(name)

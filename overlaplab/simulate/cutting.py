@@ -42,3 +42,51 @@ def best_cutting(
         held.append(last - cut[last])
         last = cut[last]
     return ends[-1], tuple(reversed(held))
+
+
+def best_launched(
+    ready_ns: Sequence[int],
+    num_bytes: Sequence[int],
+    transfer_ns: Callable[[int], int],
+    launch_ns: int,
+    *,
+    most: int = 64,
+) -> tuple[int, ...]:
+    """As `best_cutting`, where each launch delays computation by `launch_ns`; how many gradients each bucket holds.
+
+    Of cuttings into at most so many buckets it is the one with which computation and the last bucket end first: what
+    launches cost depends on their number alone, so for each number the earliest end follows as in the note above.
+    """
+    number = len(num_bytes)
+    sums = np.concatenate(([0], np.cumsum(np.asarray(num_bytes, np.int64))))
+    took = np.full((number + 1, number + 1), np.iinfo(np.int64).max // 4)
+    for last in range(1, number + 1):
+        took[:last, last] = [transfer_ns(int(size)) for size in sums[last] - sums[:last]]
+    ready = np.concatenate(([0], np.maximum.accumulate(np.asarray(ready_ns, np.int64)))) if number else np.zeros(1)
+    ends = np.full(number + 1, took[-1, -1])
+    ends[0] = 0
+    cuts: list[npt.NDArray[np.int64]] = []
+    finished: list[int] = []
+    for count in range(1, min(number, most) + 1):
+        ended = np.maximum(ends[:, None], ready + count * launch_ns) + took
+        cuts.append(ended.argmin(axis=0))
+        ends = np.minimum(ended.min(axis=0), took[-1, -1])
+        finished.append(int(max(ends[-1], ready[-1] + count * launch_ns)))
+    held: list[int] = []
+    last = number
+    for cut in reversed(cuts[: finished.index(min(finished)) + 1] if finished else ()):
+        held.append(last - int(cut[last]))
+        last = int(cut[last])
+    return tuple(reversed(held))
+
+
+def last_end(
+    ready_ns: Sequence[int], num_bytes: Sequence[int], counts: Sequence[int], transfer_ns: Callable[[int], int]
+) -> int:
+    """When the last of these buckets ends, which hold so many gradients each; arguments as of `best_cutting`."""
+    first = free_ns = 0
+    for count in counts:
+        ready = max(ready_ns[: first + count])
+        free_ns = max(ready, free_ns) + transfer_ns(sum(num_bytes[first : first + count]))
+        first += count
+    return free_ns

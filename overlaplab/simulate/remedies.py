@@ -7,17 +7,15 @@
   gradient, and all are waited for at the end of the backward pass (`setting`: the cap in MiB).
 - `first_bucket`: only the first bucket's cap changes (`setting`: that in MiB).
 - `earlier`: what moves neither gradients nor parameters, and takes long, is launched at the start of the step.
-- `prefetch`: each gather is launched one unit earlier (`setting`: units gathered ahead).
+- `prefetch`: each gather is launched some units earlier (`setting`: units gathered ahead).
 - `no_pause`: the host does not pause.
 - `half_the_bytes`: every collective sends half as much, which is as if the bandwidth were doubled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import log2
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,18 +24,14 @@ import pandas as pd
 from overlaplab.analyses.exposed import Cause, exposed
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.labels import fsdp2_ranges_of
-from overlaplab.manifest import traits_of
+from overlaplab.simulate.caps import best_cap, caps_played, first_caps_played, recutting
 from overlaplab.simulate.changes import (
-    Bucket,
-    assign,
     balanced,
     earlier,
-    launch_ns,
-    prefetched,
-    recut,
     without_pauses,
 )
-from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.depths import best_depth
+from overlaplab.simulate.player import Launch, Move, Program, StuckError, Work, play
 from overlaplab.simulate.recorded import Recorded, recorded_programs
 from overlaplab.simulate.transfers import transfers
 
@@ -105,10 +99,9 @@ def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, float, Sequenc
         yield "balance", float(run.traces[late].rank or 0), balanced(programs, late)
     if any(move.paused_ns for program in programs for move in program if isinstance(move, Work)):
         yield "no_pause", np.nan, [without_pauses(program) for program in programs]
-    yield from _cuttings(run, recorded)
-    traits = traits_of(run.manifest)
-    if traits is not None and traits.gathers == "units" and run.manifest and run.manifest.prefetch is not None:
-        yield "prefetch", run.manifest.prefetch + 1, [prefetched(program) for program in programs]
+    yield from _cuttings(run)
+    if (best := best_depth(run)) is not None:
+        yield "prefetch", best.prefetch, best.programs
     if any(changed := [earlier(program) for program in programs]):
         yield "earlier", np.nan, [own or program for own, program in zip(changed, programs, strict=True)]
     if (halved := _halved(run, programs)) is not None:
@@ -124,69 +117,18 @@ def _late(run: Run) -> int | None:
     return next((place for place, trace in enumerate(run.traces) if trace.rank == late), None)
 
 
-def _cuttings(run: Run, recorded: Recorded) -> Iterator[tuple[str, float, Sequence[Program]]]:
+def _cuttings(run: Run) -> Iterator[tuple[str, float, Sequence[Program]]]:
     """The best cap, and where the run has a first bucket of its own, its best cap."""
-    traits, manifest = traits_of(run.manifest), run.manifest
-    if traits is None or manifest is None or traits.gradients != "all_reduce" or not recorded.gradients:
+    cut, manifest = recutting(run), run.manifest
+    if cut is None or manifest is None:
         return
-    order = _order(recorded)
-    sizes = {name: own for name, (own, _) in recorded.gradients.items()}
-    if set(order) != set(sizes):
-        return
-    sent = {name: whole for name, (_, whole) in recorded.gradients.items()}
-    takes = _by_size(run)
-    if takes is None:
-        return
-
-    def cut(caps: Sequence[int]) -> list[list[Move]]:
-        buckets = [
-            Bucket(parameters=tuple(names), transfer_ns=takes(sum(sent[name] for name in names)))
-            for names in assign(order, sizes, caps)
-        ]
-        return [recut(program, buckets, host_ns=host_ns, wake_ns=wake_ns) for program in recorded.programs]
-
-    launches = [move for move in recorded.programs[0] if isinstance(move, Launch) and move.role == "bucket"]
-    host_ns = int(median(launch_ns(launch) for launch in launches))
-    waits = [move for move in recorded.programs[0] if isinstance(move, Wait) and move.wake_ns]
-    wake_ns = int(median(wait.wake_ns for wait in waits)) if waits else 0
-    ladder = _ladder(sizes)
-    first = (manifest.raw or {}).get("first_bucket_mb")
-    cap = manifest.bucket_cap_mb
-    if best := _best({mib: cut([int(mib * MIB)]) for mib in ladder}):
-        yield "cap", *best
+    if (best := best_cap(run, caps_played(run))) is not None:
+        yield "cap", best.caps_mb[0], cut.programs(best.buckets)
+    first, cap = (manifest.raw or {}).get("first_bucket_mb"), manifest.bucket_cap_mb
     if first is not None and cap is not None:
-        smaller = [mib for mib in ladder if mib < first]
-        if best := _best({mib: cut([int(mib * MIB), int(cap * MIB)]) for mib in smaller}):
-            yield "first_bucket", *best
-
-
-def _order(recorded: Recorded) -> list[str]:
-    """The gradients in the first rank's order of arrival, which DDP and the engine's buckets follow."""
-    arrived = [move.name for move in recorded.programs[0] if isinstance(move, Mark) and move.word == "gradient"]
-    return list(dict.fromkeys(arrived))
-
-
-def _ladder(sizes: Mapping[str, int]) -> list[float]:
-    """Caps in MiB worth trying: powers of two, from the smallest that cuts to the smallest that does not."""
-    low, high = log2(max(min(sizes.values()), MIB // 64) / MIB), log2(max(sum(sizes.values()), 1) / MIB)
-    return [2.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1)]
-
-
-def _best(tried: Mapping[float, Sequence[Program]]) -> tuple[float, Sequence[Program]] | None:
-    """The largest of the settings whose steps are shortest, as far as that can be told."""
-    took: dict[float, int] = {}
-    for setting, programs in tried.items():
-        played = play(programs)
-        took[setting] = sum(sum(played.spans_ns(rank)) for rank in range(len(programs)))
-    if not took:
-        return None
-    best = max(setting for setting, ns in took.items() if ns <= min(took.values()) * (1 + _TIE))
-    return best, tried[best]
-
-
-def _by_size(run: Run) -> Callable[[int], int] | None:
-    link = run.manifest.link if run.manifest else None
-    return transfers(run, run.traces[0], link).by_size("all_reduce")
+        smaller = [own for own in first_caps_played(run, cap) if own.caps_mb[0] < first]
+        if (best := best_cap(run, smaller)) is not None:
+            yield "first_bucket", best.caps_mb[0], cut.programs(best.buckets)
 
 
 def _halved(run: Run, programs: Sequence[Program]) -> list[Program] | None:

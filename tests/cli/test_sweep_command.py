@@ -71,8 +71,8 @@ def test_caps_are_numbers_above_nothing() -> None:
 
 def test_each_round_has_every_cap_in_an_order_of_its_own() -> None:
     rounds = plan(("1", "5", "25", "100"), 4, Path("DIR"), seed=0)
-    assert [sorted(one.cap for one in each) for each in rounds] == [["1", "100", "25", "5"]] * 4
-    assert len({tuple(one.cap for one in each) for each in rounds}) > 1
+    assert [sorted(one.setting[1] for one in each) for each in rounds] == [["1", "100", "25", "5"]] * 4
+    assert len({tuple(one.setting for one in each) for each in rounds}) > 1
     assert sorted(one.out.name for one in rounds[0]) == ["cap-1", "cap-100", "cap-25", "cap-5"]
     assert sorted(one.out.name for one in rounds[2]) == ["cap-1-3", "cap-100-3", "cap-25-3", "cap-5-3"]
     assert plan(("1", "5", "25", "100"), 4, Path("DIR"), seed=0) == rounds
@@ -147,7 +147,7 @@ def test_a_sweep_records_as_often_as_it_takes_to_tell_two_caps_apart() -> None:
 def test_an_interrupted_sweep_leaves_whole_runs_and_no_process(
     fake: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    first, second = (one.cap for one in plan(("1", "5"), 1, Path("DIR"), seed=0)[0])
+    first, second = (one.setting[1] for one in plan(("1", "5"), 1, Path("DIR"), seed=0)[0])
     monkeypatch.setenv("SLOW", second)
     line = [sys.executable, "-m", "overlaplab", "sweep", "--bucket-cap-mb", "1,5", "--repeats", "3", "--out", "DIR"]
     # Where tests run in the background SIGINT is ignored, and children inherit that.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.simulate.cutting import best_cutting
+from overlaplab.simulate.cutting import best_cutting, best_launched, last_end
 
 
 def slow(num_bytes: int) -> int:
@@ -53,3 +53,32 @@ def test_against_all_cuttings(gradients: list[tuple[int, int]]) -> None:
     end, held = best_cutting(ready, sizes, slow)
     assert sum(held) == len(sizes)
     assert end == played(held, ready, sizes) == min(played(cut, ready, sizes) for cut in cuttings(len(sizes)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=8), st.integers(0, 25))
+def test_with_launches_against_all_cuttings(gradients: list[tuple[int, int]], launch_ns: int) -> None:
+    """Each launch delays what is computed after it, and so every later gradient."""
+    ready, sizes = [own for own, _ in gradients], [own for _, own in gradients]
+    found = best_launched(ready, sizes, slow, launch_ns)
+    assert sum(found) == len(sizes)
+    if sizes:
+        assert launched(found, ready, sizes, launch_ns) == min(
+            launched(held, ready, sizes, launch_ns) for held in cuttings(len(sizes))
+        )
+
+
+def launched(held: tuple[int, ...], ready: list[int], sizes: list[int], launch_ns: int) -> int:
+    free = first = 0
+    for number, many in enumerate(held, start=1):
+        free = max(free, max(ready[: first + many]) + number * launch_ns) + slow(sum(sizes[first : first + many]))
+        first += many
+    return max(free, max(ready) + len(held) * launch_ns)
+
+
+def test_few_buckets_are_kept_to() -> None:
+    ready, sizes = [0, 100, 200, 300], [90, 90, 90, 90]
+    assert best_launched(ready, sizes, slow, 0) == (1, 1, 1, 1)
+    assert best_launched(ready, sizes, slow, 0, most=2) in [(3, 1), (2, 2)]
+    assert best_launched(ready, sizes, slow, 1000) == (4,)
+    assert last_end(ready, sizes, (1, 1, 1, 1), slow) == 400
+    assert last_end(ready, sizes, (4,), slow) == 670

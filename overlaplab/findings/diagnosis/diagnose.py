@@ -241,12 +241,28 @@ def _advice(
         most = f", to gain at most {_of_step(first.gain_ns, window)}"
         gain = _shorter(first.gain_ns, window) if first.replayed else most
     advice = f"Try {first.remedy}{gain}."
+    if (option := _also(first, shares, int(window["span_ns"]))) is not None and option.gain_ns is not None:
+        advice += f" Also try {option.remedy}{_shorter(option.gain_ns, window)}."
     if first.late_rank is not None:
         advice += started_late(unseen, first.late_rank)
     if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
         why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
         advice += f" But some of it may be waiting for other ranks: {why}."
     return advice, first.gain_ns
+
+
+def _also(first: CauseShare, shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare | None:
+    """Where the advice is to send less, the option that gains most beside it, if it is worth an effort."""
+    if first.cause not in (Cause.UNHIDEABLE, Cause.LINK):
+        return None
+    known = [share for share in shares if share.replayed and share.cause in _BY_OPTIONS]
+    best = max(known, key=lambda share: share.gain_ns or 0, default=None)
+    worth = best is not None and best.remedy != first.remedy and (best.gain_ns or 0) > LITTLE_GAIN * span_ns
+    return best if worth else None
+
+
+_BY_OPTIONS = (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE)
+"""Causes whose replayed remedies are options."""
 
 
 def _paused_ns(replays: pd.DataFrame) -> int:

@@ -14,7 +14,7 @@ from overlaplab.findings.diagnosis.causes import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 from overlaplab.words import shorten
 
-__all__ = ["FIND_PAUSE", "OPEN_ALL", "Remedy", "remedy_for"]
+__all__ = ["FIND_PAUSE", "OPEN_ALL", "Remedy", "cap_words", "first_bucket_words", "remedy_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +84,12 @@ def _replayed(best: Mapping[Any, Any], cause: Cause, late_rank: int | None, rows
     """The words for a row of `simulate.remedies`."""
     match best["remedy"]:
         case "cap":
-            cap = f"bucket_cap_mb {best['setting']:g}"
+            cap = cap_words(best["setting"])
             if cause is Cause.BLOCKING and loop.traits is not None and not loop.traits.buckets:
                 return f"{_BUCKETED[loop.framework]} with {cap}: buckets leave during the backward pass"
             return cap
         case "first_bucket":
-            return f"a first bucket of {best['setting']:g} MiB"
+            return first_bucket_words(best["setting"])
         case "prefetch":
             return _prefetch(int(best["setting"]), loop)
         case "earlier":
@@ -98,6 +98,16 @@ def _replayed(best: Mapping[Any, Any], cause: Cause, late_rank: int | None, rows
         case "half_the_bytes":
             return f"half the bytes ({_HOW_FEWER[loop.framework]}) or a link twice as fast"
     return _in_general(cause, late_rank, rows, loop)
+
+
+def cap_words(cap_mb: float) -> str:
+    """A cap as its option is called."""
+    return f"bucket_cap_mb {cap_mb:g}"
+
+
+def first_bucket_words(cap_mb: float) -> str:
+    """Another cap for the first bucket."""
+    return f"a first bucket of {cap_mb:g} MiB"
 
 
 def _ahead_of(rows: pd.DataFrame) -> str:

@@ -85,6 +85,18 @@ def test_what_no_bucketing_hides_is_a_cause_of_its_own(
     assert ((rows["end_ns"] - rows["start_ns"]) <= 25 * MS).all()
 
 
+@pytest.mark.parametrize(("gain", "also"), [(9, " Also try bucket_cap_mb 2. Replayed, the step is 9.0 ms"), (1, "")])
+def test_beside_sending_less_an_option_is_named_if_it_gains(gain: int, also: str) -> None:
+    """The bound leaves 25 of 30 ms that no buckets hide."""
+    played = replays(("half_the_bytes", Cause.LINK, 0.5, 12), ("cap", Cause.TAIL, 2.0, gain))
+    rows = exposed_rows((0, 1, "tail", 30, None))
+    found = diagnosed(rows, bound=BOUND | {"any_cap_ns": 85 * MS}, replays=played)
+    first, _, rest = found.advice.partition(" Also")
+    assert "half the bytes" in first
+    assert f" Also{rest}".startswith(also) if also else not rest
+    assert found.gain_ns == 12 * MS
+
+
 def test_short_pauses_of_the_host_are_not_the_aim() -> None:
     pauses = exposed_rows(*[(0, 1, "compute gap", 5, None)] * 4, (0, 1, "tail", 10, None))
     found = diagnosed(pauses)

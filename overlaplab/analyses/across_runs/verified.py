@@ -1,0 +1,47 @@
+"""Whether recordings confirm that one setting is faster than another, as was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlaplab.analyses.across_runs.spread import Steps
+from overlaplab.analyses.across_runs.tiers import LEVEL, chance
+
+__all__ = ["FEWEST_TO_VERIFY", "Verified", "verified"]
+
+FEWEST_TO_VERIFY = 3
+"""Recordings of either setting: fewer cannot be told apart at the level of `tiers`, even if the direction is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What recordings of two settings say of a predicted gain; times in ms, medians over the recordings' medians."""
+
+    before_ms: float
+    after_ms: float
+    faster: bool
+    """Whether the second setting is faster by an exact one-sided rank-sum test, since the direction was predicted."""
+    error_ms: float
+    """Of the gain: the root of the added squares of half the range of each setting's recordings."""
+    recordings: int
+    """Of either setting, at least."""
+
+    @property
+    def gained_ms(self) -> float:
+        """How much shorter the median step became."""
+        return self.before_ms - self.after_ms
+
+
+def verified(before: Sequence[Steps], after: Sequence[Steps]) -> Verified:
+    """Compare recordings of two settings, each an array of shape (ranks, steps) of step times in ms."""
+    first, second = (np.array([np.nanmedian(np.nanmax(one, axis=0)) for one in own]) for own in (before, after))
+    return Verified(
+        before_ms=float(np.median(first)),
+        after_ms=float(np.median(second)),
+        faster=chance(second, first) / 2 <= LEVEL,
+        error_ms=float(np.hypot(np.ptp(first), np.ptp(second)) / 2),
+        recordings=min(len(first), len(second)),
+    )

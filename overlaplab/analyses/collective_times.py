@@ -1,0 +1,61 @@
+"""How long collectives of any size take, without waiting for other ranks: lines through what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.collectives import collectives
+from overlaplab.costs import fit_line
+from overlaplab.events import Run
+
+_TYPES = {
+    "ranks": "object",
+    **dict.fromkeys(("kind", "dtype"), "object"),
+    **dict.fromkeys(("bytes", "time_ns", "count"), "int64"),
+}
+_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_BEYOND = 2.0
+"""Times: from half the smallest size that was measured to twice the largest."""
+_STEP = 2**0.25
+"""The ratio of one size to the next: between them no interpolation errs by more than 1 %."""
+_UNSTEADY = 0.25
+"""Of all measured time: if a line misses it by more, the times do not follow from the sizes."""
+
+
+def collective_times(run: Run) -> pd.DataFrame:
+    """One row per group, kind, dtype and size, from half the smallest size measured to twice the largest.
+
+    Columns: `ranks` (the group's, a tuple), `kind`, `dtype`, `bytes` (of the full tensor), `time_ns` (by the line of
+    least absolute deviation through the group's transfers of that kind, of any dtype: each from the last rank's arrival
+    to the median rank's end), `count` (how many transfers the line rests on). Waiting is in none of them. Groups of
+    which a rank's trace is missing have no rows, nor have kinds whose times do not follow from their sizes.
+    """
+    table = collectives(run)
+    known = table[table["transfer_ns"].notna() & table["kind"].isin(_KINDS) & (table["bytes"] > 0) & ~table["doubtful"]]
+    each = known.groupby("index").agg(
+        ranks=("rank", lambda ranks: tuple(sorted(map(int, ranks)))),
+        kind=("kind", "first"),
+        dtype=("dtype", "first"),
+        bytes=("bytes", "first"),
+        transfer_ns=("transfer_ns", "median"),
+    )
+    rows = []
+    for (ranks, kind), own in each.groupby(["ranks", "kind"], sort=True):
+        sizes, times = own["bytes"].astype(int).tolist(), own["transfer_ns"].astype(int).tolist()
+        latency_ns, ns_per_byte = fit_line(sizes, times)
+        fitted = latency_ns + ns_per_byte * np.array(sizes)
+        if np.abs(fitted - times).sum() > _UNSTEADY * sum(times):
+            continue
+        for dtype, of_dtype in own.dropna(subset=["dtype"]).groupby("dtype", sort=True):
+            for size in _grid(int(of_dtype["bytes"].min()), int(of_dtype["bytes"].max())):
+                took = round(latency_ns + ns_per_byte * size)
+                rows.append((ranks, kind, dtype, size, took, len(own)))
+    return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
+
+
+def _grid(least: int, most: int) -> list[int]:
+    """Sizes in equal ratios, both ends included."""
+    low, high = least / _BEYOND, most * _BEYOND
+    number = int(np.ceil(np.log(high / low) / np.log(_STEP))) + 1
+    return sorted({max(round(size), 1) for size in np.geomspace(low, high, number)})

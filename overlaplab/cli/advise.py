@@ -1,0 +1,121 @@
+"""`overlaplab advise`: what another setting would gain, and recordings that confirm it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from overlaplab.cli import sweep
+from overlaplab.cli.options import OPENING, Json, Opening, RunPath, grouped
+from overlaplab.cli.shared import load, need_engine, print_json, show
+from overlaplab.errors import OverlaplabError
+
+if TYPE_CHECKING:
+    from overlaplab.events import Run
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+_PRESENT, _ADVISED, _NEIGHBOUR = "present", "advised", "neighbour"
+"""The folders of what is recorded."""
+
+
+@app.command(epilog="Example: overlaplab advise runs/bucketed --verify")
+@grouped
+def advise(
+    run: RunPath,
+    as_json: Json = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Record the present, the advised and a neighbouring setting, and compare them."),
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=3, help="With --verify: recordings of each setting.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --verify: gets the recordings; RUN-verify unless given.")
+    ] = None,
+    opening: Opening = OPENING,
+) -> None:
+    """Which cap, first bucket, list of caps or prefetch would make the step shorter, and by how much, from one run.
+
+    Every cap that makes a difference is played. With --verify the settings are recorded in turn, with the run's own
+    command, and the exit code is 1 where the gain is not confirmed.
+    """
+    from overlaplab import findings
+    from overlaplab.report import documents, terminal
+
+    loaded = load([run], opening)[0]
+    if (refused := findings.advice_refused(loaded)) is not None:
+        raise OverlaplabError(refused[0], path=run, remedy=refused[1])
+    if not as_json:
+        show(*terminal.advise(loaded))
+    found = _verified(loaded, out or _beside(run), repeats) if verify else None
+    if as_json:
+        print_json(documents.advice_document(loaded, found))
+    elif found is not None:
+        show(found["sentence"], *terminal.warnings(found["warnings"]))
+    if found is not None and not found["confirmed"]:
+        raise typer.Exit(1)
+
+
+def _beside(run: str) -> Path:
+    """Where recordings go unless the user says; raises `OverlaplabError` for a run that is no folder."""
+    if not Path(run).is_dir():
+        raise OverlaplabError("--verify would record beside the run", path=run, remedy="Name a folder with --out.")
+    return Path(f"{run.rstrip('/')}-verify")
+
+
+def _verified(run: Run, out: Path, repeats: int) -> dict[str, Any]:
+    """Record the settings in turn, and say whether the advised one's gain is confirmed."""
+    from overlaplab import findings
+    from overlaplab.analyses.across_runs.verified import verified
+    from overlaplab.sections.run_tables import RunTables
+
+    need_engine()
+    tables = RunTables(run=run)
+    row = findings.advised(tables.advice)
+    if row is None or not row["replayed"]:
+        raise OverlaplabError("there is nothing to verify: no option is known to gain enough", path=run.path)
+    other = findings.neighbour(tables.advice, row)
+    settings = {_PRESENT: (), _ADVISED: tuple(findings.record_options(row, tables.loop))}
+    if other is not None:
+        settings[_NEIGHBOUR] = tuple(findings.record_options(other, tables.loop))
+    rounds = sweep.in_rounds(settings, repeats, out, seed=0)
+    if failed := sweep.record_all(rounds, sweep.options_of(run)):
+        raise OverlaplabError(failed[0], path=out)
+    runs = {name: _recordings(rounds, name) for name in settings}
+    spans = {name: [_spans(own) for own in recorded] for name, recorded in runs.items()}
+    found = verified(spans[_PRESENT], spans[_ADVISED])
+    beside = verified(spans[_ADVISED], spans[_NEIGHBOUR]) if other is not None else None
+    confirmed, said = findings.verified_finding(row, found, other, beside)
+    return {
+        "confirmed": confirmed,
+        "sentence": said,
+        **asdict(found),
+        "gained_ms": found.gained_ms,
+        "neighbour_ms": None if beside is None else beside.after_ms,
+        "folder": str(out),
+        "warnings": [
+            f"{own.path}: {refused[0]}"
+            for recorded in runs.values()
+            for own in recorded
+            if (refused := findings.advice_refused(own)) is not None
+        ],
+    }
+
+
+def _recordings(rounds: list[list[sweep.Recording]], name: str) -> list[Run]:
+    """The recordings of one setting."""
+    folders = [own.out for recordings in rounds for own in recordings]
+    return load([str(own) for own in folders if own.name.partition("-")[0] == name], OPENING)
+
+
+def _spans(run: Run) -> Any:
+    """How long the steps took that nothing disturbed, in ms."""
+    from overlaplab.simulate import undisturbed_spans_ns
+    from overlaplab.words import to_ms
+
+    return to_ms(undisturbed_spans_ns(run))

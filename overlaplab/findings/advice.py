@@ -1,0 +1,232 @@
+"""What another setting would gain, from one recorded run, and whether recordings confirm it.
+
+The first sentence is the diagnosis's own advice, so that no two screens advise differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from overlaplab import simulate
+from overlaplab.analyses.across_runs.verified import Verified
+from overlaplab.costs import ENOUGH_STEPS, link_attained
+from overlaplab.events import Run, step_windows
+from overlaplab.findings.diagnosis.bound import gains_by_buckets
+from overlaplab.findings.diagnosis.causes import Loop
+from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
+from overlaplab.findings.diagnosis.remedies import cap_words, first_bucket_words
+from overlaplab.findings.runs import describe_machine, link_missed
+from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
+from overlaplab.simulate import disturbed
+from overlaplab.traits import BUCKETS
+from overlaplab.words import count, duration, joined, ms, percent, size_exact, to_ms
+
+__all__ = [
+    "advice_lines",
+    "advice_refused",
+    "advice_sentences",
+    "advised",
+    "cutting_limit_ns",
+    "neighbour",
+    "record_options",
+    "setting_words",
+    "verified_finding",
+]
+
+Row: TypeAlias = Mapping[Any, Any]
+"""A row of `simulate.advise`."""
+
+_CHANGES_LEAST = ("first_bucket", "cap", "prefetch", "cap_and_first_bucket")
+"""What can be set by options: of those that gain as much the first is advised. A list of buckets is named beside it."""
+
+
+def advice_refused(run: Run) -> tuple[str, str] | None:
+    """Why nothing can be said of other settings, and what to do about it; None where it can."""
+    manifest = run.manifest
+    world = max([trace.world_size or 1 for trace in run.traces] + [manifest.world_size if manifest else 1])
+    if len(run.traces) < world:
+        ranks = "one rank" if len(run.traces) == 1 else f"{len(run.traces)} ranks"
+        return f"{ranks} of {world}: nobody knows when the others came", "Open all ranks' traces together."
+    if manifest is None:
+        return None
+    if link_attained(manifest) is False:
+        return link_missed(manifest) or "link not attained", "Record it again."
+    steps = len(step_windows(run.traces[0])) if run.traces else 0
+    left = steps - len(disturbed(manifest))
+    if left < min(ENOUGH_STEPS, steps):
+        why = describe_machine(manifest) or "link not attained in some steps"
+        return f"{why}: {count(left, 'step')} of {steps} undisturbed", "Record it again on a quiet machine."
+    if not simulate.fits(run):
+        beyond = "every other cap would send more than twice, or less than half, of what was measured"
+        return beyond, "Record it with another --bucket-cap-mb, too, or behind an emulated link."
+    return None
+
+
+def advised(table: pd.DataFrame) -> Row | None:
+    """The setting to try, of rows of `simulate.advise`: what changes least of those that gain as much, or None."""
+    rows = [row for row in table[table["best"]].to_dict("records") if row["option"] in _CHANGES_LEAST]
+    worth = [row for row in rows if not _is_little(row)]
+    most = max((row["gain_ns"] for row in worth), default=0)
+    enough = [row for row in worth if row["gain_ns"] >= most - LITTLE_GAIN * (row["step_ns"] + row["gain_ns"])]
+    return min(enough, key=lambda row: _CHANGES_LEAST.index(row["option"]), default=None)
+
+
+def neighbour(table: pd.DataFrame, row: Row) -> Row | None:
+    """The setting next to an advised one: a bucket fewer, or else more; a unit further ahead, or else less far."""
+    own = table[table["option"] == row["option"]]
+    by = "prefetch" if row["option"] == "prefetch" else "buckets"
+    step = 1 if by == "prefetch" else -1
+    for sign in (step, -step):
+        beyond = own[(own[by] - row[by]) * sign > 0]
+        if len(beyond):
+            nearest = beyond[(beyond[by] - row[by]).abs() == (beyond[by] - row[by]).abs().min()]
+            found: Row = nearest.sort_values("gain_ns", ascending=False, kind="stable").to_dict("records")[0]
+            return found
+    return None
+
+
+def setting_words(row: Row) -> str:
+    """A setting of `simulate.advise` as its option is written."""
+    match row["option"]:
+        case "cap":
+            return cap_words(row["bucket_cap_mb"])
+        case "first_bucket":
+            return first_bucket_words(row["first_bucket_mb"])
+        case "cap_and_first_bucket":
+            return f"{cap_words(row['bucket_cap_mb'])} and {first_bucket_words(row['first_bucket_mb'])}"
+        case "prefetch":
+            return f"prefetch {row['prefetch']}"
+    return "a cap for each bucket (bucket_cap_mb_list)"
+
+
+def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]:
+    """What the advised setting and the best list of caps gain, and what no buckets gain: rows of `simulate.advise`."""
+    if table.empty:
+        yield "These traces do not tell what other buckets, or gathering further ahead, would gain."
+        return
+    chosen = advised(table)
+    if chosen is None:
+        yield f"No option gains more than {percent(LITTLE_GAIN, 1)} of the step: keep the present ones."
+    else:
+        yield f"Best option: {_sentence(chosen)}"
+    for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
+        if not _is_little(row):
+            yield _sentence(row)[0].upper() + _sentence(row)[1:]
+    if (most_ns := cutting_limit_ns(table, diagnosis)) is not None:
+        yield f"No cutting into buckets gains more than {ms(most_ns)} in {place_name(diagnosis)}."
+    if table["replayed"].any():
+        yield (
+            "A range holds the gains of all recorded steps that nothing disturbed, and 1 % of a step beyond: how much"
+            " recordings differ is not in it."
+        )
+
+
+def _sentence(row: Row) -> str:
+    words, now_ns = setting_words(row), row["step_ns"] + row["gain_ns"]
+    if row["option"] == "buckets":
+        words += f", the best {row['buckets']}, {_sizes(row['bucket_sizes'])}"
+    elif pd.notna(row["buckets"]):
+        words += f", {count(row['buckets'], 'bucket')}"
+    if not row["replayed"]:
+        return f"{words}: gains at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing delays it and no rank is late."
+    return (
+        f"{words}: replayed, the median step is {ms(row['gain_ns'])} shorter ({ms(row['low_ns'])} to"
+        f" {ms(row['high_ns'])}), {percent(row['gain_ns'], now_ns)} of {ms(now_ns)}{_memory(row)}."
+    )
+
+
+def _memory(row: Row) -> str:
+    if pd.isna(row["memory_bytes"]) or not row["memory_bytes"]:
+        return ""
+    return f"; each rank holds up to {size_exact(row['memory_bytes'])} more"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    shown = [size_exact(size) for size in sizes[:MOST_BUCKETS_LISTED]]
+    rest = len(sizes) - len(shown)
+    return "of " + joined([*shown, *([f"{rest} more"] if rest else [])])
+
+
+def cutting_limit_ns(table: pd.DataFrame, diagnosis: Diagnosis) -> int | None:
+    """What no cutting into buckets exceeds, of rows of `simulate.advise`; None where that is unknown.
+
+    The bound does not count what the host saves by launching less, so a gain that was played may be larger.
+    """
+    if diagnosis.bound is None:
+        return None
+    gained_ns = gains_by_buckets(diagnosis.bound, diagnosis.exposed_ns)
+    return None if gained_ns is None else max(gained_ns, *table.loc[table["buckets"].notna(), "gain_ns"].tolist(), 0)
+
+
+def _is_little(row: Row) -> bool:
+    return bool(row["gain_ns"] <= LITTLE_GAIN * (row["step_ns"] + row["gain_ns"]))
+
+
+def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Iterator[str]:
+    """The lines of a training script, or the options of `overlaplab record`, to change; none where none would gain."""
+    worth = {row["option"]: row for row in table[table["best"]].to_dict("records") if not _is_little(row)}
+    if loop.framework == "engine" and (chosen := advised(table)) is not None:
+        yield f"overlaplab record … {' '.join(record_options(chosen, loop))}"
+    if loop.traits == BUCKETS:
+        if "cap" in worth:
+            yield f"DistributedDataParallel(model, bucket_cap_mb={worth['cap']['bucket_cap_mb']:.12g})"
+        if "buckets" in worth and worth["buckets"]["buckets"] > 1:
+            caps = ", ".join(f"{cap:.12g}" for cap in worth["buckets"]["caps_mb"])
+            yield f"DistributedDataParallel(model, bucket_cap_mb_list=[{caps}])"
+    if loop.framework == "fsdp2" and _gathers_ns(diagnosis) > LITTLE_GAIN * diagnosis.span_ns:
+        yield from _AHEAD
+
+
+def _gathers_ns(diagnosis: Diagnosis) -> int:
+    """How much of the step waited for gathers."""
+    return sum(
+        int(share.rows.loc[share.rows["kind"] == "all_gather", "exposed_ns"].sum()) for share in diagnosis.causes
+    )
+
+
+_AHEAD = (
+    "for i, layer in enumerate(layers):",
+    "    layer.set_modules_to_forward_prefetch(layers[i + 1 : i + 3])",
+    "    layer.set_modules_to_backward_prefetch(layers[max(i - 2, 0) : i][::-1])",
+)
+"""FSDP2's calls that gather two units ahead, where it gathers one by itself."""
+
+
+def record_options(row: Row, loop: Loop) -> list[str]:
+    """The options of `overlaplab record` for a setting; a strategy without buckets becomes one with them."""
+    options: list[str] = []
+    if row["option"] != "prefetch" and loop.traits is not None and not loop.traits.buckets:
+        options += ["--strategy", "bucketed"]
+    for name in ("bucket_cap_mb", "first_bucket_mb", "prefetch"):
+        if pd.notna(row[name]):
+            options += [f"--{name.replace('_', '-')}", f"{row[name]:.12g}"]
+    return options
+
+
+def verified_finding(row: Row, found: Verified, other: Row | None, beside: Verified | None) -> tuple[bool, str]:
+    """Whether recordings confirm the gain of an advised setting, a row of `simulate.advise`, in a sentence.
+
+    `found` compares the present setting with it, `beside` it with its neighbour, the row `other`.
+    """
+    low, high = found.gained_ms - found.error_ms, found.gained_ms + found.error_ms
+    inside = low <= to_ms(row["high_ns"]) and high >= to_ms(row["low_ns"])
+    overtaken = beside is not None and beside.faster
+    confirmed = found.faster and inside and not overtaken
+    apart = "are told apart" if found.faster else "cannot be told apart"
+    said = [
+        f"{'Confirmed' if confirmed else 'Not confirmed'}: the median step takes {duration(found.after_ms)} with"
+        f" {setting_words(row)}, {duration(found.before_ms)} before",
+        f"{count(found.recordings, 'recording')} of each {apart}",
+        f"the gain is {duration(found.gained_ms)} ± {duration(found.error_ms)},"
+        f" {'within' if inside else 'outside'} the predicted {ms(row['low_ns'])} to {ms(row['high_ns'])}"
+        f" ({ms(row['gain_ns'])})",
+    ]
+    if beside is not None and other is not None:
+        said.append(
+            f"{setting_words(other)}, next to it, {'is faster still' if overtaken else 'is not faster'}:"
+            f" {duration(beside.after_ms)}"
+        )
+    return confirmed, f"{'; '.join(said)}."

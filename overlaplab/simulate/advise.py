@@ -1,0 +1,173 @@
+"""Which settings would make the recorded steps shorter, by how much, and what memory they cost.
+
+[Note: played]
+Where a run can be played (see `recorded_programs`), each setting changes all ranks' programs, which are played again.
+The gain is how much earlier the last rank ends a step, the median over the steps that nothing disturbed. Its interval
+reaches from the least to the largest gain of these steps, and by 1 % of a step beyond either, since a replay tells
+settings apart no better. It says nothing of how much recordings differ.
+
+[Note: by the bound]
+Elsewhere one step of one rank speaks: computation at its recorded times, buckets one after the other on a link that no
+other rank delays. What is exposed then remains at least, so the gain is the most that it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from overlaplab.analyses.summary import summary
+from overlaplab.analyses.worst import worst_step
+from overlaplab.costs.memory import prefetched_bytes
+from overlaplab.events import Run
+from overlaplab.manifest import traits_of
+from overlaplab.simulate.bound import sendable
+from overlaplab.simulate.caps import (
+    EXTRAPOLATED,
+    TIE,
+    CapPlayed,
+    Recutting,
+    best_buckets_played,
+    best_cap,
+    cap_ranges,
+    caps_played,
+    closing_caps,
+    first_caps_played,
+    recutting,
+    undisturbed_spans_ns,
+    undisturbed_steps,
+)
+from overlaplab.simulate.cutting import best_cutting, last_end
+from overlaplab.simulate.depths import best_depth, depths_played
+
+__all__ = ["OPTIONS", "advise", "fits"]
+
+OPTIONS = ("first_bucket", "cap", "cap_and_first_bucket", "buckets", "prefetch")
+"""What can be changed: the first bucket's cap, the cap, both, the sizes of all buckets, the units gathered ahead."""
+_TYPES = {
+    "option": "object",
+    **dict.fromkeys(("bucket_cap_mb", "first_bucket_mb"), "Float64"),
+    **dict.fromkeys(("prefetch", "buckets"), "Int64"),
+    **dict.fromkeys(("bucket_sizes", "caps_mb"), "object"),
+    **dict.fromkeys(("gain_ns", "low_ns", "high_ns", "step_ns", "memory_bytes"), "Int64"),
+    **dict.fromkeys(("replayed", "best"), "bool"),
+}
+
+
+def advise(run: Run) -> pd.DataFrame:
+    """One row per setting that was tried, in the order of `OPTIONS`, the smallest settings first.
+
+    Columns: `option` (one of `OPTIONS`), `bucket_cap_mb`, `first_bucket_mb` (Float64, in MiB), `prefetch` (Int64; all
+    three null where the option leaves them as they are), `buckets` (how many, Int64), `bucket_sizes` (the bytes of each
+    in order of launch), `caps_mb` (the caps in MiB that give them, the last one serves on; both tuples, null of a
+    prefetch), `gain_ns` (how much shorter a step is; negative if longer),
+    `low_ns`, `high_ns` (its interval; all three Int64, see [Note: played]; without a replay `gain_ns` is the most that
+    it can be, and `low_ns` and `high_ns` are null), `step_ns` (how long the median step would then take),
+    `memory_bytes` (what each rank holds more at most; both Int64), `replayed` (see [Note: by the bound]), `best`
+    (whether the setting is the best of its option). T of sizes more than twice outside those measured is unknown, so
+    such buckets are not tried. Empty where nothing can be told.
+    """
+    rows = [*_of_buckets(run), *_of_depths(run)] or list(_by_bound(run))
+    return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
+
+
+def fits(run: Run) -> bool:
+    """Whether other buckets than the recorded ones could be tried at all without extrapolating."""
+    cut = recutting(run)
+    return cut is None or bool(caps_played(run))
+
+
+def _of_buckets(run: Run) -> Iterator[dict[str, Any]]:
+    """The settings of a run that all-reduces gradients; torch's DDP has no first bucket, but caps for all."""
+    cut, played = recutting(run), caps_played(run)
+    best = best_cap(run, played)
+    if cut is None or best is None:
+        return
+    traits, manifest = traits_of(run.manifest), run.manifest
+    has_first = manifest is not None and manifest.strategy != "torch-ddp"
+    if (
+        has_first
+        and manifest is not None
+        and manifest.bucket_cap_mb is not None
+        and traits is not None
+        and traits.buckets
+    ):
+        yield from _caps(run, cut, "first_bucket", first_caps_played(run, manifest.bucket_cap_mb))
+    yield from _caps(run, cut, "cap", played)
+    if has_first:
+        yield from _caps(run, cut, "cap_and_first_bucket", first_caps_played(run, best.caps_mb[0]))
+    yield from _caps(run, cut, "buckets", best_buckets_played(run))
+
+
+def _caps(run: Run, cut: Recutting, option: str, played: Sequence[CapPlayed]) -> Iterator[dict[str, Any]]:
+    best = best_cap(run, played)
+    for own in played:
+        caps: dict[str, Any] = {"caps_mb": own.caps_mb}
+        if option in ("cap", "cap_and_first_bucket"):
+            caps["bucket_cap_mb"] = own.caps_mb[-1]
+        if option in ("first_bucket", "cap_and_first_bucket"):
+            caps["first_bucket_mb"] = own.caps_mb[0]
+        held = tuple(sum(cut.sizes[name] for name in names) for names in own.buckets)
+        size: dict[str, Any] = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}
+        yield {"option": option, "best": own is best} | caps | size | _gain(run, own.spans_ns)
+
+
+def _of_depths(run: Run) -> Iterator[dict[str, Any]]:
+    best = best_depth(run)
+    for own in depths_played(run):
+        assert run.manifest is not None
+        further = own.prefetch - (run.manifest.prefetch or 0)
+        row: dict[str, Any] = {"prefetch": own.prefetch, "memory_bytes": prefetched_bytes(run.manifest, further)}
+        yield {"option": "prefetch", "best": own is best} | row | _gain(run, own.spans_ns)
+
+
+def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """What a setting gains whose steps take so long; see [Note: played]."""
+    before, after = undisturbed_spans_ns(run).max(axis=0), spans_ns[:, undisturbed_steps(run)].max(axis=0)
+    gained, beyond = before - after, TIE * float(np.median(before))
+    return {
+        "gain_ns": int(np.median(gained)),
+        "low_ns": int(gained.min() - beyond),
+        "high_ns": int(gained.max() + beyond),
+        "step_ns": int(np.median(before)) - int(np.median(gained)),
+        "replayed": True,
+    }
+
+
+def _by_bound(run: Run) -> Iterator[dict[str, Any]]:
+    """Every cap and the best buckets of all, of the step that speaks for the run; see [Note: by the bound]."""
+    table = summary(run)
+    window = worst_step(table) if len(table) else None
+    found = None if window is None else sendable(run, window)
+    if window is None or found is None:
+        return
+    order = range(len(found.bytes))
+    least, most = found.sent
+    rows = []
+    for own in cap_ranges(order, dict(enumerate(found.bytes))):
+        held = tuple(sum(found.bytes[place] for place in bucket) for bucket in own.buckets)
+        if least <= EXTRAPOLATED * min(held) and max(held) <= EXTRAPOLATED * most:
+            ends = last_end(found.ready_ns, found.bytes, [len(bucket) for bucket in own.buckets], found.takes)
+            caps = {"bucket_cap_mb": own.cap_mb, "caps_mb": (own.cap_mb,)}
+            rows.append(_bound_row(window, "cap", held, ends - found.ready_ns[-1]) | caps)
+    longest = max((row["gain_ns"] for row in rows), default=0)
+    tied = [row for row in rows if row["gain_ns"] >= longest - TIE * int(window["span_ns"])]
+    best = min(tied, key=lambda row: (row["buckets"], len(f"{row['bucket_cap_mb']:g}")), default=None)
+    yield from (row | {"best": row is best} for row in rows)
+    counts = best_cutting(found.ready_ns, found.bytes, found.takes)[1]
+    ends = np.cumsum(counts).tolist()
+    cut = [found.bytes[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    late_ns = last_end(found.ready_ns, found.bytes, counts, found.takes) - found.ready_ns[-1]
+    best_row = _bound_row(window, "buckets", tuple(map(sum, cut)), late_ns)
+    yield best_row | {"caps_mb": tuple(closing_caps(cut)), "best": True}
+
+
+def _bound_row(window: Mapping[str, Any], option: str, held: tuple[int, ...], late_ns: int) -> dict[str, Any]:
+    gain_ns = int(window["exposed_comm_ns"]) - max(late_ns, 0)
+    step_ns = int(window["span_ns"]) - gain_ns
+    size = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}
+    return {"option": option, "gain_ns": gain_ns, "step_ns": step_ns, "replayed": False} | size

@@ -1,0 +1,63 @@
+"""Units gathered further ahead than in a recorded run, played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.events import Run, once_per_run
+from overlaplab.manifest import traits_of
+from overlaplab.simulate.caps import TIE, undisturbed_steps
+from overlaplab.simulate.changes import prefetched
+from overlaplab.simulate.player import Program, StuckError, play
+from overlaplab.simulate.recorded import recorded_programs
+
+__all__ = ["DepthPlayed", "best_depth", "depths_played"]
+
+_MOST = 4
+"""Units further ahead than recorded: each is held in full, so few have the memory for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthPlayed:
+    """What a prefetch depth would have given."""
+
+    prefetch: int
+    programs: Sequence[Program]
+    spans_ns: npt.NDArray[np.int64]
+    """Of shape (ranks, steps)."""
+
+
+@once_per_run
+def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
+    """Each depth beyond the recorded one, the smallest first, until nothing more changes."""
+    recorded, traits = recorded_programs(run), traits_of(run.manifest)
+    if recorded is None or traits is None or traits.gathers != "units":
+        return ()
+    if run.manifest is None or run.manifest.prefetch is None:
+        return ()
+    found: list[DepthPlayed] = []
+    programs: Sequence[Program] = recorded.programs
+    for depth in range(run.manifest.prefetch + 1, run.manifest.prefetch + 1 + _MOST):
+        deeper = [prefetched(program) for program in programs]
+        if all(list(own) == list(before) for own, before in zip(deeper, programs, strict=True)):
+            break
+        try:
+            played = play(deeper)
+        except StuckError:
+            break
+        spans = np.array([played.spans_ns(rank) for rank in range(len(deeper))], dtype=np.int64)
+        found.append(DepthPlayed(prefetch=depth, programs=deeper, spans_ns=spans))
+        programs = deeper
+    return tuple(found)
+
+
+def best_depth(run: Run) -> DepthPlayed | None:
+    """The smallest of the depths whose steps are shortest, as far as that can be told: each unit more takes memory."""
+    played = depths_played(run)
+    steps = undisturbed_steps(run)
+    took = [int(own.spans_ns[:, steps].sum()) for own in played]
+    return next((own for own, ns in zip(played, took, strict=True) if ns <= min(took) * (1 + TIE)), None)

@@ -1,0 +1,198 @@
+"""What `advise` says: the words for rows of `simulate.advise`, written by hand, and of recorded runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_diagnosis import BOUND, MS, exposed_rows, summary_rows
+
+import overlaplab
+from overlaplab import findings, simulate
+from overlaplab.analyses.across_runs.verified import verified
+from overlaplab.findings import Loop, diagnose
+from overlaplab.manifest import MachineStep
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.traits import BUCKETS, TRAITS, UNITS
+
+SAMPLES = Path(__file__).parents[2] / "traces"
+
+
+def rows(*made: dict[str, Any]) -> pd.DataFrame:
+    """Rows of `simulate.advise`, each the best of its kind, of a step of 100 ms; gains in ms."""
+    found = []
+    for own in made:
+        gain = own.pop("gain")
+        usual = {"buckets": 4, "bucket_sizes": (1,) * 4, "caps_mb": (1.0,), "memory_bytes": 0, "replayed": True}
+        usual |= {"low_ns": (gain - 1) * MS, "high_ns": (gain + 1) * MS, "best": True}
+        found.append(usual | {"gain_ns": gain * MS, "step_ns": (100 - gain) * MS} | own)
+    empty = simulate.advise(overlaplab.load_run(SAMPLES / "torch-fsdp2"))
+    return pd.DataFrame(found, columns=list(empty)).astype(empty.dtypes.to_dict())
+
+
+CAP = {"option": "cap", "bucket_cap_mb": 1.2}
+FIRST = {"option": "first_bucket", "first_bucket_mb": 0.5}
+BOTH = {"option": "cap_and_first_bucket", "bucket_cap_mb": 1.2, "first_bucket_mb": 0.5}
+LIST = {"option": "buckets", "caps_mb": (2.0, 1.0, 0.5), "buckets": 3, "bucket_sizes": (2_000_000, 1_000_000, 500_000)}
+DEEPER = {"option": "prefetch", "prefetch": 2, "buckets": None, "bucket_sizes": None, "memory_bytes": 3_000_000}
+
+
+@pytest.mark.parametrize(
+    ("made", "chosen"),
+    [
+        ([CAP | {"gain": 10}], "cap"),
+        ([CAP | {"gain": 2}], None),  # too little
+        ([FIRST | {"gain": 9}, CAP | {"gain": 10}], "first_bucket"),  # as much, and it changes less
+        ([FIRST | {"gain": 5}, CAP | {"gain": 10}, BOTH | {"gain": 11}], "cap"),
+        ([CAP | {"gain": 5}, BOTH | {"gain": 10}], "cap_and_first_bucket"),
+        ([CAP | {"gain": 5}, LIST | {"gain": 30}], "cap"),  # no option of the engine's
+        ([DEEPER | {"gain": 7}], "prefetch"),
+        ([], None),
+    ],
+)
+def test_of_settings_that_gain_as_much_the_smaller_change_is_advised(
+    made: list[dict[str, Any]], chosen: str | None
+) -> None:
+    found = findings.advised(rows(*(dict(own) for own in made)))
+    assert (None if found is None else found["option"]) == chosen
+
+
+def said(table: pd.DataFrame) -> list[str]:
+    step = summary_rows((0, 1, 100, 30))
+    diagnosis = diagnose(step, step.iloc[0], exposed_rows((0, 1, "tail", 30, None)), step, bound=BOUND)
+    return list(findings.advice_sentences(table, diagnosis))
+
+
+def test_the_sentences_tell_gain_range_memory_and_what_no_buckets_gain() -> None:
+    assert said(rows(dict(CAP, gain=10), dict(LIST, gain=12)))[:3] == [
+        "Best option: bucket_cap_mb 1.2, 4 buckets: replayed, the median step is 10.0 ms shorter (9.0 ms to 11.0 ms),"
+        " 10\u00a0% of 100.0 ms.",
+        "A cap for each bucket (bucket_cap_mb_list), the best 3, of 2.00 MB, 1.00 MB and 500 kB: replayed, the median"
+        " step is 12.0 ms shorter (11.0 ms to 13.0 ms), 12\u00a0% of 100.0 ms.",
+        "No cutting into buckets gains more than 26.0 ms in rank 0, step 1 ().",
+    ]
+    assert "each rank holds up to 3.00 MB more" in said(rows(dict(DEEPER, gain=12)))[0]
+    assert said(rows(dict(CAP, gain=1)))[0] == "No option gains more than 2\u00a0% of the step: keep the present ones."
+    assert said(rows(dict(CAP, gain=10, replayed=False)))[0].endswith(
+        "gains at most 10.0 ms of 100.0 ms, if nothing delays it and no rank is late."
+    )
+
+
+def test_no_cutting_gains_more_holds_for_what_was_played() -> None:
+    """A replay may gain more than the bound, by fewer launches."""
+    assert "gains more than 40.0 ms" in said(rows(dict(CAP, gain=10), dict(LIST, gain=40)))[2]
+
+
+@pytest.mark.parametrize(
+    ("loop", "lines"),
+    [
+        (
+            Loop(framework="engine", traits=TRAITS["naive"]),
+            ["overlaplab record … --strategy bucketed --bucket-cap-mb 1.2"],
+        ),
+        (
+            Loop(framework="ddp", traits=BUCKETS),
+            [
+                "DistributedDataParallel(model, bucket_cap_mb=1.2)",
+                "DistributedDataParallel(model, bucket_cap_mb_list=[2, 1, 0.5])",
+            ],
+        ),
+        (Loop(framework="fsdp2", traits=UNITS), []),  # nothing waits for gathers
+    ],
+)
+def test_the_lines_to_change_are_those_of_the_framework(loop: Loop, lines: list[str]) -> None:
+    step = summary_rows((0, 1, 100, 30))
+    diagnosis = diagnose(step, step.iloc[0], exposed_rows((0, 1, "tail", 30, None)), step, bound=BOUND)
+    table = rows(dict(CAP, gain=10), dict(LIST, gain=12))
+    assert list(findings.advice_lines(table, loop, diagnosis)) == lines
+
+
+def test_fsdp2_is_told_how_to_gather_ahead() -> None:
+    step = summary_rows((0, 1, 100, 30))
+    waits = exposed_rows((0, 1, "late launch", 30, None), kind="all_gather")
+    diagnosis = diagnose(step, step.iloc[0], waits, step)
+    lines = list(findings.advice_lines(rows(), Loop(framework="fsdp2", traits=UNITS), diagnosis))
+    assert "set_modules_to_forward_prefetch" in lines[1]
+    compile("\n".join(lines), "lines", "exec")
+
+
+@pytest.mark.parametrize("name", ["bucketed", "sweep/cap-25", "sweep/cap-0.25", "naive", "torch-ddp", "zero3-serial"])
+def test_advise_and_summary_say_the_same_setting(name: str) -> None:
+    tables = RunTables(run=overlaplab.load_run(SAMPLES / name))
+    chosen, diagnosis = findings.advised(tables.advice), tables.diagnosis
+    assert chosen is not None
+    assert diagnosis is not None
+    assert findings.setting_words(chosen) in diagnosis.advice
+    own = tables.replays.set_index("remedy").loc[[chosen["option"]], "setting"]
+    assert set(own) == {chosen["bucket_cap_mb"] if chosen["option"] == "cap" else chosen["prefetch"]}
+
+
+def test_the_neighbour_has_a_bucket_fewer() -> None:
+    table = simulate.advise(overlaplab.load_run(SAMPLES / "sweep" / "cap-25"))
+    chosen = findings.advised(table)
+    assert chosen is not None
+    other = findings.neighbour(table, chosen)
+    assert other is not None
+    assert (chosen["buckets"], other["buckets"]) == (5, 4)
+    assert other["option"] == "cap"
+    alone = table[(table["option"] == "cap") & (table["buckets"] == 1)].to_dict("records")[0]
+    beside = findings.neighbour(table, alone)
+    assert beside is not None
+    assert beside["buckets"] == 2
+
+
+def test_runs_that_cannot_be_trusted_are_refused() -> None:
+    run = overlaplab.load_run(SAMPLES / "sweep" / "cap-4")
+    assert findings.advice_refused(run) is None
+    assert run.manifest is not None
+    steps = [5, 6, 7, 8, 9]
+    busy = tuple(MachineStep(rank=0, step=step, took_ns=100, cores=2, busy=step > 6) for step in steps)
+    late = tuple(replace(own, occupied_ns=2 * own.modelled_ns) for own in run.manifest.link_steps or ())
+    for changed, words in (
+        ({"machine": busy}, "machine busy in steps"),
+        ({"link_steps": late}, "link not attained"),
+        ({"world_size": 8}, "2 ranks of 8"),
+    ):
+        refused = findings.advice_refused(replace(run, manifest=replace(run.manifest, **changed)))
+        assert refused is not None
+        assert words in refused[0]
+        assert refused[1].endswith(".")
+    alone = findings.advice_refused(overlaplab.load_run(SAMPLES / "bucketed" / "rank0.pt.trace.json.gz"))
+    assert alone is not None
+    assert alone[0].startswith("one rank of 2")
+
+
+def steps(*medians: float) -> list[np.ndarray[Any, Any]]:
+    return [np.array([[own - 1, own, own + 1]] * 2, dtype=np.float64) for own in medians]
+
+
+@pytest.mark.parametrize(
+    ("after", "other", "confirmed", "words"),
+    [
+        (
+            (90, 91, 89),
+            (95, 94, 96),
+            True,
+            "Confirmed: the median step takes 90.0 ms with bucket_cap_mb 1.2, 100.0 ms before",
+        ),
+        ((80, 81, 79), None, False, "the gain is 20.0 ms ± 1.6 ms, outside the predicted 9.0 ms to 11.0 ms"),
+        ((88, 89, 87), None, True, "the gain is 12.0 ms ± 1.6 ms, within the predicted 9.0 ms to 11.0 ms"),
+        ((90, 91, 99), (95, 94, 96), False, "3 recordings of each cannot be told apart"),
+        ((90, 91, 89), (85, 84, 86), False, "is faster still: 85.0 ms"),
+    ],
+)
+def test_recordings_confirm_a_gain_in_its_range_and_beyond_chance(
+    after: tuple[float, ...], other: tuple[float, ...] | None, confirmed: bool, words: str
+) -> None:
+    """Recordings of 100, 101 and 99 ms before; 3 against 3 come in one order by chance in 5 % of cases."""
+    table = rows(dict(CAP, gain=10), dict(CAP, bucket_cap_mb=1.4, gain=8, best=False))
+    own, beside = table.to_dict("records")
+    found = verified(steps(100, 101, 98.5), steps(*after))
+    next_to = None if other is None else verified(steps(*after), steps(*other))
+    told, sentence = findings.verified_finding(own, found, None if other is None else beside, next_to)
+    assert told == confirmed
+    assert words in sentence

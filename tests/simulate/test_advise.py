@@ -1,0 +1,101 @@
+"""What settings gain: of recorded runs by playing all ranks, of others by the bound."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_traces import event, gloo, op, run_of, step
+
+import overlaplab
+from overlaplab.simulate import OPTIONS, advise, fits
+from overlaplab.simulate.caps import recutting
+
+SAMPLES = Path(__file__).parents[2] / "traces"
+
+
+@pytest.mark.parametrize("name", ["bucketed", "torch-ddp", "naive", "sweep/cap-1", "zero3-serial"])
+def test_each_option_has_one_best_setting_whose_range_holds_its_gain(name: str) -> None:
+    run = overlaplab.load_run(SAMPLES / name)
+    begun = time.process_time()
+    table = advise(run)
+    assert time.process_time() - begun < 5  # of processor time, which load does not change much
+    assert set(table["option"]) <= set(OPTIONS)
+    assert (table.groupby("option")["best"].sum() == 1).all()
+    assert (table["low_ns"] <= table["gain_ns"]).all()
+    assert (table["gain_ns"] <= table["high_ns"]).all()
+    before = table["gain_ns"] + table["step_ns"]
+    spans = overlaplab.summary(run).groupby("step")["span_ns"].max()
+    assert set(before) == {int(np.median(spans))}
+    for option, own in table.groupby("option"):
+        best = own[own["best"]]["gain_ns"].iloc[0]
+        assert best >= own["gain_ns"].max() - 0.03 * before.iloc[0], option
+
+
+def test_a_list_of_caps_gives_its_buckets() -> None:
+    run = overlaplab.load_run(SAMPLES / "bucketed")
+    cut = recutting(run)
+    assert cut is not None
+    own = advise(run)
+    (row,) = own[(own["option"] == "buckets") & own["best"]].to_dict("records")
+    sizes = tuple(sum(cut.sizes[name] for name in names) for names in cut.cut(*row["caps_mb"]))
+    assert sizes == row["bucket_sizes"]
+    assert len(sizes) == row["buckets"]
+    caps = own[own["option"] == "cap"]
+    assert row["gain_ns"] > caps["gain_ns"].max()
+
+
+def test_a_deeper_prefetch_holds_its_units_more() -> None:
+    run = overlaplab.load_run(SAMPLES / "zero3-serial")
+    table = advise(run)
+    assert run.manifest is not None
+    largest = sorted((unit.bytes for unit in run.manifest.units), reverse=True)
+    assert table["prefetch"].tolist() == [1, 2, 3, 4]
+    assert table["memory_bytes"].tolist() == np.cumsum(largest[:4]).tolist()
+
+
+def ddp_step() -> list[dict[str, Any]]:
+    """Gradients of 64 bytes after 30, 40, 50 and 60 µs of computation; two at a time are sent, in 20 µs."""
+    accumulate = "torch::autograd::AccumulateGrad"
+    events = [
+        step(3, 0, 200),
+        event("DistributedDataParallel.forward", 0, 20, cat="user_annotation"),
+        op("forward", 0, 20),
+    ]
+    for at in (20, 40, 60, 80):
+        events += [
+            op("backward", at, at + 10),
+            event(f"autograd::engine::evaluate_function: {accumulate}", at + 10, at + 18),
+            event(accumulate, at + 11, at + 12, **{"Input Dims": [[16]], "Input type": ["float"]}),
+        ]
+    sent = {"Input Dims": [[32]], "Input type": ["float"]}
+    for at in (54, 94):
+        events += [event("c10d::allreduce_", at, at + 1), gloo(at + 2, at + 22) | {"args": sent}]
+    return sorted([*events, op("adamw", 120, 130)], key=lambda own: float(own["ts"]))
+
+
+def test_of_a_strangers_ddp_it_is_what_the_bound_leaves(tmp_path: Path) -> None:
+    """30 µs are exposed. Sent one by one the last ends 10 µs after the backward pass, by two 20, all at once 40."""
+    run = run_of(tmp_path, ddp_step())
+    table = advise(run)
+    caps = table[table["option"] == "cap"]
+    assert caps[["buckets", "gain_ns", "step_ns"]].to_numpy().tolist() == [
+        [4, 20_000, 180_000],
+        [2, 10_000, 190_000],
+        [2, 0, 200_000],
+        [1, -10_000, 210_000],
+    ]
+    assert caps[caps["best"]]["bucket_cap_mb"].tolist() == [6e-05]  # 62 bytes
+    (best,) = table[table["option"] == "buckets"].to_dict("records")
+    assert (best["gain_ns"], best["bucket_sizes"]) == (20_000, (64, 64, 64, 64))
+    assert not table["replayed"].any()
+
+
+@pytest.mark.parametrize("name", ["zero2", "torch-fsdp2"])
+def test_where_nothing_can_be_told_there_are_no_rows(name: str) -> None:
+    run = overlaplab.load_run(SAMPLES / name)
+    assert advise(run).empty
+    assert fits(run)
