@@ -17,7 +17,7 @@ from pages import pages
 from rich.console import Console
 from samples import cpu_samples, gpu_samples
 
-from overlaplab import findings, load_run
+from overlaplab import analyses, findings, load_run
 from overlaplab.events import Run
 from overlaplab.findings import CAUSE_LABELS, Diagnosis
 from overlaplab.report import terminal

@@ -171,8 +171,8 @@ def _shares(
     for (cause, late), own in _by_collective(told).groupby(["cause", "late_rank"], dropna=False, sort=False):
         own = own.sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank = Cause(str(cause)), _number(late)
-        given = {"loop": loop, "span_ns": int(window["span_ns"]), "replays": replays}
-        remedy = partial(remedy_for, name, rank, **given, by_bytes=bound is None or bound["by_bytes"])
+        known, by_bytes = partial(remedy_for, name, rank), bound is None or bound["by_bytes"]
+        remedy = partial(known, loop=loop, span_ns=int(window["span_ns"]), replays=replays, by_bytes=by_bytes)
         helps, label = remedy(own), cause_words(name, rank)
         found.append(
             CauseShare(
