@@ -204,7 +204,7 @@ def finish(
 def _config(tones: Palette, *, predicted: bool) -> alt.Config:
     """Fonts, sizes and colours of all charts; what was predicted is pale, in dashed lines."""
     dashed: dict[str, Any] = {"fillOpacity": 0.45, "stroke": tones.soft, "strokeDash": [3, 2], "strokeWidth": 1}
-    look = {"bar": dashed, "rect": dashed, "line": {"strokeDash": [3, 2]}} if predicted else {}
+    look: dict[str, Any] = {"bar": dashed, "rect": dashed, "line": {"strokeDash": [3, 2]}} if predicted else {}
     return alt.Config(
         **look,
         font=FONT,
