@@ -2,7 +2,7 @@
 
 [Note: played]
 Where a run can be played (see `recorded_programs`), each setting changes all ranks' programs, which are played again.
-The gain is how much earlier the last rank ends a step, the median over the steps that nothing disturbed. Its interval
+The gain is how much earlier the last rank ends a step, the median over the steps that nothing disturbed. Its range
 reaches from the least to the largest gain of these steps, and by 1 % of a step beyond either, since a replay tells
 settings apart no better. It says nothing of how much recordings differ.
 
@@ -64,12 +64,12 @@ def advise(run: Run) -> pd.DataFrame:
     Columns: `option` (one of `OPTIONS`), `bucket_cap_mb`, `first_bucket_mb` (Float64, in MiB), `prefetch` (Int64; all
     three null where the option leaves them as they are), `buckets` (how many, Int64), `bucket_sizes` (the bytes of each
     in order of launch), `caps_mb` (the caps in MiB that give them, the last one serves on; both tuples, null of a
-    prefetch), `gain_ns` (how much shorter a step is; negative if longer),
-    `low_ns`, `high_ns` (its interval; all three Int64, see [Note: played]; without a replay `gain_ns` is the most that
-    it can be, and `low_ns` and `high_ns` are null), `step_ns` (how long the median step would then take),
-    `memory_bytes` (what each rank holds more at most; both Int64), `replayed` (see [Note: by the bound]), `best`
-    (whether the setting is the best of its option). T of sizes more than twice outside those measured is unknown, so
-    such buckets are not tried. Empty where nothing can be told.
+    prefetch), `gain_ns` (how much shorter a step is; negative if longer), `low_ns`, `high_ns` (its range; all three
+    Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the other two are null),
+    `step_ns` (how long the median step would then take), `memory_bytes` (what each rank holds more at
+    most; both Int64), `replayed` (see [Note: by the bound]), `best` (whether the setting is the best of its option).
+    T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
+    be told.
     """
     rows = [*_of_buckets(run), *_of_depths(run)] or list(_by_bound(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
@@ -88,15 +88,10 @@ def _of_buckets(run: Run) -> Iterator[dict[str, Any]]:
     if cut is None or best is None:
         return
     traits, manifest = traits_of(run.manifest), run.manifest
+    cap = manifest.bucket_cap_mb if manifest and traits and traits.buckets else None
     has_first = manifest is not None and manifest.strategy != "torch-ddp"
-    if (
-        has_first
-        and manifest is not None
-        and manifest.bucket_cap_mb is not None
-        and traits is not None
-        and traits.buckets
-    ):
-        yield from _caps(run, cut, "first_bucket", first_caps_played(run, manifest.bucket_cap_mb))
+    if has_first and cap is not None:
+        yield from _caps(run, cut, "first_bucket", first_caps_played(run, cap))
     yield from _caps(run, cut, "cap", played)
     if has_first:
         yield from _caps(run, cut, "cap_and_first_bucket", first_caps_played(run, best.caps_mb[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import overlaplab
+from overlaplab.findings import advice_refused
 from overlaplab.manifest import LinkStep, MachineStep, Manifest
 from overlaplab.simulate import caps
 from overlaplab.simulate.caps import (
@@ -90,6 +92,33 @@ def test_where_all_caps_would_take_long_the_best_are_still_played(monkeypatch: p
     assert 0 < len(caps_played(some)) < len(caps_played(every)) / 4
     assert best is not None
     assert best.caps_mb in [own.caps_mb for own in caps_played(some)]
+
+
+@pytest.mark.parametrize(
+    ("measured", "buckets", "known"),
+    [
+        (None, [("a",), ("b",)], True),  # by the link's formula
+        ((60, 60), [("a",), ("b",)], True),  # of 30 and 120 bytes
+        ((59, 59), [("a",), ("b",)], False),  # 120 are more than twice as many
+        ((61, 61), [("a",), ("b",)], False),  # 30 are less than half
+        ((75, 75), [("a", "b")], True),
+    ],
+)
+def test_transfers_far_from_those_measured_are_unknown(
+    measured: tuple[int, int] | None, buckets: list[tuple[str, ...]], known: bool
+) -> None:
+    cut = recutting(overlaplab.load_run(SAMPLES / "sweep" / "cap-4"))
+    assert cut is not None
+    assert replace(cut, measured=measured, sent={"a": 30, "b": 120}).knows(buckets) is known
+
+
+def test_what_is_unknown_is_not_played_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = overlaplab.load_run(SAMPLES / "sweep" / "cap-4")
+    monkeypatch.setattr(caps.Recutting, "knows", lambda *_: False)
+    assert caps_played(run) == ()
+    refused = advice_refused(run)
+    assert refused is not None
+    assert "more than twice, or less than half" in refused[0]
 
 
 def test_first_buckets_are_smaller_than_the_others() -> None:
