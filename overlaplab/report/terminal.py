@@ -91,8 +91,9 @@ def exposed(run: Run, selection: Selection) -> Iterator[Printed]:
 
 
 def buckets(run: Run, selection: Selection) -> Iterator[Printed]:
-    """Each rank's steps' buckets."""
-    table = analyses.buckets(run, selection)
+    """Each rank's steps' buckets; of the step that speaks for the run, what each late one waited for."""
+    found = RunTables(run=run, selection=selection)
+    table = found.buckets
     yield findings.run_title(run)
     if len(table):
         yield "ms from each step's start; exposed: the collective's time without compute"
@@ -102,7 +103,11 @@ def buckets(run: Run, selection: Selection) -> Iterator[Printed]:
         begins, ends = (text(first[name], "ns", places) for name in ("backward_start_ns", "backward_end_ns"))
         title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
         yield terminal_table(tables.buckets_rows(rows), title)
-    yield from warnings((*findings.run_warnings(run), *findings.bucket_notes(table)))
+    if found.window and len(own := analyses.rows_of(table, found.window)):
+        late = analyses.late_buckets(own)
+        yield findings.buckets_lead(own, late)
+        yield from [] if analyses.launched_after_backward(own) else findings.late_sentences(late)
+    yield from warnings((*found.warnings, *findings.bucket_notes(table)))
 
 
 def schedule(run: Run, selection: Selection) -> Iterator[Printed]:

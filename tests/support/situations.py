@@ -96,6 +96,7 @@ SITUATIONS = (
         options=("--strategy", "blocking", "--link", LINK, *SLEEP),
         remedied=(*BUCKETED, "--bucket-cap-mb", "SETTING"),
         label="waited for at once (blocking)",
+        page="Timeline",
         shown="waited for at once (blocking)",
         advice="strategy bucketed with bucket_cap_mb {setting:g}",
         remedy="cap",
