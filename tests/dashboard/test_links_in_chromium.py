@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import app_on, choose_row, pick, rerun, settle, visit, watch_of
+from browser import app_on, choose_row, pick, rerun, settle, visit, wait_until, watch_of
 from made_runs import engine_events, made_runs
 from made_traces import run_of
 from playwright.sync_api import Page
@@ -117,15 +117,17 @@ def own(tmp_path: Path) -> Path:
 def test_new_runs_appear_and_uploads_open(
     page: Page, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OVERLAPLAB_WATCH_S", "0.5")
+    monkeypatch.setenv("OVERLAPLAB_WATCH_S", "1")
     received: list[int] = []
     page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: received.append(len(frame))))
     with app_on(own) as address:
         visit(page, address, "summary", query="run=bucketed")
-        page.wait_for_timeout(500)
+        wait_until(page, lambda: sum(received) > 20_000)
         assert sum(received) > 20_000
+        page.wait_for_timeout(500)
         received.clear()
-        page.wait_for_timeout(1500)  # the folder is looked into, and nothing has changed
+        page.wait_for_timeout(2000)
+        wait_until(page, lambda: sum(received) > 0)  # the folder was looked into, and nothing has changed
         assert 0 < sum(received) < 5_000
         run_of(own / "sweep" / "cap-1", engine_events(), engine_events(), manifest={"bucket_cap_mb": 1.0})
         box = page.locator(".st-key-run_picker input")

@@ -59,6 +59,11 @@ def microbatches(run: Path) -> int:
     return 1 if run.name in ("ddp", "fsdp2") else 2
 
 
+@pytest.mark.parametrize(
+    "run",
+    [pytest.param(name, marks=pytest.mark.slow if name.startswith("accelerate") else []) for name in EXAMPLES],
+    indirect=True,
+)
 def test_a_run_opens_on_every_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["main.py", str(run.parent)])
     main = Path(overlaplab.dashboard.__file__).with_name("main.py")
