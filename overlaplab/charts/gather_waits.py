@@ -53,7 +53,7 @@ def _strip(
     y = row_axis("row", ranks, "rank")
     x = alt.X("step:O", title="step", axis=alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False))
     shade = alt.Scale(domainMin=0, range=[0.08, 1])  # no mixture of colours, which a report could not switch
-    legend = alt.Legend(title=f"{word} (ms)", orient="right", titleColor=tones.soft, symbolType="square")
+    legend = alt.Legend(title=f"{word} (ms)", orient="top", tickCount=4, symbolType="square", titleColor=tones.soft)
     lines = tooltip({"row": "rank", "step:O": "step", "ms:Q": f"{word} ms"})
     chosen = alt.selection_point(name=CELL, fields=["rank", "step"])
     drawn: alt.Chart = (
