@@ -83,6 +83,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
     for own in unnamed:
         if (found := _of_unnamed(own, generals)) is not None:
             found.keys.append(own.launch.key)
+            found.start_ns = max(found.start_ns, own.at_ns)  # it may be launched within the range
     for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
         if not wait.keys:
             wait.keys += [
@@ -100,7 +101,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
 
 def _of_unnamed(own: Launched, generals: Sequence[Blocked]) -> Blocked | None:
     """The wait in which the collective ended; else the first after it, or that seems to end shortly before."""
-    after = [wait for wait in generals if wait.start_ns >= own.at_ns and not wait.alone]
+    after = [wait for wait in generals if wait.end_ns > own.at_ns and not wait.alone]
     over = [wait for wait in after if wait.start_ns < own.own_ended_ns <= wait.end_ns + _GRAIN_NS]
     near = [wait for wait in after if own.own_ended_ns <= wait.end_ns + _STALL_NS]
     return next(iter(over or near), None)

@@ -36,6 +36,8 @@ class Options:
     accumulate: int = 1
     """Microbatches per step."""
     ranks: int = 1
+    clips: bool = False
+    """Whether ranks that hold parts of the gradients add up their norms before each update."""
 
 
 def options_of(run: Run, manifest: Manifest, setting: Setting) -> Options:
@@ -54,6 +56,7 @@ def options_of(run: Run, manifest: Manifest, setting: Setting) -> Options:
         told["overlap_param_gather"] = _first(manifest.overlap_param_gather, True)
     if strategy == "torch-fsdp2":
         told["keep_last"] = strategy == manifest.strategy and bool(manifest.keep_last)
+    told["clips"] = "optimizer" in traits.sharded and "--clip-norm" in str(manifest.raw.get("command"))
     told["accumulate"] = _first(setting.accumulate, manifest.accumulate, 1)
     told["ranks"] = _first(setting.ranks, manifest.world_size)
     return Options(**told)

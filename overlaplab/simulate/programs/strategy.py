@@ -17,6 +17,9 @@ from overlaplab.simulate.programs.times import Transfer
 
 __all__ = ["Strategy"]
 
+NORM_BYTES = 4
+"""Of the norm of all gradients (`Strategy.clip` in engine/overlaplab_engine/strategies/base.py)."""
+
 
 class Strategy:
     """One rank's program: hooks, for subclasses, that add moves where a training step calls them."""
@@ -31,6 +34,7 @@ class Strategy:
         self.step = self.microbatch = 0
         self._transfer = transfer
         self._sends = True
+        self._launched = 0
 
     # Hooks
 
@@ -82,10 +86,10 @@ class Strategy:
         return self._launch(replace(bucket, parameters=tuple(names), gradient_bytes=own_bytes))
 
     def _launch(self, launch: Launch) -> Hashable:
-        key = (launch.kind, launch.role, launch.what, self.step, self.microbatch)
+        self._launched += 1  # all ranks launch in the same order
         host_ns = self.profile.host_ns
-        self.moves += [Work(host_ns), replace(launch, key=key, host_ns=host_ns), Work(host_ns)]
-        return key
+        self.moves += [Work(host_ns), replace(launch, key=self._launched, host_ns=host_ns), Work(host_ns)]
+        return self._launched
 
     def wait(self, *keys: Hashable) -> None:
         """Wait for collectives in turn."""
@@ -106,6 +110,8 @@ class Strategy:
             for self.microbatch in range(last + 1):
                 self._sends = self.sends_every_microbatch or self.microbatch == last
                 self._pass(_chosen(step.passes, self.microbatch, last))
+            if self.options.clips:
+                self.wait(self.launch("all_reduce", NORM_BYTES))
             self._update(step.updates_ns, step.overhead_ns)
             self.updated()
             self.moves += step.rest

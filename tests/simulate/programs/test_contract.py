@@ -53,9 +53,9 @@ def told(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items() if value not in (None, True))
 
 
-def record(setting: Setting, out: Path) -> overlaplab.Run:
+def record(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
     """The engine with these options."""
-    options = [*COMMON]
+    options = [*COMMON, *more]
     for name in ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate"):
         value = getattr(setting, name)
         if value is not None:
@@ -98,6 +98,16 @@ def test_the_engine_launches_and_waits_as_predicted(
     really = recorded_programs(recorded(target))
     assert really is not None
     assert made == [moves(program, target.strategy or "") for program in really.programs]
+
+
+def test_ranks_that_clip_parts_of_gradients_add_up_their_norms(tmp_path: Path) -> None:
+    clipping = ("--clip-norm", "1")
+    source = record(SOURCES[0], tmp_path / "source", *clipping)
+    target = Setting(strategy="zero3", accumulate=2)
+    really = recorded_programs(record(target, tmp_path / "target", *clipping))
+    assert really is not None
+    made = programs_of(source, complete(target))
+    assert [moves(program, "zero3") for program in made] == [moves(program, "zero3") for program in really.programs]
 
 
 def complete(setting: Setting) -> Setting:
