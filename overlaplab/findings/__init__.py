@@ -122,6 +122,7 @@ from overlaplab.findings.predictions import (
     refuse_to_predict,
 )
 from overlaplab.findings.runs import (
+    PREDICTED,
     describe_link,
     describe_machine,
     describe_prediction,
@@ -162,6 +163,7 @@ __all__ = [
     "NOTHING_COUNTS",
     "NO_COLLECTIVES",
     "OTHER_RANKS",
+    "PREDICTED",
     "CausePart",
     "CauseShare",
     "Diagnosis",

@@ -50,9 +50,9 @@ def says_predicted(note: str | None) -> bool:
     return note is not None and said in note and f"some runs {said}" not in note
 
 
-def describe_prediction(manifest: Manifest) -> str:
+def describe_prediction(manifest: Manifest | None) -> str:
     """That nobody recorded the run, and from which other it was predicted; empty of recordings."""
-    if manifest.predicted_from is None:
+    if manifest is None or manifest.predicted_from is None:
         return ""
     return f"{PREDICTED}, not recorded, from {shorten(manifest.predicted_from.rstrip('/').rpartition('/')[2], 40)}"
 

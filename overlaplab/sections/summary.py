@@ -28,7 +28,8 @@ def summary_section(of: RunTables, found: Diagnosis, note: str | None, steps: Ta
     marks = findings.step_marks(found)
     if len(marks):
         draw = partial(charts.step_marks, marks)
-        blocks.append(Chart(key="marks_chart", draw=draw, note=findings.marks_note(found)))
+        said = (findings.marks_note(found), findings.describe_prediction(of.manifest))
+        blocks.append(Chart(key="marks_chart", draw=draw, note="; ".join(filter(None, said)) or None))
     table = of.summary
     blocks.append(Tiles(key="tiles", tiles=findings.tiles(found, _of_rank(table, found.rank), of.unseen)))
     if found.causes:

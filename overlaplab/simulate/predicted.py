@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from urllib.parse import quote
 
+from overlaplab.load.file.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
 from overlaplab.vocabulary import PREDICTED, label_text
 
-__all__ = ["COMPUTES", "LINK", "Event", "bucket_gradients", "played_events"]
+__all__ = ["COMPUTES", "LINK", "Event", "bucket_gradients", "gradient_bytes", "played_events"]
 
 COMPUTES, LINK = 1, 2
 """The thread that computes, launches and waits, and the link's own."""
@@ -118,7 +120,7 @@ class _Rank:
 
     def events(self) -> Iterator[Event]:
         """All of them, each when it is over."""
-        ready, freed, silent = _ready(self.program), _freed(self.program), _silent(self.program)
+        ready, freed, silent = _ready(self.program, self.manifest), _freed(self.program), _silent(self.program)
         step, begun, now = -1, 0, 0
         for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):
             if not isinstance(move, Wait):
@@ -195,7 +197,7 @@ class _Rank:
         backward, forward = self.open.get("backward"), self.open.get("forward")
         here = ((backward or forward or (0, "0"))[1], "backward" if backward else "forward")
         names = (launch.what or "").split(" ")
-        return dict(zip(_KEYS.get(launch.role, ()), (*names, *here[len(names) - 1 :]), strict=False))
+        return _ordered(dict(zip(_KEYS.get(launch.role, ()), (*names, *here[len(names) - 1 :]), strict=False)))
 
     def waits(self, *, labelled: bool) -> Iterator[Event]:
         """The ranges in which it waited, and what it then knew to be done."""
@@ -218,8 +220,7 @@ class _Rank:
         for key, (launch, at, number) in self.launched.items():
             end = self.carried[key][1]
             fields: dict[str, str | int] = {"seq": number, "kind": launch.kind}
-            fields |= {"dtype": _dtype(self.manifest, launch.role)} if launch.role else {}
-            fields |= {"bytes": launch.bytes, "group": self.groups[key]}
+            fields |= {"dtype": _dtype(self.manifest, launch.role), "bytes": launch.bytes, "group": self.groups[key]}
             fields |= {"link": quote(str(link)), "modelled_ns": launch.transfer_ns} if link else {}
             yield Event(LINK, label_text("comm", **fields), min(max(at, free) + self.taken_ns, end), end)
             free = end
@@ -242,18 +243,33 @@ def _instant(at_ns: int, text: str) -> Event:
 
 def _fields(role: str, name: str) -> dict[str, str]:
     """The fields of a label, from the name of a move, in which units are encoded, too."""
-    return dict(zip(_KEYS[role], name.split(" "), strict=True))
+    return _ordered(dict(zip(_KEYS[role], name.split(" "), strict=True)))
+
+
+def _ordered(fields: dict[str, str]) -> dict[str, str]:
+    """In the grammar's order, which is not that of names."""
+    return {key: fields[key] for key in ("bucket", "unit", "phase", "microbatch") if key in fields}
 
 
 def _dtype(manifest: Manifest, role: str) -> str:
-    """In which gradients, or parameters, are sent."""
+    """In which gradients, parameters, or flags are sent."""
+    if not role:
+        return "int32"
     computes = manifest.param_dtype or (manifest.model.dtype if manifest.model else None) or "float32"
     if role in ("gather", "parameters"):
         return computes
     return manifest.reduce_dtype or ("float32" if manifest.main_grad else computes)
 
 
-def _ready(program: Program) -> dict[int, list[str]]:
+def gradient_bytes(manifest: Manifest, names: Sequence[str]) -> int:
+    """Of these parameters' gradients as they are sent, without flags; 0 where one is not known."""
+    elements = {parameter.name: prod(parameter.shape) for parameter in manifest.parameters}
+    if not all(name in elements for name in names) or _dtype(manifest, "bucket") not in DTYPE_BYTES:
+        return 0
+    return sum(elements[name] for name in names) * DTYPE_BYTES[_dtype(manifest, "bucket")]
+
+
+def _ready(program: Program, manifest: Manifest) -> dict[int, list[str]]:
     """The labels of buckets that are ready with a move: with their last gradient, or else when they are launched."""
     gradients = bucket_gradients(program)
     arrived: dict[str, int] = {}
@@ -263,8 +279,9 @@ def _ready(program: Program) -> dict[int, list[str]]:
             arrived[move.name] = place
         elif isinstance(move, Launch) and move.role == "bucket":
             last = max((arrived.pop(name) for name in gradients[move.key] if name in arrived), default=place)
-            size = move.gradient_bytes or move.bytes
-            text = label_text("bucket_ready", bucket=move.what or "", bytes=size, parameters=gradients[move.key])
+            names = gradients[move.key]
+            size = move.gradient_bytes or gradient_bytes(manifest, names) or move.bytes
+            text = label_text("bucket_ready", bucket=move.what or "", bytes=size, parameters=names)
             found.setdefault(last, []).append(text)
     return found
 

@@ -18,7 +18,7 @@ from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.error import Interval, beyond, interval
 from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
-from overlaplab.simulate.predicted import Event, bucket_gradients, played_events
+from overlaplab.simulate.predicted import Event, bucket_gradients, gradient_bytes, played_events
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.setting import Setting
@@ -161,7 +161,7 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     options = options_of(run, run.manifest, setting)
     traits = TRAITS.get(options.strategy)
     raw |= {"strategy": options.strategy, "world_size": options.ranks, "accumulate": options.accumulate}
-    raw |= {"buckets": _buckets(program)}
+    raw |= {"buckets": _buckets(program, run.manifest)}
     if options.strategy != run.manifest.strategy and traits is not None:
         raw["traits"] = asdict(traits)
     if setting.bucket_cap_mb is not None or options.strategy != run.manifest.strategy:
@@ -174,13 +174,14 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     return raw | {"link": asdict(replace(link, world_size=options.ranks)) if link else None}
 
 
-def _buckets(program: Program) -> list[Mapping[str, Any]]:
+def _buckets(program: Program, manifest: Manifest) -> list[Mapping[str, Any]]:
     """The buckets of the first step that has any, in order of launch."""
     gradients = bucket_gradients(program)
     found: dict[str, Mapping[str, Any]] = {}
     for move in program:
         if isinstance(move, Launch) and move.role == "bucket" and move.what not in found:
-            size = move.gradient_bytes or move.bytes
-            row = {"index": int(move.what or 0), "bytes": size, "parameters": list(gradients[move.key])}
+            names = gradients[move.key]
+            size = move.gradient_bytes or gradient_bytes(manifest, names) or move.bytes
+            row = {"index": int(move.what or 0), "bytes": size, "parameters": list(names)}
             found[str(move.what)] = row
     return list(found.values())

@@ -50,6 +50,7 @@ def test_medians_and_spread_are_over_every_step(tmp_path: Path) -> None:
         "overlap_ratio": 0.5,
         "fastest": False,
         "emulated": True,
+        "predicted": False,
         **dict.fromkeys(("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "model")),
         "peak_memory_bytes": None,
         "phantoms": 0,

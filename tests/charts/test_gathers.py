@@ -307,7 +307,11 @@ def test_what_a_gpu_gathers_before_its_first_computation_is_drawn_too() -> None:
 
 def compared(path: str, sent: int | None, theory: int | None, **changes: Any) -> dict[str, Any]:
     costs = {"sent_bytes": sent, "theory_sent_bytes": theory, "memory_bytes": sent, "theory_memory_bytes": theory}
-    return {"path": path, "strategy": "zero3", "bucket_cap_mb": None, "ranks": 2, "emulated": True} | costs | changes
+    return (
+        {"path": path, "strategy": "zero3", "bucket_cap_mb": None, "ranks": 2, "emulated": True, "predicted": False}
+        | costs
+        | changes
+    )
 
 
 def costs(*found: dict[str, Any]) -> pd.DataFrame:

@@ -268,6 +268,7 @@ def compared(**changes: Any) -> dict[str, Any]:
         "overlap_ratio": 0.75,
         "fastest": True,
         "emulated": True,
+        "predicted": False,
         "spread_ms": 1.5,
         "model": None,
         "recording_of": 0,

@@ -136,7 +136,7 @@ def test_summary_json(command: Any, folder: Path) -> None:
     document = json.loads(out)
     assert code == 0
     assert document["schema_version"] == 1
-    assert list(document) == ["schema_version", "run", "warnings", "ranks", "delays"]
+    assert list(document) == ["schema_version", "run", "warnings", "ranks", "predicted", "delays"]
     assert document["run"]["strategy"] == "bucketed"
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     first = document["ranks"][0]

@@ -49,7 +49,7 @@ def test_the_document_holds_each_cause(command: Any, folder: Path) -> None:
     assert (code, err) == (0, "")
     assert list(document) == [
         *("schema_version", "verdict", "advice", "bound", "worst", "diagnosis", "causes", "ranks", "emulated"),
-        "warnings",
+        *("predicted", "warnings"),
     ]
     assert document["worst"] == {"rank": 0, "step": 3}
     said = document["diagnosis"]

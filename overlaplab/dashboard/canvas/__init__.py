@@ -49,13 +49,15 @@ def timeline_canvas(
     rank: int | None = None,
     ranks: frozenset[int] | None = None,
     offsets: Mapping[int | None, int] | None = None,
+    predicted: bool = False,
 ) -> CanvasState:
     """Draw the timeline and return what the reader sees of it.
 
     `window` (ns from the run's zero) and `event` (a place in `timeline.events`) are what is asked for: the canvas obeys
     when they change, or `turn` does, and else keeps what the reader chose. Where there is no event, the lanes of `rank`
     are scrolled into view. `ranks`: the shown ones, None for all.
-    `offsets`: by how many ns each rank's clock was corrected, of those that were.
+    `offsets`: by how many ns each rank's clock was corrected, of those that were. `predicted`: nobody recorded the run,
+    which is drawn pale, in a dashed frame.
     """
     packed = _packed(timeline)
     asked: dict[str, Any] = {
@@ -65,6 +67,7 @@ def timeline_canvas(
         "rank": rank,
         "offsets": [[rank, offset] for rank, offset in (offsets or {}).items()],
         "dark": dark,
+        "predicted": predicted,
         "colours": part_colours(palette(dark)),
     }
     with st.container(gap=None):

@@ -355,6 +355,7 @@ class TimelineView {
     else if (told) this.scrollTo(this.data.rank);
     this.describe();
     this.root.dataset.events = run.count;
+    this.root.dataset.predicted = this.data.predicted;
   }
 
   // Tells Python the window, the range and the event, once they have rested.

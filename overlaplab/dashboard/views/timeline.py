@@ -162,6 +162,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
             rank=None if opened.diagnosis is None else opened.diagnosis.rank,
             ranks=ranks,
             offsets=dict(opened.timeline.offsets),
+            predicted=opened.run.manifest is not None and opened.run.manifest.predicted is not None,
         )
     _keep(opened, state)
     visible = timeline_window(opened.timeline, *state.window, ranks)

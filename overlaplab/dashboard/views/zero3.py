@@ -55,7 +55,8 @@ def page() -> None:
     section = _section(opened, table)
     lead(section.lead, findings.note(opened.run.manifest))
     show_warnings(opened)
-    for strip in strips(opened.schedule, opened.scatters, opened.exposed, findings.CHOOSE_A_CELL):
+    note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
+    for strip in strips(opened.schedule, opened.scatters, opened.exposed, note):
         show_choice(strip, partial(_choose_cell, strip.key))
     *drawn, rows = section.blocks
     if other is None:

@@ -21,6 +21,7 @@ def compared(*runs: tuple[str, float | None, int], **columns: Any) -> pd.DataFra
         "bucket_cap_mb": None,
         "ranks": 2,
         "emulated": False,
+        "predicted": False,
         "step_ms_median": [step for _, step, _ in runs],
         "spread_ms": 2.0,
         "model": None,

@@ -1,0 +1,175 @@
+"""`overlaplab predict`, and that what it writes is marked on every screen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlaplab.cli import main
+from overlaplab.findings import PREDICTED
+
+SWEEP = Path(__file__).parents[2] / "traces" / "sweep"
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def call(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return (stopped.value.code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def predicted(command: Any, tmp_path: Path) -> Path:
+    """A run that was predicted with a cap of 1 MiB, from one of a single bucket."""
+    assert command("predict", SWEEP / "cap-25", "--bucket-cap-mb", 1, "--out", tmp_path / "cap-1-predicted")[0] == 0
+    return tmp_path / "cap-1-predicted"
+
+
+def test_the_document(command: Any) -> None:
+    code, out, err = command("predict", SWEEP / "cap-25", "--bucket-cap-mb", 1, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(document) == [
+        *("schema_version", "run", "changes", "recorded", "predicted", "interval", "extrapolated", "warnings"),
+    ]
+    assert document["changes"] == {"bucket_cap_mb": 1.0}
+    assert document["extrapolated"].keys() == {"bytes"}  # a bucket a tenth as large as the only one
+    recorded, found, interval = (document[key] for key in ("recorded", "predicted", "interval"))
+    assert recorded["exposed_comm_ns"] / recorded["step_ns"] == pytest.approx(0.32, abs=0.01)
+    assert interval["half_ns"] ** 2 == pytest.approx(
+        sum(interval[name] ** 2 for name in ("steps_ns", "recordings_ns", "model_ns")), rel=1e-3
+    )
+    truth = [json.loads((run / "run.json").read_text())["link_steps"] for run in SWEEP.glob("cap-1*")]
+    for rows in truth:
+        took = sum(row["took_ns"] for row in rows) / len(rows)
+        assert abs(took - found["step_ns"]) < interval["half_ns"]
+
+
+def test_the_folder_says_from_what_it_was_predicted(predicted: Path) -> None:
+    run = json.loads((predicted / "run.json").read_text())
+    assert run["predicted"]["from"] == str(SWEEP / "cap-25")
+    assert run["predicted"]["changes"] == {"bucket_cap_mb": 1.0}
+    low, high = run["predicted"]["interval_ns"]
+    assert 0 < low < high
+    assert (run["bucket_cap_mb"], len(run["buckets"]), run["world_size"]) == (1.0, 7, 2)
+    assert not {"link_steps", "machine", "calibration", "collectives", "memory", "losses", "started_at"} & run.keys()
+    assert sorted(file.name for file in predicted.iterdir()) == [
+        *("rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz", "run.json")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        (("--link", "10Gbps,50us"), {"link": "10Gbps,50us"}),
+        (("--link", SWEEP.parent / "bucketed"), {"link": "1Gbps,1000us"}),
+        (("--ranks", 4), {"ranks": 4}),
+        (("--accumulate", 2), {"accumulate": 2}),
+        (("--strategy", "naive"), {"strategy": "naive"}),
+        (("--first-bucket-mb", 0.5), {"first_bucket_mb": 0.5}),
+        (("--no-straggler",), {"straggler": False}),
+    ],
+)
+def test_every_option_changes_the_prediction(
+    command: Any, tmp_path: Path, options: tuple[object, ...], changes: dict[str, Any]
+) -> None:
+    code, out, _ = command("predict", SWEEP / "cap-1", *options, "--json", "--out", tmp_path / "run")
+    document = json.loads(out)
+    assert (code, document["changes"]) == (0, changes)
+    assert document["predicted"]["step_ns"] != document["recorded"]["step_ns"]
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert len(list((tmp_path / "run").glob("rank*"))) == run["world_size"] == changes.get("ranks", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((SWEEP / "cap-1", "--link", "fast"), "--link fast: not BANDWIDTH,LATENCY"),
+        ((SWEEP / "cap-1", "--prefetch", 2), "bucketed gathers no units ahead: it has no prefetch"),
+        ((SWEEP / "cap-1", "--strategy", "none"), "no strategy none is known"),
+        ((SWEEP / "cap-1" / "rank0.pt.trace.json.gz",), "only runs of the engine are predicted"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(command: Any, arguments: tuple[object, ...], said: str) -> None:
+    code, out, err = command("predict", *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"machine": [{"rank": 0, "step": 3, "took_ns": 1, "cores": 2, "busy": True}]},
+            "busy with something else in 1",
+        ),
+        ({"link_steps": None, "link_attained": False, "collectives": None}, "link not attained"),
+        ({"world_size": 3}, "2 of 3 ranks"),
+        ({"phantom_ranks": [1]}, "a prediction needs them all"),
+    ],
+)
+def test_recordings_that_cannot_be_trusted_predict_nothing(
+    command: Any, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    for file in (SWEEP / "cap-1").glob("rank*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    run = json.loads((SWEEP / "cap-1" / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(run | changed))
+    code, out, err = command("predict", tmp_path, "--accumulate", 2)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_a_prediction_predicts_nothing_and_is_not_overwritten(command: Any, predicted: Path) -> None:
+    assert "was predicted, not recorded" in command("predict", predicted)[2]
+    assert "exists already" in command("predict", SWEEP / "cap-1", "--out", predicted)[2]
+
+
+@pytest.mark.parametrize("name", ["summary", "exposed", "buckets", "schedule", "collectives"])
+def test_every_command_marks_it(command: Any, predicted: Path, name: str) -> None:
+    code, out, _ = command(name, predicted)
+    assert code == 0
+    assert out.startswith("Predicted from")
+    document = json.loads(command(name, predicted, "--json")[1])
+    assert document["predicted"]["changes"] == {"bucket_cap_mb": 1.0}
+    assert any("nobody recorded it" in warning for warning in document["warnings"])
+    assert json.loads(command(name, SWEEP / "cap-1", "--json")[1])["predicted"] is None
+
+
+def test_a_comparison_marks_it(command: Any, predicted: Path) -> None:
+    code, out, _ = command("compare", SWEEP / "cap-1", predicted)
+    assert code == 0
+    assert "a predicted run is no recording" in " ".join(out.split())
+    document = json.loads(command("compare", SWEEP / "cap-1", predicted, "--json")[1])
+    assert [run["predicted"] for run in document["runs"]] == [False, True]
+    assert [run["recording_of"] for run in document["runs"]] == [0, 1]  # no repeat of the recorded one
+    assert document["finding"].count(f"({PREDICTED})") == 1
+    assert document["sweep"] is None
+
+
+def test_report_and_export_mark_it(command: Any, predicted: Path, tmp_path: Path) -> None:
+    assert command("report", predicted, "-o", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert f"{PREDICTED}, not recorded" in page.lower()
+    assert page.count('"strokeDash":[3,2]') >= 5  # of each chart
+    assert command("report", SWEEP / "cap-1", "-o", tmp_path / "recorded.html")[0] == 0
+    recorded = (tmp_path / "recorded.html").read_text()
+    assert '"strokeDash":[3,2]' not in recorded
+    assert command("export", predicted, "--perfetto", tmp_path / "all.json")[0] == 0
+    named = [row for row in json.loads((tmp_path / "all.json").read_text())["traceEvents"] if row["ph"] == "M"]
+    ranks = [row["args"]["name"] for row in named if row["name"] == "process_name"]
+    assert sum(f"{PREDICTED}, not recorded" in name for name in ranks) == 2
+
+
+def test_a_rank_alone_is_marked(command: Any, predicted: Path) -> None:
+    """Without run.json the trace says so."""
+    document = json.loads(command("summary", predicted / "rank0.pt.trace.json.gz", "--json")[1])
+    assert any("they were predicted" in warning for warning in document["warnings"])

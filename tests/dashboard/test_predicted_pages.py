@@ -1,0 +1,39 @@
+"""Every page marks a predicted run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import overlaplab
+from overlaplab.findings import PREDICTED
+from overlaplab.report.predicted_run import write_run
+from overlaplab.simulate.prediction import predict
+from overlaplab.simulate.setting import Setting
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two predicted runs: buckets with another cap, and units with another prefetch."""
+    found = tmp_path_factory.mktemp("predicted")
+    for name, setting in (("bucketed", Setting(bucket_cap_mb=1.0)), ("zero3", Setting(prefetch=2))):
+        prediction = predict(overlaplab.load_run(TRACES / name), setting)
+        write_run(found / name, prediction.manifest, prediction.ranks)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "run"),
+    [
+        *((page, "bucketed") for page in ("summary", "timeline", "buckets", "collectives", "compare")),
+        *((page, "zero3") for page in ("summary", "zero3", "collectives")),
+    ],
+)
+def test_every_page_says_that_the_run_was_predicted(opened, folder: Path, page: str, run: str) -> None:
+    app = opened(folder, page, run)
+    assert any(f"{PREDICTED}, not recorded" in element.value.lower() for element in app.text)
+    for chart in app.get("vega_lite_chart"):
+        assert '"strokeDash": [3, 2]' in chart.proto.spec

@@ -1,0 +1,69 @@
+"""How far predictions may be off."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from math import hypot, pi, sqrt
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+
+import pytest
+
+from overlaplab.simulate.error import REPEATS_DIFFER, beyond, interval, repeats_deviation
+
+SWEEP = Path(__file__).parents[2] / "traces" / "sweep"
+
+
+def _sweep() -> list[list[float]]:
+    by_cap: dict[float, list[float]] = {}
+    for file in SWEEP.glob("*/run.json"):
+        run = json.loads(file.read_text())
+        by_cap.setdefault(run["bucket_cap_mb"], []).append(fmean(row["took_ns"] for row in run["link_steps"]))
+    return list(by_cap.values())
+
+
+def test_the_prior_is_that_of_the_sample_sweep() -> None:
+    pairs = [pair for times in _sweep() for pair in combinations(times, 2)]
+    assert len(pairs) == 24
+    assert fmean(abs(a - b) / min(a, b) for a, b in pairs) == pytest.approx(REPEATS_DIFFER, abs=0.001)
+
+
+def test_the_parts_add_up_as_squares() -> None:
+    found = interval(200.0, [100.0, 110.0, 90.0], [101.0, 111.0, 91.0])
+    assert found.steps_ns == round(4.303 * 10 / sqrt(3) * 2)  # Student's t with two degrees of freedom
+    assert found.recordings_ns == round(1.96 * sqrt(2) * 200 * REPEATS_DIFFER * sqrt(pi) / 2)
+    assert found.model_ns == 4  # off by 1 in the mean and 1 in each step, at twice the step
+    assert found.half_ns == round(hypot(found.steps_ns, found.recordings_ns, found.model_ns))
+
+
+def test_a_single_step_has_no_spread() -> None:
+    assert interval(100.0, [100.0], [100.0]).steps_ns == 0
+
+
+def test_repeats_that_agree_narrow_the_interval_and_others_widen_it() -> None:
+    prior = repeats_deviation()
+    assert prior == pytest.approx(REPEATS_DIFFER * sqrt(pi) / 2)
+    assert repeats_deviation([[100.0]]) == prior
+    calm, wild = [[100.0, 100.0, 100.0, 100.0]] * 4, [[80.0, 120.0] * 2] * 4
+    assert repeats_deviation(calm) == pytest.approx(prior / 2)  # the prior weighs 4, they weigh 12
+    own = stdev(wild[0]) / 100
+    assert repeats_deviation(wild) == pytest.approx(sqrt((4 * prior**2 + 12 * own**2) / 16))
+
+
+def test_students_t_meets_its_table_beyond_it() -> None:
+    """With 11 steps (10 degrees of freedom) by the table, with 12 by the expansion: no jump."""
+    steps = [100.0, 104.0] * 6
+    by_table = interval(100.0, steps[:11], steps[:11]).steps_ns * sqrt(11) / stdev(steps[:11])
+    by_expansion = interval(100.0, steps, steps).steps_ns * sqrt(12) / stdev(steps)
+    assert by_table > by_expansion > NormalDist().inv_cdf(0.975)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "recorded", "expected"),
+    [([100], [60], None), ([100], [50], None), ([101], [50], 2.02), ([10, 49], [50, 25], 2.5), ([], [50], None)],
+)
+def test_more_than_twice_as_far_out_is_extrapolated(
+    predicted: list[float], recorded: list[float], expected: float | None
+) -> None:
+    assert beyond(predicted, recorded) == expected
