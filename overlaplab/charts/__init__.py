@@ -13,25 +13,31 @@ from overlaplab.charts.notebook import draw_offline
 from overlaplab.charts.plan import planned_memory
 from overlaplab.charts.readiness import buckets
 from overlaplab.charts.sweep import caps, links
+from overlaplab.charts.what_if import caps_predicted, held_predicted, ranks_predicted, step_lanes, throughput_predicted
 
 __all__ = [
     "buckets",
     "bus_bandwidth",
     "caps",
+    "caps_predicted",
     "compare",
     "draw_offline",
     "gather_waits",
     "gathered",
+    "held_predicted",
     "late_ranks",
     "links",
     "memory_compared",
     "planned_memory",
+    "ranks_predicted",
     "scatters_exposed",
     "schedule",
     "schedule_window",
     "sent_compared",
+    "step_lanes",
     "step_marks",
     "summary",
+    "throughput_predicted",
     "timeline",
     "timeline_rows",
     "waits",

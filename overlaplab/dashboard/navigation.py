@@ -21,6 +21,7 @@ _TITLES = {
     "buckets": "Buckets",
     "zero3": "ZeRO-3",
     "collectives": "Collectives",
+    "what_if": "What if",
     "compare": "Compare",
     "plan": "Plan",
 }
@@ -87,6 +88,8 @@ def _nothing_in(*, computed: bool) -> Folded:
         for word, (table, why) in _ABOUT.items():
             if (table in vars(opened) or not computed) and getattr(opened, table).empty:
                 found[word] = why
+        if ("not_predicted" in vars(opened) or not computed) and opened.not_predicted is not None:
+            found["what_if"] = "cannot be played"
     if len(st.session_state["names"]) == 1:
         found["compare"] = "one run only"
     return found

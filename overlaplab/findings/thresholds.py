@@ -41,6 +41,11 @@ AVOID = 0.05
 SMALL_CAUSE = 0.05
 """Of the exposed time of a step: a cause of less is not worth a bar."""
 
+CAP_TIE = 0.01
+"""Of the step: caps whose predicted steps differ by no more are equally good, as in `simulate.remedies`."""
+EXTRAPOLATED = 2
+"""Times the recorded number of ranks, bandwidth or latency: a prediction further away is marked."""
+
 # How many of a kind are named before the rest is summed up.
 MOST_CAUSES = 3
 """Causes of exposed communication."""

@@ -5,6 +5,7 @@ from overlaplab.simulate.bound import best_buckets, bound
 from overlaplab.simulate.caps import disturbed, undisturbed_spans_ns
 from overlaplab.simulate.remedies import REMEDIES, remedies
 from overlaplab.simulate.replay import replay
+from overlaplab.simulate.what_if import why_not
 
 __all__ = [
     "OPTIONS",
@@ -17,4 +18,5 @@ __all__ = [
     "remedies",
     "replay",
     "undisturbed_spans_ns",
+    "why_not",
 ]

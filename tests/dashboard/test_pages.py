@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 import overlaplab.dashboard
 from overlaplab.dashboard.server import command
 
-PAGES = ("summary", "timeline", "buckets", "compare", "zero3", "collectives")
+PAGES = ("summary", "timeline", "buckets", "compare", "zero3", "collectives", "what_if")
 NOTHING = {"buckets": "has no buckets", "zero3": "gathers no parameters"}
 
 

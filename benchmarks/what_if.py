@@ -1,0 +1,56 @@
+"""How long the page What if takes to answer, and 10,000 ranks to play: `python benchmarks/what_if.py [RUN]`.
+
+CPU time of the server: predicting, and making the charts that are sent to the browser. The first answer makes the
+programs of all caps; a slider's move afterwards makes at most those of one setting.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import process_time
+
+import overlaplab
+from overlaplab.dashboard.heap import rest_modules
+from overlaplab.manifest import traits_of
+from overlaplab.sections.what_if import Asked, what_if_parts
+from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.what_if import played, recorded_caps
+
+SAMPLE = Path(__file__).parents[1] / "traces" / "bucketed"
+
+
+def main(path: str) -> None:
+    """Print medians in ms."""
+    rest_modules()  # as the dashboard does, which then makes charts twice as fast
+    run = overlaplab.load_run(path)
+    manifest = run.manifest
+    assert manifest is not None
+    recorded = recorded_caps([manifest])
+    assert manifest.link is not None
+    links = [replace(manifest.link, bandwidth_gbps=gbps) for gbps in (0.5, 2.0, 5.0, 10.0, 25.0, 50.0)]
+    moves = {
+        "first answer": [Setting()],
+        "bandwidth moved": [Setting(link=link) for link in links],
+        "ranks moved": [Setting(ranks=ranks) for ranks in (4, 8, 64, 512, 10_000)],
+    }
+    if (traits := traits_of(manifest)) is not None and traits.buckets:
+        moves["cap moved"] = [Setting(bucket_cap_mb=cap) for cap in (0.25, 0.5, 1.0, 2.0, 8.0)]
+    for name, settings in moves.items():
+        took = []
+        for setting in settings:
+            begun = process_time()
+            parts = what_if_parts(run, Asked(setting=setting), recorded, None)
+            for chart in (*parts.over, parts.lanes, *parts.growing):
+                chart.draw(dark=False, note=None).to_dict()
+            took.append(1e3 * (process_time() - begun))
+        print(f"{name:16s} median {median(took):6.1f} ms, most {max(took):6.1f} ms")
+    begun = process_time()
+    played(run, Setting(ranks=10_000))
+    print(f"10,000 ranks     {1e3 * (process_time() - begun):6.1f} ms for {manifest.steps} steps")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else str(SAMPLE))

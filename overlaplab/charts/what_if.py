@@ -1,0 +1,249 @@
+"""Charts of the page What if. What is predicted is pale and dashed, and says so; what was measured is solid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.parts import FLUSH, bars, known_ms, row_axis, tooltip, with_room, words
+from overlaplab.charts.theme import Palette, colours, finish, palette
+from overlaplab.findings import (
+    caps_predicted_title,
+    held_predicted_title,
+    lanes_title,
+    ranks_predicted_title,
+    throughput_predicted_title,
+)
+from overlaplab.words import ms, to_ms
+
+_HEIGHT = 190
+_LINE = 66  # characters of a line in half the dashboard's column at 1280 pixels
+_DASHES = [5, 4]
+_PALE = 0.35
+_PARTS = ("works", "communication, hidden", "communication, exposed")
+_ROWS = ("measured: rank", "measured: link", "predicted: rank", "predicted: link")
+
+
+def caps_predicted(
+    table: pd.DataFrame,
+    measured: pd.DataFrame,
+    chosen: float,
+    half_ns: float,
+    *,
+    dark: bool = False,
+    note: str | None = None,
+) -> alt.LayerChart:
+    """The step by cap: rows of `simulate.what_if.by_cap` and `recorded_caps`, on either side the interval's half."""
+    title = caps_predicted_title(table)
+    dots = measured.assign(what="measured", at=measured["bucket_cap_mb"], ms=to_ms(measured["step_ns"]))
+    return _curve(
+        table.assign(at=table["bucket_cap_mb"], value=to_ms(table["step_ns"])),
+        half=to_ms(half_ns),
+        dots=dots,
+        chosen=chosen,
+        x_title="bucket_cap_mb (MiB)",
+        y_title="step (ms)",
+        title=title,
+        note=note,
+        dark=dark,
+        tone=palette(dark).compute,
+    )
+
+
+def ranks_predicted(
+    table: pd.DataFrame,
+    *,
+    recorded: int,
+    measured_ns: int | None,
+    chosen: int,
+    half: float,
+    dark: bool = False,
+    note: str | None = None,
+) -> alt.LayerChart:
+    """The step by ranks: rows of `simulate.what_if.by_ranks`; `half` is the interval's, as a share of the step."""
+    dots = pd.DataFrame({"what": ["measured"], "at": [recorded], "ms": [known_ms(measured_ns)]}).dropna()
+    value = to_ms(table["step_ns"])
+    return _curve(
+        table.assign(at=table["ranks"], value=value),
+        half=half * value,
+        dots=dots,
+        chosen=chosen,
+        x_title=f"ranks (extrapolated beyond {2 * recorded})",
+        y_title="step (ms)",
+        title=ranks_predicted_title(table),
+        note=note,
+        dark=dark,
+        tone=palette(dark).hidden,
+    )
+
+
+def throughput_predicted(
+    table: pd.DataFrame, *, recorded: int, chosen: int, dark: bool = False, note: str | None = None
+) -> alt.LayerChart:
+    """What is left of a rank's throughput: rows of `simulate.what_if.by_ranks`."""
+    return _curve(
+        table.assign(at=table["ranks"], value=100 * table["throughput"]),
+        half=None,
+        dots=None,
+        chosen=chosen,
+        x_title=f"ranks (extrapolated beyond {2 * recorded})",
+        y_title=f"% of that with {int(table['ranks'].iloc[0])} ranks",
+        title=throughput_predicted_title(table),
+        note=note,
+        dark=dark,
+        tone=palette(dark).hidden,
+        zero=True,
+    )
+
+
+def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """What each rank holds by formula: rows of `simulate.what_if.by_ranks` that know it."""
+    known = table.dropna(subset=["held_bytes"])
+    return _curve(
+        known.assign(at=known["ranks"], value=known["held_bytes"].astype("float64") / 1e6),
+        half=None,
+        dots=None,
+        chosen=chosen,
+        x_title="ranks",
+        y_title="parameters, gradients, optimizer (MB)",
+        title=held_predicted_title(known),
+        note=note,
+        dark=dark,
+        tone=palette(dark).memory,
+        zero=True,
+    )
+
+
+def _curve(
+    table: pd.DataFrame,
+    *,
+    half: Any,
+    dots: pd.DataFrame | None,
+    chosen: float,
+    x_title: str,
+    y_title: str,
+    title: str,
+    note: str | None,
+    dark: bool,
+    tone: str,
+    zero: bool = False,
+) -> alt.LayerChart:
+    """A dashed line through `value` over `at`, a band around it, measured dots, and a rule at what is chosen."""
+    tones = palette(dark)
+    places = sorted({*table["at"], *(dots["at"] if dots is not None else ())})
+    ticks = _spread(places)
+    scale = alt.Scale(type="log", base=2, domain=[places[0], places[-1]], nice=False)
+    label = "format(datum.value, datum.value < 1 ? '~g' : ',~f')"
+    x = alt.X("at:Q", title=x_title, scale=scale, axis=alt.Axis(values=ticks, labelExpr=label, labelFlush=True))
+    values = alt.Scale(zero=zero, nice=True)
+    y = alt.Y("value:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5))
+    shown = table[["at", "value"]].assign(what="predicted")
+    lines = tooltip({"what": "", "at:Q": x_title.partition(" (")[0], "value:Q": y_title}, at=",~f", value=",.1f")
+    layers: list[alt.Chart] = []
+    lines_of = _inline(shown)
+    if half is not None:
+        band = shown.assign(low=shown["value"] - half, high=shown["value"] + half)
+        drawn = alt.Chart(_inline(band)).mark_area(color=tone, opacity=0.18)
+        layers.append(
+            drawn.encode(x=x, y=alt.Y("low:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5)), y2="high:Q")
+        )
+    at = pd.DataFrame({"at": [chosen]})
+    layers.append(alt.Chart(_inline(at)).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x))
+    layers.append(alt.Chart(lines_of).mark_line(color=tone, strokeDash=_DASHES, strokeWidth=2).encode(x=x, y=y))
+    layers.append(alt.Chart(lines_of).mark_point(color=tone, size=45, filled=False).encode(x=x, y=y, tooltip=lines))
+    falls = len(shown) > 1 and shown["value"].iloc[-1] < shown["value"].iloc[-2]
+    last = shown.tail(1).assign(word="predicted")
+    layers.append(words(_inline(last), x, y, tones.ink, align="right", dy=14 if falls else -10, fontStyle="italic"))
+    if dots is not None and len(dots):
+        layers += _measured(dots.assign(value=dots["ms"]), x, y, tones, lines)
+    return finish(
+        layers,
+        title=title,
+        subtitle=[note],
+        description=f"A dashed, predicted line over {x_title}. {title}.",
+        dark=dark,
+        height=_HEIGHT,
+        line=_LINE,
+    )
+
+
+def _inline(table: pd.DataFrame) -> Any:
+    """The rows as they are sent: Altair takes several milliseconds to find out what a table holds, for each layer."""
+    rows: list[Any] = table.to_dict("records")
+    return alt.InlineData(values=rows)
+
+
+def _measured(dots: pd.DataFrame, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip]) -> list[alt.Chart]:
+    drawn: alt.Chart = alt.Chart(_inline(dots)).mark_circle(color=tones.exposed, size=70, opacity=1)
+    first = dots.sort_values("value").head(1).assign(word="measured")
+    look: dict[str, Any] = {"align": "left", "dx": 8, "dy": 10, "fontWeight": 600}
+    return [drawn.encode(x=x, y=y, tooltip=list(lines)), words(_inline(first), x, y, tones.ink, **look)]
+
+
+def _spread(places: Sequence[float], most: int = 9) -> list[float]:
+    """So many of the places at most, evenly."""
+    return list(places[:: -(-len(places) // most)])
+
+
+def step_lanes(
+    measured: pd.DataFrame,
+    predicted: pd.DataFrame,
+    spans_ns: tuple[int, int],
+    *,
+    dark: bool = False,
+    note: str | None = None,
+) -> alt.LayerChart:
+    """One step as it was measured and, below, as it is predicted: rows of `simulate.what_if.lanes`."""
+    tones = palette(dark)
+    measured_ns, step_ns = spans_ns
+    y = row_axis("row", _ROWS, "")
+    longest = to_ms(float(max(spans_ns)))
+    scale = with_room(longest, [f"{ms(max(spans_ns))} predicted"])
+    x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=10, labelFlush=FLUSH))
+    fills = list(zip(_PARTS, (tones.compute, tones.hidden, tones.exposed), strict=True))
+    lines = tooltip({"row": "", "part": "what", "what": "of", "begin:Q": "from ms", "end:Q": "to ms"})
+    solid, pale = _stretches(measured, "measured"), _stretches(predicted, "predicted")
+    dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE}
+    outline = alt.Stroke("part:N", scale=alt.Scale(domain=[*_PARTS], range=[tone for _, tone in fills]), legend=None)
+    ends = pd.DataFrame(
+        {
+            "row": [_ROWS[0], _ROWS[2]],
+            "begin": [to_ms(float(measured_ns)), to_ms(float(step_ns))],
+            "word": [ms(measured_ns), f"{ms(step_ns)} predicted"],
+        }
+    )
+    y2 = ends.assign(other=[_ROWS[1], _ROWS[3]])
+    layers = [
+        bars(_inline(solid), x, y, colours(fills), lines, 0.72),
+        bars(_inline(pale), x, y, colours(fills), lines, 0.72, **dashed).encode(stroke=outline),
+        alt.Chart(_inline(y2)).mark_tick(color=tones.ink, thickness=1.5, size=40).encode(x=x, y=y),
+        words(_inline(ends), "begin", y, tones.ink, align="left", dx=6, fontWeight=600),
+    ]
+    title = lanes_title(step_ns, measured_ns)
+    return finish(
+        layers,
+        title=title,
+        subtitle=["The rank works, or waits for communication. Pale and dashed: predicted.", note],
+        description=f"Four rows: a rank and its link, as measured and as predicted. {title}.",
+        dark=dark,
+        height=alt.Step(30),
+    )
+
+
+def _stretches(table: pd.DataFrame, which: str) -> pd.DataFrame:
+    parts = [
+        _PARTS[0] if lane == "rank" else _PARTS[2] if exposed else _PARTS[1]
+        for lane, exposed in zip(table["lane"], table["exposed"], strict=True)
+    ]
+    return pd.DataFrame(
+        {
+            "row": f"{which}: " + table["lane"],
+            "part": parts,
+            "what": table["what"],
+            "begin": to_ms(table["start_ns"].astype("float64")),
+            "end": to_ms(table["end_ns"].astype("float64")),
+        }
+    )

@@ -1,0 +1,152 @@
+"""What a step is predicted to take with another setting, and how far that can be trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.costs import Algorithm
+from overlaplab.findings.thresholds import CAP_TIE, EXTRAPOLATED
+from overlaplab.manifest import Manifest
+from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.what_if import Interval
+from overlaplab.words import count, joined, ms, percent
+
+__all__ = [
+    "beyond_recorded",
+    "caps_predicted_title",
+    "held_predicted_title",
+    "lanes_title",
+    "not_told",
+    "ranks_predicted_title",
+    "setting_words",
+    "throughput_predicted_title",
+    "what_if_advice",
+    "what_if_headline",
+    "what_if_notes",
+]
+
+_ALGORITHMS: dict[Algorithm, str] = {
+    "ring": "Collectives go around a ring, as on the emulated link",
+    "tree": "Collectives go along trees",
+    "auto": "Each collective takes the faster of a ring and trees, as NCCL chooses",
+}
+
+
+def setting_words(setting: Setting) -> str:
+    """What the setting changes; empty where it changes nothing."""
+    parts = [
+        f"strategy {setting.strategy}" if setting.strategy else "",
+        f"bucket_cap_mb {setting.bucket_cap_mb:g}" if setting.bucket_cap_mb is not None else "",
+        f"a first bucket of {setting.first_bucket_mb:g} MiB" if setting.first_bucket_mb is not None else "",
+        f"prefetch {setting.prefetch}" if setting.prefetch is not None else "",
+        f"{setting.accumulate} microbatches per step" if setting.accumulate is not None else "",
+        f"link {setting.link}" if setting.link else "",
+        count(setting.ranks, "rank") if setting.ranks is not None else "",
+        "no straggler" if not setting.straggler else "",
+    ]
+    found = [part for part in parts if part]
+    return joined(found) if found else ""
+
+
+def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, sure: Interval) -> str:
+    """The predicted step beside the measured one, and whether they can be told apart."""
+    if setting == Setting():
+        return f"As recorded, a step took {ms(measured_ns)}. Played again it takes {ms(step_ns)}."
+    less = abs(measured_ns - step_ns)
+    change = f"{percent(less, measured_ns)} {'shorter' if step_ns < measured_ns else 'longer'}"
+    told = "" if less > sure.model_ns else ", which is less than the model can tell"
+    return (
+        f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(sure.half_ns)} instead of the"
+        f" {ms(measured_ns)} measured: {change}{told}."
+    )
+
+
+def what_if_notes(sure: Interval, recordings: int, beyond: str | None, algorithm: Algorithm) -> list[str]:
+    """Where the interval comes from, what lies beyond the recording, and how collectives are modelled."""
+    source = f"from {count(recordings, 'recording')} of caps" if recordings > 1 else "as usual on two shared cores"
+    notes = [
+        f"± {ms(sure.half_ns)} (95 %): steps of a recording ± {ms(sure.steps_ns)}, other recordings"
+        f" ± {ms(sure.recordings_ns)} ({source}), model ± {ms(sure.model_ns)}. Settings predicted from one recording"
+        " differ from each other by the model's error alone.",
+        f"{_ALGORITHMS[algorithm]}.",
+    ]
+    return [*notes, f"Extrapolated: {beyond}."] if beyond else notes
+
+
+def not_told(why: str) -> str:
+    """Why a curve is missing; `why` is an error's text."""
+    return f"Not all curves can be drawn: {why.rstrip('.')}."
+
+
+def beyond_recorded(setting: Setting, manifest: Manifest) -> str | None:
+    """What lies more than twice outside what was recorded; None where nothing does."""
+    found = []
+    if setting.ranks is not None and not _near(setting.ranks, manifest.world_size):
+        found.append(f"{count(setting.ranks, 'rank')} from {manifest.world_size}")
+    if setting.link is not None and manifest.link is not None:
+        now, then = setting.link, manifest.link
+        if not _near(now.bandwidth_gbps, then.bandwidth_gbps):
+            found.append(f"{now.bandwidth_gbps:g} Gbit/s from {then.bandwidth_gbps:g}")
+        if not _near(now.latency_us, then.latency_us):
+            found.append(f"{now.latency_us:g} µs from {then.latency_us:g}")
+    return joined(found) if found else None
+
+
+def _near(value: float, recorded: float) -> bool:
+    return recorded / EXTRAPOLATED <= value <= recorded * EXTRAPOLATED
+
+
+def caps_predicted_title(table: pd.DataFrame) -> str:
+    """Rows of `simulate.what_if.by_cap`: which cap is predicted to be best."""
+    best = _shortest(table)
+    return f"Predicted step by cap: shortest with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
+
+
+def _shortest(table: pd.DataFrame) -> dict[Any, Any]:
+    """The row of the largest cap whose step is about as short as the shortest: each bucket costs the host time, too."""
+    tied = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)]
+    return max(tied.to_dict("records"), key=lambda row: row["bucket_cap_mb"])
+
+
+def ranks_predicted_title(table: pd.DataFrame) -> str:
+    """Rows of `simulate.what_if.by_ranks`: the step with the fewest and with the most ranks."""
+    first, last = table.iloc[0], table.iloc[-1]
+    ends = f"{ms(first['step_ns'])} with {count(int(first['ranks']), 'rank')}, {ms(last['step_ns'])} with"
+    return f"Predicted step by ranks: {ends} {int(last['ranks']):,}"
+
+
+def throughput_predicted_title(table: pd.DataFrame) -> str:
+    """Rows of `simulate.what_if.by_ranks`: what is left of a rank's throughput."""
+    first, last = table.iloc[0], table.iloc[-1]
+    left = percent(float(last["throughput"]), 1)
+    return f"Predicted throughput per rank: {left} with {int(last['ranks']):,} ranks of that with {int(first['ranks'])}"
+
+
+def held_predicted_title(table: pd.DataFrame) -> str:
+    """Rows of `simulate.what_if.by_ranks`: whether each rank holds less as there are more."""
+    held = table["held_bytes"]
+    return f"Memory per rank by formula: {'the same' if held.nunique() == 1 else 'less'} with more ranks"
+
+
+def lanes_title(step_ns: int, measured_ns: int) -> str:
+    """One step, measured and predicted."""
+    return f"One step on one axis: {ms(measured_ns)} measured, {ms(step_ns)} predicted"
+
+
+def what_if_advice(table: pd.DataFrame, measured_ns: int, sure: Interval) -> str:
+    """What to do about the caps that were tried; rows of `simulate.what_if.by_cap`, empty where caps do nothing."""
+    if table.empty:
+        return "Change the setting and look whether the step gets shorter by more than the model's error."
+    best = _shortest(table)
+    if measured_ns - best["step_ns"] <= sure.model_ns:
+        return (
+            "No cap is predicted to gain more than the model can tell: the shortest step is"
+            f" {ms(best['step_ns'])}, with bucket_cap_mb {best['bucket_cap_mb']:g}."
+        )
+    return (
+        f"Record with --bucket-cap-mb {best['bucket_cap_mb']:g}, which is predicted to gain"
+        f" {ms(measured_ns - best['step_ns'])}; in a script: DistributedDataParallel(model,"
+        f" bucket_cap_mb={best['bucket_cap_mb']:g})."
+    )

@@ -1,0 +1,276 @@
+"""What a step would take with another setting, fast enough to answer a slider.
+
+A setting's programs are made once and kept. Another link, and more ranks, then only change how long collectives take,
+and who does what was recorded; the wide player plays all ranks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import hypot, pi, sqrt
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.costs import Algorithm, collective_ns, transfer_ns
+from overlaplab.costs.link import ROUNDS
+from overlaplab.costs.memory import formula
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run, step_windows
+from overlaplab.intervals import clip, intersect, subtract, union
+from overlaplab.manifest import Link, Manifest, traits_of
+from overlaplab.simulate.player import End, Launch, StuckError
+from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.wide import Skew, Times, WidePlayed, WideProgram, drawn, play_wide, retimed, widen, worked
+from overlaplab.traits import TRAITS
+
+__all__ = [
+    "Interval",
+    "Step",
+    "by_cap",
+    "by_ranks",
+    "held_bytes",
+    "interval",
+    "lanes",
+    "measured_step",
+    "played",
+    "recorded_caps",
+    "told",
+    "typical_step",
+    "why_not",
+]
+
+REPEATS = 0.046
+"""By how much two recordings of one setting differ in the mean, as a share of the step: measured on two shared cores.
+It stands where the same setting was recorded once."""
+CHANGED = 0.035
+"""By how much predictions of another cap miss the mean of its recordings, as a share of the step: root mean square over
+the pairs of caps in traces/sweep. Most of it is computation that slows down beside communication."""
+_MOST_MADE = 8
+"""Ranks whose programs are made where ranks own parts: of more, each owns as much as one of these."""
+_SURE = 1.96
+"""Standard deviations on either side that hold 95 % of a normal distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step of a rank, by their places, and how long it took."""
+
+    rank: int
+    step: int
+    span_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """By how much another recording's typical step may differ from the predicted one (95 %), in three parts, in ns."""
+
+    steps_ns: float
+    """Steps of a recording differ."""
+    recordings_ns: float
+    """Recordings of the same setting differ."""
+    model_ns: float
+    """The recorded run, played again, differs from itself, and settings that were changed from what is then recorded.
+    This alone is in doubt where two settings are compared that were predicted from one recording."""
+
+    @property
+    def half_ns(self) -> float:
+        """All three, which are independent, on either side."""
+        return hypot(self.steps_ns, self.recordings_ns, self.model_ns)
+
+
+def why_not(run: Run) -> str | None:
+    """Why nothing can be said of other settings of this run; None where something can."""
+    if run.manifest is not None and run.manifest.phantom_ranks:
+        return "its other ranks are phantoms"
+    try:
+        _program(run, Setting())
+    except OverlaplabError as error:
+        return told(run, error)
+    return None
+
+
+def told(run: Run, error: OverlaplabError) -> str:
+    """What an error says, without the run's path."""
+    return str(error).removeprefix(f"{run.path}: ")
+
+
+def played(
+    run: Run, setting: Setting, *, algorithm: Algorithm = "ring", skew: Skew = "recorded", seed: int = 0
+) -> tuple[WideProgram, WidePlayed]:
+    """The run with another setting; ranks that were not recorded do what `drawn` says.
+
+    Of a collective's T what it took beyond the recorded link's model is kept. Raises `OverlaplabError` where the run
+    cannot tell.
+    """
+    ranks = setting.ranks or len(run.traces)
+    program = _program(run, replace(setting, link=None, ranks=_made(run, setting)))
+    link = run.manifest.link if run.manifest else None
+    if link is not None:
+        before, after = (
+            replace(own, world_size=count) for own, count in ((link, program.ranks), (setting.link or link, ranks))
+        )
+        if after != before or algorithm != "ring":
+            program = retimed(program, lambda launch: _takes(launch, before, after, algorithm))
+    elif setting.link is not None or setting.ranks is not None:
+        raise OverlaplabError("without a link no other link or number of ranks can be played", path=run.path)
+    if ranks != program.ranks:
+        program = drawn(program, ranks, skew=skew, seed=seed)
+    return program, play_wide(program)
+
+
+def _made(run: Run, setting: Setting) -> int | None:
+    """For how many ranks programs are made: as recorded, but where ranks own parts, whose sizes depend on it."""
+    traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
+    if setting.ranks is None or traits is None or not traits.sharded or setting.ranks == len(run.traces):
+        return None
+    return min(setting.ranks, _MOST_MADE)
+
+
+def _takes(launch: Launch, before: Link, after: Link, algorithm: Algorithm) -> int:
+    if launch.kind not in ROUNDS:
+        return launch.transfer_ns
+    less = transfer_ns(launch.kind, launch.bytes, before)
+    return max(launch.transfer_ns - less + collective_ns(launch.kind, launch.bytes, after, algorithm=algorithm), 0)
+
+
+def interval(run: Run, step_ns: int, recorded: pd.DataFrame, *, changed: bool) -> Interval:
+    """Of a step that was predicted from this run; `changed`: with another setting than it was recorded with.
+
+    `recorded` has rows of `recorded_caps`: where caps were recorded several times, these say how recordings differ;
+    else `REPEATS` does. Source of the two levels: Kalibera and Jones, "Rigorous benchmarking in reasonable time",
+    2013.
+    """
+    spans = np.array([[own.end_ns - own.start_ns for own in step_windows(trace)] for trace in run.traces]).mean(axis=0)
+    measured, steps = measured_step(run).span_ns, len(spans)
+    within = float(spans.std(ddof=1)) / sqrt(steps) / measured if steps > 1 else 0.0
+    replayed = typical_step(played(run, Setting())[1]).span_ns
+    return Interval(
+        steps_ns=_SURE * within * step_ns,
+        recordings_ns=_SURE * _between(recorded) * step_ns,
+        model_ns=hypot(replayed / measured - 1, _SURE * CHANGED if changed else 0.0) * step_ns,
+    )
+
+
+def _between(recorded: pd.DataFrame) -> float:
+    """The standard deviation of recordings of one setting, as a share of the step.
+
+    Of a normal distribution the mean difference of two draws is 2/√π standard deviations.
+    """
+    shares = recorded["step_ns"] / recorded.groupby("bucket_cap_mb")["step_ns"].transform("mean")
+    free = len(recorded) - recorded["bucket_cap_mb"].nunique()
+    return float(sqrt(((shares - 1) ** 2).sum() / free)) if free > 0 else REPEATS * sqrt(pi) / 2
+
+
+def recorded_caps(manifests: Sequence[Manifest]) -> pd.DataFrame:
+    """The typical step of recordings, from run.json alone: those without steps there are left out.
+
+    Columns: `bucket_cap_mb` (float64), `step_ns` (int64).
+    """
+    rows = []
+    for manifest in manifests:
+        took = [row.took_ns for row in manifest.link_steps or () if row.took_ns is not None]
+        if took and manifest.bucket_cap_mb is not None:
+            rows.append((manifest.bucket_cap_mb, median_low(took)))
+    return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns"]).astype(
+        {"bucket_cap_mb": "float64", "step_ns": "int64"}
+    )
+
+
+def typical_step(result: WidePlayed) -> Step:
+    """The median of all ranks' steps, the lower of two."""
+    return _typical(result.spans_ns)
+
+
+def measured_step(run: Run) -> Step:
+    """The median of all ranks' recorded steps, the lower of two."""
+    windows = [step_windows(trace) for trace in run.traces]
+    spans = [[own.end_ns - own.start_ns for own in step] for step in zip(*windows, strict=True)]
+    return _typical(np.array(spans, dtype=np.int64))
+
+
+def _typical(spans_ns: Times) -> Step:
+    place = int(np.argsort(spans_ns, axis=None, kind="stable")[(spans_ns.size - 1) // 2])
+    step, rank = divmod(place, spans_ns.shape[1])
+    return Step(rank=rank, step=step, span_ns=int(spans_ns[step, rank]))
+
+
+def by_cap(run: Run, setting: Setting, caps: Sequence[float], **how: Any) -> pd.DataFrame:
+    """The setting with each of these caps, in MiB; `how` is what `played` takes.
+
+    Columns: `bucket_cap_mb` (float64), `step_ns` (the median step of all ranks), `buckets` (how many; both int64).
+    """
+    rows = []
+    for cap in caps:
+        program, result = played(run, replace(setting, bucket_cap_mb=cap), **how)
+        rows.append((cap, typical_step(result).span_ns, _buckets(program)))
+    return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns", "buckets"]).astype({"bucket_cap_mb": "float64"})
+
+
+def _buckets(program: WideProgram) -> int:
+    """How many a step has."""
+    ends = sum(isinstance(move, End) for move in program.moves)
+    return sum(isinstance(move, Launch) and move.role == "bucket" for move in program.moves) // max(ends - 1, 1)
+
+
+def by_ranks(run: Run, setting: Setting, counts: Sequence[int], **how: Any) -> pd.DataFrame:
+    """The setting with each of these numbers of ranks; `how` is what `played` takes.
+
+    Columns: `ranks`, `step_ns` (the median step of all ranks; both int64), `throughput` (float64: a rank's, as a share
+    of that with the fewest ranks), `held_bytes` (Int64: see `held_bytes`).
+    """
+    rows = [(count, typical_step(played(run, replace(setting, ranks=count), **how)[1]).span_ns) for count in counts]
+    table = pd.DataFrame(rows, columns=["ranks", "step_ns"])
+    table["throughput"] = table["step_ns"].iloc[0] / table["step_ns"] if len(table) else pd.Series(dtype="float64")
+    held = [held_bytes(run.manifest, setting.strategy, count) for count in counts]
+    return table.assign(held_bytes=pd.array(held, dtype="Int64"))
+
+
+def held_bytes(manifest: Manifest | None, strategy: str | None, ranks: int) -> int | None:
+    """What each rank holds of parameters, gradients and optimizer states by ZeRO's formulas; None where unknown."""
+    if manifest is None:
+        return None
+    traits = TRAITS.get(strategy) if strategy else traits_of(manifest)
+    parts = ("parameters", "gradients", "optimizer")
+    sizes = [formula(replace(manifest, world_size=ranks), traits, part)[0] for part in parts]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def lanes(program: WideProgram, result: WidePlayed, at: Step) -> pd.DataFrame:
+    """What one rank and the link did in a step: rows of stretches, in ns from the step's start.
+
+    Columns: `lane` (`rank`: it works; `link`: a collective is on it), `what` (the bucket, unit or kind), `exposed`
+    (bool: the rank does not work meanwhile), `start_ns`, `end_ns` (int64).
+    """
+    begin, end = (int(result.ends_ns[place, at.rank]) for place in (at.step, at.step + 1))
+    works = clip(worked(program, result, at.rank), begin, end)
+    rows = [("rank", "", False, *stretch) for stretch in works.tolist()]
+    launches = [move for move in program.moves if isinstance(move, Launch)]
+    for launch, (start, stop) in zip(launches, result.carried_ns.tolist(), strict=True):
+        own = clip(union([start], [stop]), begin, end)
+        for exposed, stretches in ((False, intersect(own, works)), (True, subtract(own, works))):
+            what = launch.what if launch.what is not None else launch.kind
+            rows += [("link", f"{launch.role} {what}".strip(), exposed, *stretch) for stretch in stretches.tolist()]
+    table = pd.DataFrame(rows, columns=["lane", "what", "exposed", "start_ns", "end_ns"])
+    table[["start_ns", "end_ns"]] -= begin
+    return table.astype({"exposed": "bool", "start_ns": "int64", "end_ns": "int64"})
+
+
+@once_per_run
+def _kept(run: Run) -> dict[Setting, WideProgram]:
+    """The programs of settings that were asked for."""
+    return {}
+
+
+def _program(run: Run, setting: Setting) -> WideProgram:
+    kept = _kept(run)
+    if setting not in kept:
+        try:
+            kept[setting] = widen(programs_of(run, setting))
+        except StuckError as error:
+            raise OverlaplabError(str(error), path=run.path) from None
+    return kept[setting]

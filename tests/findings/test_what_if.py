@@ -1,0 +1,100 @@
+"""What is said of predicted steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from overlaplab import findings
+from overlaplab.manifest import Link, Manifest
+from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.what_if import Interval
+
+LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=500.0, world_size=2)
+MANIFEST = Manifest(format_version=1, world_size=2, link=LINK)
+LESS = "which is less than the model can tell"
+SURE = Interval(steps_ns=3e6, recordings_ns=4e6, model_ns=12e6)  # 13 in all
+
+
+def test_nothing_changed() -> None:
+    said = findings.what_if_headline(Setting(), 497_100_000, 497_000_000, SURE)
+    assert said == "As recorded, a step took 497.0 ms. Played again it takes 497.1 ms."
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "said"),
+    [
+        (461, "461.0 ms ± 13.0 ms instead of the 497.0 ms measured: 7\xa0% shorter."),
+        (521, "521.0 ms ± 13.0 ms instead of the 497.0 ms measured: 5\xa0% longer."),
+        (490, f"490.0 ms ± 13.0 ms instead of the 497.0 ms measured: 1\xa0% shorter, {LESS}."),
+    ],
+)
+def test_a_changed_cap(step_ms: int, said: str) -> None:
+    found = findings.what_if_headline(Setting(bucket_cap_mb=1.0), step_ms * 1_000_000, 497_000_000, SURE)
+    assert found == f"With bucket_cap_mb 1 a step is predicted to take {said}"
+
+
+def test_settings_in_words() -> None:
+    setting = Setting(strategy="zero3", prefetch=2, link=replace(LINK, latency_us=10.0), ranks=64, accumulate=4)
+    assert findings.setting_words(setting) == (
+        "strategy zero3, prefetch 2, 4 microbatches per step, link 1Gbps,10us and 64 ranks"
+    )
+    assert findings.setting_words(Setting(straggler=False)) == "no straggler"
+    assert findings.setting_words(Setting()) == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "beyond"),
+    [
+        (Setting(), None),
+        (Setting(ranks=4, link=replace(LINK, bandwidth_gbps=2.0, latency_us=250.0)), None),
+        (Setting(ranks=5), "5 ranks from 2"),
+        (Setting(link=replace(LINK, bandwidth_gbps=0.4)), "0.4 Gbit/s from 1"),
+        (Setting(ranks=8, link=replace(LINK, latency_us=1001.0)), "8 ranks from 2 and 1001 µs from 500"),
+    ],
+)
+def test_what_lies_beyond_the_recording(setting: Setting, beyond: str | None) -> None:
+    assert findings.beyond_recorded(setting, MANIFEST) == beyond
+    notes = findings.what_if_notes(SURE, 1, beyond, "ring")
+    assert (notes[-1] == f"Extrapolated: {beyond}.") == (beyond is not None)
+
+
+def test_notes_name_the_parts() -> None:
+    first, second = findings.what_if_notes(SURE, 16, None, "auto")
+    assert first.startswith(
+        "± 13.0 ms (95 %): steps of a recording ± 3.0 ms, other recordings ± 4.0 ms (from 16 recordings of caps), model"
+        " ± 12.0 ms."
+    )
+    assert second == "Each collective takes the faster of a ring and trees, as NCCL chooses."
+
+
+def caps(*steps_ms: float) -> pd.DataFrame:
+    step_ns = [round(1e6 * step) for step in steps_ms]
+    return pd.DataFrame({"bucket_cap_mb": [0.5, 1.0, 2.0], "step_ns": step_ns, "buckets": 1})
+
+
+def test_advice_names_the_largest_of_the_best_caps() -> None:
+    said = findings.what_if_advice(caps(470, 471, 490), 497_000_000, SURE)
+    assert said.startswith("Record with --bucket-cap-mb 1, which is predicted to gain 26.0 ms;")
+    said = findings.what_if_advice(caps(490, 495, 497), 497_000_000, SURE)
+    assert said.startswith("No cap is predicted to gain more than the model can tell: the shortest step is 490.0 ms")
+    assert "Change the setting" in findings.what_if_advice(caps(1, 1, 1).head(0), 497_000_000, SURE)
+
+
+def test_titles() -> None:
+    ranks = pd.DataFrame({"ranks": [2, 128], "step_ns": [10**9, 4 * 10**9], "throughput": [1.0, 0.25]})
+    assert findings.caps_predicted_title(caps(5, 4, 6)) == "Predicted step by cap: shortest with 1 MiB, 4.0 ms"
+    assert findings.ranks_predicted_title(ranks) == (
+        "Predicted step by ranks: 1,000 ms with 2 ranks, 4,000 ms with 128"
+    )
+    assert findings.throughput_predicted_title(ranks) == (
+        "Predicted throughput per rank: 25\xa0% with 128 ranks of that with 2"
+    )
+    held = ranks.assign(held_bytes=[8, 8])
+    assert findings.held_predicted_title(held) == "Memory per rank by formula: the same with more ranks"
+    assert findings.held_predicted_title(ranks.assign(held_bytes=[8, 1])).endswith("less with more ranks")
+    assert findings.lanes_title(461_000_000, 497_000_000) == (
+        "One step on one axis: 497.0 ms measured, 461.0 ms predicted"
+    )

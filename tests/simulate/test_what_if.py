@@ -1,0 +1,202 @@
+"""Other settings of a recorded run: against the event player, the link's formula, and recordings of those settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median_low
+
+import pandas as pd
+import pytest
+
+import overlaplab
+from overlaplab.costs import transfer_ns
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+from overlaplab.manifest import Link, Manifest
+from overlaplab.simulate import what_if
+from overlaplab.simulate.player import End, Launch, Program, Wait, Work, play
+from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.wide import play_wide, widen
+
+SAMPLES = Path(__file__).parents[2] / "traces"
+
+
+@cache
+def sample(name: str) -> Run:
+    return overlaplab.load_run(SAMPLES / name)
+
+
+def linked(run: Run) -> Link:
+    assert run.manifest is not None
+    assert run.manifest.link is not None
+    return run.manifest.link
+
+
+def median_step(programs: tuple[Program, ...]) -> int:
+    result = play(programs)
+    return median_low(span for rank in range(len(programs)) for span in result.spans_ns(rank))
+
+
+@pytest.mark.parametrize("name", ["bucketed", "zero2", "zero3"])
+def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
+    run = sample(name)
+    measured = what_if.measured_step(run)
+    found = what_if.typical_step(what_if.played(run, Setting())[1])
+    assert found.span_ns == pytest.approx(measured.span_ns, rel=0.001)
+    spans = overlaplab.summary(run)["span_ns"]
+    assert measured.span_ns == median_low(spans)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting(bucket_cap_mb=1.0),
+        Setting(link=Link(emulated=True, bandwidth_gbps=0.5, latency_us=3000.0, world_size=2)),
+        Setting(bucket_cap_mb=2.0, link=Link(emulated=True, bandwidth_gbps=10.0, latency_us=50.0, world_size=2)),
+        Setting(straggler=False),
+    ],
+)
+def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(setting: Setting) -> None:
+    run = sample("bucketed")
+    expected = median_step(programs_of(run, setting))
+    assert what_if.typical_step(what_if.played(run, setting)[1]).span_ns == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [4, 16, 64])
+def test_more_ranks_are_what_the_event_player_says(ranks: int) -> None:
+    """Each draws its own ranks' work from what was recorded."""
+    run = sample("bucketed")
+    expected = median_step(programs_of(run, Setting(ranks=ranks)))
+    found = what_if.typical_step(what_if.played(run, Setting(ranks=ranks))[1])
+    assert found.span_ns == pytest.approx(expected, rel=0.005)
+
+
+def test_where_ranks_own_parts_their_programs_are_made_anew() -> None:
+    run = sample("zero3")
+    expected = median_step(programs_of(run, Setting(ranks=4)))
+    assert what_if.typical_step(what_if.played(run, Setting(ranks=4))[1]).span_ns == pytest.approx(expected, rel=1e-4)
+    program, _ = what_if.played(run, Setting(ranks=50))
+    assert program.ranks == 50
+
+
+def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
+    run = sample("bucketed")
+    link = linked(run)
+    faster = replace(link, bandwidth_gbps=4.0, latency_us=10.0)
+    before, after = (what_if.played(run, Setting(link=other))[0] for other in (None, faster))
+    for old, new in zip(before.moves, after.moves, strict=True):
+        if isinstance(old, Launch) and isinstance(new, Launch) and old.role == "bucket":
+            beyond = old.transfer_ns - transfer_ns("all_reduce", old.bytes, link)
+            assert new.transfer_ns - transfer_ns("all_reduce", new.bytes, faster) == beyond
+
+
+def test_ten_thousand_ranks_do_not_queue_messages_around_a_ring() -> None:
+    run = sample("bucketed")
+    ring, chosen = (
+        what_if.typical_step(what_if.played(run, Setting(ranks=10_000), algorithm=how)[1]).span_ns
+        for how in ("ring", "auto")
+    )
+    assert ring > 100e9  # 7 buckets of 20 s
+    assert chosen < 2e9
+
+
+def test_by_cap_and_ranks() -> None:
+    run = sample("bucketed")
+    caps = what_if.by_cap(run, Setting(), [0.25, 4.0, 64.0])
+    assert caps["buckets"].tolist() == [34, 7, 1]
+    assert caps["step_ns"].iloc[1] == pytest.approx(what_if.measured_step(run).span_ns, rel=0.001)
+    ranks = what_if.by_ranks(run, Setting(bucket_cap_mb=1.0), [2, 8, 64])
+    assert ranks["step_ns"].is_monotonic_increasing
+    assert ranks["throughput"].tolist() == pytest.approx((ranks["step_ns"].iloc[0] / ranks["step_ns"]).tolist())
+    assert ranks["held_bytes"].nunique() == 1
+
+
+def test_each_rank_of_zero3_holds_less_as_there_are_more() -> None:
+    manifest = sample("zero3").manifest
+    whole = what_if.held_bytes(manifest, None, 1)
+    assert whole is not None
+    assert what_if.held_bytes(manifest, None, 4) == pytest.approx(whole / 4, abs=4)
+    assert what_if.held_bytes(manifest, "bucketed", 4) == whole
+    assert what_if.held_bytes(None, None, 4) is None
+
+
+def test_lanes_in_literals() -> None:
+    """The second bucket is exposed for 6 of its 10: the rank works for 4 of them, and wakes up for 2."""
+    program = widen(
+        [[Work(100), End(), Work(10), Launch("a", 5, role="bucket", what="0"), Work(10),
+          Launch("b", 10, kind="all_reduce"), Work(4), Wait("b", 2), Work(3), End()]]
+    )  # fmt: skip
+    table = what_if.lanes(program, play_wide(program), what_if.Step(rank=0, step=0, span_ns=35))
+    assert [tuple(row) for row in table.itertuples(index=False)] == [
+        ("rank", "", False, 0, 24),
+        ("rank", "", False, 32, 35),
+        ("link", "bucket 0", False, 10, 15),
+        ("link", "all_reduce", False, 20, 24),
+        ("link", "all_reduce", True, 24, 30),
+    ]
+
+
+def test_lanes_of_a_recorded_step_add_up() -> None:
+    run = sample("bucketed")
+    program, result = what_if.played(run, Setting())
+    step = what_if.typical_step(result)
+    table = what_if.lanes(program, result, step)
+    took = (table["end_ns"] - table["start_ns"]).groupby([table["lane"], table["exposed"]]).sum()
+    assert table["end_ns"].max() == step.span_ns
+    assert took["rank", False] + took["link", True] <= step.span_ns
+    assert took["rank", False] + took["link", True] > 0.98 * step.span_ns
+
+
+def recordings(*steps_ms: float, cap: float = 1.0) -> pd.DataFrame:
+    return pd.DataFrame({"bucket_cap_mb": cap, "step_ns": [round(1e6 * step) for step in steps_ms]})
+
+
+def test_the_interval_says_where_it_comes_from() -> None:
+    run = sample("bucketed")
+    once = what_if.interval(run, 600_000_000, recordings(600), changed=False)
+    assert once.recordings_ns == pytest.approx(1.96 * 0.0408 * 6e8, rel=0.01)  # 4.6 % is their mean difference
+    assert once.model_ns < 1e6
+    assert once.half_ns == pytest.approx((once.steps_ns**2 + once.recordings_ns**2 + once.model_ns**2) ** 0.5)
+    changed = what_if.interval(run, 600_000_000, recordings(600), changed=True)
+    assert changed.model_ns == pytest.approx(1.96 * 0.035 * 6e8, rel=0.01)
+    seen = pd.concat([recordings(99, 101), recordings(198, 202, cap=2.0)])
+    twice = what_if.interval(run, 600_000_000, seen, changed=False)
+    assert twice.recordings_ns == pytest.approx(1.96 * 0.0141 * 6e8, rel=0.01)  # each ± 1 %, of two
+
+
+def test_recorded_caps_are_told_by_run_json_alone() -> None:
+    runs = [sample("bucketed"), sample("sweep/cap-1")]
+    table = what_if.recorded_caps([run.manifest for run in runs if run.manifest])
+    assert table["bucket_cap_mb"].tolist() == [4.0, 1.0]
+    expected = [what_if.measured_step(run).span_ns for run in runs]
+    assert table["step_ns"].tolist() == pytest.approx(expected, rel=0.005)
+    assert what_if.recorded_caps([Manifest(format_version=1, world_size=2)]).empty
+
+
+def test_what_cannot_be_told() -> None:
+    assert what_if.why_not(sample("bucketed")) is None
+    foreign = sample("torch-ddp-gloo")
+    assert "its traces do not tell what every rank launched" in str(what_if.why_not(foreign))
+    run = sample("bucketed")
+    assert run.manifest is not None
+    bare = replace(run, manifest=replace(run.manifest, link=None))
+    with pytest.raises(OverlaplabError, match="without a link"):
+        what_if.played(bare, Setting(ranks=4))
+
+
+def test_predicted_caps_miss_recordings_by_what_is_said() -> None:
+    """Of traces/sweep: from each cap's first recording to the mean of the others' four."""
+    runs = {name: sample(f"sweep/{name}") for name in ("cap-0.25", "cap-1", "cap-4", "cap-25")}
+    folders = sorted((SAMPLES / "sweep").iterdir())
+    recorded = what_if.recorded_caps([own for own in (sample(f"sweep/{f.name}").manifest for f in folders) if own])
+    means = recorded.groupby("bucket_cap_mb")["step_ns"].mean()
+    missed = [
+        row["step_ns"] / means[row["bucket_cap_mb"]] - 1
+        for run in runs.values()
+        for row in what_if.by_cap(run, Setting(), list(means.index)).to_dict("records")
+    ]
+    assert sum(map(abs, missed)) / len(missed) < 0.06
+    assert max(map(abs, missed)) < 0.15
