@@ -34,8 +34,8 @@ from overlaplab.findings.advice import (
     advised,
     cutting_limit_ns,
     neighbour,
+    option_words,
     record_options,
-    setting_words,
     verified_finding,
 )
 from overlaplab.findings.bucket_causes import best_buckets_remark, bucket_cause_words, bucket_causes
@@ -256,6 +256,7 @@ __all__ = [
     "not_recorded",
     "not_told",
     "note",
+    "option_words",
     "other_problem",
     "other_problem_advice",
     "outliers_finding",

@@ -31,8 +31,8 @@ __all__ = [
     "advised",
     "cutting_limit_ns",
     "neighbour",
+    "option_words",
     "record_options",
-    "setting_words",
     "verified_finding",
 ]
 
@@ -88,7 +88,7 @@ def neighbour(table: pd.DataFrame, row: Row) -> Row | None:
     return None
 
 
-def setting_words(row: Row) -> str:
+def option_words(row: Row) -> str:
     """A setting of `simulate.advise` as its option is written."""
     match row["option"]:
         case "cap":
@@ -125,7 +125,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
 
 
 def _sentence(row: Row) -> str:
-    words, now_ns = setting_words(row), row["step_ns"] + row["gain_ns"]
+    words, now_ns = option_words(row), row["step_ns"] + row["gain_ns"]
     if row["option"] == "buckets":
         words += f", the best {row['buckets']}, {_sizes(row['bucket_sizes'])}"
     elif pd.notna(row["buckets"]):
@@ -218,7 +218,7 @@ def verified_finding(row: Row, found: Verified, other: Row | None, beside: Verif
     apart = "are told apart" if found.faster else "cannot be told apart"
     said = [
         f"{'Confirmed' if confirmed else 'Not confirmed'}: the median step takes {duration(found.after_ms)} with"
-        f" {setting_words(row)}, {duration(found.before_ms)} before",
+        f" {option_words(row)}, {duration(found.before_ms)} before",
         f"{count(found.recordings, 'recording')} of each {apart}",
         f"the gain is {duration(found.gained_ms)} ± {duration(found.error_ms)},"
         f" {'within' if inside else 'outside'} the predicted {ms(row['low_ns'])} to {ms(row['high_ns'])}"
@@ -226,7 +226,7 @@ def verified_finding(row: Row, found: Verified, other: Row | None, beside: Verif
     ]
     if beside is not None and other is not None:
         said.append(
-            f"{setting_words(other)}, next to it, {'is faster still' if overtaken else 'is not faster'}:"
+            f"{option_words(other)}, next to it, {'is faster still' if overtaken else 'is not faster'}:"
             f" {duration(beside.after_ms)}"
         )
     return confirmed, f"{'; '.join(said)}."

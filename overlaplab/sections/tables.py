@@ -83,7 +83,7 @@ def summary_rows(table: pd.DataFrame, totals: pd.DataFrame | None = None) -> Tab
 def advice_rows(table: pd.DataFrame) -> TableBlock:
     """The best setting of each kind, of rows of `simulate.advise`."""
     best = table[table["best"]].reset_index(drop=True)
-    words = [findings.setting_words(row) for row in best.to_dict("records")]
+    words = [findings.option_words(row) for row in best.to_dict("records")]
     return TableBlock(
         key="advice_table",
         caption="What other settings gain",

@@ -126,7 +126,7 @@ def test_advise_and_summary_say_the_same_setting(name: str) -> None:
     chosen, diagnosis = findings.advised(tables.advice), tables.diagnosis
     assert chosen is not None
     assert diagnosis is not None
-    assert findings.setting_words(chosen) in diagnosis.advice
+    assert findings.option_words(chosen) in diagnosis.advice
     own = tables.replays.set_index("remedy").loc[[chosen["option"]], "setting"]
     assert set(own) == {chosen["bucket_cap_mb"] if chosen["option"] == "cap" else chosen["prefetch"]}
 
