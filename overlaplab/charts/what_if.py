@@ -17,7 +17,7 @@ from overlaplab.findings import (
     ranks_predicted_title,
     throughput_predicted_title,
 )
-from overlaplab.words import ms, to_ms
+from overlaplab.words import ms, to_ms, unit_of
 
 _HEIGHT = 190
 _LINE = 66  # characters of a line in half the dashboard's column at 1280 pixels
@@ -102,13 +102,14 @@ def throughput_predicted(
 def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """What each rank holds by formula: rows of `simulate.what_if.by_ranks` that know it."""
     known = table.dropna(subset=["held_bytes"])
+    unit, scale = unit_of(float(known["held_bytes"].max()) if len(known) else 0.0)
     return _curve(
-        known.assign(at=known["ranks"], value=known["held_bytes"].astype("float64") / 1e6),
+        known.assign(at=known["ranks"], value=known["held_bytes"].astype("float64") / scale),
         half=None,
         dots=None,
         chosen=chosen,
         x_title="ranks",
-        y_title="parameters, gradients, optimizer (MB)",
+        y_title=f"parameters, gradients, optimizer ({unit})",
         title=held_predicted_title(known),
         note=note,
         dark=dark,
