@@ -309,7 +309,9 @@ _ANYWHERE = (
     Column("bound_ns", "ns", "bound", "The least time that the step could take over the link."),
     Column("any_cap_ns", "ns", "any cap", "The least time that the step could take with the best buckets of all."),
     Column("waits_known", "flag", "waits known", "Whether no transfer may include waiting for an absent rank."),
-    Column("by_bytes", "flag", "by bytes", "Whether more bytes take longer: false where waits may hide that."),
+    Column(
+        "bytes_explain", "flag", "bytes explain it", "Whether more bytes take longer: false where waits may hide that."
+    ),
     Column("predicted_start_ns", "ns", "start by the model", "When the link model says that it began."),
     Column("predicted_end_ns", "ns", "end by the model", "When the link model says that it ended."),
     # What another setting would give

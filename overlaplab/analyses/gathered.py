@@ -95,6 +95,6 @@ def _curve(of_step: pd.DataFrame) -> pd.DataFrame:
 
 def _peak(curve: pd.DataFrame) -> dict[str, Any]:
     """The first maximum of the curve, by bytes, or by layers where bytes are unknown."""
-    by_bytes = bool(curve["bytes"].notna().all())
-    top = curve.iloc[int(curve["bytes" if by_bytes else "layers"].to_numpy(dtype=np.int64).argmax())]
+    bytes_explain = bool(curve["bytes"].notna().all())
+    top = curve.iloc[int(curve["bytes" if bytes_explain else "layers"].to_numpy(dtype=np.int64).argmax())]
     return {"peak_gathered_bytes": top["bytes"], "peak_ns": top["time_ns"], "peak_layers": top["layers"]}

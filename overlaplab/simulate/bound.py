@@ -45,7 +45,7 @@ _TYPES = {
     **dict.fromkeys(("rank", "step"), "Int64"),
     **dict.fromkeys(_NUMBERS, "int64"),
     "any_cap_ns": "Int64",
-    **dict.fromkeys(("waits_known", "by_bytes"), "bool"),
+    **dict.fromkeys(("waits_known", "bytes_explain"), "bool"),
 }
 
 _BEST = ("rank", "step", "index", "gradients", "bytes", "ready_ns", "start_ns", "end_ns", "last_ns")
@@ -58,7 +58,7 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     `transfer_ns` (T of all collectives played), `bound_ns` (see [Note: as launched]; all int64), `any_cap_ns` (Int64;
     see [Note: any cap]; null unless gradients are averaged by all-reduces, in one backward pass of the step, and their
     sizes and T of any size are known), `waits_known` (bool: else T may include waiting for absent ranks, and the bounds
-    hold only if it does not), `by_bytes` (bool: False where waits are not known, and T of known bytes follows no line).
+    hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T of known bytes follows no line).
 
     T follows from the given link, else from the run's own; without a link it is the measured transfer, and for other
     sizes a line through those measured. Each rank is simulated alone, so bounds include no waiting for other ranks.
@@ -133,7 +133,7 @@ def _of_step(trace: Trace, step: Window, played: Program, took: Transfers) -> di
         "bound_ns": as_launched_ns,
         "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
         "waits_known": took.waits_known,
-        "by_bytes": took.waits_known or all(took.by_size(sent.kind) for _, sent in played.sent if sent.bytes),
+        "bytes_explain": took.waits_known or all(took.by_size(sent.kind) for _, sent in played.sent if sent.bytes),
     }
 
 

@@ -116,13 +116,13 @@ def test_buckets_on_the_cpu(tmp_path: Path) -> None:
     """They end at 40, 50 and 60; then 10 µs of the optimizer."""
     table = bound(run_of(tmp_path, BUCKETS), link=TEN)
     numbers = {"span_ns": 120_000, "compute_ns": 60_000, "transfer_ns": 30_000, "bound_ns": 70_000}
-    told = {"rank": 0, "step": 3, **numbers, "waits_known": True, "by_bytes": True}
+    told = {"rank": 0, "step": 3, **numbers, "waits_known": True, "bytes_explain": True}
     assert table.drop(columns="any_cap_ns").to_dict("records") == [told]
     assert table["any_cap_ns"].isna().all()  # without run.json no size is known
     assert table.dtypes.astype(str).to_dict() == {
         **dict.fromkeys(("rank", "step", "any_cap_ns"), "Int64"),
         **dict.fromkeys(("span_ns", "compute_ns", "transfer_ns", "bound_ns"), "int64"),
-        **dict.fromkeys(("waits_known", "by_bytes"), "bool"),
+        **dict.fromkeys(("waits_known", "bytes_explain"), "bool"),
     }
 
 
@@ -203,7 +203,7 @@ def test_buckets_of_ddp_without_labels(tmp_path: Path, sizes: tuple[int, ...], a
             "bound_ns": 90_000,
             "any_cap_ns": any_cap_ns,
             "waits_known": True,
-            "by_bytes": True,
+            "bytes_explain": True,
         }
     ]
 
@@ -234,7 +234,7 @@ def test_absent_ranks_leave_open_whether_time_is_waiting(tmp_path: Path) -> None
     run_of(tmp_path, ddp_step(), ddp_step())
     (tmp_path / "rank1.pt.trace.json.gz").unlink()
     table = bound(overlaplab.load_run(tmp_path))
-    assert table[["waits_known", "by_bytes"]].to_numpy().tolist() == [[False, True]]
+    assert table[["waits_known", "bytes_explain"]].to_numpy().tolist() == [[False, True]]
 
 
 def test_times_that_no_line_through_bytes_explains(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_times_that_no_line_through_bytes_explains(tmp_path: Path) -> None:
     ]
     both = [*ddp_step(), step(4, 200, 400), *slower]
     run_of(tmp_path, both, both)
-    assert bound(overlaplab.load_run(tmp_path))["by_bytes"].tolist() == [True] * 4
+    assert bound(overlaplab.load_run(tmp_path))["bytes_explain"].tolist() == [True] * 4
     (tmp_path / "rank1.pt.trace.json.gz").unlink()
-    assert bound(overlaplab.load_run(tmp_path))["by_bytes"].tolist() == [False, False]
+    assert bound(overlaplab.load_run(tmp_path))["bytes_explain"].tolist() == [False, False]
 
 
 def test_ddp_without_labels_against_its_labels(tmp_path: Path) -> None:

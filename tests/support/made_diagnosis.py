@@ -10,7 +10,7 @@ from overlaplab.analyses.exposed import COLUMNS, Cause
 
 MS = 1_000_000
 BOUND = {"compute_ns": 60 * MS, "transfer_ns": 50 * MS, "bound_ns": 70 * MS, "any_cap_ns": 64 * MS}
-BOUND |= {"waits_known": True, "by_bytes": True}
+BOUND |= {"waits_known": True, "bytes_explain": True}
 """Of a step that computes for 60 ms: with the best buckets 4 ms stay exposed."""
 
 

@@ -171,8 +171,8 @@ def _shares(
     for (cause, late), own in _by_collective(told).groupby(["cause", "late_rank"], dropna=False, sort=False):
         own = own.sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank = Cause(str(cause)), _number(late)
-        known, by_bytes = partial(remedy_for, name, rank), bound is None or bound["by_bytes"]
-        remedy = partial(known, loop=loop, span_ns=int(window["span_ns"]), replays=replays, by_bytes=by_bytes)
+        known, bytes_explain = partial(remedy_for, name, rank), bound is None or bound["bytes_explain"]
+        remedy = partial(known, loop=loop, span_ns=int(window["span_ns"]), replays=replays, bytes_explain=bytes_explain)
         helps, label = remedy(own), cause_words(name, rank)
         found.append(
             CauseShare(

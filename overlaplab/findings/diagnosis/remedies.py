@@ -37,14 +37,14 @@ def remedy_for(
     *,
     span_ns: int,
     replays: pd.DataFrame,
-    by_bytes: bool = True,
+    bytes_explain: bool = True,
 ) -> Remedy:
     """What helps against rows of `overlaplab.exposed` of one cause, in a step that takes `span_ns`.
 
-    `replays`: rows of `simulate.remedies` of the same rank and step; there may be none. `by_bytes`: as in
+    `replays`: rows of `simulate.remedies` of the same rank and step; there may be none. `bytes_explain`: as in
     `simulate.bound`.
     """
-    if cause is Cause.LINK and not by_bytes:
+    if cause is Cause.LINK and not bytes_explain:
         return Remedy(text=OPEN_ALL)
     best = _best(cause, replays, LITTLE_GAIN * span_ns)
     if best is not None and (cause is not Cause.STRAGGLER or late_rank in (None, int(best["setting"]))):

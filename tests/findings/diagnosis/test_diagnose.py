@@ -195,7 +195,7 @@ def test_where_times_do_not_follow_bytes_fewer_are_not_advised() -> None:
     bound = BOUND | {"any_cap_ns": pd.NA, "transfer_ns": 80 * MS}
     rows = exposed_rows((0, 1, "tail", 30, None))
     assert diagnosed(rows, bound=bound).advice.startswith("Try fewer bytes")
-    found = diagnosed(rows, bound=bound | {"waits_known": False, "by_bytes": False})
+    found = diagnosed(rows, bound=bound | {"waits_known": False, "bytes_explain": False})
     assert (found.causes[0].cause, found.gain_ns) == (Cause.LINK, None)
     assert found.advice.startswith("Try opening all ranks' traces together: how long these collectives took")
 
