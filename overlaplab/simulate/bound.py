@@ -58,7 +58,7 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     `transfer_ns` (T of all collectives played), `bound_ns` (see [Note: as launched]; all int64), `any_cap_ns` (Int64;
     see [Note: any cap]; null unless gradients are averaged by all-reduces, in one backward pass of the step, and their
     sizes and T of any size are known), `waits_known` (bool: else T may include waiting for absent ranks, and the bounds
-    hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T of known bytes follows no line).
+    hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T follows no line).
 
     T follows from the given link, else from the run's own; without a link it is the measured transfer, and for other
     sizes a line through those measured. Each rank is simulated alone, so bounds include no waiting for other ranks.
