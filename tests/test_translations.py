@@ -1,0 +1,109 @@
+"""The Chinese pages say what the English ones say: section by section the same structure, commands, links, pictures."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from overlaplab.findings.diagnosis.causes import CAUSE_LABELS
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README", "docs/exposed")
+GLOSSARY = "\n## 界面术语\n"
+"""The heading of the one section that only the translation has, at its end: the words on the screen."""
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def without_comments(code: str) -> str:
+    return re.sub(r"(^|\s+)#.*$", "", code, flags=re.MULTILINE)
+
+
+def told(token: Token) -> list[tuple[str, str]]:
+    """What a token holds that is not translated: code, and where links and pictures lead, whatever the language."""
+    target = str(token.attrGet("href") or token.attrGet("src") or token.attrGet("start") or "").replace(".zh-CN", "")
+    code = token.content if token.type in ("fence", "code_inline") else ""
+    own = (token.type + token.info, target + without_comments(code))
+    return [own, *(pair for child in token.children or () for pair in told(child))]
+
+
+def sections(text: str) -> list[dict[str, list[object]]]:
+    """Per section: its blocks in order, down to list items and table cells; its code, links and pictures, sorted, as
+    words change places between languages, and code named twice may be named once."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    heads = [place for place, token in enumerate(tokens) if token.type == "heading_open"]
+    return [
+        {
+            "blocks": [(token.type, token.tag) for token in part],
+            "code blocks": [told(token) for token in part if token.type == "fence"],
+            "code": sorted({pair for token in part for pair in told(token) if pair[0] == "code_inline"}),
+            "targets": sorted(pair for token in part for pair in told(token) if pair[0] in ("link_open", "image")),
+        }
+        for part in (tokens[start:end] for start, end in pairwise([*heads, len(tokens)]))
+    ]
+
+
+def differences(english: str, chinese: str) -> list[str]:
+    """What differs, with the section's number; empty where the pages are equal."""
+    ours, theirs = sections(english), sections(chinese.split(GLOSSARY)[0])
+    found = [] if len(ours) == len(theirs) else [f"{len(ours)} sections, translated {len(theirs)}"]
+    for number, (our, their) in enumerate(zip(ours, theirs, strict=False)):
+        found += [f"section {number}, {what}: {our[what]} != {their[what]}" for what in our if our[what] != their[what]]
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_translation_has_what_the_english_page_has(name: str) -> None:
+    assert differences(page(f"{name}.md"), page(f"{name}.zh-CN.md")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("\n## Record\n", "\n## Another section\n\nWords.\n\n## Record\n"),
+        ("\n## Record\n", "\n### Record\n"),
+        ("overlaplab schedule runs/zero3 ", "overlaplab schedule runs/zero3 --json "),
+        ("`overlaplab doctor` finds", "`overlaplab doctor` and `overlaplab nurse` find"),
+        ("(docs/ci.md)", "(docs/gpus.md)"),
+        ("(docs/zero3.png)", "(docs/compare.png)"),
+        ("\n- Per rank and step", "\n- Another thing.\n- Per rank and step"),
+        ("Charts need no network.\n", "Charts need no network.\n\nAnother paragraph.\n"),
+    ],
+)
+def test_what_readme_gains_alone_is_a_difference(old: str, new: str) -> None:
+    english = page("README.md")
+    assert english.count(old) == 1
+    assert differences(english.replace(old, new), page("README.zh-CN.md"))
+
+
+def test_a_table_that_gains_a_row_or_a_column_is_a_difference() -> None:
+    table = "# T\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+    assert differences(table, table.replace("a", "甲")) == []
+    assert differences(table, table + "| 3 | 4 |\n")
+    assert differences(table, "# T\n\n| a | b | c |\n|---|---|---|\n| 1 | 2 | 3 |\n")
+
+
+def test_comments_may_be_translated() -> None:
+    assert differences("# T\n\n```sh\nls  # here\n```\n", "# 题\n\n```sh\nls    # 这里\n```\n") == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_and_pictures_exist_and_markup_is_whole(name: str) -> None:
+    file = ROOT / f"{name}.zh-CN.md"
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", file.read_text()):
+        assert (file.parent / target).exists(), target
+    for token in MarkdownIt("commonmark").enable("table").parse(file.read_text()):
+        # Full-width punctuation beside an asterisk can keep CommonMark from reading it as emphasis.
+        assert not [child for child in token.children or () if child.type == "text" and "*" in child.content]
+
+
+def test_the_glossary_explains_every_cause_as_the_screen_names_it() -> None:
+    glossary = page("README.zh-CN.md").split(GLOSSARY)[1]
+    assert not [label for label in CAUSE_LABELS.values() if f"| {label} |" not in glossary]
