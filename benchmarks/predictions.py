@@ -23,7 +23,7 @@ from overlaplab.events import step_windows
 from overlaplab.manifest import Link
 from overlaplab.simulate.player import Program, play
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.programs.setting import Setting
 
 COMMON = (
     *("--device", "cpu", "--layers", "6", "--width", "64", "--vocab", "320", "--seq", "8", "--batch", "1"),

@@ -16,8 +16,9 @@ import overlaplab
 from overlaplab.dashboard.heap import rest_modules
 from overlaplab.manifest import traits_of
 from overlaplab.sections.what_if import Asked, what_if_parts
-from overlaplab.simulate.setting import Setting
-from overlaplab.simulate.what_if import played, recorded_caps
+from overlaplab.simulate.predictions.error import recorded_caps
+from overlaplab.simulate.predictions.what_if import played
+from overlaplab.simulate.programs.setting import Setting
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "bucketed"
 
@@ -28,7 +29,7 @@ def main(path: str) -> None:
     run = overlaplab.load_run(path)
     manifest = run.manifest
     assert manifest is not None
-    recorded = recorded_caps([manifest])
+    recorded = recorded_caps(manifest, [manifest])
     assert manifest.link is not None
     links = [replace(manifest.link, bandwidth_gbps=gbps) for gbps in (0.5, 2.0, 5.0, 10.0, 25.0, 50.0)]
     moves = {

@@ -36,7 +36,7 @@ def caps_predicted(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by cap: rows of `simulate.what_if.by_cap` and `recorded_caps`, on either side the interval's half."""
+    """The step by cap: rows of `what_if.by_cap` and `recorded_caps`, on either side the interval's half."""
     title = caps_predicted_title(table)
     dots = measured.assign(what="measured", at=measured["bucket_cap_mb"], ms=to_ms(measured["step_ns"]))
     return _curve(
@@ -63,7 +63,7 @@ def ranks_predicted(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by ranks: rows of `simulate.what_if.by_ranks`; `half` is the interval's, as a share of the step."""
+    """The step by ranks: rows of `what_if.by_ranks`; `half` is the interval's, as a share of the step."""
     dots = pd.DataFrame({"what": ["measured"], "at": [recorded], "ms": [known_ms(measured_ns)]}).dropna()
     value = to_ms(table["step_ns"])
     return _curve(
@@ -83,7 +83,7 @@ def ranks_predicted(
 def throughput_predicted(
     table: pd.DataFrame, *, recorded: int, chosen: int, dark: bool = False, note: str | None = None
 ) -> alt.LayerChart:
-    """What is left of a rank's throughput: rows of `simulate.what_if.by_ranks`."""
+    """What is left of a rank's throughput: rows of `what_if.by_ranks`."""
     return _curve(
         table.assign(at=table["ranks"], value=100 * table["throughput"]),
         half=None,
@@ -100,7 +100,7 @@ def throughput_predicted(
 
 
 def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """What each rank holds by formula: rows of `simulate.what_if.by_ranks` that know it."""
+    """What each rank holds by formula: rows of `what_if.by_ranks` that know it."""
     known = table.dropna(subset=["held_bytes"])
     unit, scale = unit_of(float(known["held_bytes"].max()) if len(known) else 0.0)
     return _curve(
@@ -197,7 +197,7 @@ def step_lanes(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """One step as it was measured and, below, as it is predicted: rows of `simulate.what_if.lanes`."""
+    """One step as it was measured and, below, as it is predicted: rows of `what_if.lanes`."""
     tones = palette(dark)
     measured_ns, step_ns = spans_ns
     y = row_axis("row", _ROWS, "")

@@ -52,8 +52,8 @@ def predict(
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run
     from overlaplab.report import documents, predicted_run, terminal
-    from overlaplab.simulate.prediction import predict as predict_run
-    from overlaplab.simulate.setting import Setting
+    from overlaplab.simulate.predictions.predict import predict as predict_run
+    from overlaplab.simulate.programs.setting import Setting
 
     if out is not None and out.exists():
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")

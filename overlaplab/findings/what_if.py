@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from overlaplab.costs import Algorithm
+from overlaplab.findings.predictions import interval_line
 from overlaplab.findings.thresholds import CAP_TIE, EXTRAPOLATED
 from overlaplab.manifest import Manifest
-from overlaplab.simulate.setting import Setting
-from overlaplab.simulate.what_if import Interval
+from overlaplab.simulate.predictions.error import Interval
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.words import count, joined, ms, percent
 
 __all__ = [
@@ -50,26 +52,24 @@ def setting_words(setting: Setting) -> str:
     return joined(found) if found else ""
 
 
-def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, sure: Interval) -> str:
-    """The predicted step beside the measured one, and whether they can be told apart."""
+def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: int, doubt_ns: int) -> str:
+    """The predicted step with its interval beside the measured one; `doubt_ns`: by how much they must differ."""
     if setting == Setting():
         return f"As recorded, a step took {ms(measured_ns)}. Played again it takes {ms(step_ns)}."
     less = abs(measured_ns - step_ns)
     change = f"{percent(less, measured_ns)} {'shorter' if step_ns < measured_ns else 'longer'}"
-    told = "" if less > sure.model_ns else ", which is less than the model can tell"
+    told = "" if less > doubt_ns else ", which is less than the model can tell"
     return (
-        f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(sure.half_ns)} instead of the"
+        f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} instead of the"
         f" {ms(measured_ns)} measured: {change}{told}."
     )
 
 
-def what_if_notes(sure: Interval, recordings: int, beyond: str | None, algorithm: Algorithm) -> list[str]:
+def what_if_notes(sure: Interval, doubt_ns: int, beyond: str | None, algorithm: Algorithm) -> list[str]:
     """Where the interval comes from, what lies beyond the recording, and how collectives are modelled."""
-    source = f"from {count(recordings, 'recording')} of caps" if recordings > 1 else "as usual on two shared cores"
     notes = [
-        f"± {ms(sure.half_ns)} (95 %): steps of a recording ± {ms(sure.steps_ns)}, other recordings"
-        f" ± {ms(sure.recordings_ns)} ({source}), model ± {ms(sure.model_ns)}. Settings predicted from one recording"
-        " differ from each other by the model's error alone.",
+        interval_line(sure.half_ns, asdict(sure)),
+        f"Differences between settings that were predicted from one recording are certain to ± {ms(doubt_ns)}.",
         f"{_ALGORITHMS[algorithm]}.",
     ]
     return [*notes, f"Extrapolated: {beyond}."] if beyond else notes
@@ -99,7 +99,7 @@ def _near(value: float, recorded: float) -> bool:
 
 
 def caps_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `simulate.what_if.by_cap`: which cap is predicted to be best."""
+    """Rows of `what_if.by_cap`: which cap is predicted to be best."""
     best = _shortest(table)
     return f"Predicted step by cap: shortest with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
 
@@ -111,21 +111,21 @@ def _shortest(table: pd.DataFrame) -> dict[Any, Any]:
 
 
 def ranks_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `simulate.what_if.by_ranks`: the step with the fewest and with the most ranks."""
+    """Rows of `what_if.by_ranks`: the step with the fewest and with the most ranks."""
     first, last = table.iloc[0], table.iloc[-1]
     ends = f"{ms(first['step_ns'])} with {count(int(first['ranks']), 'rank')}, {ms(last['step_ns'])} with"
     return f"Predicted step by ranks: {ends} {int(last['ranks']):,}"
 
 
 def throughput_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `simulate.what_if.by_ranks`: what is left of a rank's throughput."""
+    """Rows of `what_if.by_ranks`: what is left of a rank's throughput."""
     first, last = table.iloc[0], table.iloc[-1]
     left = percent(float(last["throughput"]), 1)
     return f"Predicted throughput per rank: {left} with {int(last['ranks']):,} ranks of that with {int(first['ranks'])}"
 
 
 def held_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `simulate.what_if.by_ranks`: whether each rank holds less as there are more."""
+    """Rows of `what_if.by_ranks`: whether each rank holds less as there are more."""
     held = table["held_bytes"]
     return f"Memory per rank by formula: {'the same' if held.nunique() == 1 else 'less'} with more ranks"
 
@@ -135,12 +135,15 @@ def lanes_title(step_ns: int, measured_ns: int) -> str:
     return f"One step on one axis: {ms(measured_ns)} measured, {ms(step_ns)} predicted"
 
 
-def what_if_advice(table: pd.DataFrame, measured_ns: int, sure: Interval) -> str:
-    """What to do about the caps that were tried; rows of `simulate.what_if.by_cap`, empty where caps do nothing."""
+def what_if_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
+    """What to do about the caps that were tried; rows of `what_if.by_cap`, empty where caps do nothing.
+
+    `doubt_ns`: what such a gain must exceed.
+    """
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
     best = _shortest(table)
-    if measured_ns - best["step_ns"] <= sure.model_ns:
+    if measured_ns - best["step_ns"] <= doubt_ns:
         return (
             "No cap is predicted to gain more than the model can tell: the shortest step is"
             f" {ms(best['step_ns'])}, with bucket_cap_mb {best['bucket_cap_mb']:g}."

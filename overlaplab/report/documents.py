@@ -53,7 +53,7 @@ from overlaplab.findings import (
 from overlaplab.report.records import plain_value, records
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.simulate.prediction import Prediction
+from overlaplab.simulate.predictions.predict import Prediction
 
 __all__ = [
     "advice_document",

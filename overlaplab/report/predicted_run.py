@@ -15,7 +15,7 @@ from typing import Any
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
-from overlaplab.simulate.predicted import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
 
 __all__ = ["write_run"]
 

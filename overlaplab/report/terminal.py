@@ -20,7 +20,7 @@ from overlaplab.sections import tables
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
-from overlaplab.simulate.prediction import Prediction
+from overlaplab.simulate.predictions.predict import Prediction
 from overlaplab.words import visible
 
 __all__ = [

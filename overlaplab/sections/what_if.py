@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
 import pandas as pd
 
@@ -14,9 +15,10 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import traits_of
 from overlaplab.sections.blocks import Chart
-from overlaplab.simulate import what_if
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps
 from overlaplab.simulate.programs.options import CAP_MB
-from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import Skew
 from overlaplab.traits import TRAITS
 
@@ -68,23 +70,24 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
     setting, manifest = asked.setting, run.manifest
     assert manifest is not None
     program, result = what_if.played(run, setting, algorithm=asked.algorithm, skew=asked.skew)
-    measured, step = what_if.measured_step(run), what_if.typical_step(result)
-    sure = what_if.interval(run, step.span_ns, recorded, changed=setting != Setting())
-    others = what_if.interval(run, step.span_ns, recorded, changed=True)
+    measured_ns, step_ns = round(fmean(measured_steps(run))), what_if.mean_step_ns(result)
+    sure = what_if.interval(run, step_ns, recorded)
+    doubt_ns = gain_half_ns(step_ns, sure)
     caps, no_caps = _told(run, partial(_by_cap, run, asked))
     ranks, no_ranks = _told(run, partial(_by_ranks, run, asked, program.ranks))
+    measured, step = what_if.measured_step(run), what_if.typical_step(result)
     both = (what_if.lanes(*what_if.played(run, Setting()), measured), what_if.lanes(program, result, step))
     lanes = partial(charts.step_lanes, *both, (measured.span_ns, step.span_ns))
     over, growing = list[Chart](), list[Chart]()
     if len(caps):
         cap = setting.bucket_cap_mb or manifest.bucket_cap_mb or CAP_MB
-        seen = recorded if replace(setting, bucket_cap_mb=None) == Setting() else recorded.head(0)
-        draw = partial(charts.caps_predicted, caps, seen, cap, others.half_ns)
+        seen = recorded.dropna() if replace(setting, bucket_cap_mb=None) == Setting() else recorded.head(0)
+        draw = partial(charts.caps_predicted, caps, seen, cap, sure.half_ns)
         over.append(Chart(key="caps_predicted", draw=draw, note=note))
     if len(ranks):
         own, chosen = manifest.world_size, program.ranks
-        seen_ns = measured.span_ns if replace(setting, ranks=None) == Setting() else None
-        share = others.half_ns / step.span_ns
+        seen_ns = measured_ns if replace(setting, ranks=None) == Setting() else None
+        share = sure.half_ns / step_ns
         draw = partial(charts.ranks_predicted, ranks, recorded=own, measured_ns=seen_ns, chosen=chosen, half=share)
         over.append(Chart(key="ranks_predicted", draw=draw, note=note))
         draw = partial(charts.throughput_predicted, ranks, recorded=own, chosen=chosen)
@@ -93,14 +96,14 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
         draw = partial(charts.held_predicted, ranks, chosen=program.ranks)
         growing.append(Chart(key="held_predicted", draw=draw, note=None))
     beyond = findings.beyond_recorded(setting, manifest)
-    notes = findings.what_if_notes(sure, len(recorded), beyond, asked.algorithm)
+    notes = findings.what_if_notes(sure, doubt_ns, beyond, asked.algorithm)
     return Parts(
-        headline=findings.what_if_headline(setting, step.span_ns, measured.span_ns, sure),
+        headline=findings.what_if_headline(setting, step_ns, measured_ns, sure.half_ns, doubt_ns),
         notes=[*notes, *dict.fromkeys(filter(None, (no_caps, no_ranks)))],
         over=over,
         lanes=Chart(key="step_lanes", draw=lanes, note=note),
         growing=growing,
-        advice=findings.what_if_advice(caps, measured.span_ns, others),
+        advice=findings.what_if_advice(caps, measured_ns, doubt_ns),
     )
 
 

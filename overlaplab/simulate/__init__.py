@@ -1,11 +1,11 @@
 """Recorded steps played again: how short they could have been, what remedies gain, what the link model predicts."""
 
-from overlaplab.simulate.advise import OPTIONS, advise, fits
+from overlaplab.simulate.advice.advise import OPTIONS, advise, fits
+from overlaplab.simulate.advice.caps import disturbed, undisturbed_spans_ns
+from overlaplab.simulate.advice.remedies import REMEDIES, remedies
 from overlaplab.simulate.bound import best_buckets, bound
-from overlaplab.simulate.caps import disturbed, undisturbed_spans_ns
-from overlaplab.simulate.remedies import REMEDIES, remedies
+from overlaplab.simulate.predictions.what_if import why_not
 from overlaplab.simulate.replay import replay
-from overlaplab.simulate.what_if import why_not
 
 __all__ = [
     "OPTIONS",

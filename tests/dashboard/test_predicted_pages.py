@@ -9,8 +9,8 @@ import pytest
 import overlaplab
 from overlaplab.findings import PREDICTED
 from overlaplab.report.predicted_run import write_run
-from overlaplab.simulate.prediction import predict
-from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
 
 TRACES = Path(__file__).parents[2] / "traces"
 

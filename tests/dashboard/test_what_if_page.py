@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
+
+from overlaplab.cli import main
 
 Open = Callable[..., AppTest]
 SAMPLES = Path(__file__).parents[2] / "traces"
@@ -38,10 +41,31 @@ def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest
     assert len(specs(app)) == 5
     slide(app, "bucket_cap_mb", "bucketed", 1.0)
     assert texts(app)[0].startswith("With bucket_cap_mb 1 a step is predicted to take ")
-    assert texts(app)[1].startswith("± ")
+    assert texts(app)[1].startswith("A recording's mean step lies within ± ")
     slide(app, "ranks", "bucketed", 10_000)
     assert "Extrapolated: 10000 ranks from 2." in texts(app)
     assert "bucket_cap_mb 1 and 10000 ranks" in texts(app)[0]
+
+
+@pytest.mark.parametrize("root", [SAMPLES, SAMPLES / "sweep"])
+def test_page_and_command_predict_the_same(
+    opened: Open, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str((SAMPLES / "sweep" / "cap-25").relative_to(root))
+    app = opened(root, "what_if", run)
+    slide(app, "bucket_cap_mb", run, 1.0)
+    arguments = ["predict", str(SAMPLES / "sweep" / "cap-25"), "--bucket-cap-mb", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", ["overlaplab", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    document = json.loads(capsys.readouterr().out)
+    step, half, measured = (
+        f"{ns / 1e6:.1f} ms"
+        for ns in (document["predicted"]["step_ns"], document["interval"]["half_ns"], document["recorded"]["step_ns"])
+    )
+    assert texts(app)[0].startswith(
+        f"With bucket_cap_mb 1 a step is predicted to take {step} ± {half} instead of the {measured} measured: "
+    )
 
 
 def test_every_chart_marks_what_is_predicted(on: Callable[[str], AppTest]) -> None:

@@ -9,17 +9,18 @@ import pytest
 
 from overlaplab import findings
 from overlaplab.manifest import Link, Manifest
-from overlaplab.simulate.setting import Setting
-from overlaplab.simulate.what_if import Interval
+from overlaplab.simulate.predictions.what_if import Interval
+from overlaplab.simulate.programs.setting import Setting
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=500.0, world_size=2)
 MANIFEST = Manifest(format_version=1, world_size=2, link=LINK)
 LESS = "which is less than the model can tell"
-SURE = Interval(steps_ns=3e6, recordings_ns=4e6, model_ns=12e6)  # 13 in all
+SURE = Interval(steps_ns=3_000_000, recordings_ns=4_000_000, model_ns=12_000_000)  # 13 in all
+DOUBT_NS = 12_000_000
 
 
 def test_nothing_changed() -> None:
-    said = findings.what_if_headline(Setting(), 497_100_000, 497_000_000, SURE)
+    said = findings.what_if_headline(Setting(), 497_100_000, 497_000_000, SURE.half_ns, DOUBT_NS)
     assert said == "As recorded, a step took 497.0 ms. Played again it takes 497.1 ms."
 
 
@@ -32,7 +33,9 @@ def test_nothing_changed() -> None:
     ],
 )
 def test_a_changed_cap(step_ms: int, said: str) -> None:
-    found = findings.what_if_headline(Setting(bucket_cap_mb=1.0), step_ms * 1_000_000, 497_000_000, SURE)
+    found = findings.what_if_headline(
+        Setting(bucket_cap_mb=1.0), step_ms * 1_000_000, 497_000_000, SURE.half_ns, DOUBT_NS
+    )
     assert found == f"With bucket_cap_mb 1 a step is predicted to take {said}"
 
 
@@ -57,17 +60,18 @@ def test_settings_in_words() -> None:
 )
 def test_what_lies_beyond_the_recording(setting: Setting, beyond: str | None) -> None:
     assert findings.beyond_recorded(setting, MANIFEST) == beyond
-    notes = findings.what_if_notes(SURE, 1, beyond, "ring")
+    notes = findings.what_if_notes(SURE, DOUBT_NS, beyond, "ring")
     assert (notes[-1] == f"Extrapolated: {beyond}.") == (beyond is not None)
 
 
 def test_notes_name_the_parts() -> None:
-    first, second = findings.what_if_notes(SURE, 16, None, "auto")
-    assert first.startswith(
-        "± 13.0 ms (95 %): steps of a recording ± 3.0 ms, other recordings ± 4.0 ms (from 16 recordings of caps), model"
-        " ± 12.0 ms."
+    first, second, third = findings.what_if_notes(SURE, DOUBT_NS, None, "auto")
+    assert first == (
+        "A recording's mean step lies within ± 13.0 ms in 95 of 100 cases"
+        " (steps ± 3.0, recordings ± 4.0, model ± 12.0)."
     )
-    assert second == "Each collective takes the faster of a ring and trees, as NCCL chooses."
+    assert second == "Differences between settings that were predicted from one recording are certain to ± 12.0 ms."
+    assert third == "Each collective takes the faster of a ring and trees, as NCCL chooses."
 
 
 def caps(*steps_ms: float) -> pd.DataFrame:
@@ -76,11 +80,11 @@ def caps(*steps_ms: float) -> pd.DataFrame:
 
 
 def test_advice_names_the_largest_of_the_best_caps() -> None:
-    said = findings.what_if_advice(caps(470, 471, 490), 497_000_000, SURE)
+    said = findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS)
     assert said.startswith("Record with --bucket-cap-mb 1, which is predicted to gain 26.0 ms;")
-    said = findings.what_if_advice(caps(490, 495, 497), 497_000_000, SURE)
+    said = findings.what_if_advice(caps(490, 495, 497), 497_000_000, DOUBT_NS)
     assert said.startswith("No cap is predicted to gain more than the model can tell: the shortest step is 490.0 ms")
-    assert "Change the setting" in findings.what_if_advice(caps(1, 1, 1).head(0), 497_000_000, SURE)
+    assert "Change the setting" in findings.what_if_advice(caps(1, 1, 1).head(0), 497_000_000, DOUBT_NS)
 
 
 def test_titles() -> None:

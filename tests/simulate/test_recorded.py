@@ -9,9 +9,9 @@ from samples import unlabelled
 
 import overlaplab
 from overlaplab.events import step_windows
+from overlaplab.simulate.advice.remedies import remedies
 from overlaplab.simulate.player import End, Launch, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.remedies import remedies
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 PLAYED = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from overlaplab import findings
-from overlaplab.analyses import same_but_cap
 from overlaplab.costs import Algorithm
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.folder import manifest_told
@@ -18,9 +18,9 @@ from overlaplab.dashboard.widgets import error_line, nothing_to_show, open_page,
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.sections.what_if import Asked, caps_tried, what_if_parts
+from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.options import CAP_MB
-from overlaplab.simulate.setting import Setting
-from overlaplab.simulate.what_if import recorded_caps
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import Skew
 from overlaplab.traits import TRAITS, Traits
 
@@ -44,7 +44,7 @@ def page() -> None:
         st.text(opened.not_predicted)
         return
     show_warnings(opened)
-    _answer(opened, recorded_caps(_beside(opened)))
+    _answer(opened, _recorded(opened))
 
 
 @st.fragment
@@ -146,11 +146,13 @@ def _or(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
-def _beside(opened: Opened) -> list[Manifest]:
-    """The manifests of this run and of those in the opened folder that differ from it in the cap alone."""
-    own, root = opened.manifest, st.session_state["folder"]
-    others = [manifest_told(root, name) for name in st.session_state["names"] if root is not None]
-    return [other for other in others if own is not None and other is not None and same_but_cap(own, other)]
+def _recorded(opened: Opened) -> pd.DataFrame:
+    """Recordings of the same setting or with other caps, as far as they lie beside this run in the opened folder."""
+    own, root, name = opened.manifest, st.session_state["folder"], st.session_state["run"]
+    assert own is not None
+    beside = [other for other in st.session_state["names"] if Path(other).parent == Path(name).parent]
+    found = [own] if root is None else [manifest_told(root, other) for other in beside]
+    return recorded_caps(own, filter(None, found))
 
 
 page()

@@ -24,11 +24,11 @@ from overlaplab.simulate.programs.options import Options, options_of
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.profile import Profile, Step, median_rank, profile_of
 from overlaplab.simulate.programs.replicated import Bucketed, Naive, PerParam, TorchDDP
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import behind, transfer_of
 from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
-from overlaplab.simulate.setting import Setting
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
 

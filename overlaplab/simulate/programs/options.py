@@ -8,7 +8,7 @@ from typing import Any
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest, traits_of
-from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
 
 __all__ = ["Options", "options_of"]

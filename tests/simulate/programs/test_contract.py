@@ -12,8 +12,8 @@ from warm_ranks import run_warm
 import overlaplab
 from overlaplab.simulate.player import Launch, Program, Wait
 from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.setting import Setting
 
 COMMON = (
     *("--device", "cpu", "--layers", "2", "--width", "20", "--vocab", "32", "--seq", "4", "--batch", "1"),

@@ -21,8 +21,8 @@ from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.model import Model, owned
 from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.programs.profile import profile_of
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.setting import Setting
 
 MIB = 1 << 20
 

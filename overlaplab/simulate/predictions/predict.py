@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from overlaplab.analyses.across_runs.settings import same_but_cap
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -16,12 +15,19 @@ from overlaplab.evidence.waits import numbered
 from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
-from overlaplab.simulate.error import Interval, beyond, interval
 from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
-from overlaplab.simulate.predicted import Event, bucket_gradients, gradient_bytes, played_events
+from overlaplab.simulate.predictions.error import (
+    Interval,
+    beyond,
+    by_step,
+    interval_of,
+    measured_steps,
+    recorded_caps,
+)
+from overlaplab.simulate.predictions.events import Event, bucket_gradients, gradient_bytes, played_events
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import options_of
-from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS
 
 __all__ = ["Prediction", "changes", "predict"]
@@ -59,9 +65,8 @@ def predict(run: Run, setting: Setting) -> Prediction:
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
     before, after = _played(run, recorded), _played(run, programs)
     assert run.manifest is not None  # programs_of asks for it
-    truth = _by_step([[window.end_ns - window.start_ns for window in step_windows(trace)] for trace in run.traces])
     step_ns = fmean(_spans(after))
-    error = interval(step_ns, truth, _spans(before), list(_repeats(run.path, run.manifest)))
+    error = interval_of(run, step_ns, _spans(before), recorded_caps(run.manifest, _beside(run.path)))
     far = _far(run.manifest, setting, recorded, programs)
     own = {"steps_ns": error.steps_ns, "recordings_ns": error.recordings_ns, "model_ns": error.model_ns}
     marked = {
@@ -78,7 +83,7 @@ def predict(run: Run, setting: Setting) -> Prediction:
         manifest=raw,
         ranks=played_events(programs, after, manifest, numbers, taken_ns=_taken_ns(run)),
         step_ns=round(step_ns),
-        recorded_step_ns=round(fmean(truth)),
+        recorded_step_ns=round(fmean(measured_steps(run))),
         interval=error,
         extrapolated=far,
     )
@@ -98,12 +103,7 @@ def _played(run: Run, programs: Sequence[Program]) -> Played:
 
 
 def _spans(played: Played) -> list[float]:
-    return _by_step([played.spans_ns(rank) for rank in range(len(played.ends_ns))])
-
-
-def _by_step(ranks: Sequence[Sequence[int]]) -> list[float]:
-    """The mean over the ranks of each step."""
-    return [fmean(step) for step in zip(*ranks, strict=True)]
+    return by_step(played.spans_ns(rank) for rank in range(len(played.ends_ns)))
 
 
 def _taken_ns(run: Run) -> int:
@@ -113,25 +113,17 @@ def _taken_ns(run: Run) -> int:
     return int((known["start_ns"] - known["arrived_ns"]).mean()) if len(known) else 0
 
 
-def _repeats(path: str, manifest: Manifest) -> Iterator[list[float]]:
-    """Step times of recordings in the run's folder that differ in nothing but the cap, each cap's together."""
+def _beside(path: str) -> Iterator[Manifest]:
+    """The manifests in the run's folder, its own among them."""
     if "://" in path or not Path(path).is_dir():
         return
-    by_cap: dict[float | None, list[float]] = {}
     for folder in run_folders(Path(path).absolute().parent):
         try:
-            other = load_manifest(folder)
+            manifest = load_manifest(folder)
         except OverlaplabError:
             continue
-        if other is not None and other.predicted is None and same_but_cap(manifest, other):
-            by_cap.setdefault(other.bucket_cap_mb, []).extend(_mean_step(other))
-    yield from by_cap.values()
-
-
-def _mean_step(manifest: Manifest) -> list[float]:
-    """The mean step by run.json, in ns; empty where it does not tell."""
-    took = [row.took_ns for row in manifest.link_steps or manifest.machine or () if row.took_ns]
-    return [fmean(took)] if took else []
+        if manifest is not None:
+            yield manifest
 
 
 def _far(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from math import hypot, pi, sqrt
 from pathlib import Path
@@ -10,9 +11,24 @@ from statistics import NormalDist, fmean, stdev
 
 import pytest
 
-from overlaplab.simulate.error import REPEATS_DIFFER, beyond, interval, repeats_deviation
+import overlaplab
+from overlaplab.events import Run
+from overlaplab.manifest import Manifest
+from overlaplab.simulate.predictions.error import (
+    DIFFERENCES_MISS,
+    REPEATS_DIFFER,
+    Interval,
+    beyond,
+    gain_half_ns,
+    interval,
+    measured_steps,
+    recorded_caps,
+    repeats_deviation,
+)
+from overlaplab.simulate.predictions.what_if import by_cap
+from overlaplab.simulate.programs.setting import Setting
 
-SWEEP = Path(__file__).parents[2] / "traces" / "sweep"
+SWEEP = Path(__file__).parents[3] / "traces" / "sweep"
 
 
 def _sweep() -> list[list[float]]:
@@ -67,3 +83,38 @@ def test_more_than_twice_as_far_out_is_extrapolated(
     predicted: list[float], recorded: list[float], expected: float | None
 ) -> None:
     assert beyond(predicted, recorded) == expected
+
+
+def test_gains_do_not_depend_on_how_recordings_differ() -> None:
+    sure = Interval(steps_ns=10**6, recordings_ns=10**8, model_ns=3_000_000)
+    assert gain_half_ns(10**8, sure) == round(hypot(3e6, NormalDist().inv_cdf(0.975) * DIFFERENCES_MISS * 1e8))
+
+
+def test_predicted_differences_miss_recorded_ones_by_what_is_said() -> None:
+    """Of traces/sweep: from each cap's first recording to the mean of the others' four."""
+    runs = {file.name: overlaplab.load_run(file) for file in sorted(SWEEP.iterdir())}
+    manifests = [run.manifest for run in runs.values() if run.manifest]
+    means = recorded_caps(manifests[0], manifests).groupby("bucket_cap_mb")["step_ns"].mean()
+    missed = [row for cap in means.index for row in _missed(runs[f"cap-{cap:g}"], cap, dict(means))]
+    assert len(missed) == 12
+    assert sqrt(fmean(miss**2 for miss in missed)) == pytest.approx(DIFFERENCES_MISS, abs=0.001)
+
+
+def _missed(run: Run, own: float, means: dict[float, float]) -> list[float]:
+    """The predicted less the recorded difference between the run's cap and each other, as shares of its step."""
+    table = by_cap(run, Setting(), [cap for cap in means if cap != own])
+    step_ns = fmean(measured_steps(run))
+    return [row["step_ns"] / step_ns - means[row["bucket_cap_mb"]] / means[own] for row in table.to_dict("records")]
+
+
+def test_recorded_caps_are_told_by_run_json_alone() -> None:
+    own = overlaplab.load_run(SWEEP / "cap-1").manifest
+    other = overlaplab.load_run(SWEEP / "cap-4").manifest
+    assert own is not None
+    assert other is not None
+    naive = replace(own, raw=own.raw | {"strategy": "naive"})
+    table = recorded_caps(own, [own, other, naive, replace(own, link_steps=None, machine=None)])
+    assert table["bucket_cap_mb"].tolist() == [1.0, 4.0]
+    expected = [fmean(measured_steps(overlaplab.load_run(SWEEP / name))) for name in ("cap-1", "cap-4")]
+    assert table["step_ns"].tolist() == pytest.approx(expected, rel=0.005)
+    assert recorded_caps(Manifest(format_version=1, world_size=2), []).empty

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import hypot, pi, sqrt
-from statistics import median_low
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -23,37 +22,29 @@ from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.simulate.player import End, Launch, StuckError
+from overlaplab.simulate.predictions.error import Interval, by_step, interval_of
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import Skew, Times, WidePlayed, WideProgram, drawn, play_wide, retimed, widen, worked
 from overlaplab.traits import TRAITS
 
 __all__ = [
-    "Interval",
     "Step",
     "by_cap",
     "by_ranks",
     "held_bytes",
     "interval",
     "lanes",
+    "mean_step_ns",
     "measured_step",
     "played",
-    "recorded_caps",
     "told",
     "typical_step",
     "why_not",
 ]
 
-REPEATS = 0.046
-"""By how much two recordings of one setting differ in the mean, as a share of the step: measured on two shared cores.
-It stands where the same setting was recorded once."""
-CHANGED = 0.035
-"""By how much predictions of another cap miss the mean of its recordings, as a share of the step: root mean square over
-the pairs of caps in traces/sweep. Most of it is computation that slows down beside communication."""
 _MOST_MADE = 8
 """Ranks whose programs are made where ranks own parts: of more, each owns as much as one of these."""
-_SURE = 1.96
-"""Standard deviations on either side that hold 95 % of a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,24 +54,6 @@ class Step:
     rank: int
     step: int
     span_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """By how much another recording's typical step may differ from the predicted one (95 %), in three parts, in ns."""
-
-    steps_ns: float
-    """Steps of a recording differ."""
-    recordings_ns: float
-    """Recordings of the same setting differ."""
-    model_ns: float
-    """The recorded run, played again, differs from itself, and settings that were changed from what is then recorded.
-    This alone is in doubt where two settings are compared that were predicted from one recording."""
-
-    @property
-    def half_ns(self) -> float:
-        """All three, which are independent, on either side."""
-        return hypot(self.steps_ns, self.recordings_ns, self.model_ns)
 
 
 def why_not(run: Run) -> str | None:
@@ -138,47 +111,14 @@ def _takes(launch: Launch, before: Link, after: Link, algorithm: Algorithm) -> i
     return max(launch.transfer_ns - less + collective_ns(launch.kind, launch.bytes, after, algorithm=algorithm), 0)
 
 
-def interval(run: Run, step_ns: int, recorded: pd.DataFrame, *, changed: bool) -> Interval:
-    """Of a step that was predicted from this run; `changed`: with another setting than it was recorded with.
-
-    `recorded` has rows of `recorded_caps`: where caps were recorded several times, these say how recordings differ;
-    else `REPEATS` does. Source of the two levels: Kalibera and Jones, "Rigorous benchmarking in reasonable time",
-    2013.
-    """
-    spans = np.array([[own.end_ns - own.start_ns for own in step_windows(trace)] for trace in run.traces]).mean(axis=0)
-    measured, steps = measured_step(run).span_ns, len(spans)
-    within = float(spans.std(ddof=1)) / sqrt(steps) / measured if steps > 1 else 0.0
-    replayed = typical_step(played(run, Setting())[1]).span_ns
-    return Interval(
-        steps_ns=_SURE * within * step_ns,
-        recordings_ns=_SURE * _between(recorded) * step_ns,
-        model_ns=hypot(replayed / measured - 1, _SURE * CHANGED if changed else 0.0) * step_ns,
-    )
+def interval(run: Run, step_ns: int, caps: pd.DataFrame) -> Interval:
+    """Of a mean step that was predicted from this run; `caps` has rows of `recorded_caps`."""
+    return interval_of(run, step_ns, by_step(played(run, Setting())[1].spans_ns.T.tolist()), caps)
 
 
-def _between(recorded: pd.DataFrame) -> float:
-    """The standard deviation of recordings of one setting, as a share of the step.
-
-    Of a normal distribution the mean difference of two draws is 2/√π standard deviations.
-    """
-    shares = recorded["step_ns"] / recorded.groupby("bucket_cap_mb")["step_ns"].transform("mean")
-    free = len(recorded) - recorded["bucket_cap_mb"].nunique()
-    return float(sqrt(((shares - 1) ** 2).sum() / free)) if free > 0 else REPEATS * sqrt(pi) / 2
-
-
-def recorded_caps(manifests: Sequence[Manifest]) -> pd.DataFrame:
-    """The typical step of recordings, from run.json alone: those without steps there are left out.
-
-    Columns: `bucket_cap_mb` (float64), `step_ns` (int64).
-    """
-    rows = []
-    for manifest in manifests:
-        took = [row.took_ns for row in manifest.link_steps or () if row.took_ns is not None]
-        if took and manifest.bucket_cap_mb is not None:
-            rows.append((manifest.bucket_cap_mb, median_low(took)))
-    return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns"]).astype(
-        {"bucket_cap_mb": "float64", "step_ns": "int64"}
-    )
+def mean_step_ns(result: WidePlayed) -> int:
+    """The mean of all ranks' steps, as `predict` tells it."""
+    return round(fmean(by_step(result.spans_ns.T.tolist())))
 
 
 def typical_step(result: WidePlayed) -> Step:
@@ -202,12 +142,12 @@ def _typical(spans_ns: Times) -> Step:
 def by_cap(run: Run, setting: Setting, caps: Sequence[float], **how: Any) -> pd.DataFrame:
     """The setting with each of these caps, in MiB; `how` is what `played` takes.
 
-    Columns: `bucket_cap_mb` (float64), `step_ns` (the median step of all ranks), `buckets` (how many; both int64).
+    Columns: `bucket_cap_mb` (float64), `step_ns` (the mean of all ranks' steps), `buckets` (how many; both int64).
     """
     rows = []
     for cap in caps:
         program, result = played(run, replace(setting, bucket_cap_mb=cap), **how)
-        rows.append((cap, typical_step(result).span_ns, _buckets(program)))
+        rows.append((cap, mean_step_ns(result), _buckets(program)))
     return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns", "buckets"]).astype({"bucket_cap_mb": "float64"})
 
 
@@ -220,10 +160,10 @@ def _buckets(program: WideProgram) -> int:
 def by_ranks(run: Run, setting: Setting, counts: Sequence[int], **how: Any) -> pd.DataFrame:
     """The setting with each of these numbers of ranks; `how` is what `played` takes.
 
-    Columns: `ranks`, `step_ns` (the median step of all ranks; both int64), `throughput` (float64: a rank's, as a share
+    Columns: `ranks`, `step_ns` (the mean of all ranks' steps; both int64), `throughput` (float64: a rank's, as a share
     of that with the fewest ranks), `held_bytes` (Int64: see `held_bytes`).
     """
-    rows = [(count, typical_step(played(run, replace(setting, ranks=count), **how)[1]).span_ns) for count in counts]
+    rows = [(count, mean_step_ns(played(run, replace(setting, ranks=count), **how)[1])) for count in counts]
     table = pd.DataFrame(rows, columns=["ranks", "step_ns"])
     table["throughput"] = table["step_ns"].iloc[0] / table["step_ns"] if len(table) else pd.Series(dtype="float64")
     held = [held_bytes(run.manifest, setting.strategy, count) for count in counts]

@@ -1,21 +1,43 @@
 """How far a prediction may be off: what a recording of the predicted setting would give in 95 of 100 cases.
 
-Three parts, of which none knows of the others, so that their squares add up. Steps within a recording, and recordings
-of the same setting, are two levels of a random-effects model: Kalibera and Jones, Rigorous benchmarking in reasonable
-time (ISMM 2013). The third is the model's own error.
+This is the one interval of the command, the page and predicted runs. It has three parts, of which none knows of the
+others, so that their squares add up. Steps within a recording, and recordings of the same setting, are two levels of a
+random-effects model: Kalibera and Jones, Rigorous benchmarking in reasonable time (ISMM 2013). The third is the model's
+own error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import hypot, pi, sqrt
 from statistics import NormalDist, fmean, stdev
 
-__all__ = ["REPEATS_DIFFER", "Interval", "beyond", "interval", "repeats_deviation"]
+import pandas as pd
+
+from overlaplab.analyses.across_runs.settings import same_but_cap
+from overlaplab.events import Run, step_windows
+from overlaplab.manifest import Manifest
+
+__all__ = [
+    "DIFFERENCES_MISS",
+    "REPEATS_DIFFER",
+    "Interval",
+    "beyond",
+    "by_step",
+    "gain_half_ns",
+    "interval",
+    "interval_of",
+    "measured_steps",
+    "recorded_caps",
+    "repeats_deviation",
+]
 
 REPEATS_DIFFER = 0.056
 """Mean difference between two recordings of one setting, of their step time: 24 pairs of `traces/sweep` (CPU)."""
+DIFFERENCES_MISS = 0.031
+"""By how much the predicted difference between two caps misses that of their recordings' means, as a share of the step:
+root mean square over the 12 ordered pairs of caps in `traces/sweep`. It contains the error of these means."""
 _PRIOR_WEIGHT = 4
 """As many degrees of freedom this prior has beside a sweep's own repeats."""
 _Z = NormalDist().inv_cdf(0.975)
@@ -57,6 +79,48 @@ def interval(
     scale = step_ns / mean
     between = _Z * sqrt(2) * repeats_deviation(repeats) * step_ns
     return Interval(steps_ns=round(spread * scale), recordings_ns=round(between), model_ns=round(model * scale))
+
+
+def interval_of(run: Run, step_ns: float, replayed: Sequence[float], caps: pd.DataFrame) -> Interval:
+    """The interval around a mean step that was predicted from the run.
+
+    `replayed`: see `interval`. `caps`: rows of `recorded_caps`.
+    """
+    repeats = [rows.tolist() for _, rows in caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]]
+    return interval(step_ns, measured_steps(run), replayed, repeats)
+
+
+def gain_half_ns(step_ns: float, sure: Interval) -> int:
+    """Half of the 95 % interval of the difference between two settings that were predicted from one recording.
+
+    They share the recording, and with it its steps and by how much it differs from another. So of `sure`, the interval
+    of one of them, the model's part alone counts, and what such differences miss.
+    """
+    return round(hypot(sure.model_ns, _Z * DIFFERENCES_MISS * step_ns))
+
+
+def by_step(ranks: Iterable[Sequence[int]]) -> list[float]:
+    """The mean over the ranks of each step; takes each rank's steps."""
+    return [fmean(step) for step in zip(*ranks, strict=True)]
+
+
+def measured_steps(run: Run) -> list[float]:
+    """How long each recorded step took, the mean over the ranks, in ns."""
+    return by_step([[window.end_ns - window.start_ns for window in step_windows(trace)] for trace in run.traces])
+
+
+def recorded_caps(own: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:
+    """The mean step, by run.json alone, of those recordings that differ from `own` in nothing but the cap.
+
+    Columns: `bucket_cap_mb` (NaN where it is not told), `step_ns` (both float64). Predicted runs are left out.
+    """
+    rows = [
+        (other.bucket_cap_mb, fmean(took))
+        for other in others
+        if same_but_cap(own, other)
+        and (took := [row.took_ns for row in other.link_steps or other.machine or () if row.took_ns])
+    ]
+    return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns"]).astype("float64")
 
 
 def repeats_deviation(repeats: Sequence[Sequence[float]] = ()) -> float:

@@ -24,13 +24,13 @@ import pandas as pd
 from overlaplab.analyses.exposed import Cause, exposed
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.labels import fsdp2_ranges_of
-from overlaplab.simulate.caps import best_cap, caps_played, first_caps_played, recutting
+from overlaplab.simulate.advice.caps import best_cap, caps_played, first_caps_played, recutting
+from overlaplab.simulate.advice.depths import best_depth
 from overlaplab.simulate.changes import (
     balanced,
     earlier,
     without_pauses,
 )
-from overlaplab.simulate.depths import best_depth
 from overlaplab.simulate.player import Launch, Move, Program, StuckError, Work, play
 from overlaplab.simulate.recorded import Recorded, recorded_programs
 from overlaplab.simulate.transfers import transfers

@@ -25,8 +25,7 @@ from overlaplab.analyses.worst import worst_step
 from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.events import Run
 from overlaplab.manifest import traits_of
-from overlaplab.simulate.bound import sendable
-from overlaplab.simulate.caps import (
+from overlaplab.simulate.advice.caps import (
     EXTRAPOLATED,
     TIE,
     CapPlayed,
@@ -41,8 +40,9 @@ from overlaplab.simulate.caps import (
     undisturbed_spans_ns,
     undisturbed_steps,
 )
+from overlaplab.simulate.advice.depths import best_depth, depths_played
+from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.cutting import best_cutting, last_end
-from overlaplab.simulate.depths import best_depth, depths_played
 
 __all__ = ["OPTIONS", "advise", "fits"]
 

@@ -12,9 +12,9 @@ from made_traces import event, gloo, op, run_of, step
 
 import overlaplab
 from overlaplab.simulate import OPTIONS, advise, fits
-from overlaplab.simulate.caps import recutting
+from overlaplab.simulate.advice.caps import recutting
 
-SAMPLES = Path(__file__).parents[2] / "traces"
+SAMPLES = Path(__file__).parents[3] / "traces"
 
 
 @pytest.mark.parametrize("name", ["bucketed", "torch-ddp", "naive", "sweep/cap-1", "zero3-serial"])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import overlaplab
 from overlaplab.findings import advice_refused
 from overlaplab.manifest import LinkStep, MachineStep, Manifest
-from overlaplab.simulate import caps
-from overlaplab.simulate.caps import (
+from overlaplab.simulate.advice import caps
+from overlaplab.simulate.advice.caps import (
     MIB,
     best_cap,
     cap_for,
@@ -24,11 +24,11 @@ from overlaplab.simulate.caps import (
     first_caps_played,
     recutting,
 )
+from overlaplab.simulate.advice.depths import best_depth, depths_played
 from overlaplab.simulate.changes import assign
-from overlaplab.simulate.depths import best_depth, depths_played
 from overlaplab.simulate.player import play
 
-SAMPLES = Path(__file__).parents[2] / "traces"
+SAMPLES = Path(__file__).parents[3] / "traces"
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9))

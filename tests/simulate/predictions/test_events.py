@@ -14,11 +14,11 @@ import overlaplab
 from overlaplab.manifest import Link, Manifest
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
-from overlaplab.simulate.predicted import COMPUTES, LINK, Event, played_events
-from overlaplab.simulate.prediction import predict
-from overlaplab.simulate.setting import Setting
+from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event, played_events
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
 
-SAMPLES = Path(__file__).parents[2] / "traces"
+SAMPLES = Path(__file__).parents[3] / "traces"
 NAMES = ("naive", "per-param", "bucketed", "torch-ddp", "zero2", "zero3", "zero3-serial", "torch-fsdp2")
 MANIFEST = Manifest(format_version=1, world_size=2)
 

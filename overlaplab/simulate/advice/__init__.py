@@ -1,0 +1,1 @@
+"""Which settings would shorten the recorded steps: caps and prefetch depths, what remedies gain."""
