@@ -34,6 +34,10 @@ LINES = {
     "exposed": ["exposed", ENGINE],
     "exposed of kernels": ["exposed", GPU],
     "compare": ["compare", ENGINE, GPU],
+    "baseline": ["baseline", ENGINE, "--out", "../\x1b[41;5m baseline.json"],
+    "compare with a baseline": ["compare", ENGINE, "--baseline", ENGINE],
+    "advise": ["advise", ENGINE],
+    "predict": ["predict", ENGINE, "--bucket-cap-mb", "1"],
     "slice": ["slice", GPU, "--steps", "3", "--out", "../\x1b[41;5m sliced"],
     "report": ["report", GPU, "-o", "../\x1b[41;5m.html"],
     "export": ["export", GPU, "--perfetto", "../\x1b[41;5m.json"],
@@ -48,6 +52,7 @@ LINES = {
 }
 ELSEWHERE = {
     "doctor": "reads no trace; tests/cli/test_doctor.py has an nvidia-smi that writes orders to a terminal",
+    "plan": "reads no trace",
     "record": "reads no trace",
     "sweep": "reads no trace but its own",
 }

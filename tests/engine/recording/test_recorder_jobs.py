@@ -110,7 +110,7 @@ def some_ranks_may_leave_no_trace(comm: Communicator) -> None:
     assert manifest["trace_ranks"] == [1]
     run = overlaplab.load_run(out)
     assert overlaplab.buckets(run)["parameters"].explode().nunique() == len(NAMES)
-    assert run.warnings == ("1 of 2 ranks were recorded without a trace (--trace-ranks)",), run.warnings
+    assert run.warnings == ("1 of 2 ranks was recorded without a trace (--trace-ranks)",), run.warnings
     expect_same(alone, recorded)
 
 

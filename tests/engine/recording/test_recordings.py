@@ -407,7 +407,7 @@ def test_only_the_ranks_that_are_asked_for_leave_a_trace(tmp_path: Path) -> None
     assert set(recording.manifest["collectives"]["rank"]) == {0, 1}
     assert len(recording.manifest["memory"]) == len(recording.manifest["hardware_per_rank"]) == 2
     assert overlaplab.load_run(tmp_path / "run").warnings == (
-        "1 of 2 ranks were recorded without a trace (--trace-ranks)",
+        "1 of 2 ranks was recorded without a trace (--trace-ranks)",
     )
 
 
