@@ -118,6 +118,7 @@ from overlaplab.findings.predictions import (
     extrapolation,
     figure_line,
     interval_line,
+    not_predicted,
     prediction_lead,
     refuse_to_predict,
 )
@@ -253,6 +254,7 @@ __all__ = [
     "marks_title",
     "neighbour",
     "no_fastest",
+    "not_predicted",
     "not_recorded",
     "not_told",
     "note",

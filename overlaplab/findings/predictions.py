@@ -10,9 +10,10 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.manifest import Manifest
+from overlaplab.simulate.predictions.what_if import told, why_not
 from overlaplab.words import shorten, to_ms
 
-__all__ = ["extrapolation", "figure_line", "interval_line", "prediction_lead", "refuse_to_predict"]
+__all__ = ["extrapolation", "figure_line", "interval_line", "not_predicted", "prediction_lead", "refuse_to_predict"]
 
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
 _OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
@@ -38,6 +39,15 @@ def refuse_to_predict(run: Run) -> None:
     if steps and len(steps - busy) < min(ENOUGH_STEPS, len(steps)):
         what = f"the machine was busy with something else in {len(busy)} of {len(steps)} steps"
         raise OverlaplabError(what, path=run.path, remedy="Record again while nothing else runs.")
+
+
+def not_predicted(run: Run) -> str | None:
+    """Why no other setting is predicted of this run, as `refuse_to_predict` and the simulation tell; None if one is."""
+    try:
+        refuse_to_predict(run)
+    except OverlaplabError as error:
+        return told(run, error)
+    return why_not(run)
 
 
 def prediction_lead(manifest: Manifest) -> str:

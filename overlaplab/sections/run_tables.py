@@ -56,7 +56,7 @@ class RunTables:
     peaks = _whole(analyses.peaks)
     warnings = _whole(findings.run_warnings)
     unseen = _whole(findings.unseen)
-    not_predicted = _whole(simulate.why_not)
+    not_predicted = _whole(findings.not_predicted)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from overlaplab import findings, load_run
 from overlaplab.cli import main
 from overlaplab.findings import PREDICTED
 
@@ -126,6 +127,7 @@ def test_recordings_that_cannot_be_trusted_predict_nothing(
     code, out, err = command("predict", tmp_path, "--accumulate", 2)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
+    assert said in str(findings.not_predicted(load_run(tmp_path)))  # of which the page What if takes it
 
 
 def test_a_prediction_predicts_nothing_and_is_not_overwritten(command: Any, predicted: Path) -> None:

@@ -100,5 +100,5 @@ def test_titles() -> None:
     assert findings.held_predicted_title(held) == "Memory per rank by formula: the same with more ranks"
     assert findings.held_predicted_title(ranks.assign(held_bytes=[8, 1])).endswith("less with more ranks")
     assert findings.lanes_title(461_000_000, 497_000_000) == (
-        "One step on one axis: 497.0 ms measured, 461.0 ms predicted"
+        "The median step on one axis: 497.0 ms measured, 461.0 ms predicted"
     )
