@@ -35,8 +35,8 @@ class Situation:
     """The page that it is most about."""
     shown: str = ""
     """What that page shows of it beside the advice; empty for nothing."""
-    is_problem: bool = True
-    """Whether communication is the step's problem."""
+    is_problem: bool | None = True
+    """Whether communication is the step's problem; None where it depends on how long ranks wait besides."""
     remedy: str = ""
     """As `simulate.remedies` spells it."""
 
@@ -85,10 +85,10 @@ SITUATIONS = (
         name="host paused",
         options=(*PAUSING, "--pause-ms", "40"),
         remedied=PAUSING,
-        label="Host paused (compute gap)",
+        label="ost paused (compute gap)",  # the headline begins with it, or with the exposed communication around it
         page="Timeline",
         advice="finding what holds up the host",
-        is_problem=False,
+        is_problem=None,
         remedy="no_pause",
     ),
     Situation(
