@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 import overlaplab
 from overlaplab import OverlaplabError
-from overlaplab.cli import main
 from overlaplab.cli.sweep import options_of
 
 SAMPLES = Path(__file__).parents[2] / "traces"
@@ -34,15 +32,10 @@ shutil.copytree(Path(SWEEP) / f"cap-{cap}{'-' + number if number else ''}", out)
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setenv("COLUMNS", "400")
-        monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return (stopped.value.code, *capsys.readouterr())
-
-    return call
+def command(command: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In a terminal that breaks no line."""
+    monkeypatch.setenv("COLUMNS", "400")
+    return command
 
 
 @pytest.fixture

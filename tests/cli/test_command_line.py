@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from made_traces import event, gloo, op, run_of, step, write
 
-from overlaplab.cli import main
-
 SUMMARY_KEYS = [
     "step",
     "start_ns",
@@ -114,21 +112,6 @@ def sharded(tmp_path: Path) -> Path:
 def folder(tmp_path: Path) -> Path:
     run_of(tmp_path / "run", EVENTS, EVENTS, manifest={"strategy": "bucketed"})
     return tmp_path / "run"
-
-
-def call(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
-) -> tuple[Any, str, str]:
-    monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    captured = capsys.readouterr()
-    return stopped.value.code, captured.out, captured.err
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda *arguments: call(capsys, monkeypatch, *arguments)
 
 
 def test_summary_json(command: Any, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from made_ranks import carried
 from made_traces import event, gloo, op, run_of, step
 
 from overlaplab.analyses.exposed import Cause
-from overlaplab.cli import main
 from overlaplab.findings import collective_label
 from overlaplab.report.page import report_page
 
@@ -30,17 +28,6 @@ def folder(tmp_path: Path) -> Path:
         ranks.append([*events, op("mm", 910, 1000)])
     run_of(tmp_path / "run", *ranks, manifest={"strategy": "bucketed"})
     return tmp_path / "run"
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return (stopped.value.code, *capsys.readouterr())
-
-    return call
 
 
 def test_the_document_holds_each_cause(command: Any, folder: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,49 +16,40 @@ import yaml
 from samples import TRACES
 
 from overlaplab.analyses import parse_condition
-from overlaplab.cli import main
 
 ROOT = Path(__file__).parents[2]
 SWEEP = TRACES / "sweep"
 EARLIER = [str(SWEEP / name) for name in ("cap-1", "cap-1-2", "cap-1-3")]
 
 
-def run(*arguments: object) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    assert run("baseline", *EARLIER, "--out", tmp_path / "baseline.json") == 0
+def stored(command: Any, tmp_path: Path) -> Path:
+    assert command("baseline", *EARLIER, "--out", tmp_path / "baseline.json")[0] == 0
     return tmp_path / "baseline.json"
 
 
-def test_one_run_is_held_against_a_baseline(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_is_held_against_a_baseline(command: Any, stored: Path) -> None:
     """Of the four recordings of a cap one is held against the others; the largest cap is slower than all of them."""
     options = ("--baseline", stored, "--fail-if", "exposed_comm_ns > 5%")
-    assert run("compare", SWEEP / "cap-1-4", *options) == 0
-    capsys.readouterr()
-    assert run("compare", SWEEP / "cap-25", *options) == 1
-    assert "exposed_comm_ns changed by +" in capsys.readouterr().err
-    assert run("compare", TRACES / "naive", *options) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert command("compare", SWEEP / "cap-1-4", *options)[0] == 0
+    code, _, error = command("compare", SWEEP / "cap-25", *options)
+    assert code == 1
+    assert "exposed_comm_ns changed by +" in error
+    code, _, error = command("compare", TRACES / "naive", *options)
+    assert (code, error.count("\n")) == (2, 1)
 
 
-def test_a_change_within_the_recordings_is_noted_and_passes(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_within_the_recordings_is_noted_and_passes(command: Any, stored: Path) -> None:
     """The first recording is one of the baseline's own, so that no change of it can lie beyond them."""
-    code = run("compare", EARLIER[0], "--baseline", stored, "--fail-if", "span_ns > -50%")
+    code, _, error = command("compare", EARLIER[0], "--baseline", stored, "--fail-if", "span_ns > -50%")
     assert code == 0
-    assert "lies within the 3 recordings" in " ".join(capsys.readouterr().err.split())
+    assert "lies within the 3 recordings" in " ".join(error.split())
 
 
-def test_junit_and_markdown_say_what_failed(tmp_path: Path, stored: Path) -> None:
+def test_junit_and_markdown_say_what_failed(command: Any, tmp_path: Path, stored: Path) -> None:
     files = ("--junit", tmp_path / "check.xml", "--markdown", tmp_path / "check.md")
     conditions = ("--fail-if", "exposed_comm_ns > 5%", "--fail-if", "exposed.blocking > 10s")
-    assert run("compare", SWEEP / "cap-25", "--baseline", stored, *conditions, *files) == 1
+    assert command("compare", SWEEP / "cap-25", "--baseline", stored, *conditions, *files)[0] == 1
     suite = ElementTree.parse(tmp_path / "check.xml").getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     cases = {case.get("name"): case.find("failure") is not None for case in suite.iter("testcase")}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
+from typing import Any
 
 import pytest
-
-from overlaplab.cli import main
 
 MODEL = (
     *("--layers", "32", "--width", "4096", "--seq", "4k", "--microbatch", "2", "--tokens", "4M"),
@@ -15,24 +13,18 @@ MODEL = (
 )
 
 
-def run(*arguments: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["overlaplab", "plan", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return int(ended.value.code or 0)
-
-
-def test_the_first_stage_that_fits_is_advised(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*MODEL) == 0
-    said = " ".join(capsys.readouterr().out.split())
+def test_the_first_stage_that_fits_is_advised(command: Any) -> None:
+    code, out, _ = command("plan", *MODEL)
+    assert code == 0
+    said = " ".join(out.split())
     assert "2 × 4 × 128 GPUs = 1,024 sequences of 4,096" in said
     assert "Try ZeRO stage 1: 64.3 GB of 80.0 GB per GPU." in said
 
 
-def test_json_has_the_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*MODEL, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_has_the_arithmetic(command: Any) -> None:
+    code, out, _ = command("plan", *MODEL, "--json")
+    assert code == 0
+    found = json.loads(out)
     assert found["layer_parameters"] == 12 * 4096**2 + 13 * 4096
     assert found["batch"] == {
         "seq": 4096,
@@ -60,9 +52,10 @@ def test_json_has_the_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
         ("--params 7B", "Name the GPU's memory"),
     ],
 )
-def test_what_to_try(capsys: pytest.CaptureFixture[str], options: str, said: str) -> None:
-    assert run(*options.split()) == 0
-    assert said in " ".join(capsys.readouterr().out.split()).replace("\u00a0", " ")
+def test_what_to_try(command: Any, options: str, said: str) -> None:
+    code, out, _ = command("plan", *options.split())
+    assert code == 0
+    assert said in " ".join(out.split()).replace("\u00a0", " ")
 
 
 @pytest.mark.parametrize(
@@ -76,8 +69,8 @@ def test_what_to_try(capsys: pytest.CaptureFixture[str], options: str, said: str
         ("--params 0", "--params 0: not a positive number"),
     ],
 )
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], options: str, said: str) -> None:
-    assert run(*options.split()) == 2
-    error = capsys.readouterr().err
+def test_bad_input_is_one_line(command: Any, options: str, said: str) -> None:
+    code, _, error = command("plan", *options.split())
+    assert code == 2
     assert said in error
     assert error.count("\n") == 1

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overlaplab import findings, load_run
-from overlaplab.cli import main
 from overlaplab.findings import PREDICTED
 
 SWEEP = Path(__file__).parents[2] / "traces" / "sweep"
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return (stopped.value.code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture

@@ -1,0 +1,24 @@
+"""For tests of the command line: a command, as a user calls it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from overlaplab.cli import main
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, str, str]]:
+    """Runs `overlaplab` with these arguments; its exit code, and what it printed on stdout and stderr."""
+
+    def call(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return (stopped.value.code, *capsys.readouterr())
+
+    return call
