@@ -10,7 +10,7 @@ import msgspec
 
 from overlaplab.traits import TRAITS, Traits
 
-__all__ = ["Bucket", "Held", "Link", "Manifest", "Model", "Parameter", "Unit", "traits_of"]
+__all__ = ["Bucket", "Held", "Link", "Manifest", "Mesh", "Model", "Parameter", "Unit", "traits_of"]
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
@@ -35,6 +35,60 @@ class Link:
 
     def __str__(self) -> str:
         return f"{self.bandwidth_gbps:g}Gbps,{self.latency_us:g}us"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """How the ranks share the work; counted as in torch's DeviceMesh, with `tp` innermost and `pp` outermost."""
+
+    dp: Ranks
+    """Data-parallel size."""
+    pp: Ranks = 1
+    """Pipeline stages."""
+    tp: Ranks = 1
+    """Tensor-parallel size."""
+    replicate: Ranks | None = None
+    """HSDP: groups that each hold all shards, `replicate` × `shard` = `dp`; None: the axis is not split."""
+    shard: Ranks | None = None
+    """HSDP: ranks among which parameters are sharded."""
+
+    def __post_init__(self) -> None:
+        split = self.replicate is not None or self.shard is not None
+        if split and (self.replicate or 0) * (self.shard or 0) != self.dp:
+            raise ValueError("replicate × shard is not dp")
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The size of each axis, outermost first; with HSDP `replicate` and `shard` stand for `dp`."""
+        if self.replicate is None or self.shard is None:
+            return {"pp": self.pp, "dp": self.dp, "tp": self.tp}
+        return {"pp": self.pp, "replicate": self.replicate, "shard": self.shard, "tp": self.tp}
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.dp * self.pp * self.tp
+
+    @property
+    def is_one_axis(self) -> bool:
+        """Whether all ranks are data-parallel, and one group does everything."""
+        return self.dp == self.size and self.replicate is None
+
+    @property
+    def owners(self) -> int:
+        """The ranks among which ZeRO shards."""
+        return self.shard or self.dp
+
+    def __str__(self) -> str:
+        """`dp 2 × tp 2`."""
+        return " × ".join(f"{axis} {size}" for axis, size in self.axes.items() if size > 1) or "dp 1"
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """A rank's place along each of the `axes`."""
+        places: dict[str, int] = {}
+        for axis, size in reversed(self.axes.items()):
+            rank, places[axis] = divmod(rank, size)
+        return {axis: places[axis] for axis in self.axes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +179,12 @@ class Model:
     """The model that was trained; fields that run.json lacks are None."""
 
     layers: Size | None = None
+    width: Size | None = None
+    """Features."""
+    seq: Size | None = None
+    """Tokens per sample."""
+    batch: Size | None = None
+    """Samples per data-parallel rank and microbatch."""
     dtype: str | None = None
     tied: bool | None = None
     parameters: Size | None = None
@@ -154,6 +214,8 @@ class Manifest:
     world_size: Ranks
     strategy: str | None = None
     """None if the loop is not the engine's, or the model is not parallelised."""
+    mesh: Mesh | None = None
+    """None in older recordings and in those of other loops; use `axes`."""
     traits: Traits | None = None
     """None without a strategy, and in older recordings; use `traits_of`."""
     device: str | None = None
@@ -212,6 +274,15 @@ class Manifest:
     """One per recorded step, the mean over the ranks."""
     memory: tuple[Held, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.mesh is not None and self.mesh.size != self.world_size:
+            raise ValueError(f"the mesh has {self.mesh.size} ranks, and world_size is {self.world_size}")
+
+    @property
+    def axes(self) -> Mesh:
+        """How the ranks share the work; where run.json does not say, all are data-parallel."""
+        return self.mesh or Mesh(dp=self.world_size)
 
     @property
     def sleeps(self) -> bool:

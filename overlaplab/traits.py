@@ -21,6 +21,8 @@ class Traits:
     unit's parameters in each microbatch before use; or nothing."""
     sharded: tuple[Literal["parameters", "gradients", "optimizer"], ...] = ()
     """The parts of which each rank holds 1/N; the others are replicated."""
+    cuts_layers: bool = False
+    """Whether the ranks of a tensor-parallel group compute each layer together, and exchange activations for it."""
 
 
 BUCKETS = Traits(buckets=True)
@@ -53,5 +55,7 @@ TRAITS = {
     "zero3": UNITS,
     "torch-ddp": BUCKETS,
     "torch-fsdp2": UNITS,
+    "tensor": Traits(buckets=True, cuts_layers=True),
+    "torch-tensor": Traits(cuts_layers=True),
 }
 """By the names that the engine's `--strategy` takes; a contract test keeps them equal to the engine's own."""

@@ -59,10 +59,21 @@ def category_of_uncategorised(name: str, process: object) -> str | None:
     return "cpu_op" if _UNCATEGORISED.match(name) else None
 
 
+AXES = ("pp", "dp", "replicate", "shard", "tp")
+"""A mesh's axes, as descriptions of the engine's process groups name them."""
+_TENSOR_PARALLEL = re.compile(r"(?:mesh_)?tp|tensor(?:_and_context)?(?:_model)?_parallel(?:_group)?", re.I)
+
+
+def is_tensor_parallel(group_description: str) -> bool:
+    """Whether a process group is described as tensor-parallel: by the engine, torchtitan (`mesh_tp`), Megatron-LM."""
+    return _TENSOR_PARALLEL.fullmatch(group_description) is not None
+
+
 PREDICTED = "predicted::"
 """What operators of predicted runs are called, before what they compute."""
 
 _REQUIRED = {
+    "activation_launch": {"module", "phase", "microbatch"},
     "backward": {"sync"},
     "bucket_launch": {"bucket"},
     "bucket_ready": {"bucket", "bytes", "parameters"},
@@ -78,6 +89,7 @@ _REQUIRED = {
     "param_gather_launch": {"bucket", "bytes"},
     "param_gather_wait": {"bucket"},
     "processor": {"ran_ns", "delayed_ns"},
+    "replica_launch": {"unit", "microbatch", "bytes"},
     "scatter_done": {"unit", "microbatch"},
     "scatter_launch": {"unit", "microbatch", "bytes"},
     "update": {"unit"},

@@ -56,6 +56,7 @@ def test_the_analyser_reads_every_label_that_the_engine_writes(word: labels.Word
         "kind": "x",
         "dtype": "y",
         "unit": "a b.1",
+        "module": "layers.3.up",
         "phase": "forward",
     }
     values = {key: {**PLAIN, **texts}[key] for key in labels.KEYS[word]}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overlaplab_engine.errors import EngineError
+    from overlaplab_engine.mesh import Mesh
     from overlaplab_engine.models.units import Unit, by_block, by_size
     from overlaplab_engine.network.communicator import Communicator, connect
     from overlaplab_engine.network.link import Link
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from overlaplab_engine.strategies.bucketed import Bucketed
     from overlaplab_engine.strategies.naive import Naive
     from overlaplab_engine.strategies.per_param import PerParam
+    from overlaplab_engine.strategies.tensor import TensorParallel
     from overlaplab_engine.strategies.torch_ddp import TorchDDP
     from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
+    from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel
     from overlaplab_engine.strategies.zero1 import Zero1
     from overlaplab_engine.strategies.zero2 import Zero2
     from overlaplab_engine.strategies.zero3 import Zero3
@@ -29,13 +32,16 @@ _HOMES = {
     "Communicator": "network.communicator",
     "EngineError": "errors",
     "Link": "network.link",
+    "Mesh": "mesh",
     "Naive": "strategies.naive",
     "Options": "strategies",
     "PerParam": "strategies.per_param",
     "Recorder": "recording.recorder",
     "Strategy": "strategies",
+    "TensorParallel": "strategies.tensor",
     "TorchDDP": "strategies.torch_ddp",
     "TorchFSDP2": "strategies.torch_fsdp2",
+    "TorchTensorParallel": "strategies.torch_tensor",
     "Unit": "models.units",
     "Zero1": "strategies.zero1",
     "Zero2": "strategies.zero2",
@@ -53,13 +59,16 @@ __all__ = [
     "Communicator",
     "EngineError",
     "Link",
+    "Mesh",
     "Naive",
     "Options",
     "PerParam",
     "Recorder",
     "Strategy",
+    "TensorParallel",
     "TorchDDP",
     "TorchFSDP2",
+    "TorchTensorParallel",
     "Unit",
     "Zero1",
     "Zero2",

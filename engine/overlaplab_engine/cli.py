@@ -4,8 +4,9 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -82,7 +83,10 @@ def record(
     context: typer.Context,
     nproc: Annotated[
         int | None,
-        typer.Option(help="Ranks to start here; default 2, on GPUs one for each. torchrun starts its own."),
+        typer.Option(
+            help="Ranks to start here; default 2, on GPUs one for each, or as many as --dp, --pp, --tp, --hsdp need. "
+            "torchrun starts its own."
+        ),
     ] = None,
     **options: Any,
 ) -> None:
@@ -91,11 +95,13 @@ def record(
     Starts the ranks itself; under torchrun, on one machine or several, this process is one rank.
     """
     device = options["device"] = _member(Device, options["device"], "--device")
+    options["hsdp"] = None if options["hsdp"] is None else _hsdp(options["hsdp"])
     under_torchrun = "RANK" in os.environ
-    ranks = int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else _ranks(nproc, device)
+    ranks = int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else _ranks(nproc, device, _needed(options))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if under_torchrun else ranks
     cuda = on_gpus(device, ranks_here, ranks)
     config = _config(options, ranks, cuda)
+    config.mesh(ranks)  # refuses sizes that do not fit
     _require_possible(config, ranks, cuda)
     if under_torchrun:
         from overlaplab_engine.worker import work
@@ -195,8 +201,23 @@ def _link_of_run(run: Path) -> Link | None:
         raise EngineError(f"--link {run}: its run.json does not say which link it was recorded with") from None
 
 
-def _ranks(nproc: int | None, device: Device) -> int:
+def _hsdp(text: str) -> tuple[int, int]:
+    replicas, _, shards = text.partition("x")
+    if not all(word.isdecimal() and len(word) < 10 for word in (replicas, shards)):
+        raise EngineError(f"--hsdp {text!r} is not REPLICASxSHARDS such as 2x2")
+    return int(replicas), int(shards)
+
+
+def _needed(options: Mapping[str, Any]) -> int:
+    """The ranks that the mesh's sizes need, as far as they are given."""
+    dp = options["dp"] or prod(options["hsdp"] or (1,))
+    return dp * (options["pp"] or 1) * (options["tp"] or 1)
+
+
+def _ranks(nproc: int | None, device: Device, needed: int) -> int:
     if nproc is not None and nproc < 1:
         raise EngineError("--nproc must be 1 or more")
     count = 0 if device is Device.CPU else gpus(device)  # asked with --nproc too: it may say that there are none
+    if nproc is None and needed > 1:
+        return needed
     return nproc or (count if device is Device.CUDA or count >= 2 else 2)

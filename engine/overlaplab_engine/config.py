@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.mesh import Mesh
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import Link, LinkWait
 from overlaplab_engine.strategy_names import StrategyName
@@ -54,6 +55,13 @@ class Config:
     device: Annotated[Device, Option("auto, cpu or cuda; auto: GPUs if there are two or more, one per rank.")] = (
         Device.AUTO
     )
+    dp: Annotated[int | None, Option("Data-parallel size; default: the ranks that --pp and --tp leave.")] = None
+    pp: Annotated[int | None, Option("Pipeline stages; default 1.")] = None
+    tp: Annotated[int | None, Option("Tensor-parallel size, neighbouring ranks; default 1.")] = None
+    hsdp: Annotated[
+        tuple[int, int] | None,
+        Option("REPLICAS x SHARDS such as 2x2: parameters are sharded among neighbouring ranks, and replicated."),
+    ] = None
     layers: Annotated[int, Option("Layers of the transformer.")] = 8
     width: Annotated[int, Option("Features.")] = 256
     heads: Annotated[int, Option("Attention heads.")] = 4
@@ -104,6 +112,13 @@ class Config:
         ),
     ] = True
     """Otherwise they are gathered before it."""
+    sequence_parallel: Annotated[
+        bool,
+        Option(
+            "tensor, torch-tensor: each rank holds a part of the sequence between the cut matrices.",
+            "--sequence-parallel",
+        ),
+    ] = False
     keep_last: Annotated[
         bool, Option("torch-fsdp2: keep the last layer from forward into backward, as zero3 does.", "--keep-last")
     ] = False
@@ -208,8 +223,19 @@ class Config:
             self.save is None or self.save.resolve() not in (out, *out.parents),
             f"--save {self.save} would replace --out {self.out}; name a directory of its own",
         )
+        _require(
+            (self.save is None and self.resume is None) or (self.tp is None and self.pp is None and self.hsdp is None),
+            "--save and --resume are for data parallelism alone: leave --tp, --pp and --hsdp out",
+        )
+        _require(
+            self.communicators == 1 or self.hsdp is None, "--communicators 2 goes without --hsdp, which makes its own"
+        )
         _require(self.trace or self.trace_ranks is None, "--trace-ranks and --no-trace exclude each other")
         _require(not self.out.exists() or self.out.is_dir(), f"--out {self.out} is a file; name a directory")
+
+    def mesh(self, ranks: int) -> Mesh:
+        """How so many ranks share the work. EngineError if the sizes asked for do not fit them."""
+        return Mesh.of(ranks, dp=self.dp, pp=self.pp, tp=self.tp, hsdp=self.hsdp)
 
     def traces(self, rank: int) -> bool:
         """Whether this rank leaves a trace."""

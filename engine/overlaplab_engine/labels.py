@@ -36,6 +36,8 @@ class Word(StrEnum):
     FREE = "free"
     SCATTER_LAUNCH = "scatter_launch"
     SCATTER_DONE = "scatter_done"
+    REPLICA_LAUNCH = "replica_launch"
+    ACTIVATION_LAUNCH = "activation_launch"
     WAIT = "wait"
     COLLECTIVE = "collective"
     LAUNCH = "launch"
@@ -61,6 +63,8 @@ KEYS: dict[Word, tuple[str, ...]] = {
     Word.FREE: ("unit", "phase", "microbatch", "bytes"),
     Word.SCATTER_LAUNCH: ("unit", "microbatch", "bytes"),
     Word.SCATTER_DONE: ("unit", "microbatch"),
+    Word.REPLICA_LAUNCH: ("unit", "microbatch", "bytes"),
+    Word.ACTIVATION_LAUNCH: ("module", "phase", "microbatch"),
     Word.WAIT: (),
     Word.COLLECTIVE: ("seq", "kind", "dtype", "bytes", "group"),
     Word.LAUNCH: ("seq", "group"),

@@ -16,3 +16,5 @@ class StrategyName(StrEnum):
     ZERO3 = "zero3"
     TORCH_DDP = "torch-ddp"
     TORCH_FSDP2 = "torch-fsdp2"
+    TENSOR = "tensor"
+    TORCH_TENSOR = "torch-tensor"

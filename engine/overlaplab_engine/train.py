@@ -26,7 +26,7 @@ from overlaplab_engine.models.transformer import Transformer, initial_values
 from overlaplab_engine.models.units import Unit, policy, reads_parameters_in_backward
 from overlaplab_engine.network.calibration import choose_link, next_slower
 from overlaplab_engine.network.carrier import Carried
-from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.network.communicator import Communicator, Place, connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW, SleepingAdamW
 from overlaplab_engine.recording import processor
@@ -39,7 +39,7 @@ from overlaplab_engine.recording.machine import MachineStep, Reading, between
 from overlaplab_engine.recording.manifest import Before, Outcome, manifest
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
-from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategies import Options, Strategy, class_of, make
 
 __all__ = ["record", "train_step"]
 
@@ -83,7 +83,7 @@ def record(config: Config, argv: list[str]) -> None:
                 clear(config.out)
             comm.barrier()
         strategy, optimizer, borders = _build(config, comm)
-        before = _calibrate(config, strategy, borders) if config.trace and device.type == "cpu" else None
+        before = _calibrate(config, comm, strategy, borders) if config.trace and device.type == "cpu" else None
         done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
         kept, made = _record_steps(config, comm, strategy, optimizer, done)
         if config.trace:
@@ -136,7 +136,7 @@ def model_of(config: Config) -> Transformer:
     ).to(_DTYPES[config.dtype])
 
 
-def _calibrate(config: Config, strategy: Strategy, borders: UnitBorders) -> Before:
+def _calibrate(config: Config, comm: Communicator, strategy: Strategy, borders: UnitBorders) -> Before:
     """Measure units, idle collectives and the machine; all ranks call it, and no gradient is left."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     sizes = [nbytes for nbytes, _ in strategy.buckets] + [
@@ -145,12 +145,12 @@ def _calibrate(config: Config, strategy: Strategy, borders: UnitBorders) -> Befo
     return Before(
         probe_ns=probe_ns(),
         passes=unit_passes(strategy, borders, batches),
-        idle=idle_collectives(strategy.comm, max(sizes)),
+        idle=idle_collectives(comm, max(sizes)),
     )
 
 
 def build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW]:
-    """The strategy around the model, whose gradients are labelled, and the optimizer.
+    """The strategy around the model, whose gradients are labelled, and the optimizer; `comm` is that of all ranks.
 
     Without `model` a new one is built on the device; strategies that shard parameters fill and shard it unit by unit.
     """
@@ -166,9 +166,24 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
         defer(model, comm.device, partial(initial_values, seed=config.seed))
     else:
         model = model.to(comm.device)
+    units = policy(config.units)
+    data = comm.along(config.mesh(comm.world_size))
+    options = Options(
+        bucket_cap_mb=config.bucket_cap_mb,
+        first_bucket_mb=config.first_bucket_mb,
+        main_grad=config.main_grad,
+        param_dtype=_DTYPES[config.param_dtype] if config.param_dtype else None,
+        reduce_dtype=_DTYPES[config.reduce_dtype] if config.reduce_dtype else None,
+        prefetch=config.prefetch,
+        sequence_parallel=config.sequence_parallel,
+        activation_shape=(config.batch, config.seq, config.width) if config.compute is not None else None,
+        overlap_param_gather=config.overlap_param_gather,
+        keep_last=config.keep_last,
+        units=units,
+    )
+    class_of(config.strategy).cut(model, data, options)
     sleep = _fall_asleep(config, comm, model) if config.compute is not None else None
     counted = comm.device.type == "cpu" and sleep is None  # a sleeping device needs no core that it could wait for
-    units = policy(config.units)
     formed = units(model)
     unit_of = {name: unit.name for unit in formed for name in unit.parameters} if counted else None
     borders = UnitBorders(
@@ -182,18 +197,7 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
     )  # before the strategy's hooks, so that "ready" comes before "launch"
     if counted and processor.mark not in labels.at_borders:
         labels.at_borders.append(processor.mark)
-    options = Options(
-        bucket_cap_mb=config.bucket_cap_mb,
-        first_bucket_mb=config.first_bucket_mb,
-        main_grad=config.main_grad,
-        param_dtype=_DTYPES[config.param_dtype] if config.param_dtype else None,
-        reduce_dtype=_DTYPES[config.reduce_dtype] if config.reduce_dtype else None,
-        prefetch=config.prefetch,
-        overlap_param_gather=config.overlap_param_gather,
-        keep_last=config.keep_last,
-        units=units,
-    )
-    strategy = make(config.strategy, model, comm, options)
+    strategy = make(config.strategy, model, data, options)
     borders.register()
     named = strategy.named_optimized()
     unit_by_name = {name: unit.name for unit in formed for name in unit.parameters}
@@ -314,14 +318,14 @@ def _run(
         if config.traces(comm.rank)
         else None
     )
-    borders: list[tuple[int, Reading]] = []  # between the recorded steps: collectives launched so far, and the machine
+    borders: list[tuple[Place, Reading]] = []  # between the recorded steps: what was launched so far, and the machine
     losses: list[torch.Tensor] = []
     strategy.on_error = faults.tell  # nobody catches the error here
     with recorder or nullcontext(), _progress(config, comm) as advance:
         try:
             for step in range(config.warmup + config.steps):
                 if step == config.warmup:
-                    borders.append((comm.launched, Reading.now()))
+                    borders.append((comm.place(), Reading.now()))
                     if comm.device.type == "cuda":
                         torch.cuda.reset_peak_memory_stats(comm.device)
                 loss = train_step(
@@ -331,14 +335,14 @@ def _run(
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):
                     strategy.settle()  # collectives that a step launched are recorded completely or not at all
                 if step >= config.warmup:
-                    borders.append((comm.launched, Reading.now()))
+                    borders.append((comm.place(), Reading.now()))
                 advance()
                 if recorder is not None:
                     recorder.step()
         except BaseException as error:
             faults.tell(error)  # first, because closing the recording takes a while
             raise
-    carried = [list(comm.carried[a:b]) for (a, _), (b, _) in pairwise(borders)]
+    carried = [comm.carried_between(a, b) for (a, _), (b, _) in pairwise(borders)]
     own = [
         link_step(comm.rank, config.warmup + i, of_step, until.at_ns - since.at_ns)
         for i, (of_step, ((_, since), (_, until))) in enumerate(zip(carried, pairwise(borders), strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,8 @@ def volume_theory(run: Run) -> Theory | None:
 
 
 def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    world_size = (run.manifest and run.manifest.world_size) or trace.world_size or len(run.traces)
+    sizes = {group.name: len(group.ranks) or group.size for group in trace.groups}
+    ranks = (run.manifest and run.manifest.world_size) or trace.world_size or len(run.traces)
     ranges = fsdp2_ranges_of(trace)
     found = sized(launches(trace), ranges, run.manifest)
     for step in steps:
@@ -49,5 +50,11 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
             by_kind.setdefault(launch.kind or "unknown", []).append(launch)
         for kind, own in by_kind.items():
             full = bytes_of(own)
-            sent = None if full is None else round(full * ring_factor(kind, world_size))
+            sent = None if full is None else round(sum(_sent(launch, kind, sizes, ranks) for launch in own))
             yield {"step": step.step, "kind": kind, "count": len(own), "bytes": full, "sent_bytes": sent}
+
+
+def _sent(launch: Launch, kind: str, sizes: Mapping[str, int | None], ranks: int) -> float:
+    """What a ring sends of a collective whose bytes are known: its group's, or all `ranks` where that is not known."""
+    size = launch.group_size or sizes.get(launch.group or "") or ranks
+    return (launch.bytes or 0) * ring_factor(kind, size)

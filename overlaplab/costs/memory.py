@@ -25,8 +25,9 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int | None, str | None]:
     """Bytes that each rank holds of `parameters`, `gradients` or `optimizer`, and the formula as text.
 
-    Ψ is the number of parameters, N that of ranks. Without traits all is replicated. None where the manifest
-    does not name the parameters, or they have a dtype of which it is not known what AdamW keeps.
+    Ψ is the number of parameters that a rank computes with, N that of the ranks that shard them. Without traits all is
+    replicated. None where the manifest does not name the parameters, or they have a dtype of which it is not known what
+    AdamW keeps.
     """
     count = _elements(manifest)
     if not count or any(parameter.dtype not in _OPTIMIZER_BYTES for parameter in manifest.parameters):
@@ -38,7 +39,7 @@ def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int |
     }[part]
     text = f"{full / count:.3g}Ψ"
     if traits is not None and part in traits.sharded:
-        return round(full / manifest.world_size), f"{text}/N"
+        return round(full / manifest.axes.owners), f"{text}/N"
     return full, text
 
 

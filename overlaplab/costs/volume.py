@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlaplab.costs.link import ROUNDS
-from overlaplab.costs.memory import gathered_bytes, reduced_bytes
+from overlaplab.costs.memory import element_bytes, gathered_bytes, reduced_bytes
 from overlaplab.manifest import Manifest, Unit
 from overlaplab.traits import Traits
 from overlaplab.vocabulary import layer_of
@@ -47,14 +47,42 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     full = upper - microbatches * sum(unit.bytes for unit in once)
     repeated = gradients * every + parameters * units
     single = gradients + parameters - repeated
-    note = _note(manifest)
-    n = manifest.world_size
+    beside, more = _beside(manifest, reduced, microbatches)
+    note = more + _note(manifest)
+    n = manifest.axes.owners
     return Theory(
-        sent_bytes=round(full * (n - 1) / n),
+        sent_bytes=round(full * (n - 1) / n + beside),
         formula=_formula(repeated, single, microbatches, [unit.name for unit in once]) + note,
-        upper_sent_bytes=round(upper * (n - 1) / n),
+        upper_sent_bytes=round(upper * (n - 1) / n + beside),
         upper_formula=_formula(repeated, single, microbatches, []) + note,
     )
+
+
+def _beside(manifest: Manifest, reduced: int, microbatches: int) -> tuple[float, str]:
+    """What is sent along other axes than that of the shards, or of data parallelism, and how that reads in a formula.
+
+    HSDP: each rank's shard of the gradients is all-reduced over the replicas. Tensor parallelism: four all-reduces of a
+    layer's activations (Shoeybi et al. 2019, arXiv 1909.08053, §3), twice as many forward with checkpointing.
+    """
+    mesh, sent, text = manifest.axes, 0.0, ""
+    if mesh.replicate is not None:
+        shard, replicas = reduced / mesh.owners, mesh.replicate
+        sent += 2 * (replicas - 1) / replicas * shard * microbatches
+        text += " + 2AΨ/S over replicas" if microbatches > 1 else " + 2Ψ/S over replicas"
+    if mesh.tp > 1 and (activations := _activation_bytes(manifest)) is not None:
+        passes = 6 if manifest.checkpointing else 4
+        assert manifest.model is not None
+        sent += 2 * (mesh.tp - 1) / mesh.tp * passes * (manifest.model.layers or 0) * activations * microbatches
+        text += f" + {2 * passes}{'A' if microbatches > 1 else ''}L·bsh over tp"
+    return sent, text
+
+
+def _activation_bytes(manifest: Manifest) -> int | None:
+    """What a layer passes on, of one microbatch: batch × sequence × width; None where run.json does not tell."""
+    model = manifest.model
+    if model is None or model.dtype is None or not (model.batch and model.seq and model.width):
+        return None
+    return model.batch * model.seq * model.width * element_bytes(model.dtype)
 
 
 def _gathered_once(manifest: Manifest) -> list[Unit]:

@@ -26,10 +26,12 @@ _LAUNCHES = (
     "gather_launch",
     "scatter_launch",
     "param_gather_launch",
+    "replica_launch",
+    "activation_launch",
     "all_gather",
     "post_backward_reduce",
 )
-_NAMES = ("bucket", "unit", "phase", "microbatch")
+_NAMES = ("bucket", "unit", "module", "phase", "microbatch")
 """Labels that launch one collective, and their fields that say which, the same on all ranks."""
 _WORLD = ("", "0", "default_pg")
 """Names of the group of the whole job."""

@@ -23,7 +23,7 @@ from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, fsdp2_ranges_of, labels_of
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.selection import launched_in
-from overlaplab.vocabulary import Rule, label_list
+from overlaplab.vocabulary import Rule, is_tensor_parallel, label_list
 
 
 class Role(StrEnum):
@@ -34,10 +34,14 @@ class Role(StrEnum):
     GATHER = "gather"
     PARAMETERS = "parameters"
     """Updated ones, after a sharded optimizer's step."""
+    ACTIVATIONS = "activations"
+    """Of a layer that several ranks compute together; the layer's next operation needs the result."""
     OTHER = ""
 
 
 GRADIENTS = (Role.BUCKET, Role.SCATTER)
+ACTIVATIONS_OF = "activations of "
+"""How `what` of collectives of activations begins; the module follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +70,16 @@ def purposes(trace: Trace) -> pd.DataFrame:
     known = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
     place = _launched_inside(trace, table, [purpose.launch for purpose in known])
     own = [known[at] if at >= 0 else None for at in place]
+    roles = [purpose.role.value if purpose else "" for purpose in own]
+    names = [purpose.what if purpose else None for purpose in own]
+    if not any(purpose.role is Role.ACTIVATIONS for purpose in known):  # else what has no label is something else
+        for row, description in enumerate(table["group_description"]):
+            if own[row] is None and is_tensor_parallel(description):
+                roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
     return pd.DataFrame(
         {
-            "role": pd.Series([purpose.role.value if purpose else "" for purpose in own], dtype=object),
-            "what": pd.Series([purpose.what if purpose else None for purpose in own], dtype=object),
+            "role": pd.Series(roles, dtype=object),
+            "what": pd.Series(names, dtype=object),
             "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in own]),
             "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in own]),
             "after_backward": np.array([purpose is not None and purpose.after_backward for purpose in own], dtype=bool),
@@ -127,7 +137,10 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
     for label in labels:
         if label.word == "bucket_ready":
             ready[label.fields["bucket"]] = label
-        elif label.word in ("bucket_launch", "scatter_launch"):
+        elif label.word == "activation_launch":
+            what = f"{ACTIVATIONS_OF}{unquote(label.fields['module'])}"
+            yield _Purpose(launch=label, role=Role.ACTIVATIONS, what=what)
+        elif label.word in ("bucket_launch", "scatter_launch", "replica_launch"):
             number = int(np.searchsorted(begun, label.start_ns, side="right")) - 1
             is_bucket = label.word == "bucket_launch"
             known = ready.get(label.fields["bucket"]) if is_bucket else None

@@ -56,7 +56,7 @@ def sent_notes(manifest: Manifest | None) -> str:
         return ring
     whole = size_exact(sum(parameter.bytes for parameter in manifest.parameters))
     again = f"; A = {manifest.accumulate} microbatches" if (manifest.accumulate or 1) > 1 else ""
-    return f"{ring} n = {count(manifest.world_size, 'rank')}; Ψ = {whole}, the bytes of all parameters{again}."
+    return f"{ring} n = {count(manifest.axes.owners, 'rank')}; Ψ = {whole}, the bytes of all parameters{again}."
 
 
 def unknown_sizes(volume: pd.DataFrame) -> str:
@@ -82,7 +82,7 @@ def held_lead(held: pd.DataFrame) -> str:
 def held_notes(manifest: Manifest | None, peaks: pd.DataFrame) -> str:
     """What was measured, what the letters in formulas stand for, and how `analyses.peaks` differs."""
     number = manifest.model.parameters if manifest and manifest.model else None
-    ranks = count(manifest.world_size, "rank") if manifest else "all ranks"
+    ranks = count(manifest.axes.owners, "rank") if manifest else "all ranks"
     many = "" if number is None else f"{number:,} = "
     notes = [
         "Tensors' storages after the last step's update, gradients still there."

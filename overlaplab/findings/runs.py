@@ -115,7 +115,8 @@ def describe_device(manifest: Manifest) -> str:
 def describe_ranks(manifest: Manifest, ranks: int | None = None) -> str:
     """`2 ranks` (the number given, or else the job's), or one rank whose peers are phantoms."""
     if not manifest.phantom_ranks:
-        return count(manifest.world_size if ranks is None else ranks, "rank")
+        mesh = "" if manifest.axes.is_one_axis else f" ({manifest.axes})"
+        return count(manifest.world_size if ranks is None else ranks, "rank") + mesh
     made_up = "" if manifest.numerics_meant else "; losses are meaningless"
     return f"one rank of an emulated group of {manifest.world_size} (peers are phantoms{made_up})"
 

@@ -55,7 +55,12 @@ class Recorded:
 
 @once_per_run
 def recorded_programs(run: Run) -> Recorded | None:
-    """The programs; None where the traces do not tell them: on a GPU, without the engine's labels or some ranks."""
+    """The programs; None where the traces do not tell them: on a GPU, without the engine's labels or some ranks.
+
+    Also None for meshes of several axes, whose groups take turns on the link in an order of their own.
+    """
+    if run.manifest is not None and not run.manifest.axes.is_one_axis:
+        return None
     if not 0 < len(run.traces) <= MOST_RANKS or any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         return None
     rows = numbered(run)

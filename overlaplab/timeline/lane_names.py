@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Trace, Work, counting_as, matching, thread_numbers
 from overlaplab.timeline.marks import Mark
-from overlaplab.vocabulary import label_fields
+from overlaplab.vocabulary import AXES, label_fields
 
 __all__ = ["Counted", "lane_names"]
 
@@ -81,8 +81,16 @@ def _threads(trace: Trace, lanes: Sequence[Counted]) -> list[str]:
         elif lane.main is Mark.MEMORY:
             found.append("copies")
         else:
-            found.append(next((word for word, threads in carried if own in threads), "communication"))
+            word = next((word for word, threads in carried if own in threads), "communication")
+            found.append(f"{word} ({axis})" if (axis := _axis(trace, lane)) else word)
     return found
+
+
+def _axis(trace: Trace, lane: Counted) -> str:
+    """What the group is for whose collectives an emulated link's thread carries; empty if there is only one group."""
+    carried = (label_fields(str(name)) for name in trace.events["name"].iloc[lane.rows[:1]])
+    group = next((found[1].get("group", "") for found in carried if found), "")
+    return next((own.description for own in trace.groups if own.name == group and own.description in AXES), "")
 
 
 def _carrying(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[str], bool]) -> set[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -92,6 +92,8 @@ class Timeline:
     """Rank, activity (absolute ns) and the run's zero by the rank's clock, for figures from the raw intervals."""
     offsets: tuple[tuple[int | None, int], ...] = ()
     """Ranks whose clocks were corrected, and by how much they were ahead of the first rank's, in ns (see `clocks`)."""
+    coordinates: Mapping[int, str] = field(default_factory=dict)
+    """Where each rank is on a mesh of several axes: `dp 1, tp 0`."""
 
     @property
     def extent(self) -> tuple[int, int]:

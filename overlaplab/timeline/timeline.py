@@ -103,7 +103,18 @@ def timeline_events(
         else pd.DataFrame({"step": [], "start_ns": [], "end_ns": [], "rank": []}, dtype="Int64"),
         activities=tuple(activities),
         offsets=_offsets(run),
+        coordinates=_coordinates(run),
     )
+
+
+def _coordinates(run: Run) -> dict[int, str]:
+    """Where each rank is on a mesh of several axes: `dp 1, tp 0`; empty for one axis."""
+    mesh = None if run.manifest is None else run.manifest.axes
+    if mesh is None or mesh.is_one_axis:
+        return {}
+    ranks = [trace.rank for trace in run.traces if trace.rank is not None and trace.rank < mesh.size]
+    several = [axis for axis, size in mesh.axes.items() if size > 1]
+    return {rank: ", ".join(f"{axis} {mesh.coordinates(rank)[axis]}" for axis in several) for rank in ranks}
 
 
 def _named(moments: pd.DataFrame, exposed_name: Callable[[Mapping[Any, Any]], str]) -> pd.DataFrame:

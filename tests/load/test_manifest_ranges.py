@@ -21,6 +21,8 @@ def parameter(*shape: int, num_bytes: int = 4) -> dict[str, Any]:
         ({"world_size": 0}, "$.world_size"),
         ({"world_size": -3}, "$.world_size"),
         ({"world_size": 10**23}, "$.world_size"),
+        ({"mesh": {"dp": 3}}, "the mesh has 3 ranks, and world_size is 1"),
+        ({"mesh": {"dp": 1, "replicate": 2, "shard": 2}}, "replicate × shard is not dp"),
         ({"bucket_cap_mb": -1}, "$.bucket_cap_mb"),
         ({"accumulate": 0}, "$.accumulate"),
         ({"prefetch": -1}, "$.prefetch"),

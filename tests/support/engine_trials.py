@@ -12,7 +12,7 @@ from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import AdamW, gradient
-from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategies import Options, Strategy, class_of, make
 from overlaplab_engine.strategies.sharded import Sharded
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategy_names import StrategyName
@@ -22,6 +22,8 @@ REPLICATED = (StrategyName.NAIVE, StrategyName.PER_PARAM, StrategyName.BUCKETED)
 PARTITIONED = (StrategyName.ZERO1, StrategyName.ZERO2)
 SHARDED = (*PARTITIONED, StrategyName.ZERO3)
 OURS = (*REPLICATED, *SHARDED)
+DATA_PARALLEL = tuple(name for name in StrategyName if not class_of(name).traits.cuts_layers)
+"""Those that need no other axis of the mesh."""
 STRATEGIES = (*OURS, StrategyName.TORCH_DDP)  # torch-fsdp2 has a file of its own
 ANY_ORDER = (*REPLICATED, *PARTITIONED, StrategyName.TORCH_DDP)
 """Those for which the ranks may use different parts of the model, in different orders."""
@@ -103,7 +105,7 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor | None]:
     """The averaged gradients by name, whoever holds them."""
     if not isinstance(strategy, Sharded):
         return {n: gradient(p) for n, p in strategy.model.named_parameters()}
-    everyones = gathered(strategy.comm, gradients_here(strategy))  # a parameter's pieces lie with ranks in order
+    everyones = gathered(strategy.comm.shards, gradients_here(strategy))  # a parameter's pieces lie with ranks in order
     found: dict[str, torch.Tensor | None] = dict.fromkeys(n for n, _ in strategy.model.named_parameters())
     for name, p in strategy.model.named_parameters():
         parts = [ours[name] for ours in everyones if name in ours]

@@ -16,18 +16,17 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         """`width` features split over `heads`."""
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.qkv = nn.Linear(width, 3 * width)
+        """Its rows are ordered by head, as Megatron-LM's are, so that ranks may hold some of the heads."""
         self.output = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, width) → (batch, seq, width)."""
-        batch, seq, width = x.shape
-        q, k, v = (
-            t.view(batch, seq, self.heads, width // self.heads).transpose(1, 2) for t in self.qkv(x).split(width, dim=2)
-        )
+        heads = self.qkv(x).unflatten(2, (-1, 3, self.head_width)).transpose(1, 2)  # those that are here
+        q, k, v = heads.unbind(3)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: torch.Tensor = self.output(y.transpose(1, 2).reshape(batch, seq, width))
+        out: torch.Tensor = self.output(y.transpose(1, 2).flatten(2))
         return out
 
 

@@ -75,6 +75,8 @@ class Carried:
     """When the last rank had arrived and the link was free."""
     moved_ns: int | None = None
     """How long after that the data had really been moved; the rest of `occupied_ns` is slept."""
+    group: str | None = None
+    """The group's name; None on a GPU, and for messages."""
 
     @property
     def overran(self) -> bool:
@@ -208,6 +210,7 @@ class Carrier:
                 queued_ns=request.queued_ns,
                 arrived_ns=begin_ns,
                 moved_ns=moved_ns,
+                group=self.group_name,
             )
         except Exception as error:
             self.fail(error)

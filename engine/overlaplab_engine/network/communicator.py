@@ -18,12 +18,16 @@ from torch._utils import _take_tensors
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
+from overlaplab_engine.mesh import Mesh
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.streams import CommStreams
 
-__all__ = ["Communicator", "Work", "connect", "is_lost_peer"]
+__all__ = ["Communicator", "Place", "Work", "connect", "is_lost_peer"]
+
+Place = tuple[tuple[int, int], ...]
+"""How many collectives each group has launched, and how many messages were carried."""
 
 
 # torch before 2.13 has other names for these.
@@ -96,6 +100,40 @@ class Communicator:
         """The factor by which to multiply a gradient before `all_reduce_mean`."""
         self.counts: Counter[Kind] = Counter()
         """Collectives launched here, by kind."""
+        self.groups: list[Communicator] = [self]
+        """This one, and those that `along` has made of it."""
+        self._shards: Communicator | None = None
+        self.replicas: Communicator | None = None
+        """With HSDP the ranks that hold the same shards."""
+        self.tensor: Communicator | None = None
+        """The ranks that compute each layer together, from the same batch."""
+
+    @property
+    def shards(self) -> "Communicator":
+        """The ranks among which parameters are sharded: these, or with HSDP some of them."""
+        return self._shards or self
+
+    def along(self, mesh: Mesh, timeout_s: float = 300) -> "Communicator":
+        """The data-parallel ranks that this rank is one of, with their `shards`, `replicas` and `tensor`.
+
+        Without other axes these are all ranks, and the result is this communicator. All ranks must call it together.
+        """
+        data = self if mesh.dp == self.world_size else self._group(mesh, "dp", timeout_s)
+        data._shards = data.replicas = data.tensor = None
+        if mesh.replicate is not None:
+            data._shards, data.replicas = (self._group(mesh, axis, timeout_s) for axis in ("shard", "replicate"))
+        if mesh.tp > 1:
+            data.tensor = self._group(mesh, "tp", timeout_s)
+        return data
+
+    def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
+        """This rank's group along an axis; the axis is its description in traces."""
+        own: Any = None
+        for ranks in mesh.groups(axis):  # every rank must take part in making every group
+            made: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), group_desc=axis)
+            own = made if self.rank in ranks else own
+        self.groups.append(Communicator(own, self.device))
+        return self.groups[-1]
 
     @property
     def link(self) -> Link | None:
@@ -116,6 +154,21 @@ class Communicator:
     def carried(self) -> Sequence[Carried]:
         """The collectives that an emulated link has carried; empty without one. On a GPU this waits for the link."""
         return self.group.log if isinstance(self.group, process_group.EmulatedLinkGroup) else ()
+
+    def place(self) -> Place:
+        """What was launched so far on an emulated link, for `carried_between`; no message may be under way."""
+        return tuple((g.launched, len(g.messages)) for g in self._emulated())
+
+    def carried_between(self, since: Place, until: Place) -> list[Carried]:
+        """The collectives that were launched between two places, and the messages, of all `groups`."""
+        return [
+            one
+            for group, (a, m), (b, n) in zip(self._emulated(), since, until, strict=True)
+            for one in (*group.log[a:b], *group.messages[m:n])
+        ]
+
+    def _emulated(self) -> list[process_group.EmulatedLinkGroup]:
+        return [one.group for one in self.groups if isinstance(one.group, process_group.EmulatedLinkGroup)]
 
     @property
     def phantom_ranks(self) -> list[int]:
@@ -152,6 +205,10 @@ class Communicator:
         `shard` may be a view of this rank's part of `full`.
         """
         return self._launch(Kind.ALL_GATHER, full, _all_gather, full, shard)
+
+    def reduce_scatter_sum(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
+        """As `reduce_scatter_mean`, of the sum."""
+        return self._launch(Kind.REDUCE_SCATTER, full, _reduce_scatter, shard, full, op=dist.ReduceOp.SUM)
 
     def reduce_scatter_mean(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
         """Average prescaled tensors over the ranks; `shard` gets this rank's part of the mean. Returns at once.
@@ -233,9 +290,10 @@ class Communicator:
         self._check()
 
     def close(self) -> None:
-        """Carry what is queued and leave the group."""
-        if isinstance(self.group, process_group.EmulatedLinkGroup):
-            self.group.close()
+        """Carry what is queued and leave the group, and those made of it."""
+        for one in reversed(self.groups):
+            if isinstance(one.group, process_group.EmulatedLinkGroup):
+                one.group.close()
         dist.destroy_process_group(self.group)
 
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Callable[..., Any], *args: Any, **more: Any) -> Work:

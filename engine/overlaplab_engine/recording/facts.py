@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from torch import nn
 
 from overlaplab_engine.models.units import Unit
 
@@ -44,7 +43,7 @@ def hardware_of_rank(device: torch.device) -> dict[str, Any]:
 
 
 def named_parameters(
-    parameters: Iterable[tuple[str, nn.Parameter]],
+    parameters: Iterable[tuple[str, torch.Tensor]],
     units: Sequence[Unit],
     dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> list[dict[str, Any]]:

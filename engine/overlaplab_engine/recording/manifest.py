@@ -87,9 +87,10 @@ def manifest(
         "device": comm.device.type,
         "backend": _backend(comm),
         "world_size": comm.world_size,
+        "mesh": asdict(config.mesh(comm.world_size)),
         "phantom_ranks": comm.phantom_ranks,
         "numerics_meant": not comm.phantom_ranks and config.compute is None,
-        "model": config.model() | {"parameters": sum(p.numel() for p in strategy.model.parameters())},
+        "model": config.model() | {"parameters": sum(p.numel() for _, p in strategy.named_parameters())},
         "bucket_cap_mb": config.bucket_cap_mb if traits.buckets else None,
         "first_bucket_mb": config.first_bucket_mb,
         "prefetch": config.prefetch if traits.gathers == "units" else None,
@@ -118,13 +119,15 @@ def manifest(
         if comm.device.type == "cpu" and config.compute is None
         else None,
         "machine": _machine(outcomes) if comm.device.type == "cpu" else None,
-        "calibration": _calibration(outcomes, comm.world_size if "optimizer" in traits.sharded else None),
+        "calibration": _calibration(
+            outcomes, strategy.comm.shards.world_size if "optimizer" in traits.sharded else None
+        ),
         "warmup": config.warmup,
         "steps": config.steps,
         "trace_ranks": config.trace_ranks,
         "command": command,
         "started_at": started_at,
-        "parameters": named_parameters(strategy.model.named_parameters(), strategy.units(), strategy.dtypes),
+        "parameters": named_parameters(strategy.named_parameters(), strategy.units(), strategy.dtypes),
         "buckets": [
             {"index": index, "bytes": nbytes, "parameters": names}
             for index, (nbytes, names) in enumerate(strategy.buckets)
@@ -154,6 +157,7 @@ def collectives(carried: Sequence[Sequence[Sequence[Carried]]], first_step: int)
     return {
         "rank": [rank for rank, _, _ in rows],
         "step": [step for _, step, _ in rows],
+        "group": [c.group for _, _, c in rows],
         "seq": [c.seq for _, _, c in rows],
         "kind": [c.kind for _, _, c in rows],
         "bytes": [c.nbytes for _, _, c in rows],

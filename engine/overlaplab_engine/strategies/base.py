@@ -1,7 +1,7 @@
 """What strategies share: one model on all ranks, `no_sync`, and a backward pass that ends well or leaves no trace."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import zip_longest
@@ -18,7 +18,7 @@ from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, units_of
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.buckets import Gradients
 
-__all__ = ["REGISTERED", "Options", "Strategy", "Traits", "register"]
+__all__ = ["REGISTERED", "Options", "Strategy", "Traits", "register", "require_same_model"]
 
 MIB = 1 << 20
 
@@ -39,6 +39,10 @@ class Options:
     """zero3, torch-fsdp2: add up and send whole gradients in this type; None: in the type of computation."""
     prefetch: int = 1
     """Units gathered ahead of the one in use."""
+    sequence_parallel: bool = False
+    """tensor, torch-tensor: between layers' matrices each rank holds a part of the sequence, not all of it."""
+    activation_shape: tuple[int, int, int] | None = None
+    """tensor: what layers would pass on, (batch, seq, width), where they sleep and pass a single number."""
     overlap_param_gather: bool = True
     """Gather updated parameters during the next forward pass, or else before it."""
     keep_last: bool = False
@@ -71,6 +75,8 @@ class Traits:
     the parameters of every unit, before they are used; or nothing."""
     sharded: tuple[Literal["parameters", "gradients", "optimizer"], ...] = ()
     """The parts of which each rank holds 1/N; the rest is replicated."""
+    cuts_layers: bool = False
+    """Whether the ranks of a tensor-parallel group compute each layer together, and exchange activations for it."""
 
 
 class Strategy(ABC):
@@ -86,6 +92,10 @@ class Strategy(ABC):
             ("param_dtype", "reduce_dtype"), "--param-dtype and --reduce-dtype are for zero3 and torch-fsdp2"
         ),
         "communicators": "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
+        "pp": "--pp: this strategy does not cut the model into stages",
+        "tp": "--tp is for tensor and torch-tensor: no other strategy cuts layers",
+        "hsdp": "--hsdp is for zero3 and torch-fsdp2: no other strategy shards parameters",
+        "sequence_parallel": "--sequence-parallel is for tensor and torch-tensor",
     }
     """Options, by `Config`'s names, that must keep their default, each with the error for whoever sets it."""
     labels_units: ClassVar[bool] = False
@@ -99,7 +109,7 @@ class Strategy(ABC):
         Raises EngineError for an option that it refuses, and on all ranks if the ranks' models differ.
         """
         self.require(options)
-        _require_same_model(model, comm)
+        require_same_model(model, comm)
         self.model = model
         self.comm = comm
         self.options = options
@@ -130,6 +140,10 @@ class Strategy(ABC):
         for field in fields(config):
             if field.name in cls.refuses and getattr(config, field.name) != field.default:
                 raise EngineError(cls.refuses[field.name])
+
+    @classmethod  # noqa: B027  # most cut nothing
+    def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """Before anything is hooked to its parameters: keep of the model what this rank computes with."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass, with rank 0's buffers if gradients will be synchronised; what the model returns."""
@@ -171,23 +185,42 @@ class Strategy(ABC):
         The norm is added up in at least float32, whatever the gradients' type. Where each rank holds a part of them, it
         is that of all ranks' parts together.
         """
-        grads = [g for tensor in self.optimized() if (g := self.gradients.get(tensor)) is not None]
+        grads = [(name, g) for name, t in self.named_optimized() if (g := self.gradients.get(t)) is not None]
+        parts = [grad for name, grad in grads if self._holds_part(name)]
+        square = self._square(parts)
+        if (among := self._parts_among()) is not None:
+            with labels.span(Word.WAIT):
+                among.all_reduce_sum(square).wait()
+        square += self._square([grad for name, grad in grads if not self._holds_part(name)])
+        norm = square.sqrt().squeeze()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for _, grad in grads:
+            grad.mul_(scale)
+        return norm
+
+    def _square(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of the squares of all elements, (1,)."""
         dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
         square = torch.zeros(1, dtype=dtype, device=self.comm.device)
         for grad in grads:
             square += torch.linalg.vector_norm(grad, dtype=dtype).square()
-        if "optimizer" in self.traits.sharded:
-            with labels.span(Word.WAIT):
-                self.comm.all_reduce_sum(square).wait()
-        norm = square.sqrt().squeeze()
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for grad in grads:
-            grad.mul_(scale)
-        return norm
+        return square
+
+    def _parts_among(self) -> Communicator | None:
+        """The ranks that hold parts of one gradient when the optimizer runs; None if each rank holds all of it."""
+        return self.comm.shards if "optimizer" in self.traits.sharded else None
+
+    def _holds_part(self, name: str) -> bool:
+        """Whether this parameter's gradient is among those."""
+        return "optimizer" in self.traits.sharded
 
     def optimized(self) -> list[torch.Tensor]:
         """What the optimizer updates, each with its averaged gradient after `backward`."""
         return [tensor for _, tensor in self.named_optimized()]
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The parameters that this rank computes with, gathered or not, in their unsharded shapes; cut ones as cut."""
+        return self.model.named_parameters()
 
     def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
         """What the optimizer updates, by the parameters' names, for parameter groups: here all parameters."""
@@ -303,7 +336,8 @@ def register(strategy: type[S]) -> type[S]:
     return strategy
 
 
-def _require_same_model(model: nn.Module, comm: Communicator) -> None:
+def require_same_model(model: nn.Module, comm: Communicator) -> None:
+    """EngineError on all ranks if the ranks' parameters or buffers differ in anything but their values."""
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
     mine += [(f"buffer {name}", tuple(b.shape), str(b.dtype), True) for name, b in model.named_buffers()]
     reference = comm.broadcast_object(mine)

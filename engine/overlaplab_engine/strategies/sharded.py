@@ -1,13 +1,14 @@
 """What ZeRO's stages share: each rank's optimizer updates only its own part of the parameters.
 
 Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054), §5: gradients are reduce-scattered, so that each rank gets the mean
-of the part that it updates.
+of the part that it updates. With HSDP ("hybrid sharding", Zhao et al. 2023, arXiv 2304.11277, §3.2.2) they are
+reduce-scattered within groups of ranks, and each part is then all-reduced across these groups, the replicas.
 """
 
 from collections import deque
-from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,13 +38,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _ReduceScatter:
-    """One that is under way."""
+    """One that is under way, or with HSDP the all-reduce of its result that follows."""
 
     flat: Flat
     received: torch.Tensor
     """(chunk,), what this rank gets."""
     work: Work
     done: Span
+    average: Span | None
+    """HSDP: the label of that all-reduce."""
 
 
 class Sharded(Strategy):
@@ -63,6 +66,7 @@ class Sharded(Strategy):
         self._wait = labels.span(Word.WAIT)
         self._in_forward = False
         self._in_flight: deque[_ReduceScatter] = deque()
+        self._averaging: deque[_ReduceScatter] = deque()  # HSDP: all-reduces across the replicas
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,14 +88,14 @@ class Sharded(Strategy):
             layout, pieces = flat.layout, {piece.name: piece for piece in flat.pieces}
             for number, values in layout.pieces(flat.shard):
                 name = flat.names[number]
-                begin = max(self.comm.rank * layout.chunk - sum(layout.sizes[:number]), 0)
+                begin = max(self.comm.shards.rank * layout.chunk - sum(layout.sizes[:number]), 0)
                 parts.append(Part(name, begin, values, pieces.get(name)))
         return parts
 
     def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
         """Every rank's (chunk,) of something that lies as `flat` does, in the parameters' shapes, by name."""
         full = shard.new_empty(flat.layout.padded)
-        self.comm.all_gather(full, shard).wait()
+        self.comm.shards.all_gather(full, shard).wait()
         return dict(zip(flat.names, flat.layout.views(full), strict=True))
 
     # Gradients on their way
@@ -113,20 +117,43 @@ class Sharded(Strategy):
         parameter.grad = None
         self.whole_gradients.set(parameter, None)
 
-    def _reduce_scatter(self, flat: Flat, full: torch.Tensor, received: torch.Tensor, launch: Span, done: Span) -> None:
-        """Launch the reduce-scatter of prescaled gradients (padded,) to `received` (chunk,)."""
+    def _reduce_scatter(
+        self,
+        flat: Flat,
+        full: torch.Tensor,
+        received: torch.Tensor,
+        launch: Span,
+        done: Span,
+        average: Span | None = None,
+    ) -> None:
+        """Launch the reduce-scatter of prescaled gradients (padded,) to `received` (chunk,).
+
+        With HSDP the results are then averaged across the replicas, which `average` labels.
+        """
         with launch:
-            work = self.comm.reduce_scatter_mean(received, full)
-        self._in_flight.append(_ReduceScatter(flat, received, work, done))
+            work = self.comm.shards.reduce_scatter_mean(received, full)
+        self._in_flight.append(_ReduceScatter(flat, received, work, done, average))
 
     def _wait_for_scatters(self, leave: int = 0) -> None:
         """Accumulate the results of reduce-scatters, and wait until no more than `leave` are under way."""
-        while self._in_flight and (len(self._in_flight) > leave or self._in_flight[0].work.is_completed()):
-            scatter = self._in_flight.popleft()
-            with self._wait:
-                scatter.work.wait()
+        for scatter in self._arrived_of(self._in_flight, leave):
             labels.instant(scatter.done)
-            self._first_gradients += scatter.flat.accumulate(self.gradients, scatter.received)
+            if self.comm.replicas is None:
+                self._first_gradients += scatter.flat.accumulate(self.gradients, scatter.received)
+                continue
+            with scatter.average or nullcontext():
+                work = self.comm.replicas.all_reduce_mean(scatter.received)
+            self._averaging.append(replace(scatter, work=work))
+        for average in self._arrived_of(self._averaging, leave):
+            self._first_gradients += average.flat.accumulate(self.gradients, average.received)
+
+    def _arrived_of(self, under_way: deque[_ReduceScatter], leave: int) -> Iterator[_ReduceScatter]:
+        """Remove the first of them, waiting until no more than `leave` remain."""
+        while under_way and (len(under_way) > leave or under_way[0].work.is_completed()):
+            first = under_way.popleft()
+            with self._wait:
+                first.work.wait()
+            yield first
 
     def _finish_gradients(self, unused: Collection[int]) -> None:
         """Wait for all reduce-scatters, and remove the gradients of parameters that no rank has used, which are zeros.
@@ -145,7 +172,8 @@ class Sharded(Strategy):
     def _drain(self) -> None:
         """After an exception: wait for what is under way, and drop it."""
         with suppress(Exception):
-            for scatter in self._in_flight:
+            for scatter in (*self._in_flight, *self._averaging):
                 scatter.work.wait()
         self._in_flight.clear()
+        self._averaging.clear()
         self._first_gradients = []

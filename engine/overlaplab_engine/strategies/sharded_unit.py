@@ -56,7 +56,7 @@ class ShardedUnit:
         self.kept = unit.kept
         self.parameters = parameters
         self.trained = any(p.requires_grad for p in parameters)
-        self.layout = Layout([p.shape for p in parameters], comm.rank, comm.world_size)
+        self.layout = Layout([p.shape for p in parameters], comm.shards.rank, comm.shards.world_size)
         self.work: Work | None = None
         """The gather under way."""
         self.held = True
@@ -101,7 +101,7 @@ class ShardedUnit:
         if shard.dtype != self.full.dtype:
             with torch.no_grad():
                 shard = self.layout.own(self.full).copy_(shard)
-        self.work = comm.all_gather(self.full, shard)
+        self.work = comm.shards.all_gather(self.full, shard)
 
     def wait(self) -> None:
         """Wait for the gather under way, if there is one; on CUDA, make the stream wait."""
@@ -136,4 +136,6 @@ class ShardedUnit:
             values["bytes"] = self.full.nbytes
         if word is Word.SCATTER_LAUNCH:
             values["bytes"] = self.layout.padded * self.gradient_dtype.itemsize
+        if word is Word.REPLICA_LAUNCH:
+            values["bytes"] = self.layout.chunk * self.gradient_dtype.itemsize
         return labels.span(word, **values)

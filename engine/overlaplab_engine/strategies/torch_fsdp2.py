@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -46,7 +47,7 @@ class TorchFSDP2(Strategy):
         sharded=("parameters", "gradients", "optimizer"),
     )
     refuses: ClassVar[Mapping[str, str]] = {
-        "communicators": Strategy.refuses["communicators"],
+        **{name: Strategy.refuses[name] for name in ("communicators", "pp", "tp", "sequence_parallel")},
         "main_grad": "torch-fsdp2 has no fp32 main_grad; leave --main-grad out",
         **dict.fromkeys(
             ("save", "resume"),
@@ -60,7 +61,7 @@ class TorchFSDP2(Strategy):
         self.keeps_last = options.keep_last
         layers = self._layers()
         hooks = {name: list((p._post_accumulate_grad_hooks or {}).values()) for name, p in model.named_parameters()}
-        mesh = DeviceMesh.from_group(comm.group, comm.device.type)
+        mesh = _mesh(comm)
         wrapped = [
             self._shard(unit.modules[0], mesh=mesh, reshard_after_forward=not unit.kept) for unit in reversed(layers)
         ][::-1]  # units inside others first
@@ -183,6 +184,15 @@ class TorchFSDP2(Strategy):
                     f"torch-fsdp2 wraps layer by layer, and {unit.name} shares a parameter with another unit"
                 )
         return layers
+
+
+def _mesh(comm: Communicator) -> DeviceMesh:
+    """The ranks among which FSDP2 shards; for HSDP of two dimensions, the replicas and the shards of each."""
+    if comm.replicas is None:
+        return DeviceMesh.from_group(comm.group, comm.device.type)
+    ranks = torch.tensor(dist.get_process_group_ranks(comm.group)).view(comm.replicas.world_size, -1)
+    groups = [comm.replicas.group, comm.shards.group]
+    return DeviceMesh.from_group(groups, comm.device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

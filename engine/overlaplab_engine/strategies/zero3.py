@@ -91,7 +91,9 @@ class Zero3(Sharded):
     )
     labels_units = True
     keeps_last = True
-    refuses: ClassVar[Mapping[str, str]] = {"keep_last": Sharded.refuses["keep_last"]}
+    refuses: ClassVar[Mapping[str, str]] = {
+        name: Sharded.refuses[name] for name in ("keep_last", "pp", "tp", "sequence_parallel")
+    }
 
     @classmethod
     def require(cls, config: Any) -> None:
@@ -311,6 +313,7 @@ class Zero3(Sharded):
             full.new_empty(unit.layout.chunk),
             unit.label(Word.SCATTER_LAUNCH, self.microbatch),
             unit.label(Word.SCATTER_DONE, self.microbatch),
+            unit.label(Word.REPLICA_LAUNCH, self.microbatch),
         )
         self._wait_for_scatters(leave=IN_FLIGHT)
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest
 
 _SAME = (
-    *("strategy", "device", "backend", "world_size", "model", "first_bucket_mb", "prefetch", "overlap_param_gather"),
+    *("strategy", "device", "backend", "world_size", "mesh", "model", "first_bucket_mb", "prefetch"),
+    "overlap_param_gather",
     *("keep_last", "checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
     "unit_policy",
     *("link", "link_wait", "phantom_ranks", "hardware", "predicted"),
 )
 """The keys of run.json that a sweep holds fixed."""
 
-_WORK = ("world_size", "device", "backend", "accumulate", "link", "link_wait", "phantom_ranks", "hardware")
+_WORK = ("world_size", "mesh", "device", "backend", "accumulate", "link", "link_wait", "phantom_ranks", "hardware")
 """The keys of run.json that beside the model decide what work a step is, and on what machine and link it runs."""
 
 
@@ -111,8 +113,12 @@ def _fixed(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _with_defaults(manifest: Manifest) -> dict[str, Any]:
-    # Older run.json files lack these two.
-    own = {"phantom_ranks": manifest.phantom_ranks, "predicted": manifest.predicted is not None}
+    # Older run.json files lack these.
+    own = {
+        "phantom_ranks": manifest.phantom_ranks,
+        "predicted": manifest.predicted is not None,
+        "mesh": None if manifest.axes.dp == manifest.world_size else asdict(manifest.axes),
+    }
     return {"communicators": 1} | manifest.raw | own
 
 

@@ -119,7 +119,9 @@ def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
     found = []
     for rank, label, kind in zip(ranks, lanes["label"], lanes["kind"], strict=True):
         word = "rank ?" if rank is None else f"rank {rank}"
-        found.append({"rank": rank, "kind": kind, "label": shorten(str(label).removeprefix(f"{word} "), 60)})
+        own = {"rank": rank, "kind": kind, "label": shorten(str(label).removeprefix(f"{word} "), 60)}
+        where = None if rank is None else timeline.coordinates.get(rank)
+        found.append(own if where is None else own | {"where": where})
     return found
 
 

@@ -264,6 +264,11 @@ function brief(name) {
   return (at >= 0 && at + 2 < own.length ? own.slice(at + 2) : own || name).trim();
 }
 
+function rankName(lane) {
+  if (lane.rank === null) return "rank unknown";
+  return `rank ${lane.rank}${lane.where ? ` (${lane.where})` : ""}`;
+}
+
 function tickStep(span, most) {
   const least = span / most;
   const power = 10 ** Math.floor(Math.log10(least));
@@ -688,7 +693,7 @@ class TimelineView {
       if (leads) {
         context.fillStyle = this.tones.ink;
         context.font = `bold ${FONT}`;
-        context.fillText(lane.rank === null ? "rank unknown" : `rank ${lane.rank}`, 4, middle);
+        context.fillText(rankName(lane), 4, middle);
         context.font = FONT;
       }
       context.fillStyle = this.tones.soft;
@@ -1077,7 +1082,7 @@ class TimelineView {
     const name = document.createElement("b");
     const full = this.run.names[code];
     name.textContent = full.length > 240 ? `${full.slice(0, 160)}…${full.slice(-79)}` : full;
-    const rank = lane.rank === null ? "rank unknown" : `rank ${lane.rank}`;
+    const rank = rankName(lane);
     const lines = [
       `${lane.kind === "exposed" ? "" : `${this.run.words[this.run.part[code]]} · `}${rank}, ${lane.label}`,
       `${lasting(this.run.length[event])}, from ${axisTime(this.run.base_ns + this.run.start[event], 1)}`,

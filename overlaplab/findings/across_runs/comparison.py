@@ -151,6 +151,7 @@ def work_compared(chosen: str, differing: Mapping[str, Sequence[str] | None] | N
 
 _WORDS = {
     "world_size": "the number of ranks",
+    "mesh": "the mesh",
     "accumulate": "the number of microbatches",
     "link": "the link",
     "link_wait": "how the link is waited for",

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
+from overlaplab.evidence.purposes import ACTIVATIONS_OF
 from overlaplab.findings.diagnosis.causes import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 from overlaplab.words import shorten
@@ -46,6 +47,8 @@ def remedy_for(
     """
     if cause is Cause.LINK and not bytes_explain:
         return Remedy(text=OPEN_ALL)
+    if cause not in (Cause.STRAGGLER, Cause.GAP) and _moved_most(rows) == "activations":
+        return Remedy(text=_FEWER_TENSOR_RANKS)
     best = _best(cause, replays, LITTLE_GAIN * span_ns)
     if best is not None and (cause is not Cause.STRAGGLER or late_rank in (None, int(best["setting"]))):
         text = _replayed(best, cause, late_rank, rows, loop)
@@ -143,6 +146,10 @@ OPEN_ALL = (
     " part of it may be waiting for other ranks"
 )
 FIND_PAUSE = "finding what holds up the host: look at what it does in the pause, on the timeline"
+_FEWER_TENSOR_RANKS = (
+    "fewer ranks per tensor-parallel group, or a faster link within it: the layer's next operation needs these results,"
+    " so nothing can hide them"
+)
 _BUCKET = re.compile(r"bucket \d+$")
 _SEND_LESS = "sending less while the link is busy: lower precision, or fewer synchronisations by accumulating"
 _HOW_FEWER = {
@@ -191,13 +198,20 @@ def _unblock(moved: str, loop: Loop) -> str:
 
 
 def _moved_most(rows: pd.DataFrame) -> str:
-    """What most of the exposed time moved: `gather`, `bucket`, `unit` (or a parameter), or something `unknown`."""
-    gathers = (rows["kind"] == "all_gather").fillna(False)
+    """What most of the exposed time moved: `gather`, `bucket`, `unit` (or a parameter), `activations`, or something
+    `unknown`."""
+    gathers = (rows["kind"] == "all_gather").fillna(False) & ~rows["what"].map(_is_activations)
     if int(rows.loc[gathers, "exposed_ns"].sum()) > MAJORITY * int(rows["exposed_ns"].sum()):
         return "gather"
     moved = rows["what"].map(lambda name: "unknown" if pd.isna(name) else _word(str(name)))
     return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
 
 
+def _is_activations(name: object) -> bool:
+    return str(name).startswith(ACTIVATIONS_OF)
+
+
 def _word(name: str) -> str:
+    if _is_activations(name):
+        return "activations"
     return "bucket" if _BUCKET.match(name) else "unit"

@@ -162,6 +162,8 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
         raw["first_bucket_mb"] = setting.first_bucket_mb
     if traits is not None:
         raw["prefetch"] = options.prefetch if traits.gathers == "units" else None
+    if "mesh" in raw:  # of one axis, as others are not predicted
+        raw["mesh"] = {"dp": options.ranks, "pp": 1, "tp": 1, "replicate": None, "shard": None}
     link = setting.link or run.manifest.link
     return raw | {"link": asdict(replace(link, world_size=options.ranks)) if link else None}
 

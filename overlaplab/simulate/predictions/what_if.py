@@ -176,7 +176,7 @@ def held_bytes(manifest: Manifest | None, strategy: str | None, ranks: int) -> i
         return None
     traits = TRAITS.get(strategy) if strategy else traits_of(manifest)
     parts = ("parameters", "gradients", "optimizer")
-    sizes = [formula(replace(manifest, world_size=ranks), traits, part)[0] for part in parts]
+    sizes = [formula(replace(manifest, world_size=ranks, mesh=None), traits, part)[0] for part in parts]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 

@@ -90,6 +90,8 @@ def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...]]:
             path=run.path,
             remedy="A prediction needs all ranks' traces",
         )
+    if not manifest.axes.is_one_axis:
+        raise OverlaplabError(f"only data parallelism is predicted, not {manifest.axes}", path=run.path)
     recorded = recorded_programs(run)
     if recorded is None:
         raise OverlaplabError(

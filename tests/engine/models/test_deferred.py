@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine_ranks import Scenarios
+from engine_trials import DATA_PARALLEL
 from live_bytes import LiveBytes
 from overlaplab_engine.config import Config, Dtype
 from overlaplab_engine.models.deferred import defer, hollow, materialise
@@ -104,7 +105,7 @@ def test_a_strategy_that_keeps_all_parameters_has_them_once(monkeypatch: pytest.
     del kept
 
 
-@scenario(*StrategyName)
+@scenario(*DATA_PARALLEL)
 def every_strategy_begins_with_rank_0s_weights_of_the_seed(comm: Communicator, name: StrategyName) -> None:
     for more in ({}, {"dtype": Dtype.BFLOAT16}, {"tied": True}):
         wanted = dict(model_of(config_of(name, **more, seed=4)).named_parameters())

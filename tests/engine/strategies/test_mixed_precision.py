@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine_ranks import Scenarios
-from engine_trials import BATCHES, gradients, transformer
+from engine_trials import BATCHES, DATA_PARALLEL, gradients, transformer
 from overlaplab_engine.checkpoint import full_state, load_full_state
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word, parse
@@ -211,7 +211,7 @@ def checkpoints_keep_fp32(comm: Communicator) -> None:
 
 @scenario()
 def who_refuses_it(comm: Communicator) -> None:
-    for name in StrategyName:
+    for name in DATA_PARALLEL:
         for options in ({"param_dtype": BF16}, {"reduce_dtype": BF16}):
             if name not in (StrategyName.ZERO3, StrategyName.TORCH_FSDP2):
                 with pytest.raises(

@@ -1,0 +1,258 @@
+"""tensor: each layer's matrices are cut among the ranks of a tensor-parallel group, by hand.
+
+Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053, §3); Korthikanti et al. 2022 (arXiv 2205.05198, §4.2.2) for
+sequence parallelism.
+
+[Note: one layer]
+The first matrix of attention and of the perceptron is cut by columns (of the weight transposed, as in the papers), so
+that each rank has some heads and some hidden features; the second by rows, so that what each rank computes is one term
+of a sum. So a layer needs two all-reduces: the sum after attention and that after the perceptron. In the backward pass
+it needs two more, for the gradients of what the cut matrices read. Megatron's paper calls the two conjugate operators f
+and g. All else is computed by every rank, from the same batch, with the same gradients.
+
+With sequence parallelism each rank holds a part of the sequence between these matrices, so that norms and residuals are
+not computed, nor their activations kept, by all. An all-gather before and a reduce-scatter after stand for the
+all-reduce, and send as much; the gradients of norms and of the second matrices' biases are then summed over the group.
+
+Nothing hides this communication: the next operation of the layer needs its result.
+
+[Note: gradients]
+Ranks at the same place of their tensor-parallel groups hold the same part, and average its gradients as `bucketed`
+does.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
+from overlaplab_engine.strategies.bucketed import Bucketed
+from overlaplab_engine.strategies.tensor_layers import (
+    COLUMNS,
+    ROWS,
+    cut_parameters,
+    require_tensor_parallel,
+    shared_layers,
+    tensor_group,
+)
+
+__all__ = ["TensorParallel"]
+
+Operator = Callable[[torch.Tensor], torch.Tensor]
+
+
+class _Conjugate(torch.autograd.Function):
+    """One operator in the forward pass, another in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, there: Operator, back: Operator) -> torch.Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.back(grads[0]), None, None
+
+
+class _Operators:
+    """What a tensor-parallel group does with activations, (batch, seq, width); each waits for its result."""
+
+    def __init__(self, comm: Communicator, label: Callable[[], Span], shape: tuple[int, int, int] | None) -> None:
+        """`label` gives the label of a launch. Where layers sleep, they pass on a number in place of `shape`."""
+        self._comm, self._label, self._shape = comm, label, shape
+        self._wait = labels.span(Word.WAIT)
+
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        """All of it stays as it is."""
+        return x.view_as(x)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks."""
+        total = self._real(x).clone(memory_format=torch.contiguous_format)
+        self._run(self._comm.all_reduce_sum, total)
+        return self._passed(x, total)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The whole sequence, of which each rank has a part."""
+        part = self._real(x, of_part=True).transpose(0, 1).contiguous()
+        whole = part.new_empty(self._comm.world_size * len(part), *part.shape[1:])
+        self._run(self._comm.all_gather, whole, part)
+        return self._passed(x, whole.transpose(0, 1))
+
+    def scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sequence, summed over the ranks."""
+        whole = self._real(x).transpose(0, 1).contiguous()
+        part = whole.new_empty(len(whole) // self._comm.world_size, *whole.shape[1:])
+        self._run(self._comm.reduce_scatter_sum, part, whole)
+        return self._passed(x, part.transpose(0, 1))
+
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sequence."""
+        if self._shape is not None:
+            return x.view_as(x)
+        return x.chunk(self._comm.world_size, dim=1)[self._comm.rank].contiguous()
+
+    def _run(self, launch: Callable[..., Work], *tensors: torch.Tensor) -> None:
+        with self._label():
+            work = launch(*tensors)
+        with self._wait:
+            work.wait()
+
+    def _real(self, x: torch.Tensor, of_part: bool = False) -> torch.Tensor:
+        if self._shape is None:
+            return x
+        batch, seq, width = self._shape
+        return x.new_zeros(batch, seq // self._comm.world_size if of_part else seq, width)
+
+    def _passed(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        return result if self._shape is None else x.view_as(x)
+
+
+@register
+class TensorParallel(Bucketed):
+    """Megatron's layers over one axis of the mesh, `bucketed` over the other. `cut` comes first.
+
+    It takes this package's `Transformer`, whose heads and sequence the group's size divides.
+    """
+
+    name = "tensor"
+    traits = Traits(buckets=True, cuts_layers=True)
+    refuses: ClassVar[Mapping[str, str]] = {
+        **{name: text for name, text in Strategy.refuses.items() if name not in ("tp", "sequence_parallel")},
+        "main_grad": "tensor has no fp32 main_grad; leave --main-grad out",
+    }
+
+    @classmethod
+    def require(cls, config: Any) -> None:
+        """See `Strategy`."""
+        super().require(config)
+        require_tensor_parallel(cls.name, config)
+
+    @classmethod
+    def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """Keep this rank's columns and rows; the group's rank 0 gives the values. EngineError for another model."""
+        shared_layers(cls.name, model, comm)
+        tensor = tensor_group(cls.name, comm)
+        for name, axis in cut_parameters(model).items():
+            parameter = model.get_parameter(name)
+            parameter.data = parameter.detach().chunk(tensor.world_size, axis)[tensor.rank].clone()
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`; the model has been `cut`."""
+        self._tensor = tensor_group(self.name, comm)
+        self._cut = cut_parameters(model)
+        super().__init__(model, comm, options)
+        self._label = cache(self._made)
+        self._summed: list[nn.Parameter] = []
+        """With sequence parallelism, parameters of which each rank's gradient is a part's."""
+        assert isinstance(model, Transformer)
+        for number, layer in enumerate(model.layers):
+            self._hook_layer(f"layers.{number}", layer)
+        if options.sequence_parallel:
+            self._hook_ends(model)
+
+    def _hook_layer(self, name: str, layer: nn.Module) -> None:
+        parallel = self.options.sequence_parallel
+        for column in COLUMNS:
+            do = self._operators(f"{name}.{column}")
+            enter = (do.gather, do.scatter) if parallel else (do.same, do.sum)
+            layer.get_submodule(column).register_forward_pre_hook(partial(_before, enter))
+        for row in ROWS:
+            do, module = self._operators(f"{name}.{row}"), layer.get_submodule(row)
+            leave = (do.scatter, do.gather) if parallel else (do.sum, do.same)
+            module.register_forward_hook(partial(_after, leave))
+            if self.options.activation_shape is None:
+                module.forward = partial(_product, module)  # the bias is added once, to the sum
+                module.register_forward_hook(_add_bias)
+            self._summed += [module.get_parameter("bias")] if parallel else []
+        if parallel:
+            self._summed += [p for n, p in layer.named_parameters() if "norm" in n]
+
+    def _hook_ends(self, model: Transformer) -> None:
+        """Before the first layer each rank takes its part of the sequence, and after the last it gets all of it."""
+        do = self._operators("embedding")
+        model.embedding.register_forward_hook(partial(_after, (do.own, do.gather)))
+        do = self._operators("head")
+        model.head.register_forward_pre_hook(partial(_before, (do.gather, do.own)))
+
+    def _operators(self, module: str) -> _Operators:
+        def label() -> Span:
+            backward = torch._C._current_graph_task_id() != -1
+            return self._label(module, "backward" if backward else "forward", self.microbatch)
+
+        return _Operators(self._tensor, label, self.options.activation_shape)
+
+    def _made(self, module: str, phase: str, microbatch: int) -> Span:
+        return labels.span(Word.ACTIVATION_LAUNCH, module=module, phase=phase, microbatch=microbatch)
+
+    # Gradients: as `bucketed`, but where no other rank has this part
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """See `Bucketed`; none if each part is on one rank only."""
+        return super().buckets if self.comm.world_size > 1 else []
+
+    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+        if self.comm.world_size > 1:
+            super()._arrived(i, parameter)
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        if self.comm.world_size > 1:
+            super()._finish()
+        grads = [p.grad for p in self._summed if p.grad is not None]
+        if grads:
+            total = torch.cat([grad.flatten() for grad in grads])
+            with labels.span(Word.WAIT):
+                self._tensor.all_reduce_sum(total).wait()
+            for grad, values in zip(grads, torch.split(total, [g.numel() for g in grads]), strict=True):
+                grad.copy_(values.view_as(grad))
+
+    def _abandon(self) -> None:
+        if self.comm.world_size > 1:
+            super()._abandon()
+
+    def _parts_among(self) -> Communicator | None:
+        return self._tensor
+
+    def _holds_part(self, name: str) -> bool:
+        return name in self._cut
+
+    @torch.no_grad()
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """See `Strategy`; those that are cut are put together."""
+        return {name: self.whole(name, p.detach()) for name, p in self.model.named_parameters()}
+
+    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """A parameter, or its gradient, of which this rank has `part`; every rank must call it."""
+        if name not in self._cut:
+            return part
+        flat = part.new_empty(self._tensor.world_size * part.numel())
+        self._tensor.all_gather(flat, part.flatten()).wait()
+        return torch.cat([piece.view(part.shape) for piece in flat.chunk(self._tensor.world_size)], self._cut[name])
+
+
+def _before(operators: tuple[Operator, Operator], module: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    x: torch.Tensor = _Conjugate.apply(inputs[0], *operators)  # type: ignore[no-untyped-call]
+    return x
+
+
+def _after(operators: tuple[Operator, Operator], module: nn.Module, inputs: Any, y: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = _Conjugate.apply(y, *operators)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _product(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return functional.linear(x, module.get_parameter("weight"))
+
+
+def _add_bias(module: nn.Module, inputs: Any, y: torch.Tensor) -> torch.Tensor:
+    return y + module.get_parameter("bias")

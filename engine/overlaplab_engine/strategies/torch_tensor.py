@@ -1,0 +1,162 @@
+"""torch-tensor: torch's own tensor parallelism (DTensor, `parallelize_module`), as the reference for tensor.
+
+It cuts the same matrices in the same way, and launches its own collectives. After the backward pass one blocking
+all-reduce averages this rank's parts over the data-parallel ranks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Word
+from overlaplab_engine.models.units import Unit
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
+from overlaplab_engine.strategies.optimizers import part_of
+from overlaplab_engine.strategies.tensor_layers import (
+    cut_parameters,
+    require_tensor_parallel,
+    shared_layers,
+    tensor_group,
+)
+
+__all__ = ["TorchTensorParallel"]
+
+
+@register
+class TorchTensorParallel(Strategy):
+    """DTensors in the place of the parameters that are cut; the optimizer gets plain tensors that share their memory.
+
+    `cut` comes first.
+    """
+
+    name = "torch-tensor"
+    traits = Traits(cuts_layers=True)
+    refuses: ClassVar[Mapping[str, str]] = {
+        **{name: text for name, text in Strategy.refuses.items() if name not in ("tp", "sequence_parallel")},
+        "main_grad": "torch-tensor has no fp32 main_grad; leave --main-grad out",
+        "compute": "torch-tensor computes with DTensors, which cannot sleep; use tensor",
+    }
+
+    @classmethod
+    def require(cls, config: Any) -> None:
+        """See `Strategy`."""
+        super().require(config)
+        require_tensor_parallel(cls.name, config)
+
+    @classmethod
+    def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """Replace what is cut by DTensors; the group's rank 0 gives the values. EngineError for another model."""
+        layers = shared_layers(cls.name, model, comm)
+        mesh = DeviceMesh.from_group(tensor_group(cls.name, comm).group, comm.device.type)
+        for layer in layers:
+            parallelize_module(layer, mesh, _plan(options.sequence_parallel))
+        if options.sequence_parallel:
+            parallelize_module(model, mesh, _ends())
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`; the model has been `cut`."""
+        super().__init__(model, comm, options)
+        self._tensor = tensor_group(self.name, comm)
+        self._cut = cut_parameters(model)
+        self._held = [part_of(_local(p)) if isinstance(p, DTensor) else p for p in self.parameters]
+
+    def _share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """See `Strategy`; of each this rank's part."""
+        self.comm.broadcast([_local(p) for p in parameters])
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """See `Strategy`."""
+        return [(name, _local(p)) for name, p in self.model.named_parameters()]
+
+    def units(self) -> list[Unit]:
+        """See `Strategy`; of each parameter this rank's part."""
+        held = dict(self.named_parameters())
+        return [
+            replace(u, parameters={name: nn.Parameter(held[name]) for name in u.parameters}) for u in super().units()
+        ]
+
+    def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
+        """See `Strategy`; of each parameter this rank's part."""
+        return list(zip(self.names, self._held, strict=True))
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        for parameter, held in zip(self.parameters, self._held, strict=True):
+            if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
+                # with sequence parallelism it may be a term of a sum still
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+                held.grad = _local(parameter.grad)
+        grads = [held.grad for held in self._held if held.grad is not None]
+        if self.comm.world_size == 1 or not grads:
+            return
+        flat = torch.cat([grad.flatten() for grad in grads]).mul_(self.comm.prescale)
+        with labels.span(Word.WAIT):
+            self.comm.all_reduce_mean(flat).wait()
+        for grad, mean in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+    def _abandon(self) -> None:
+        """Nothing is in flight: every collective was waited for."""
+
+    def _parts_among(self) -> Communicator | None:
+        return self._tensor
+
+    def _holds_part(self, name: str) -> bool:
+        return name in self._cut
+
+    @torch.no_grad()
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """See `Strategy`; those that are cut are put together."""
+        return {name: whole(p.detach()) for name, p in self.model.named_parameters()}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a parameter or gradient; every rank of the group must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    """How the modules of a layer are cut."""
+    if not sequence_parallel:
+        columns, rows = ColwiseParallel(), RowwiseParallel()
+        return {"attention.qkv": columns, "attention.output": rows, "up": columns, "down": rows}
+    return {
+        "attention_norm": SequenceParallel(),
+        "attention": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "attention.qkv": ColwiseParallel(),
+        "attention.output": RowwiseParallel(output_layouts=Shard(1)),
+        "mlp_norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+
+def _ends() -> dict[str, ParallelStyle]:
+    """Between the embedding and the head each rank has a part of the sequence."""
+    return {
+        "embedding": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
+        "head": PrepareModuleInput(
+            input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True
+        ),
+    }
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part."""
+    return tensor._local_tensor.detach() if isinstance(tensor, DTensor) else tensor.detach()
