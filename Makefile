@@ -24,6 +24,7 @@ env: .venv/made
 
 .venv/made: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "overlaplab needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@echo "Installing into .venv, which takes some minutes and about 2 GB, torch and the browser tests' tools included."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --constraint constraints.txt --editable '.[all,dev]'
 	touch $@

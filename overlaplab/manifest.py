@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from math import prod
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import msgspec
 
 from overlaplab.traits import TRAITS, Traits
 
-__all__ = ["Bucket", "Held", "Link", "Manifest", "Mesh", "Model", "Parameter", "Unit", "traits_of"]
+__all__ = ["Bucket", "Held", "Link", "Manifest", "Mesh", "Model", "Parameter", "Swept", "Unit", "traits_of"]
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
@@ -207,6 +208,21 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What `overlaplab sweep` gave to a user's own command."""
+
+    settings: dict[str, int | float | str]
+    """Values by name, as in `{"bucket_cap_mb": 5}`."""
+    command: tuple[str, ...]
+    """Its words, with `{NAME}` where a value stands."""
+
+    def words(self, **others: str) -> list[str]:
+        """The command with its values; `others` go before them, and braces around other names stay."""
+        values = {name: str(value) for name, value in self.settings.items()} | others
+        return [re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), word) for word in self.command]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The part of run.json (format_version 1) that analyses read; `raw` is the whole of it."""
 
@@ -228,6 +244,8 @@ class Manifest:
     predicted: dict[str, Any] | None = None
     """Of a run that nobody recorded: `from` (the run that it was predicted from), `changes` (options by name),
     `interval_ns` (in which a recording's mean step lies in 95 of 100 cases), its parts, and `extrapolated`."""
+    swept: Swept | None = None
+    """Of a run that a sweep had a user's own script record."""
     link: Link | None = None
     link_attained: bool | None = None
     """As the recorder decided; use `costs.link_attained`, which knows how older recorders did."""
@@ -288,6 +306,11 @@ class Manifest:
     def sleeps(self) -> bool:
         """Whether layers slept instead of computing."""
         return self.compute == "sleep"
+
+    @property
+    def by_recorder(self) -> bool:
+        """Whether a Recorder wrote it in somebody's own training loop, and not `overlaplab record`."""
+        return str(self.raw.get("command", "")).startswith("python ")
 
     @property
     def predicted_from(self) -> str | None:

@@ -15,7 +15,7 @@ import typer
 
 from overlaplab.cli import advise, comparing, doctor, figures, files, plan, predict, runs
 from overlaplab.cli.completion import ASKED, record_asked
-from overlaplab.cli.sweep import ENGINE
+from overlaplab.cli.engine import ENGINE
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import visible
 

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from overlaplab.cli import sweep
+from overlaplab.cli import engine, script, sweep
 from overlaplab.cli.options import OPENING, Json, Opening, RunPath, grouped
 from overlaplab.cli.shared import load, need_engine, print_json, show
 from overlaplab.errors import OverlaplabError
 
 if TYPE_CHECKING:
     from overlaplab.events import Run
+    from overlaplab.findings import Loop
 
 __all__ = ["app"]
 
 app = typer.Typer()
 
+Row: TypeAlias = Mapping[Any, Any]
+"""A row of `simulate.advise`."""
+Settings: TypeAlias = Mapping[str, tuple[str, ...]]
+"""What a recorder is told of each setting, by the name of its folder."""
+
 _PRESENT, _ADVISED, _NEIGHBOUR = "present", "advised", "neighbour"
 """The folders of what is recorded."""
 
 
-@app.command(epilog="Example: overlaplab advise runs/bucketed --verify")
+@app.command(
+    context_settings={"allow_extra_args": True},
+    epilog="Examples: overlaplab advise runs/bucketed --verify; overlaplab advise runs/mine --verify -- torchrun"
+    " --nproc-per-node 2 train.py --cap {bucket_cap_mb}",
+)
 @grouped
 def advise(
+    context: typer.Context,
     run: RunPath,
     as_json: Json = False,
     verify: Annotated[
@@ -42,8 +54,11 @@ def advise(
     """Which cap, first bucket, list of caps or prefetch would make the step shorter, and by how much, from one run.
 
     Every cap that makes a difference is played. With --verify the settings are recorded in turn, with the run's own
-    command, and the exit code is 1 where the gain is not confirmed.
+    command or, of a run that your own script recorded, the one after --, in which {bucket_cap_mb} becomes the cap. The
+    exit code is 1 where the gain is not confirmed.
     """
+    if context.args and not verify:
+        raise OverlaplabError(f"{context.args[0]}: one run only", remedy="A command after -- goes with --verify.")
     from overlaplab import findings
     from overlaplab.report import documents, terminal
 
@@ -52,7 +67,7 @@ def advise(
         raise OverlaplabError(refused[0], path=run, remedy=refused[1])
     if not as_json:
         show(*terminal.advise(loaded))
-    found = _verified(loaded, out or _beside(run), repeats) if verify else None
+    found = _verified(loaded, out or _beside(run), repeats, context.args) if verify else None
     if as_json:
         print_json(documents.advice_document(loaded, found))
     elif found is not None:
@@ -68,23 +83,21 @@ def _beside(run: str) -> Path:
     return Path(f"{run.rstrip('/')}-verify")
 
 
-def _verified(run: Run, out: Path, repeats: int) -> dict[str, Any]:
-    """Record the settings in turn, and say whether the advised one's gain is confirmed."""
+def _verified(run: Run, out: Path, repeats: int, command: list[str]) -> dict[str, Any]:
+    """Record the settings in turn, by the user's command or else the run's own: is the advised one's gain confirmed?"""
     from overlaplab import findings
     from overlaplab.analyses.across_runs.verified import verified
     from overlaplab.sections.run_tables import RunTables
 
-    need_engine()
     tables = RunTables(run=run)
     row = findings.advised(tables.advice)
     if row is None or not row["replayed"]:
         raise OverlaplabError("there is nothing to verify: no option is known to gain enough", path=run.path)
     other = findings.neighbour(tables.advice, row)
-    settings = {_PRESENT: (), _ADVISED: tuple(findings.record_options(row, tables.loop))}
-    if other is not None:
-        settings[_NEIGHBOUR] = tuple(findings.record_options(other, tables.loop))
+    rows = {_PRESENT: None, _ADVISED: row} | ({} if other is None else {_NEIGHBOUR: other})
+    recorder, settings = _by_script(run, rows, command) if command else _by_engine(run, rows, tables.loop)
     rounds = sweep.in_rounds(settings, repeats, out, seed=0)
-    if failed := sweep.record_all(rounds, sweep.options_of(run)):
+    if failed := sweep.record_all(rounds, recorder):
         raise OverlaplabError(failed[0], path=out)
     runs = {name: _recordings(rounds, name) for name in settings}
     spans = {name: [_spans(own) for own in recorded] for name, recorded in runs.items()}
@@ -105,6 +118,25 @@ def _verified(run: Run, out: Path, repeats: int) -> dict[str, Any]:
             if (refused := findings.advice_refused(own)) is not None
         ],
     }
+
+
+def _by_engine(run: Run, rows: Mapping[str, Row | None], loop: Loop) -> tuple[sweep.Recorder, Settings]:
+    """The engine with the run's own options, and those of each setting; raises `OverlaplabError`."""
+    from overlaplab import findings
+
+    need_engine()
+    options = {name: () if row is None else tuple(findings.record_options(row, loop)) for name, row in rows.items()}
+    return engine.Engine(engine.options_of(run)), options
+
+
+def _by_script(run: Run, rows: Mapping[str, Row | None], command: list[str]) -> tuple[sweep.Recorder, Settings]:
+    """The user's command, which takes a cap, and the cap of each setting; raises `OverlaplabError`."""
+    present = run.manifest.bucket_cap_mb if run.manifest else None
+    if present is None or any(row["option"] != "cap" for row in rows.values() if row is not None):
+        raise OverlaplabError("a command can verify another bucket_cap_mb alone, which is not advised", path=run.path)
+    script.require_names(command, [script.CAP])
+    caps = {name: present if row is None else row["bucket_cap_mb"] for name, row in rows.items()}
+    return script.Script(command), {name: script.setting({script.CAP: f"{cap:.12g}"}) for name, cap in caps.items()}
 
 
 def _recordings(rounds: list[list[sweep.Recording]], name: str) -> list[Run]:

@@ -30,7 +30,7 @@ ENGINE = "overlaplab_engine.doctor"
 """What is asked about torch, as a process of its own."""
 TIMEOUT_S = 300.0
 """How long it may take: torch starts twice, and CUDA with it."""
-EXTRAS = {"engine": "torch", "app": "streamlit", "hta": "hta"}
+EXTRAS = {"engine": "torch", "app": "streamlit", "report": "vl_convert", "hta": "hta"}
 """The extras, and a module of each."""
 STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from overlaplab.cli.options import EVERYTHING, OPENING, Opening, RunPath, RunPaths, Selection, grouped
-from overlaplab.cli.shared import load, progress, runs_at, show
+from overlaplab.cli.shared import load, need, progress, runs_at, show
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import count
 
@@ -32,6 +32,7 @@ def report(
     """
     from overlaplab.report.whole_file import refuse_target, whole_file
 
+    need("a report", "report", "vl_convert")
     refuse_target(out, [])
     runs = runs_at(runs)
     loaded = load(runs, opening)

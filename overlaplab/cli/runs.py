@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
@@ -11,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from overlaplab.cli import sweep
+from overlaplab.cli import engine, script, sweep
 from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, grouped
-from overlaplab.cli.shared import load, need_engine, progress, show
+from overlaplab.cli.shared import load, need, need_engine, progress, show
 from overlaplab.dashboard.server import HOST, PORT, free_port
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
@@ -33,18 +32,24 @@ def record(context: typer.Context, strategy: Strategy = None) -> None:
     """Become the engine, which records; its options, progress and exit code are this command's."""
     if "--help" not in context.args:  # which needs no torch
         need_engine()
-    os.execv(sys.executable, [*sweep.ENGINE, *_engine_options(context, strategy)])
+    os.execv(sys.executable, [*engine.ENGINE, *_engine_options(context, strategy)])
 
 
 @app.command(
     "sweep",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Example: overlaplab sweep --bucket-cap-mb 1,5,25,100 --out runs/caps --link 1Gbps,500us --batch 16",
+    epilog="Examples: overlaplab sweep --bucket-cap-mb 1,5,25,100 --out runs/caps --link 1Gbps,500us --batch 16;"
+    " overlaplab sweep --bucket-cap-mb 1,5,25 --out runs/mine -- torchrun --nproc-per-node 2 train.py --cap"
+    " {bucket_cap_mb}",
 )
 def sweep_command(
     context: typer.Context,
-    bucket_cap_mb: Annotated[str, typer.Option(metavar="CAPS", help="Caps in MiB, as in 1,5,25,100.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Gets DIR/cap-1, DIR/cap-5, …; runs in it are kept.")],
+    bucket_cap_mb: Annotated[str | None, typer.Option(metavar="CAPS", help="Caps in MiB, as in 1,5,25,100.")] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=A,B,…", help="Values for {NAME} in your command; may be given again."),
+    ] = None,
     repeats: Annotated[
         int,
         typer.Option(
@@ -56,21 +61,37 @@ def sweep_command(
 ) -> None:
     """Record the same training with several bucket_cap_mb; further options are those of `overlaplab record`.
 
+    Or, after --, your own command, whose script has a Recorder (docs/recorder.md): {bucket_cap_mb} and the names of
+    --set in it become values, all combinations of them, and {out} the folder of a run.
+
     Unless told otherwise: --strategy bucketed --warmup 3 --steps 5. Warm-up steps are not recorded. Each round records
-    every cap once, in a random order. What is there already is not recorded again, so an interrupted sweep goes on
+    every setting once, in a random order. What is there already is not recorded again, so an interrupted sweep goes on
     where it was. Compare with: overlaplab compare DIR
     """
-    need_engine()
     if "RANK" in os.environ:
         raise OverlaplabError("a sweep starts its ranks itself", remedy="Run it without torchrun.")
-    options = sweep.with_defaults(_engine_options(context, strategy))
-    rounds = sweep.plan(sweep.parse_caps(bucket_cap_mb), repeats, out, order_seed)
-    order = " | ".join(" ".join(recording.setting[1] for recording in recordings) for recordings in rounds)
-    print(f"overlaplab sweep: caps in random order (--order-seed {order_seed}): {order}", file=sys.stderr)
-    failed = sweep.record_all(rounds, options)
+    recorder: sweep.Recorder
+    if context.args and not context.args[0].startswith("-"):
+        settings = script.settings(context.args, bucket_cap_mb, values or [])
+        recorder = script.Script(context.args)
+    else:
+        need_engine()
+        if bucket_cap_mb is None or values:
+            raise OverlaplabError(
+                "without a command after -- a sweep is over --bucket-cap-mb alone",
+                remedy="As in --bucket-cap-mb 1,5,25; or see the second example of --help.",
+            )
+        settings = engine.settings(sweep.parse_caps(bucket_cap_mb))
+        recorder = engine.Engine(engine.with_defaults(_engine_options(context, strategy)))
+    rounds = sweep.in_rounds(settings, repeats, out, order_seed)
+    order = " | ".join(" ".join(recording.name for recording in recordings) for recordings in rounds)
+    print(f"overlaplab sweep: in random order (--order-seed {order_seed}): {order}", file=sys.stderr)
+    failed = sweep.record_all(rounds, recorder)
     for line in failed:
         print(f"overlaplab sweep: {line}", file=sys.stderr)
     if failed:
+        if isinstance(recorder, script.Script):
+            print(f"overlaplab sweep: what the command said is in {out}/*.log", file=sys.stderr)
         raise typer.Exit(2)
     print(f"overlaplab sweep: done. Next: overlaplab compare {out}", file=sys.stderr)
 
@@ -111,8 +132,7 @@ def dashboard(
     ] = HOST,
 ) -> None:
     """Open the dashboard on a folder of runs."""
-    if importlib.util.find_spec("streamlit") is None:
-        raise OverlaplabError("the dashboard needs streamlit", remedy="Install it with: pip install 'overlaplab[app]'.")
+    need("the dashboard", "app", "streamlit")
     folder = folder or Path.cwd()
     if not folder.is_dir():
         raise OverlaplabError("not a directory", path=folder, remedy="Give the folder that holds your runs.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from overlaplab.events import Run
     from overlaplab.report.documents import Document
 
-__all__ = ["load", "need_engine", "print_json", "progress", "progress_bar", "runs_at", "show"]
+__all__ = ["load", "need", "need_engine", "print_json", "progress", "progress_bar", "runs_at", "show"]
 
 
 SCHEMA_VERSION = 1
@@ -124,10 +124,15 @@ def print_json(document: Document) -> None:
     print(json.dumps({"schema_version": SCHEMA_VERSION} | document, allow_nan=False))
 
 
-def need_engine() -> None:
-    """Raises `OverlaplabError` where nothing can be recorded."""
-    for module in ("overlaplab_engine", "torch"):
+def need(what: str, extra: str, *modules: str) -> None:
+    """Raises `OverlaplabError` where a module is missing that an extra installs."""
+    for module in modules:
         if importlib.util.find_spec(module) is None:
             raise OverlaplabError(
-                f"recording needs {module}", remedy="Install it with: pip install 'overlaplab[engine]'."
+                f"{what} needs {module}", remedy=f"Install it with: pip install 'overlaplab[{extra}]'."
             )
+
+
+def need_engine() -> None:
+    """Raises `OverlaplabError` where nothing can be recorded."""
+    need("recording", "engine", "overlaplab_engine", "torch")

@@ -5,6 +5,7 @@ The first sentence is the diagnosis's own advice, so that no two screens advise 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -61,7 +62,8 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
         return f"{why}: {count(left, 'step')} of {steps} undisturbed", "Record it again on a quiet machine."
     if not simulate.fits(run):
         beyond = "every other cap would send more than twice, or less than half, of what was measured"
-        return beyond, "Record it with another --bucket-cap-mb, too, or behind an emulated link."
+        emulated = "" if manifest.by_recorder else ", or behind an emulated link"
+        return beyond, f"Record it with another bucket_cap_mb, too{emulated}."
     return None
 
 
@@ -170,6 +172,8 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
     worth = {row["option"]: row for row in table[table["best"]].to_dict("records") if not _is_little(row)}
     if loop.framework == "engine" and (chosen := advised(table)) is not None:
         yield f"overlaplab record … {' '.join(record_options(chosen, loop))}"
+    if loop.swept is not None and "cap" in worth and "bucket_cap_mb" in loop.swept.settings:
+        yield shlex.join(loop.swept.words(bucket_cap_mb=f"{worth['cap']['bucket_cap_mb']:.12g}"))
     if loop.traits == BUCKETS:
         if "cap" in worth:
             yield f"DistributedDataParallel(model, bucket_cap_mb={worth['cap']['bucket_cap_mb']:.12g})"

@@ -190,4 +190,8 @@ def describe_settings(manifest: Manifest | None) -> str:
         parts.append(f"computes in {manifest.param_dtype}")
     if manifest.reduce_dtype is not None:
         parts.append(f"reduces in {manifest.reduce_dtype}")
+    if manifest.swept is not None:
+        told = ("bucket_cap_mb", "prefetch", "accumulate")
+        own = {name: value for name, value in manifest.swept.settings.items() if name not in told}
+        parts += [f"{shorten(name, 40)} {shorten(str(value), 40)}" for name, value in own.items()]
     return ", ".join(parts)

@@ -1,8 +1,9 @@
 """A `TraceFile` as bytes and back, for the cache and for worker processes.
 
-It is a zip archive, whose checksums reveal damage. Each table or array is a Parquet table, and the other fields are one
-JSON document. A categorical column is stored as its codes, with its categories in the JSON, because Parquet would
-return the categories in order of first use.
+It is a zip archive, whose checksums reveal damage. Each column of a table, integers all, is a file in NumPy's format,
+and the rest is one JSON document. A file holds the differences of its column's values, byte by byte: the lowest byte
+of all, then the next, which deflate makes small in one quick pass. A categorical column is its codes, with its
+categories in the JSON.
 """
 
 from __future__ import annotations
@@ -17,33 +18,30 @@ from typing import Any
 import msgspec
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.load.file import TraceFile
 
 _FIELDS = "rest.json"
 _ARRAY = "values"
-ROWS = 1 << 18
-"""Rows encoded at a time; the writer's memory grows with it."""
+_LEVEL = 1
 
 
 def pack(content: TraceFile) -> bytes:
     """The content as bytes, about a tenth of the table's size."""
     plain: dict[str, Any] = {}
-    columns: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         for field in fields(content):
             value = getattr(content, field.name)
             if isinstance(value, np.ndarray):
                 value = pd.DataFrame({_ARRAY: value})
-                columns[field.name] = {}
-            elif isinstance(value, pd.DataFrame):
-                columns[field.name] = {str(name): _dictionary(value[name]) for name in value}
-            else:
+            elif not isinstance(value, pd.DataFrame):
                 plain[field.name] = msgspec.to_builtins(value)
                 continue
-            archive.writestr(field.name, _parquet(value))
-        archive.writestr(_FIELDS, json.dumps({"fields": plain, "columns": columns}))
+            tables[field.name] = {str(name): _put(archive, f"{field.name}/{name}", value[name]) for name in value}
+        archive.writestr(_FIELDS, json.dumps({"fields": plain, "tables": tables}))
     return packed.getvalue()
 
 
@@ -56,55 +54,46 @@ def unpack(packed: bytes) -> TraceFile:
             name: None if value is None else msgspec.convert(value, types[name])
             for name, value in document["fields"].items()
         }
-        for name, dictionaries in document["columns"].items():
-            content[name] = _restored(archive.read(name), dictionaries)
+        for field, described in document["tables"].items():
+            columns = {name: _got(archive, f"{field}/{name}", own) for name, own in described.items()}
+            is_array = list(columns) == [_ARRAY]
+            content[field] = columns[_ARRAY] if is_array else pd.DataFrame(columns, copy=False)
     return TraceFile(**content)
 
 
-def _dictionary(column: pd.Series[Any]) -> dict[str, Any] | None:
-    if not isinstance(column.dtype, pd.CategoricalDtype):
-        return None
-    categories = column.cat.categories
-    return {"values": categories.tolist(), "dtype": str(categories.dtype), "ordered": bool(column.cat.ordered)}
+def _put(archive: zipfile.ZipFile, name: str, column: pd.Series[Any]) -> dict[str, Any]:
+    """Write a column; what it takes to read it."""
+    described: dict[str, Any] = {}
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        categories = column.cat.categories
+        described = {
+            "categories": categories.tolist(),
+            "of": str(categories.dtype),
+            "ordered": bool(column.cat.ordered),
+        }
+        column = column.cat.codes
+    values = column.to_numpy()
+    described["dtype"] = str(values.dtype)
+    with archive.open(name, "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, _bytewise(values), allow_pickle=False)
+    return described
 
 
-def _parquet(table: pd.DataFrame) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    plain: dict[str, Any] = {
-        str(name): column.cat.codes if isinstance(column.dtype, pd.CategoricalDtype) else column
-        for name, column in table.items()
-    }
-    arrow = pa.table({name: pa.array(column.to_numpy()) for name, column in plain.items()})
-    integers = [name for name in plain if pa.types.is_integer(arrow.schema.field(name).type)]
-    file = io.BytesIO()
-    pq.write_table(
-        arrow,
-        file,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=[name for name in plain if name not in integers],
-        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
-        write_statistics=False,
-        row_group_size=ROWS,
-    )
-    return file.getvalue()
+def _got(archive: zipfile.ZipFile, name: str, described: dict[str, Any]) -> Any:
+    with archive.open(name) as file:
+        planes = np.lib.format.read_array(file, allow_pickle=False)
+    values = _added_up(planes, np.dtype(described["dtype"]))
+    if "categories" not in described:
+        return values
+    categories = pd.Index(described["categories"], dtype=described["of"])
+    return pd.Categorical.from_codes(values, categories, ordered=described["ordered"])
 
 
-def _restored(parquet: bytes, dictionaries: dict[str, Any]) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _bytewise(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """The differences of integers, of shape (bytes of one, how many); what overflows is made up by `_added_up`."""
+    differences = np.diff(values, prepend=values.dtype.type(0))
+    return np.ascontiguousarray(differences.view(np.uint8).reshape(len(values), values.itemsize).T)
 
-    file = pq.ParquetFile(pa.BufferReader(parquet))
-    # Column by column, to avoid holding the whole table twice.
-    columns: dict[str, Any] = {
-        name: file.read(columns=[name], use_threads=False).column(0).to_numpy() for name in file.schema_arrow.names
-    }
-    if not dictionaries:
-        return columns[_ARRAY]
-    for name, dictionary in dictionaries.items():
-        if dictionary is not None:
-            categories = pd.Index(dictionary["values"], dtype=dictionary["dtype"])
-            columns[name] = pd.Categorical.from_codes(columns[name], categories, ordered=dictionary["ordered"])
-    return pd.DataFrame(columns, copy=False)
+
+def _added_up(planes: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(planes.T).view(dtype).ravel().cumsum(dtype=dtype)

@@ -11,7 +11,6 @@ from importlib.resources import files
 from typing import Any
 
 import altair as alt
-import vl_convert
 
 from overlaplab.analyses import Cause
 from overlaplab.charts.lanes import mark_colours
@@ -28,6 +27,8 @@ def asset(name: str) -> str:
 @cache
 def libraries() -> str:
     """Vega, Vega-Lite and vega-embed as one script of about 0.9 MB that sets `window.vegaEmbed`; made offline."""
+    import vl_convert  # an extra, which `overlaplab report` asks for
+
     version = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
     assert not any(end in script.lower() for end in ("</script", "<!--")), "the libraries would end their own element"

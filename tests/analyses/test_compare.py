@@ -12,7 +12,7 @@ from made_traces import gloo, op, run_of, step
 import overlaplab
 from overlaplab import OverlaplabError, Run
 from overlaplab.analyses import parse_condition, scalars
-from overlaplab.findings import no_fastest
+from overlaplab.findings import describe_settings, no_fastest
 
 
 def run_with_steps(folder: Path, *lengths_ms: float, **manifest: Any) -> Run:
@@ -221,3 +221,13 @@ def test_a_change_of_a_cause(tmp_path: Path) -> None:
 def test_a_bad_condition_is_one_line(text: str) -> None:
     with pytest.raises(OverlaplabError):
         parse_condition(text)
+
+
+def test_runs_that_a_sweep_gave_other_values_are_other_settings(tmp_path: Path) -> None:
+    given = [{"lr": rate, "bucket_cap_mb": 5} for rate in (0.1, 0.2, 0.1, 0.2)]
+    runs = [
+        run_with_steps(tmp_path / str(place), 10, 11, 12, bucket_cap_mb=5, swept={"settings": own, "command": ["x"]})
+        for place, own in enumerate(given)
+    ]
+    assert overlaplab.compare(runs)["recording_of"].tolist() == [0, 1, 0, 1]
+    assert describe_settings(runs[0].manifest) == "cap 5 MiB, lr 0.1"

@@ -1,12 +1,14 @@
-"""For tests of the command line: a command, as a user calls it."""
+"""For tests of the command line: a command, as a user calls it; its --json fits docs/schema."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from schemas import expect_schema
 
 from overlaplab.cli import main
 
@@ -19,6 +21,9 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             main()
-        return (stopped.value.code, *capsys.readouterr())
+        out, err = capsys.readouterr()
+        if "--json" in arguments and out:
+            expect_schema(str(arguments[0]), json.loads(out))
+        return stopped.value.code, out, err
 
     return call

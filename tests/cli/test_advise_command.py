@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import overlaplab
 from overlaplab import OverlaplabError
-from overlaplab.cli.sweep import options_of
+from overlaplab.cli.engine import options_of
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 SWEEP = SAMPLES / "sweep"
@@ -103,6 +104,22 @@ def test_verifying_records_all_settings_in_turn(command: Any, engine: Path, tmp_
     assert found["sentence"].startswith("Confirmed" if found["confirmed"] else "Not confirmed")
 
 
+def test_ones_own_command_verifies_a_cap(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "import json, os, pathlib, shutil, sys\nout = pathlib.Path(os.environ['OVERLAPLAB_RECORD'])\n"
+        f"shutil.copytree(pathlib.Path({str(SWEEP)!r}, 'cap-25' if sys.argv[1] == '25' else 'cap-1'), out)\n"
+        "file = out / 'run.json'\nfound = json.loads(file.read_text())\n"
+        "file.write_text(json.dumps(found | {'bucket_cap_mb': float(sys.argv[1])}))\n"
+    )
+    line = ["advise", SWEEP / "cap-25", "--verify", "--out", "DIR", "--json", "--", sys.executable, "train.py"]
+    code, out, said = command(*line, "{bucket_cap_mb}")
+    assert code in (0, 1), said
+    assert json.loads(out)["verified"]["faster"] is True
+    assert json.loads(Path("DIR/advised/run.json").read_text())["swept"]["settings"] == {"bucket_cap_mb": 1.2}
+    assert command(*line, "25")[2].startswith("overlaplab: the command has no {bucket_cap_mb}")
+
+
 def test_a_run_is_recorded_again_with_its_own_options() -> None:
     run = overlaplab.load_run(SWEEP / "cap-4")
     assert run.manifest is not None
@@ -115,5 +132,5 @@ def test_a_run_is_recorded_again_with_its_own_options() -> None:
         assert options_of(replace(run, manifest=replace(run.manifest, raw=raw))) == options
     for command in ("python train.py", ""):
         raw = {**run.manifest.raw, "command": command}
-        with pytest.raises(OverlaplabError, match="Record both settings yourself"):
+        with pytest.raises(OverlaplabError, match="Give its command after --"):
             options_of(replace(run, manifest=replace(run.manifest, raw=raw)))

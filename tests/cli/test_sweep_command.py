@@ -18,8 +18,9 @@ import pytest
 import overlaplab
 from overlaplab import OverlaplabError
 from overlaplab.analyses.across_runs.tiers import FEWEST_RECORDINGS
+from overlaplab.cli.engine import CAPPED, Engine, settings, with_defaults
 from overlaplab.cli.runs import sweep_command
-from overlaplab.cli.sweep import CAPPED, parse_caps, plan, record_all, with_defaults
+from overlaplab.cli.sweep import Recording, in_rounds, parse_caps, record_all
 
 ENGINE = """
 import json, os, shlex, signal, sys, time
@@ -44,6 +45,10 @@ if cap in os.environ.get("FAIL", "").split():
     sys.exit(2)
 (out / "run.json").write_text(json.dumps({"command": shlex.join(["overlaplab", "record", *words])}))
 """
+
+
+def plan(caps: tuple[str, ...], repeats: int, out: Path, seed: int) -> list[list[Recording]]:
+    return in_rounds(settings(caps), repeats, out, seed)
 
 
 @pytest.fixture
@@ -95,12 +100,12 @@ def test_the_capped_strategies_are_the_engines() -> None:
 
 def test_what_is_there_is_not_recorded_again(fake: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     out = Path("DIR")
-    assert record_all(plan(("1", "5"), 1, out, seed=0), ["--layers", "2"]) == []
-    assert record_all(plan(("1", "5", "25"), 2, out, seed=0), ["--layers=2"]) == []
+    assert record_all(plan(("1", "5"), 1, out, seed=0), Engine(["--layers", "2"])) == []
+    assert record_all(plan(("1", "5", "25"), 2, out, seed=0), Engine(["--layers=2"])) == []
     assert sorted(fake()) == ["cap-1", "cap-1-2", "cap-25", "cap-25-2", "cap-5", "cap-5-2"]
     assert "2 of 6 recordings are there already" in capsys.readouterr().err
     with pytest.raises(OverlaplabError, match=r"recorded otherwise \(--layers\)"):
-        record_all(plan(("1",), 1, out, seed=0), ["--layers", "4"])
+        record_all(plan(("1",), 1, out, seed=0), Engine(["--layers", "4"]))
     assert len(fake()) == 6
 
 
@@ -108,24 +113,24 @@ def test_a_sweep_measures_its_link_once(fake: Callable[[], list[str]]) -> None:
     """Else its runs could be behind different links, and not be compared."""
     rounds = plan(("1", "5"), 2, Path("DIR"), seed=0)
     options = ["--link", "auto"]
-    assert record_all(rounds, options) == []
+    assert record_all(rounds, Engine(options)) == []
     first, *others = fake()
     commands = {path.parent.name: json.loads(path.read_text())["command"] for path in Path("DIR").glob("*/run.json")}
     assert commands[first].count("--link") == 1
     assert all("--link auto --link DIR/cap-" in commands[name] for name in others)
-    assert record_all(rounds, options) == []
+    assert record_all(rounds, Engine(options)) == []
     assert len(fake()) == 4
     with pytest.raises(OverlaplabError, match=r"recorded otherwise \(--link\)"):
-        record_all(rounds, ["--link", "1Gbps,1us"])
+        record_all(rounds, Engine(["--link", "1Gbps,1us"]))
 
 
 def test_a_failing_cap_leaves_the_others(fake: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIL", "5")
     rounds = plan(("1", "5", "25"), 2, Path("DIR"), seed=0)
-    assert record_all(rounds, []) == ["cap-5 failed: rank 1: no luck"]
+    assert record_all(rounds, Engine([])) == ["cap-5 failed: rank 1: no luck"]
     assert sorted(path.name for path in Path("DIR").iterdir()) == ["cap-1", "cap-1-2", "cap-25", "cap-25-2"]
     monkeypatch.delenv("FAIL")
-    assert record_all(rounds, []) == []
+    assert record_all(rounds, Engine([])) == []
     assert len(list(Path("DIR").iterdir())) == 6
 
 
@@ -133,10 +138,10 @@ def test_where_the_first_two_fail_alike_the_rest_would(
     fake: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL", "1 5 25")
-    assert len(record_all(plan(("1", "5", "25"), 2, Path("DIR"), seed=0), [])) == 2
+    assert len(record_all(plan(("1", "5", "25"), 2, Path("DIR"), seed=0), Engine([]))) == 2
     assert len(fake()) == 2
     monkeypatch.setenv("APART", "1")
-    assert len(record_all(plan(("1", "5", "25"), 2, Path("DIR"), seed=0), [])) == 3
+    assert len(record_all(plan(("1", "5", "25"), 2, Path("DIR"), seed=0), Engine([]))) == 3
 
 
 def test_a_sweep_records_as_often_as_it_takes_to_tell_two_caps_apart() -> None:
@@ -179,7 +184,7 @@ def test_a_real_sweep(tmp_path: Path) -> None:
     words = [str(word) for word in (*line, *small, "--steps", "2", "--link", "1Gbps,200us", "--attempts", "1")]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "caps in random order (--order-seed 0):" in done.stderr
+    assert "in random order (--order-seed 0): cap-" in done.stderr
     assert f"Next: overlaplab compare {out}" in done.stderr
     assert sorted(path.name for path in out.iterdir()) == ["cap-0.02", "cap-1"]
     manifest = json.loads((out / "cap-1" / "run.json").read_text())

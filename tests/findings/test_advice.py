@@ -15,7 +15,7 @@ import overlaplab
 from overlaplab import findings, simulate
 from overlaplab.analyses.across_runs.verified import verified
 from overlaplab.findings import Loop, diagnose
-from overlaplab.manifest import MachineStep
+from overlaplab.manifest import MachineStep, Swept
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.traits import BUCKETS, TRAITS, UNITS
 
@@ -39,6 +39,11 @@ FIRST = {"option": "first_bucket", "first_bucket_mb": 0.5}
 BOTH = {"option": "cap_and_first_bucket", "bucket_cap_mb": 1.2, "first_bucket_mb": 0.5}
 LIST = {"option": "buckets", "caps_mb": (2.0, 1.0, 0.5), "buckets": 3, "bucket_sizes": (2_000_000, 1_000_000, 500_000)}
 DEEPER = {"option": "prefetch", "prefetch": 2, "buckets": None, "bucket_sizes": None, "memory_bytes": 3_000_000}
+
+SWEPT = Swept(
+    settings={"bucket_cap_mb": 25, "lr": 0.1},
+    command=("torchrun", "train.py", "--cap", "{bucket_cap_mb}", "--lr", "{lr}", "{x}"),
+)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,14 @@ def test_no_cutting_gains_more_holds_for_what_was_played() -> None:
         (
             Loop(framework="ddp", traits=BUCKETS),
             [
+                "DistributedDataParallel(model, bucket_cap_mb=1.2)",
+                "DistributedDataParallel(model, bucket_cap_mb_list=[2, 1, 0.5])",
+            ],
+        ),
+        (
+            Loop(framework="ddp", traits=BUCKETS, swept=SWEPT),
+            [
+                "torchrun train.py --cap 1.2 --lr 0.1 '{x}'",
                 "DistributedDataParallel(model, bucket_cap_mb=1.2)",
                 "DistributedDataParallel(model, bucket_cap_mb_list=[2, 1, 0.5])",
             ],

@@ -14,7 +14,7 @@ _SAME = (
     *("strategy", "device", "backend", "world_size", "mesh", "model", "first_bucket_mb", "prefetch"),
     "overlap_param_gather",
     *("keep_last", "checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
-    "unit_policy",
+    *("unit_policy", "swept"),
     *("link", "link_wait", "phantom_ranks", "hardware", "predicted"),
 )
 """The keys of run.json that a sweep holds fixed."""
@@ -114,10 +114,12 @@ def _fixed(manifest: Manifest) -> tuple[str, ...]:
 
 def _with_defaults(manifest: Manifest) -> dict[str, Any]:
     # Older run.json files lack these.
+    given = {} if manifest.swept is None else manifest.swept.settings
     own = {
         "phantom_ranks": manifest.phantom_ranks,
         "predicted": manifest.predicted is not None,
         "mesh": None if manifest.axes.dp == manifest.world_size else asdict(manifest.axes),
+        "swept": {name: value for name, value in given.items() if name != "bucket_cap_mb"},
     }
     return {"communicators": 1} | manifest.raw | own
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, Swept, traits_of
 from overlaplab.traits import BUCKETS, UNITS, Traits
 from overlaplab.words import count, joined, kind_word, ms, rank_word, shorten
 
@@ -51,20 +51,27 @@ class Loop:
     """Whose options a remedy names; None where unknown."""
     prefetch: int | None = None
     """Units gathered ahead, where run.json tells."""
+    swept: Swept | None = None
+    """The command that `overlaplab sweep` gave values to."""
 
 
+_FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}
+"""What a Recorder found in somebody's own loop, by the strategy in run.json."""
 UNKNOWN_LOOP = Loop()
 
 
 def loop_of(manifest: Manifest | None, sources: frozenset[str]) -> Loop:
     """The loop of a run; `sources` are those of its rows of `overlaplab.buckets` and `.schedule`."""
     traits = traits_of(manifest)
-    if traits is not None:
-        return Loop(traits=traits, framework="engine", prefetch=manifest.prefetch if manifest else None)
+    swept = None if manifest is None else manifest.swept
+    if manifest is not None and traits is not None:
+        if manifest.by_recorder:
+            return Loop(traits=traits, framework=_FRAMEWORKS.get(manifest.strategy or ""), swept=swept)
+        return Loop(traits=traits, framework="engine", prefetch=manifest.prefetch, swept=swept)
     if "fsdp2" in sources:
-        return Loop(traits=UNITS, framework="fsdp2")
+        return Loop(traits=UNITS, framework="fsdp2", swept=swept)
     if "ddp" in sources:
-        return Loop(traits=BUCKETS, framework="ddp")
+        return Loop(traits=BUCKETS, framework="ddp", swept=swept)
     return UNKNOWN_LOOP
 
 

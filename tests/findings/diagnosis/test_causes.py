@@ -11,6 +11,7 @@ from overlaplab.analyses.exposed import Cause
 from overlaplab.findings import CAUSE_LABELS, CAUSE_MEANINGS, Loop, cause_words, loop_of
 from overlaplab.findings.diagnosis.causes import what_moved
 from overlaplab.findings.diagnosis.remedies import remedy_for
+from overlaplab.manifest import Manifest
 from overlaplab.traits import BUCKETS, UNITS, Traits
 
 ENGINE = Loop(traits=Traits(), framework="engine")
@@ -72,6 +73,23 @@ def test_nobody_is_told_to_use_what_is_not_theirs(cause: Cause) -> None:
 )
 def test_a_strangers_framework_is_known_by_its_traces(sources: set[str], loop: Loop) -> None:
     assert loop_of(None, frozenset(sources)) == loop
+
+
+@pytest.mark.parametrize(
+    ("strategy", "traits", "command", "framework"),
+    [
+        ("torch-ddp", BUCKETS, "python train.py", "ddp"),
+        ("torch-fsdp2", UNITS, "python train.py", "fsdp2"),
+        ("torch-ddp", BUCKETS, "overlaplab record --strategy torch-ddp", "engine"),
+        ("bucketed", BUCKETS, None, "engine"),
+    ],
+)
+def test_who_trains_in_a_loop_of_ones_own_is_told_its_own_options(
+    strategy: str, traits: Traits, command: str | None, framework: str
+) -> None:
+    raw = {} if command is None else {"command": command}
+    manifest = Manifest(format_version=1, world_size=2, strategy=strategy, traits=traits, raw=raw)
+    assert loop_of(manifest, frozenset({"engine"})) == Loop(traits=traits, framework=framework)
 
 
 def test_what_is_concerned() -> None:

@@ -1,0 +1,397 @@
+"""Write docs/schema: what each command's --json prints, as JSON Schema. Types and meanings are those of the columns.
+
+python scripts/schemas.py    # after a change of a document, or of the registry of columns
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from overlaplab.analyses.across_runs.compare import MEASURES
+from overlaplab.cli.shared import SCHEMA_VERSION
+from overlaplab.columns import Unit, column
+
+Schema: TypeAlias = dict[str, Any]
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schema"
+
+_TYPES: dict[Unit, str] = {
+    **dict.fromkeys(("ns", "count", "bytes"), "integer"),
+    **dict.fromkeys(("ms", "GB/s", "ratio"), "number"),
+    "text": "string",
+    "flag": "boolean",
+}
+_NUMBERS = {
+    **dict.fromkeys(("bucket_cap_mb", "first_bucket_mb", "caps_mb", "sent_bytes"), "number"),
+    "bucket_sizes": "integer",
+}
+"""Of columns whose unit tells another type: caps in MiB, medians, and lists that a table shows as text."""
+TEXT, NUMBER, WHOLE, FLAG, ANY = ({"type": kind} for kind in ("string", "number", "integer", "boolean", "object"))
+
+
+def null_or(schema: Schema) -> Schema:
+    """Also null, where something is unknown or does not apply."""
+    return {**schema, "type": [*_listed(schema["type"]), "null"]}
+
+
+def _listed(kinds: str | list[str]) -> list[str]:
+    return [kinds] if isinstance(kinds, str) else kinds
+
+
+def many(schema: Schema) -> Schema:
+    """An array."""
+    return {"type": "array", "items": schema}
+
+
+def keys(**known: Schema) -> Schema:
+    """An object that has all these keys; it may have more, in later versions, too."""
+    return {"type": "object", "required": list(known), "properties": known}
+
+
+def row(table: str, names: str) -> Schema:
+    """A row of a table: its columns' names, `?` after those that may be null, `[]` after lists, `[?]` if of nulls."""
+    found = {}
+    for word in names.split():
+        name = word.rstrip("?[]")
+        known = column(table, name)
+        schema: Schema = {"type": _NUMBERS.get(name, _TYPES[known.unit])}
+        if "[?]" in word:
+            schema = null_or(schema)
+        schema = many(schema) if "[" in word else schema
+        found[name] = (null_or(schema) if word.endswith("?") else schema) | {"description": known.explanation}
+    return keys(**found)
+
+
+def both(one: Schema, other: Schema) -> Schema:
+    """One object with the keys of both."""
+    return keys(**one["properties"], **other["properties"])
+
+
+_SPENT = (
+    "span_ns compute_ns comm_ns overlapped_ns compute_only_ns exposed_comm_ns exposed_wait_ns? exposed_transfer_ns?"
+    " memory_only_ns idle_ns preempted_ns? overlap_ratio?"
+)
+_NOTES = {"emulated": FLAG, "predicted": null_or(ANY), "warnings": many(TEXT)}
+"""What is true of a run as a whole."""
+_RANK = row("", "rank?")["properties"]
+_CAUSE = {
+    "cause": TEXT,
+    "late_rank": null_or(WHOLE),
+    "label": TEXT,
+    "exposed_ns": WHOLE,
+    "what": TEXT,
+    "remedy": TEXT,
+    "gain_ns": null_or(WHOLE),
+    "replayed": FLAG,
+}
+_DIAGNOSIS = keys(
+    **row("", "rank? step?")["properties"],
+    chosen=TEXT,
+    **row("", "span_ns comm_ns")["properties"],
+    hidden_ns=WHOLE,
+    exposed_ns=WHOLE,
+    headline=TEXT,
+    advice=TEXT,
+    gain_ns=null_or(WHOLE),
+    causes=many(keys(**_CAUSE)),
+    late_rank=null_or(WHOLE),
+    waited_ns=WHOLE,
+    outliers=null_or(TEXT),
+)
+_ADVISED = row(
+    "advise",
+    "option bucket_cap_mb? first_bucket_mb? prefetch? buckets? bucket_sizes[]? caps_mb[]? gain_ns low_ns? high_ns?"
+    " step_ns memory_bytes replayed best",
+)
+_VERIFIED = keys(
+    confirmed=FLAG,
+    sentence=TEXT,
+    **dict.fromkeys(("before_ms", "after_ms", "error_ms", "gained_ms"), NUMBER),
+    faster=FLAG,
+    recordings=WHOLE,
+    neighbour_ms=null_or(NUMBER),
+    folder=TEXT,
+    warnings=many(TEXT),
+)
+_COLLECTIVE = both(
+    row(
+        "collectives",
+        "index step? group? group_description? group_size? kind? dtype? bytes? transfer_ns? bus_gb_per_s?"
+        " bus_is_lower_bound skew_ns? within_clock_error? last_rank? doubtful",
+    ),
+    keys(
+        ranks=many(
+            row("collectives", "rank? step? launch_ns? arrived_ns? start_ns? end_ns? wait_ns? exposed_ns?"),
+        )
+    ),
+)
+_FIGURE = {"median": null_or(NUMBER), "iqr": null_or(NUMBER)}
+_ON_LINK = keys(
+    path=TEXT,
+    **row("", "rank? step?")["properties"],
+    buckets=many(row("sweep_links", "bucket bytes? start_ns end_ns exposed_ns")),
+)
+_SWEEP = keys(
+    varies=TEXT,
+    finding=TEXT,
+    notes=many(TEXT),
+    caps=many(
+        both(
+            row(
+                "sweep",
+                "bucket_cap_mb runs steps buckets? step_ms spread_ms? lowest_ms highest_ms compute_only_ms hidden_ms"
+                " exposed_ms rest_ms overlap_ratio? tier fastest emulated",
+            ),
+            keys(links=null_or(_ON_LINK)),
+        )
+    ),
+)
+_MEANS = keys(step_ns=WHOLE, exposed_comm_ns=WHOLE)
+
+DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
+    "summary": (
+        "Per rank and step where time went, and the rank's total; times in ns.",
+        {
+            "run": null_or(ANY) | {"description": "run.json; null where there is none."},
+            "warnings": many(TEXT),
+            "ranks": many(
+                keys(
+                    **_RANK,
+                    **row("summary", "outside_ns?")["properties"],
+                    steps=many(row("summary", f"step? start_ns {_SPENT}")),
+                    total=null_or(row("summary", f"step? start_ns? {_SPENT}")),
+                )
+            ),
+            "predicted": null_or(ANY),
+            "delays": many(row("delays", "rank? step? unit phase span_ns ran_ns delayed_ns")),
+        },
+    ),
+    "exposed": (
+        "Why communication was exposed, and why ranks were idle; times in ns from the run's start.",
+        {
+            "verdict": TEXT,
+            "advice": TEXT,
+            "bound": null_or(
+                row(
+                    "bound",
+                    "rank? step? span_ns compute_ns transfer_ns bound_ns any_cap_ns? waits_known bytes_explain",
+                )
+            ),
+            "worst": null_or(row("", "rank? step?")),
+            "diagnosis": null_or(_DIAGNOSIS),
+            "causes": {"type": "object", "additionalProperties": TEXT},
+            "ranks": many(
+                keys(
+                    **_RANK,
+                    steps=many(
+                        both(
+                            row("", "step? start_ns span_ns exposed_comm_ns exposed_wait_ns? exposed_transfer_ns?"),
+                            keys(
+                                idle=row("idle", "idle_ns host_wait_ns kernel_wait_ns preempted_ns? other_ns"),
+                                causes=many(
+                                    row(
+                                        "exposed",
+                                        "cause collective? kind? what? late_rank? exposed_ns start_ns end_ns",
+                                    )
+                                ),
+                            ),
+                        )
+                    ),
+                )
+            ),
+            **_NOTES,
+        },
+    ),
+    "buckets": (
+        "Per rank and step each bucket of gradients; times in ns from the step's start.",
+        {
+            "ranks": many(
+                keys(
+                    **_RANK,
+                    steps=many(
+                        both(
+                            row("buckets", "step? backward_start_ns? backward_end_ns? passes gradients?"),
+                            keys(
+                                buckets=many(
+                                    both(
+                                        row(
+                                            "buckets",
+                                            "index bytes? parameters[?] gradient_ready_ns[?] last_parameter? ready_ns?"
+                                            " launch_ns? start_ns? end_ns? exposed_ns? arrivals[?] told_by? source?",
+                                        ),
+                                        keys(shapes=many({"type": ["array", "null"], "items": WHOLE})),
+                                    )
+                                )
+                            ),
+                        )
+                    ),
+                )
+            ),
+            **_NOTES,
+        },
+    ),
+    "schedule": (
+        "Per rank and step every gather and reduce-scatter of a unit; times in ns from the step's start.",
+        {
+            "ranks": many(
+                keys(
+                    **_RANK,
+                    steps=many(
+                        both(
+                            row(
+                                "schedule_steps",
+                                "step? microbatches gathers frees layer_gathers layer_frees forward_layer_gathers"
+                                " backward_layer_gathers peak_gathered_bytes? peak_ns? peak_layers wait_ns?",
+                            ),
+                            keys(
+                                events=many(
+                                    row(
+                                        "schedule",
+                                        "unit? layer? microbatch? phase? gather_launch_ns? gather_start_ns?"
+                                        " gather_end_ns? first_use_ns? last_use_ns? backward_first_use_ns?"
+                                        " backward_last_use_ns? free_ns? free_phase? wait_ns? bytes? held_ns? source",
+                                    )
+                                ),
+                                scatters=many(
+                                    row("scatters", "unit? layer? microbatch? launch_ns? start_ns? end_ns? bytes?")
+                                ),
+                                volume=many(row("volume", "kind count bytes? sent_bytes?")),
+                            ),
+                        )
+                    ),
+                )
+            ),
+            "volume_theory": null_or(ANY),
+            "memory": many(row("memory", "rank part bytes formula_bytes? formula?")),
+            "memory_peaks": many(row("peaks", "rank peak_bytes? scratch_bytes?")),
+            **_NOTES,
+        },
+    ),
+    "collectives": (
+        "Every collective with its ranks; times in ns from the run's start.",
+        {
+            "collectives": many(_COLLECTIVE),
+            "unmatched": many(both(_COLLECTIVE, keys(reason=TEXT))),
+            "stragglers": many(
+                row("stragglers", "rank collectives last late_median_ns? late_max_ns? cost_ns alone_ns")
+            ),
+            "by_group_and_kind": many(
+                row("communication_by", "rank? group? group_description? kind? count bytes? busy_ns exposed_ns")
+            ),
+            "clocks": many(row("clocks", "rank? offset_ns? iqr_ns? collectives applied error_ns")),
+            **_NOTES,
+        },
+    ),
+    "compare": (
+        "Runs side by side, and the caps where they are a sweep; times in ms.",
+        {
+            "runs": many(
+                both(
+                    row(
+                        "compare",
+                        "path strategy? bucket_cap_mb? ranks steps overlap_ratio? emulated predicted sent_bytes?"
+                        " theory_sent_bytes? memory_bytes? theory_memory_bytes? peak_memory_bytes? phantoms spread_ms?"
+                        " model? recording_of tier?",
+                    ),
+                    keys(**{figure: keys(**_FIGURE) for figure in MEASURES}),
+                )
+            ),
+            "fastest": null_or(TEXT),
+            "no_fastest": null_or(TEXT),
+            "finding": TEXT,
+            "sweep": null_or(_SWEEP),
+            "warnings": many(TEXT),
+        },
+    ),
+    "advise": (
+        "What another setting would gain, from one run.",
+        {
+            "advice": TEXT,
+            "advised": null_or(_ADVISED),
+            "settings": many(_ADVISED),
+            "caps": many(row("advise", "bucket_cap_mb buckets gain_ns step_ns")),
+            "no_cutting_gains_more_than_ns": null_or(WHOLE),
+            "sentences": many(TEXT),
+            "lines": many(TEXT),
+            "verified": null_or(_VERIFIED),
+            "emulated": FLAG,
+            "warnings": many(TEXT),
+        },
+    ),
+    "predict": (
+        "What a recorded run would take under another setting: means over all steps of all ranks.",
+        {
+            "run": TEXT,
+            "changes": ANY,
+            "recorded": _MEANS,
+            "predicted": _MEANS,
+            "interval": keys(**dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "half_ns"), WHOLE)),
+            "extrapolated": {"type": "object", "additionalProperties": NUMBER},
+            "warnings": many(TEXT),
+        },
+    ),
+    "plan": (
+        "Batch, memory and operations of a training run.",
+        {
+            "layer_parameters": null_or(WHOLE),
+            "forward_flops": null_or(WHOLE),
+            "cache_bytes_per_token": null_or(WHOLE),
+            "parameters": WHOLE,
+            "step_flops": WHOLE,
+            "quick_look_bytes": WHOLE,
+            "batch": keys(
+                **dict.fromkeys(("seq", "microbatch", "accumulate", "ranks", "samples", "tokens"), WHOLE),
+            ),
+            "precision": TEXT,
+            "gpu_bytes": null_or(WHOLE),
+            "stages": many(
+                row(
+                    "plan",
+                    "stage parameters_bytes gradients_bytes optimizer_bytes activations_bytes total_bytes fits_from?",
+                )
+            ),
+            "advice": TEXT,
+            "warnings": many(TEXT),
+        },
+    ),
+    "doctor": (
+        "What would keep a recording from working on this machine.",
+        {
+            "ok": FLAG,
+            "checks": many(
+                keys(
+                    name=TEXT,
+                    verdict={"type": "string", "enum": ["ok", "warning", "problem"]},
+                    found=TEXT,
+                    remedy=null_or(TEXT),
+                )
+            ),
+            "facts": ANY,
+        },
+    ),
+}
+"""What each command's document is about, and its keys."""
+
+
+def schema(command: str) -> Schema:
+    """The JSON Schema of the document that `overlaplab COMMAND … --json` prints."""
+    about, known = DOCUMENTS[command]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"overlaplab {command} --json",
+        "description": about,
+        **keys(schema_version={"const": SCHEMA_VERSION}, **known),
+    }
+
+
+def text(command: str) -> str:
+    """The file's text."""
+    return json.dumps(schema(command), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name in DOCUMENTS:
+        (FOLDER / f"{name}.json").write_text(text(name))
