@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import sample_run
 from typer.testing import CliRunner
 from warm_ranks import run_warm
 
@@ -42,7 +43,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     options = ["--strategy", request.param, "--out", str(out), *SMALL]
     if request.param == "naive":
         subprocess.run(
-            [sys.executable, "-m", "overlaplab", "record", *options, "--nproc", "2"], check=True, timeout=200
+            [sys.executable, "-m", "overlaplab", "record", *options, "--nproc", "2"], check=True, timeout=800
         )
     else:
         on_two_ranks("-m", "overlaplab_engine", *options)
@@ -122,7 +123,7 @@ def test_a_blocking_all_reduce_in_hooks_is_exposed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["per-param", "bucketed"])
 def test_replay_predicts_when_the_last_bucket_ends(strategy: str) -> None:
     """On the sample runs: the time from the first gradient to the last bucket's end, within 5 %."""
-    run = overlaplab.load_run(SAMPLES / strategy)
+    run = sample_run(strategy)
     assert run.manifest is not None
     assert run.manifest.link is not None
     table = replay(run, run.manifest.link)
@@ -135,7 +136,7 @@ def test_replay_predicts_when_the_last_bucket_ends(strategy: str) -> None:
 def test_the_sample_runs_attained_their_link_in_every_step() -> None:
     missed, without_link = {}, []
     for path in sorted(SAMPLES.rglob("run.json")):
-        manifest = overlaplab.load_run(path.parent).manifest
+        manifest = sample_run(path.parent).manifest
         assert manifest is not None
         steps = attained_steps(manifest)
         assert len(steps) == (0 if manifest.link is None else 3)

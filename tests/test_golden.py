@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 from loaded_script import script
-from samples import gpu_samples
-
-import overlaplab
+from samples import gpu_samples, sample_run
 
 ROOT = Path(__file__).parents[1]
 RENEW = "; if that is meant, run `.venv/bin/python scripts/golden.py`, look at what has changed, and commit it"
@@ -28,7 +26,7 @@ def test_every_run_is_written_down_and_nothing_else() -> None:
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run.relative_to(SCRIPT.TRACES)))
 def test_figures_are_those_written_down(run: Path) -> None:
     """To the nanosecond; times and bytes of the schedule and of buckets are sums over a rank's steps."""
-    found = flat(SCRIPT.figures(overlaplab.load_run(run)))
+    found = flat(SCRIPT.figures(sample_run(run)))
     written = flat(json.loads(SCRIPT.golden_of(run).read_text()))
     differing = [key for key in found | written if found.get(key, "absent") != written.get(key, "absent")]
     shown = "; ".join(f"{key}: {written.get(key, 'absent')} → {found.get(key, 'absent')}" for key in differing[:3])

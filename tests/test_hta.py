@@ -18,6 +18,7 @@ from hta.trace_analysis import TraceAnalysis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_traces import event, gloo, launched, op, run_of, step, write
+from samples import sample_run
 
 import overlaplab
 from overlaplab import OverlaplabError, Run, load_run
@@ -30,7 +31,6 @@ pytestmark = pytest.mark.filterwarnings(  # HTA calls what pandas will drop, and
     r"ignore::DeprecationWarning:hta\..*", r"ignore::RuntimeWarning:hta\..*"
 )
 
-SAMPLES = Path(__file__).parents[1] / "traces"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 ZERO = 1e6
 """µs before the first event. HTA compares starts from zero with ends that are not, which only shows near zero."""
@@ -242,7 +242,7 @@ def test_gloo_threads_stand_for_streams(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["naive", "torch-ddp", "zero3"])
 def test_of_our_samples_hta_finds_what_we_find(strategy: str) -> None:
-    run = load_run(SAMPLES / strategy)
+    run = sample_run(strategy)
     analysis = trace_analysis(run)
     overlap, temporal = TABLES["overlap"](analysis), TABLES["temporal"](analysis)
     for place, trace in enumerate(run.traces):

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from samples import TRACES
+from samples import TRACES, sample_run
 
-from overlaplab import OverlaplabError, Selection, load_run
+from overlaplab import OverlaplabError, Selection
 from overlaplab.analyses import baseline, judged, parse_condition, require_comparable, scalars, stored_baseline
 
 CAPS = [TRACES / "sweep" / name for name in ("cap-1", "cap-1-2", "cap-1-3")]
@@ -46,7 +46,7 @@ def test_a_figure_that_is_unknown_cannot_be_judged() -> None:
 
 
 def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
-    runs = [load_run(path) for path in CAPS]
+    runs = [sample_run(path) for path in CAPS]
     made = baseline(runs, Selection(skip_steps=1))
     (tmp_path / "b.json").write_text(made.text())
     found = stored_baseline(tmp_path / "b.json")
@@ -58,8 +58,8 @@ def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_other_work_is_refused() -> None:
-    runs = [load_run(path) for path in CAPS[:1]]
-    other = load_run(TRACES / "naive")
+    runs = [sample_run(path) for path in CAPS[:1]]
+    other = sample_run("naive")
     with pytest.raises(OverlaplabError, match=r"naive: differs from the other recordings in layers, .*link"):
         baseline([*runs, other])
     with pytest.raises(OverlaplabError, match="differs"):
@@ -74,7 +74,7 @@ def test_other_files_are_no_baselines(tmp_path: Path, text: str) -> None:
 
 
 def test_a_newer_baseline_is_refused(tmp_path: Path) -> None:
-    made = json.loads(baseline([load_run(CAPS[0])]).text())
+    made = json.loads(baseline([sample_run(CAPS[0])]).text())
     (tmp_path / "b.json").write_text(json.dumps(made | {"format_version": 2}))
     with pytest.raises(OverlaplabError, match="newer overlaplab"):
         stored_baseline(tmp_path / "b.json")

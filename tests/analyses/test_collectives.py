@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_ranks import carried, group, groups_of
 from made_traces import gloo, launched, op, run_of, step
-from samples import TRACES, cpu_samples, gpu_samples
+from samples import TRACES, cpu_samples, gpu_samples, sample_run
 
 import overlaplab
 from overlaplab import OverlaplabError, load_run
@@ -260,7 +260,7 @@ def test_of_many_the_most_exposed_are_listed(
 
 @pytest.mark.parametrize("folder", [*cpu_samples(), *gpu_samples()], ids=lambda f: str(f.relative_to(TRACES)))
 def test_the_samples_match_and_take_as_long_as_their_link(folder: Path) -> None:
-    run = load_run(folder)
+    run = sample_run(folder)
     table = overlaplab.collectives(run)
     assert table["unmatched"].isna().all()
     assert table["wait_ns"].notna().all()

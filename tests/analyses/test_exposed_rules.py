@@ -15,7 +15,7 @@ import pytest
 from exposed_rules import Key, expected
 from made_gpu import bucketed, fsdp2, zero3
 from made_phantoms import phantom_run
-from samples import cpu_samples, gpu_samples
+from samples import cpu_samples, gpu_samples, sample_run
 
 import overlaplab
 from overlaplab import Run, load_run
@@ -45,7 +45,7 @@ def found(run: Run) -> Counter[Key]:
 
 @pytest.mark.parametrize("folder", [*cpu_samples(), *gpu_samples(), *STRANGERS], ids=lambda folder: folder.name)
 def test_recorded_runs(folder: Path) -> None:
-    run = load_run(folder)
+    run = sample_run(folder)
     assert found(run) == expected(run)
 
 

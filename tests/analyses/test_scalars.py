@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from made_traces import gloo, op, run_of, step
-from samples import TRACES
+from samples import sample_run
 
 import overlaplab
 from overlaplab import Selection
@@ -33,7 +33,7 @@ def test_what_is_unknown_is_none(tmp_path: Path) -> None:
 
 
 def test_the_names_are_those_of_conditions() -> None:
-    run = overlaplab.load_run(TRACES / "bucketed")
+    run = sample_run("bucketed")
     found = overlaplab.scalars(run, Selection(skip_steps=1))
     assert [name for name in found if not name.startswith("exposed.")] == list(FIGURES)
     assert len(found) == len(FIGURES) + len(CAUSES)

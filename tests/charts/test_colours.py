@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import pytest
 from colours import BLINDNESSES, contrast, distance
-from samples import TRACES
+from samples import sample_run
 
 import overlaplab
 from overlaplab import charts
@@ -51,7 +51,7 @@ MEANINGS = {
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, list[alt.LayerChart]]:
     """Charts of recorded runs, in both themes."""
-    bucketed, zero2, zero3 = (overlaplab.load_run(TRACES / name) for name in ("bucketed", "zero2", "zero3"))
+    bucketed, zero2, zero3 = (sample_run(name) for name in ("bucketed", "zero2", "zero3"))
     buckets, schedule = overlaplab.buckets(bucketed), overlaplab.schedule(zero3)
     one = {"rank": 0, "step": buckets["step"].iloc[-1]}
     of_zero3 = {"rank": 0, "step": schedule["step"].iloc[-1]}

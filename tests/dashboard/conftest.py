@@ -49,7 +49,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
 
     def open_page(folder: Path | None, page: str = "summary", run: str | None = None) -> AppTest:
         monkeypatch.setattr(sys, "argv", ["main.py", *([str(folder)] if folder else [])])
-        app = AppTest.from_file(str(MAIN), default_timeout=60).run()
+        app = AppTest.from_file(str(MAIN), default_timeout=300).run()
         if page != "summary":
             app.switch_page(f"views/{page}.py").run()
         if run is not None:
@@ -66,7 +66,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
 
     def follow(folder: Path, page: str = "summary", **query: str) -> AppTest:
         monkeypatch.setattr(sys, "argv", ["main.py", str(folder)])
-        app = AppTest.from_file(str(MAIN), default_timeout=60)
+        app = AppTest.from_file(str(MAIN), default_timeout=300)
         app.switch_page(str(MAIN.parent / "views" / f"{page}.py")) if page != "summary" else None
         for name, value in query.items():
             app.query_params[name] = value

@@ -65,7 +65,7 @@ def served_at(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def shared(browser: Browser, served_at: str) -> Iterator[Page]:
     """One page of the run `gpu` for all tests that only move about."""
-    with watched(browser, viewport={"width": 1280, "height": 900}) as found:
+    with watched(browser, height=900) as found:
         open_timeline(found, served_at, "gpu")
         yield found
 

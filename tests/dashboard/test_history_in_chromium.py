@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
-from browser import choose_row, pick, rerun, settle, visit
-from playwright.sync_api import Page
+import pytest
+from browser import choose_row, pick, rerun, settle, visit, watched
+from playwright.sync_api import Browser, Page
 
 
 def shown(page: Page) -> tuple[str, dict[str, str]]:
@@ -20,7 +22,14 @@ def back(page: Page, title: str) -> None:
     settle(page)
 
 
-def test_back_goes_back_one_page_per_press(page: Page, address: str) -> None:
+@pytest.fixture
+def fresh(browser: Browser) -> Iterator[Page]:
+    with watched(browser, fresh=True) as page:
+        yield page
+
+
+def test_back_goes_back_one_page_per_press(fresh: Page, address: str) -> None:
+    page = fresh
     before = page.evaluate("history.length")
     visit(page, address)
     visit(page, address, "buckets", "bucketed")

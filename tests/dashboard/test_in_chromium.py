@@ -118,7 +118,7 @@ def test_a_foreign_page_may_not_connect(address: str) -> None:
         (f"evil.example:{port}", f"http://evil.example:{port}", False),
         (f"evil.example:{port}", f"http://127.0.0.1:{port}", False),
     ):
-        with socket.create_connection(("127.0.0.1", port or 0), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", port or 0), timeout=300) as connection:
             connection.sendall(
                 f"GET /_stcore/stream HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\nUpgrade: websocket\r\n"
                 "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"

@@ -14,7 +14,7 @@ VIEW = Path(overlaplab.dashboard.__file__).parent / "views" / "plan.py"
 
 @pytest.fixture
 def app() -> AppTest:
-    return AppTest.from_file(str(VIEW), default_timeout=120).run()
+    return AppTest.from_file(str(VIEW), default_timeout=300).run()
 
 
 def said(app: AppTest) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from samples import sample_run
 
-import overlaplab
 from overlaplab.findings import PREDICTED
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
-
-TRACES = Path(__file__).parents[2] / "traces"
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two predicted runs: buckets with another cap, and units with another prefetch."""
     found = tmp_path_factory.mktemp("predicted")
     for name, setting in (("bucketed", Setting(bucket_cap_mb=1.0)), ("zero3", Setting(prefetch=2))):
-        prediction = predict(overlaplab.load_run(TRACES / name), setting)
+        prediction = predict(sample_run(name), setting)
         write_run(found / name, prediction.manifest, prediction.ranks)
     return found
 

@@ -67,7 +67,7 @@ def microbatches(run: Path) -> int:
 def test_a_run_opens_on_every_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["main.py", str(run.parent)])
     main = Path(overlaplab.dashboard.__file__).with_name("main.py")
-    app = AppTest.from_file(str(main), default_timeout=60).run()
+    app = AppTest.from_file(str(main), default_timeout=300).run()
     sharded = "fsdp2" in run.name
     for page in PAGES:
         app.switch_page(f"views/{page}.py").run()

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from made_diagnosis import BOUND, MS, exposed_rows, summary_rows
+from samples import sample_run, sample_tables
 
 import overlaplab
 from overlaplab import findings, simulate
 from overlaplab.analyses.across_runs.verified import verified
 from overlaplab.findings import Loop, diagnose
 from overlaplab.manifest import MachineStep, Swept
-from overlaplab.sections.run_tables import RunTables
 from overlaplab.traits import BUCKETS, TRAITS, UNITS
 
 SAMPLES = Path(__file__).parents[2] / "traces"
@@ -30,7 +30,7 @@ def rows(*made: dict[str, Any]) -> pd.DataFrame:
         usual = {"buckets": 4, "bucket_sizes": (1,) * 4, "caps_mb": (1.0,), "memory_bytes": 0, "replayed": True}
         usual |= {"low_ns": (gain - 1) * MS, "high_ns": (gain + 1) * MS, "best": True}
         found.append(usual | {"gain_ns": gain * MS, "step_ns": (100 - gain) * MS} | own)
-    empty = simulate.advise(overlaplab.load_run(SAMPLES / "torch-fsdp2"))
+    empty = simulate.advise(sample_run("torch-fsdp2"))
     return pd.DataFrame(found, columns=list(empty)).astype(empty.dtypes.to_dict())
 
 
@@ -135,7 +135,7 @@ def test_fsdp2_is_told_how_to_gather_ahead() -> None:
 
 @pytest.mark.parametrize("name", ["bucketed", "sweep/cap-25", "sweep/cap-0.25", "naive", "torch-ddp", "zero3-serial"])
 def test_advise_and_summary_say_the_same_setting(name: str) -> None:
-    tables = RunTables(run=overlaplab.load_run(SAMPLES / name))
+    tables = sample_tables(name)
     chosen, diagnosis = findings.advised(tables.advice), tables.diagnosis
     assert chosen is not None
     assert diagnosis is not None
@@ -145,7 +145,7 @@ def test_advise_and_summary_say_the_same_setting(name: str) -> None:
 
 
 def test_the_neighbour_has_a_bucket_fewer() -> None:
-    table = simulate.advise(overlaplab.load_run(SAMPLES / "sweep" / "cap-25"))
+    table = simulate.advise(sample_run("sweep/cap-25"))
     chosen = findings.advised(table)
     assert chosen is not None
     other = findings.neighbour(table, chosen)
@@ -159,7 +159,7 @@ def test_the_neighbour_has_a_bucket_fewer() -> None:
 
 
 def test_runs_that_cannot_be_trusted_are_refused() -> None:
-    run = overlaplab.load_run(SAMPLES / "sweep" / "cap-4")
+    run = sample_run("sweep/cap-4")
     assert findings.advice_refused(run) is None
     assert run.manifest is not None
     steps = [5, 6, 7, 8, 9]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pandas as pd
-from samples import TRACES
+from samples import sample_tables
 
-import overlaplab
 from overlaplab import analyses, findings
-from overlaplab.sections.run_tables import RunTables
 
 
 def test_buckets_causes_are_the_diagnosis() -> None:
-    tables = RunTables(run=overlaplab.load_run(TRACES / "bucketed"))
+    tables = sample_tables("bucketed")
     found = tables.diagnosis
     assert found is not None
     causes = findings.bucket_causes(found, tables.buckets)
@@ -23,7 +21,7 @@ def test_buckets_causes_are_the_diagnosis() -> None:
 
 def test_buckets_of_one_parameter_have_causes() -> None:
     """`overlaplab.exposed` calls them by their parameters' names."""
-    tables = RunTables(run=overlaplab.load_run(TRACES / "per-param"))
+    tables = sample_tables("per-param")
     found = tables.diagnosis
     assert found is not None
     buckets = analyses.rows_of(tables.buckets, {"rank": found.rank, "step": found.step})

@@ -102,7 +102,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
         "reading.WORTH_BYTES, reading._processors, reading._read_here = 0, lambda: 2, None\n"
         f"print(len(overlaplab.load_run({str(SAMPLES / 'naive')!r}, cache=False).traces))\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.stderr) == ("begins\n2\n", "")
 
 

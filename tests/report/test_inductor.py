@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples import sample_run
 from torch._inductor.fx_passes.profile_guided_estimation import ProfileData, _dtype_to_nccl_str
 
 import overlaplab
@@ -26,7 +27,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> ProfileData:
     """What inductor reads of a run of zero3, which gathers and scatters."""
     path = tmp_path_factory.mktemp("estimates") / "estimates.json"
     with path.open("wb") as file:
-        inductor.write_inductor_estimates(overlaplab.load_run(SAMPLES / "zero3"), file)
+        inductor.write_inductor_estimates(sample_run("zero3"), file)
     found = ProfileData()
     found.load(str(path))
     return found
@@ -38,7 +39,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> ProfileData:
 @pytest.mark.parametrize("mb", [0.7, 1.5, 2.5, 5.0])
 def test_inductor_estimates_what_the_link_takes(read: ProfileData, kind: str, name: str, mb: float) -> None:
     """Sizes that were not recorded, too, up to twice the largest."""
-    run = overlaplab.load_run(SAMPLES / "zero3")
+    run = sample_run("zero3")
     assert run.manifest is not None
     assert run.manifest.link is not None
     whole = int(mb * 1e6)
@@ -51,7 +52,7 @@ def test_inductor_estimates_what_the_link_takes(read: ProfileData, kind: str, na
 
 
 def test_between_sizes_estimates_follow_the_line(read: ProfileData) -> None:
-    times = collective_times(overlaplab.load_run(SAMPLES / "zero3"))
+    times = collective_times(sample_run("zero3"))
     own = times[(times["kind"] == "all_gather") & (times["dtype"] == "float32")]
     first, second = own.iloc[3], own.iloc[4]
     middle = (first["bytes"] + second["bytes"]) // 2

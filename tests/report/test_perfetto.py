@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from made_phantoms import phantom_run
 from made_runs import engine_events, gpu_events, made_gathering
 from made_traces import event, launched, run_of, step, write
+from samples import sample_run
 
 import overlaplab
 from overlaplab import Run, load_run
 from overlaplab.report.nesting import nesting_tracks
 from overlaplab.report.perfetto import write_perfetto
 
-SAMPLES = Path(__file__).parents[2] / "traces"
 TIMES = ["start_ns", "launch_ns", "end_ns", "arrived_ns"]
 
 
@@ -46,7 +46,7 @@ def named(events: list[dict[str, Any]], kind: str) -> dict[tuple[int, int], str]
 
 @pytest.mark.parametrize("name", ["bucketed", "torch-fsdp2", "torch-ddp-gloo"])
 def test_the_loader_reads_the_same_figures_out_of_it(name: str, tmp_path: Path) -> None:
-    run = load_run(SAMPLES / name)
+    run = sample_run(name)
     path = tmp_path / "all.json.gz"
     path.write_bytes(exported(run, packed=True))
     back = load_run(path)
@@ -118,7 +118,7 @@ def test_each_rank_is_a_process_with_its_threads_and_our_tracks(tmp_path: Path) 
 
 
 def test_a_rank_behind_an_emulated_link_is_named_so(tmp_path: Path) -> None:
-    emulated = set(named(events_of(load_run(SAMPLES / "bucketed")), "process_name").values())
+    emulated = set(named(events_of(sample_run("bucketed")), "process_name").values())
     assert {"rank 0, emulated link 1Gbps,1000us", "rank 1, emulated link 1Gbps,1000us"} <= emulated
     lonely = phantom_run(tmp_path / "run", engine_events(), link_attained=False)
     name, *_ = named(events_of(lonely), "process_name").values()
@@ -188,7 +188,7 @@ def test_every_event_has_what_the_format_asks_for(tmp_path: Path) -> None:
         "M": {"name": str, "pid": int, "tid": int, "args": dict},
         **{key: {"name": str, "cat": str, "id": int, "ts": (int, float), "pid": int, "tid": int} for key in "stf"},
     }
-    events = events_of(load_run(SAMPLES / "zero3"))
+    events = events_of(sample_run("zero3"))
     assert set(Counter(e["ph"] for e in events)) == {"X", "i", "M", "s", "f"}
     for e in events:
         assert all(isinstance(e[key], of) for key, of in required[e["ph"]].items())

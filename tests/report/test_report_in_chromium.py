@@ -38,7 +38,7 @@ _DRAWN = """() => {
 
 @pytest.fixture(scope="module")
 def light(browser: Browser, report: Path) -> Iterator[Page]:
-    with watched(browser, viewport={"width": 1280, "height": 900}) as page:
+    with watched(browser, height=900) as page:
         yield opened(page, report)
 
 
@@ -129,7 +129,7 @@ def test_what_a_stranger_would_add_does_not_run(browser: Browser, report: Path) 
 
 
 def test_dark_narrow_and_on_paper(browser: Browser, report: Path) -> None:
-    with watched(browser, color_scheme="dark", viewport={"width": 400, "height": 800}) as page:
+    with watched(browser, color_scheme="dark", width=400, height=800) as page:
         opened(page, report)
         assert all(sum(chart.values()) > 100 for chart in areas(page, DARK))
         assert sum(sum(chart.values()) for chart in areas(page, LIGHT)) == 0

@@ -93,7 +93,7 @@ def notebook(strangers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [FOLDERS["engine"], FOLDERS["gpu"]]
     start = f"FOLDER, RUNS = {str(strangers)!r}, {json.dumps(names)}"
     told = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (start, *CELLS)])
-    NotebookClient(told, timeout=120).execute()
+    NotebookClient(told, timeout=600).execute()
     # Converted pages of any notebook fetch MathJax and RequireJS: not these.
     body, _ = HTMLExporter(mathjax_url="", require_js_url="").from_notebook_node(told)
     file = tmp_path_factory.mktemp("notebook") / "notebook.html"

@@ -26,7 +26,7 @@ SECRET = "the-strategy-of-a-run-outside"
 def ask(address: str, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
     """The server's answer to one request: status, headers in lower case, body."""
     place = urlsplit(address)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=300)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()

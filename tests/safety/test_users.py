@@ -37,7 +37,7 @@ def samples() -> Iterator[str]:
 
 def test_eight_users_get_what_each_asked_for(samples: str) -> None:
     """Twice: before anybody has opened the runs, which all then do in the same moment, and when all are open."""
-    start = threading.Barrier(len(USERS), timeout=200)
+    start = threading.Barrier(len(USERS), timeout=600)
 
     def use(page: str, run: str) -> list[str]:
         with User(samples) as user:

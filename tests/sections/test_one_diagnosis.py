@@ -15,9 +15,9 @@ import pandas as pd
 import pytest
 from pages import pages
 from rich.console import Console
-from samples import cpu_samples, gpu_samples
+from samples import cpu_samples, gpu_samples, sample_tables
 
-from overlaplab import analyses, findings, load_run
+from overlaplab import analyses, findings
 from overlaplab.events import Run
 from overlaplab.findings import CAUSE_LABELS, Diagnosis
 from overlaplab.report import terminal
@@ -115,8 +115,8 @@ def places(tables: RunTables) -> Iterator[tuple[int | None, int | None]]:
 
 @pytest.mark.parametrize("folder", [*cpu_samples(), *gpu_samples(), *STRANGERS], ids=lambda folder: folder.name)
 def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
-    run = load_run(folder)
-    tables = RunTables(run=run)
+    tables = sample_tables(folder)
+    run = tables.run
     speaks = tables.diagnosis
     if speaks is None:
         pytest.skip("nothing was measured")

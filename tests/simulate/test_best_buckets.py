@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import TRACES
+from samples import sample_run
 
 import overlaplab
 from overlaplab.simulate import best_buckets, bound
@@ -11,7 +11,7 @@ from overlaplab.simulate import best_buckets, bound
 
 @pytest.fixture(scope="module")
 def run() -> overlaplab.Run:
-    return overlaplab.load_run(TRACES / "bucketed")
+    return sample_run("bucketed")
 
 
 def test_what_they_leave_exposed_is_the_bounds_any_cap(run: overlaplab.Run) -> None:
@@ -36,4 +36,4 @@ def test_they_hold_every_gradient_and_leave_one_after_the_other(run: overlaplab.
 
 
 def test_runs_without_such_a_bound_have_none() -> None:
-    assert best_buckets(overlaplab.load_run(TRACES / "zero3")).empty
+    assert best_buckets(sample_run("zero3")).empty

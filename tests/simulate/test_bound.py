@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from made_phantoms import phantom_run
 from made_traces import event, gloo, launched, op, run_of, step
 from made_zero3 import USE, sizes, zero3_events
-from samples import unlabelled
+from samples import sample_run, unlabelled
 
 import overlaplab
 from overlaplab.costs import transfer_ns
@@ -218,7 +218,7 @@ def test_fsdp2_by_its_own_ranges_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_fsdp2_on_a_cpu_behind_its_link() -> None:
-    table = bound(overlaplab.load_run(SAMPLES / "torch-fsdp2"))
+    table = bound(sample_run("torch-fsdp2"))
     assert len(table) == 6
     assert (table["compute_ns"] < table["bound_ns"]).all()
     assert (table["bound_ns"] < table["span_ns"]).all()
@@ -253,7 +253,7 @@ def test_times_that_no_line_through_bytes_explains(tmp_path: Path) -> None:
 def test_ddp_without_labels_against_its_labels(tmp_path: Path) -> None:
     """The same trace, read by its labels and without them."""
     sample = SAMPLES / "torch-ddp-gloo"
-    labelled, plain = bound(overlaplab.load_run(sample)), bound(overlaplab.load_run(unlabelled(sample, tmp_path)))
+    labelled, plain = bound(sample_run(sample)), bound(overlaplab.load_run(unlabelled(sample, tmp_path)))
     assert len(plain) == len(labelled) == 4
     assert plain["transfer_ns"].tolist() == labelled["transfer_ns"].tolist()
     assert (plain["bound_ns"] - labelled["bound_ns"]).abs().max() < 100_000  # the label and the pass end µs apart
@@ -330,7 +330,7 @@ def test_any_cap_is_null_where_it_cannot_be_told(tmp_path: Path, events: list[di
 
 @pytest.mark.parametrize("sample", ["naive", "per-param", "bucketed", "torch-ddp", "sweep/cap-25", "sweep/cap-0.25"])
 def test_any_cap_lies_between_computation_and_what_was_launched(sample: str) -> None:
-    table = bound(overlaplab.load_run(SAMPLES / sample))
+    table = bound(sample_run(sample))
     assert (table["compute_ns"] < table["any_cap_ns"]).all()
     assert (table["any_cap_ns"] < table["bound_ns"]).all()
 
@@ -430,7 +430,7 @@ def test_no_rows_without_labels_or_where_gathers_cross_steps(tmp_path: Path) -> 
 
 
 def test_ranks_and_steps_are_chosen_as_elsewhere(tmp_path: Path) -> None:
-    run = overlaplab.load_run(SAMPLES / "bucketed")
+    run = sample_run("bucketed")
     assert bound(run, Selection(ranks=[1], steps=[3]))[["rank", "step"]].to_numpy().tolist() == [[1, 3]]
     assert bound(run, Selection(ranks=[1], skip_steps=2))["step"].tolist() == [4]
     with pytest.raises(overlaplab.OverlaplabError):
@@ -440,7 +440,7 @@ def test_ranks_and_steps_are_chosen_as_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sample", ["naive", "per-param", "bucketed", "torch-ddp", "zero3", "zero3-serial"])
 def test_no_recorded_step_beats_it_and_none_is_far_from_it(sample: str) -> None:
     """On the CPU a step also takes what lies between operators, and what waiting for the other rank costs."""
-    table = bound(overlaplab.load_run(SAMPLES / sample))
+    table = bound(sample_run(sample))
     assert len(table) == 6
     assert (table["compute_ns"] < table["bound_ns"]).all()
     assert (table["bound_ns"] <= table["span_ns"]).all()

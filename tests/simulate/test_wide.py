@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import sample_run
 
-import overlaplab
 from overlaplab.simulate.player import End, Launch, Mark, Move, StuckError, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.simulate.wide import PASSES, WideProgram, drawn, play_wide, retimed, widen
 
-SAMPLES = Path(__file__).parents[2] / "traces"
 NAMES = ("per-param", "bucketed", "zero2", "zero3", "sweep/cap-25")
 
 
@@ -43,7 +41,7 @@ def same(programs: list[list[Move]], wide: WideProgram) -> None:
 
 
 def wide_of(name: str) -> WideProgram:
-    recorded = recorded_programs(overlaplab.load_run(SAMPLES / name))
+    recorded = recorded_programs(sample_run(name))
     assert recorded is not None
     return widen(recorded.programs)
 
@@ -79,7 +77,7 @@ def test_against_the_event_player(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_runs_play_as_by_the_event_player(name: str) -> None:
-    recorded = recorded_programs(overlaplab.load_run(SAMPLES / name))
+    recorded = recorded_programs(sample_run(name))
     assert recorded is not None
     same([list(program) for program in recorded.programs], widen(recorded.programs))
 

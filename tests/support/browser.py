@@ -31,6 +31,7 @@ PWNED = "window.pwned&&pwned(document.URL)"
 
 _ARGUMENTS = [
     "--no-sandbox",
+    "--disable-gpu",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
@@ -60,6 +61,7 @@ def chromium() -> Iterator[Browser]:
         try:
             yield browser
         finally:
+            _IDLE.clear()
             browser.close()
 
 
@@ -82,30 +84,52 @@ class Watch:
 
 
 @contextmanager
-def watched(browser: Browser, **options: Any) -> Iterator[Page]:
-    """A page of a browser context of its own (`Browser.new_context`'s options); on leaving, the test fails on
-    what its `Watch` (`watch_of`) has seen.
+def watched(browser: Browser, *, color_scheme: str = "light", fresh: bool = False, **size: int) -> Iterator[Page]:
+    """A page in this theme, 1280 wide and 1400 high, or of this `width` and `height`; on leaving, the test fails on what
+    its `Watch` (`watch_of`) has seen.
+
+    It may be one that another test has left, without its cookies and storage: a new one takes seconds for the app's
+    scripts. A `fresh` one has no history either.
     """
-    context = browser.new_context(**({"viewport": {"width": 1280, "height": 1400}, "color_scheme": "light"} | options))
-    watch = Watch()
+    page = _new_page(browser) if fresh or not _IDLE else _IDLE.pop()
+    watch = _WATCHES[page] = Watch()
+    page.set_viewport_size({"width": size.get("width", 1280), "height": size.get("height", 1400)})
+    page.emulate_media(media="null", color_scheme=color_scheme)  # type: ignore[arg-type]
     try:
-        context.expose_function("pwned", lambda where: watch.executed.append(f"script on {where}"))
-        context.on("request", lambda request: _note_request(watch, request))
-        context.on("console", lambda message: _note_message(watch, message))
-        context.on("weberror", lambda error: watch.errors.append(str(error.error)))
-        context.on("dialog", lambda dialog: (watch.executed.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        context.on("page", lambda page: page.on("websocket", lambda socket: _note_socket(watch, socket)))
-        context.set_default_timeout(WAIT_MS)
-        page = context.new_page()
-        _WATCHES[page] = watch
         yield page
         watch.check()
-    finally:
-        _WATCHES.pop(page, None)
-        context.close()
+        _leave(page)
+    except BaseException:
+        page.context.close()
+        raise
+    _IDLE.append(page)
 
 
 _WATCHES: dict[Page, Watch] = {}
+_IDLE: list[Page] = []
+"""Pages that no test uses now."""
+
+
+def _new_page(browser: Browser) -> Page:
+    """Of a browser context of its own."""
+    context = browser.new_context()
+    context.expose_function("pwned", lambda where: _WATCHES[page].executed.append(f"script on {where}"))
+    context.on("request", lambda request: _note_request(_WATCHES[page], request))
+    context.on("console", lambda message: _note_message(_WATCHES[page], message))
+    context.on("weberror", lambda error: _WATCHES[page].errors.append(str(error.error)))
+    context.on("dialog", lambda dialog: (_WATCHES[page].executed.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    context.on("page", lambda opened: opened.on("websocket", lambda socket: _note_socket(_WATCHES[page], socket)))
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    return page
+
+
+def _leave(page: Page) -> None:
+    """Nothing stays of what was open."""
+    page.mouse.move(0, 0)
+    page.evaluate("() => { try { localStorage.clear(); sessionStorage.clear(); } catch {} }")
+    page.goto("about:blank")
+    page.context.clear_cookies()
 
 
 def watch_of(page: Page) -> Watch:
@@ -160,7 +184,7 @@ def serving(
             yield f"http://127.0.0.1:{port}", process
         finally:
             process.terminate()
-            process.wait(timeout=100)
+            process.wait(timeout=300)
 
 
 def app_on(folder: Path) -> Any:
@@ -169,7 +193,7 @@ def app_on(folder: Path) -> Any:
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
-    end = time.monotonic() + 200
+    end = time.monotonic() + 600
     while time.monotonic() < end:
         if process.poll() is not None:
             log.seek(0)
@@ -179,7 +203,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: IO[byt
                 return
         except OSError:
             time.sleep(0.05)
-    pytest.fail("the app did not start within 200 s")
+    pytest.fail("the app did not start within 600 s")
 
 
 def wait_until(page: Page, done: Callable[[], bool]) -> None:

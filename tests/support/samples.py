@@ -4,9 +4,37 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import cache
 from pathlib import Path
 
+from overlaplab import Run, load_run
+from overlaplab.sections.run_tables import RunTables
+
 TRACES = Path(__file__).parents[2] / "traces"
+
+
+def sample_run(name: str | Path) -> Run:
+    """A run of traces/, loaded once for all tests of a process; they do not modify it.
+
+    What analyses compute once per run is so computed once for many tests: one that makes an analysis compute something
+    else has to load its run itself.
+    """
+    return _loaded(TRACES / name)
+
+
+@cache
+def _loaded(folder: Path) -> Run:
+    return load_run(folder)
+
+
+def sample_tables(name: str | Path) -> RunTables:
+    """The tables of `sample_run`, each computed once, too."""
+    return _tables(TRACES / name)
+
+
+@cache
+def _tables(folder: Path) -> RunTables:
+    return RunTables(run=_loaded(folder))
 
 
 def cpu_samples() -> list[Path]:

@@ -39,7 +39,7 @@ class User:
         found = []
         while True:
             told = ForwardMsg()
-            told.ParseFromString(self._socket.recv(timeout=200))
+            told.ParseFromString(self._socket.recv(timeout=600))
             kind = told.WhichOneof("type")
             if kind == "delta" and told.delta.WhichOneof("type") == "new_element":
                 found.append(told.delta.new_element)

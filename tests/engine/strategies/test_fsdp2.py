@@ -353,7 +353,7 @@ def computing_does_not_wait_for_a_prefetched_gather(comm: Communicator) -> None:
 
         def wait(module: nn.Module, inputs: Any, turn: int = turn) -> None:
             if comm.rank == comm.world_size - 1:
-                store.wait([f"{rank} computes {turn}" for rank in range(comm.rank)], timedelta(seconds=60))
+                store.wait([f"{rank} computes {turn}" for rank in range(comm.rank)], timedelta(seconds=300))
 
         def tell(module: nn.Module, inputs: Any, turn: int = turn) -> None:
             store.set(f"{comm.rank} computes {turn}", "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from samples import TRACES
+from samples import TRACES, sample_run
 
-from overlaplab import Run, load_run, summary
+from overlaplab import Run, summary
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.folders import run_folders
 from overlaplab.simulate import bound
@@ -29,7 +29,7 @@ def medians(run: Run) -> tuple[float, float]:
 def test_no_recorded_cap_beats_the_bound_of_another() -> None:
     steps, bests = defaultdict[float, list[float]](list), defaultdict[float, list[float]](list)
     for folder in run_folders(TRACES / "sweep"):
-        run = load_run(folder)
+        run = sample_run(folder)
         assert run.manifest is not None
         assert run.manifest.bucket_cap_mb is not None
         recorded, best = medians(run)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 from made_diagnosis import MS, exposed_rows, summary_rows
-from samples import TRACES
+from samples import sample_tables
 
-from overlaplab import findings, load_run
+from overlaplab import findings
 from overlaplab.analyses import Cause
 from overlaplab.findings.diagnosis.causes import Loop
 from overlaplab.findings.diagnosis.parts import by_unit_kind
-from overlaplab.sections.run_tables import RunTables
 from overlaplab.traits import UNITS
 
 
@@ -59,7 +58,7 @@ def test_each_part_has_its_own_remedy() -> None:
 
 @pytest.mark.parametrize("sample", ["zero3", "zero2", "bucketed"])
 def test_parts_add_up(sample: str) -> None:
-    found = RunTables(run=load_run(TRACES / sample)).diagnosis
+    found = sample_tables(sample).diagnosis
     assert found is not None
     for share in found.causes:
         assert sum(part.exposed_ns for part in share.parts) == share.exposed_ns

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from samples import cpu_samples
+from samples import cpu_samples, sample_run
 
-from overlaplab import analyses, load_run, simulate
+from overlaplab import analyses, simulate
 from overlaplab.analyses import Cause
 from overlaplab.analyses.exposed import COLUMNS
 from overlaplab.findings import told_causes
@@ -75,7 +75,7 @@ def test_nothing_is_told_of_nothing() -> None:
 
 @pytest.mark.parametrize("folder", cpu_samples(), ids=lambda folder: folder.name)
 def test_moments_and_collectives_tell_the_same(folder: Path) -> None:
-    run = load_run(folder)
+    run = sample_run(folder)
     moments, each = (
         told_causes(table, simulate.bound(run)) for table in (analyses.exposed_moments(run), analyses.exposed(run))
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_traces import event, gloo, op, run_of, step
+from samples import sample_run
 
 import overlaplab
 from overlaplab.simulate import OPTIONS, advise, fits
@@ -36,7 +37,7 @@ def test_each_option_has_one_best_setting_whose_range_holds_its_gain(name: str) 
 
 
 def test_a_list_of_caps_gives_its_buckets() -> None:
-    run = overlaplab.load_run(SAMPLES / "bucketed")
+    run = sample_run("bucketed")
     cut = recutting(run)
     assert cut is not None
     own = advise(run)
@@ -49,7 +50,7 @@ def test_a_list_of_caps_gives_its_buckets() -> None:
 
 
 def test_a_deeper_prefetch_holds_its_units_more() -> None:
-    run = overlaplab.load_run(SAMPLES / "zero3-serial")
+    run = sample_run("zero3-serial")
     table = advise(run)
     assert run.manifest is not None
     largest = sorted((unit.bytes for unit in run.manifest.units), reverse=True)
@@ -96,6 +97,6 @@ def test_of_a_strangers_ddp_it_is_what_the_bound_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["zero2", "torch-fsdp2"])
 def test_where_nothing_can_be_told_there_are_no_rows(name: str) -> None:
-    run = overlaplab.load_run(SAMPLES / name)
+    run = sample_run(name)
     assert advise(run).empty
     assert fits(run)

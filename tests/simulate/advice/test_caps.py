@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import sample_run
 
 import overlaplab
 from overlaplab.findings import advice_refused
@@ -67,7 +68,7 @@ def test_a_cap_has_the_fewest_digits(least: int, most: int, cap: float) -> None:
 def test_the_sweeps_recordings_agree_on_the_best_cap() -> None:
     """Whatever cap was recorded: 1.2 MiB, where six buckets of about a layer become five, a cliff of 2 %."""
     for name in ("cap-0.25", "cap-1", "cap-4", "cap-25"):
-        run = overlaplab.load_run(SAMPLES / "sweep" / name)
+        run = sample_run(f"sweep/{name}")
         best = best_cap(run, caps_played(run))
         assert best is not None
         assert best.caps_mb == (1.2,)
@@ -75,7 +76,7 @@ def test_the_sweeps_recordings_agree_on_the_best_cap() -> None:
 
 
 def test_a_played_cap_takes_as_long_as_its_programs() -> None:
-    run = overlaplab.load_run(SAMPLES / "sweep" / "cap-4")
+    run = sample_run("sweep/cap-4")
     cut = recutting(run)
     assert cut is not None
     own = caps_played(run)[20]
@@ -107,7 +108,7 @@ def test_where_all_caps_would_take_long_the_best_are_still_played(monkeypatch: p
 def test_transfers_far_from_those_measured_are_unknown(
     measured: tuple[int, int] | None, buckets: list[tuple[str, ...]], known: bool
 ) -> None:
-    cut = recutting(overlaplab.load_run(SAMPLES / "sweep" / "cap-4"))
+    cut = recutting(sample_run("sweep/cap-4"))
     assert cut is not None
     assert replace(cut, measured=measured, sent={"a": 30, "b": 120}).knows(buckets) is known
 
@@ -122,7 +123,7 @@ def test_what_is_unknown_is_not_played_and_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_first_buckets_are_smaller_than_the_others() -> None:
-    run = overlaplab.load_run(SAMPLES / "sweep" / "cap-4")
+    run = sample_run("sweep/cap-4")
     played = first_caps_played(run, 4.0)
     firsts = [own.caps_mb[0] for own in played]
     assert firsts == sorted(firsts)
@@ -131,13 +132,13 @@ def test_first_buckets_are_smaller_than_the_others() -> None:
 
 
 def test_a_deeper_prefetch_gains_where_gathers_were_late() -> None:
-    late, ahead = (overlaplab.load_run(SAMPLES / name) for name in ("zero3-serial", "zero3"))
+    late, ahead = (sample_run(name) for name in ("zero3-serial", "zero3"))
     best = best_depth(late)
     assert best is not None
     assert best.prefetch >= 1
     gained = {run.path: _gain(run) for run in (late, ahead)}
     assert gained[late.path] > 5 * max(gained[ahead.path], 0.001)
-    assert best_depth(overlaplab.load_run(SAMPLES / "bucketed")) is None
+    assert best_depth(sample_run("bucketed")) is None
 
 
 def _gain(run: overlaplab.Run) -> float:

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 
 import pytest
+from samples import sample_run
 
-import overlaplab
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.predictions.error import (
@@ -92,7 +92,7 @@ def test_gains_do_not_depend_on_how_recordings_differ() -> None:
 
 def test_predicted_differences_miss_recorded_ones_by_what_is_said() -> None:
     """Of traces/sweep: from each cap's first recording to the mean of the others' four."""
-    runs = {file.name: overlaplab.load_run(file) for file in sorted(SWEEP.iterdir())}
+    runs = {file.name: sample_run(file) for file in sorted(SWEEP.iterdir())}
     manifests = [run.manifest for run in runs.values() if run.manifest]
     means = recorded_caps(manifests[0], manifests).groupby("bucket_cap_mb")["step_ns"].mean()
     missed = [row for cap in means.index for row in _missed(runs[f"cap-{cap:g}"], cap, dict(means))]
@@ -108,13 +108,13 @@ def _missed(run: Run, own: float, means: dict[float, float]) -> list[float]:
 
 
 def test_recorded_caps_are_told_by_run_json_alone() -> None:
-    own = overlaplab.load_run(SWEEP / "cap-1").manifest
-    other = overlaplab.load_run(SWEEP / "cap-4").manifest
+    own = sample_run("sweep/cap-1").manifest
+    other = sample_run("sweep/cap-4").manifest
     assert own is not None
     assert other is not None
     naive = replace(own, raw=own.raw | {"strategy": "naive"})
     table = recorded_caps(own, [own, other, naive, replace(own, link_steps=None, machine=None)])
     assert table["bucket_cap_mb"].tolist() == [1.0, 4.0]
-    expected = [fmean(measured_steps(overlaplab.load_run(SWEEP / name))) for name in ("cap-1", "cap-4")]
+    expected = [fmean(measured_steps(sample_run(f"sweep/{name}"))) for name in ("cap-1", "cap-4")]
     assert table["step_ns"].tolist() == pytest.approx(expected, rel=0.005)
     assert recorded_caps(Manifest(format_version=1, world_size=2), []).empty

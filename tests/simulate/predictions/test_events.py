@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from overlaplab_engine import labels
+from samples import sample_run
 
 import overlaplab
 from overlaplab.manifest import Link, Manifest
@@ -18,7 +19,6 @@ from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event, played
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 
-SAMPLES = Path(__file__).parents[3] / "traces"
 NAMES = ("naive", "per-param", "bucketed", "torch-ddp", "zero2", "zero3", "zero3-serial", "torch-fsdp2")
 MANIFEST = Manifest(format_version=1, world_size=2)
 
@@ -30,7 +30,7 @@ def played_again(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tu
 
     def both(name: str) -> tuple[Any, Any]:
         if name not in found:
-            run = overlaplab.load_run(SAMPLES / name)
+            run = sample_run(name)
             prediction = predict(run, Setting())
             folder = tmp_path_factory.mktemp("predicted") / name
             write_run(folder, prediction.manifest, prediction.ranks)
@@ -86,8 +86,8 @@ def test_causes_of_exposed_time_are_the_same(played_again: Any, name: str) -> No
 
 
 def test_a_predicted_cap_has_the_buckets_of_the_recorded_one(tmp_path: Path) -> None:
-    prediction = predict(overlaplab.load_run(SAMPLES / "sweep" / "cap-25"), Setting(bucket_cap_mb=1.0))
-    recorded = overlaplab.load_run(SAMPLES / "sweep" / "cap-1")
+    prediction = predict(sample_run("sweep/cap-25"), Setting(bucket_cap_mb=1.0))
+    recorded = sample_run("sweep/cap-1")
     write_run(tmp_path / "run", prediction.manifest, prediction.ranks)
     predicted = overlaplab.load_run(tmp_path / "run", cache=False)
     same = ["rank", "step", "index", "bytes", "parameters"]
@@ -148,7 +148,7 @@ def test_moves_become_events() -> None:
 @pytest.mark.parametrize("name", ["bucketed", "zero2", "zero3"])
 def test_labels_are_those_that_the_engine_writes(name: str) -> None:
     """Same words, same keys, in the engine's order."""
-    prediction = predict(overlaplab.load_run(SAMPLES / name), Setting())
+    prediction = predict(sample_run(name), Setting())
     for event in prediction.ranks[0]:
         if event.name.startswith(labels.PREFIX):
             word, values = labels.parse(event.name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from statistics import median, median_low
 
 import pytest
+from samples import sample_run
 
 import overlaplab
 from overlaplab.costs import transfer_ns
@@ -26,11 +26,6 @@ from overlaplab.simulate.wide import play_wide, widen
 SAMPLES = Path(__file__).parents[3] / "traces"
 
 
-@cache
-def sample(name: str) -> Run:
-    return overlaplab.load_run(SAMPLES / name)
-
-
 def linked(run: Run) -> Link:
     assert run.manifest is not None
     assert run.manifest.link is not None
@@ -44,7 +39,7 @@ def median_step(programs: tuple[Program, ...]) -> int:
 
 @pytest.mark.parametrize("name", ["bucketed", "zero2", "zero3"])
 def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
-    run = sample(name)
+    run = sample_run(name)
     measured = what_if.measured_step(run)
     found = what_if.typical_step(what_if.played(run, Setting())[1])
     assert found.span_ns == pytest.approx(measured.span_ns, rel=0.001)
@@ -62,7 +57,7 @@ def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
     ],
 )
 def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(setting: Setting) -> None:
-    run = sample("bucketed")
+    run = sample_run("bucketed")
     expected = median_step(programs_of(run, setting))
     assert what_if.typical_step(what_if.played(run, setting)[1]).span_ns == pytest.approx(expected, rel=1e-4)
 
@@ -70,14 +65,14 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
 @pytest.mark.parametrize("ranks", [4, 16, 64])
 def test_more_ranks_are_what_the_event_player_says(ranks: int) -> None:
     """Each draws its own ranks' work from what was recorded."""
-    run = sample("bucketed")
+    run = sample_run("bucketed")
     expected = median_step(programs_of(run, Setting(ranks=ranks)))
     found = what_if.typical_step(what_if.played(run, Setting(ranks=ranks))[1])
     assert found.span_ns == pytest.approx(expected, rel=0.005)
 
 
 def test_where_ranks_own_parts_their_programs_are_made_anew() -> None:
-    run = sample("zero3")
+    run = sample_run("zero3")
     expected = median_step(programs_of(run, Setting(ranks=4)))
     assert what_if.typical_step(what_if.played(run, Setting(ranks=4))[1]).span_ns == pytest.approx(expected, rel=1e-4)
     program, _ = what_if.played(run, Setting(ranks=50))
@@ -85,7 +80,7 @@ def test_where_ranks_own_parts_their_programs_are_made_anew() -> None:
 
 
 def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
-    run = sample("bucketed")
+    run = sample_run("bucketed")
     link = linked(run)
     faster = replace(link, bandwidth_gbps=4.0, latency_us=10.0)
     before, after = (what_if.played(run, Setting(link=other))[0] for other in (None, faster))
@@ -96,7 +91,7 @@ def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
 
 
 def test_ten_thousand_ranks_do_not_queue_messages_around_a_ring() -> None:
-    run = sample("bucketed")
+    run = sample_run("bucketed")
     ring, chosen = (
         what_if.typical_step(what_if.played(run, Setting(ranks=10_000), algorithm=how)[1]).span_ns
         for how in ("ring", "auto")
@@ -106,7 +101,7 @@ def test_ten_thousand_ranks_do_not_queue_messages_around_a_ring() -> None:
 
 
 def test_by_cap_and_ranks() -> None:
-    run = sample("bucketed")
+    run = sample_run("bucketed")
     caps = what_if.by_cap(run, Setting(), [0.25, 4.0, 64.0])
     assert caps["buckets"].tolist() == [34, 7, 1]
     assert caps["step_ns"].iloc[1] == pytest.approx(overlaplab.summary(run)["span_ns"].mean(), rel=0.001)
@@ -117,7 +112,7 @@ def test_by_cap_and_ranks() -> None:
 
 
 def test_each_rank_of_zero3_holds_less_as_there_are_more() -> None:
-    manifest = sample("zero3").manifest
+    manifest = sample_run("zero3").manifest
     whole = what_if.held_bytes(manifest, None, 1)
     assert whole is not None
     assert what_if.held_bytes(manifest, None, 4) == pytest.approx(whole / 4, abs=4)
@@ -142,7 +137,7 @@ def test_lanes_in_literals() -> None:
 
 
 def test_lanes_of_a_recorded_step_add_up() -> None:
-    run = sample("bucketed")
+    run = sample_run("bucketed")
     program, result = what_if.played(run, Setting())
     step = what_if.typical_step(result)
     table = what_if.lanes(program, result, step)
@@ -153,10 +148,10 @@ def test_lanes_of_a_recorded_step_add_up() -> None:
 
 
 def test_what_cannot_be_told() -> None:
-    assert what_if.why_not(sample("bucketed")) is None
-    foreign = sample("torch-ddp-gloo")
+    assert what_if.why_not(sample_run("bucketed")) is None
+    foreign = sample_run("torch-ddp-gloo")
     assert "its traces do not tell what every rank launched" in str(what_if.why_not(foreign))
-    run = sample("bucketed")
+    run = sample_run("bucketed")
     assert run.manifest is not None
     bare = replace(run, manifest=replace(run.manifest, link=None))
     with pytest.raises(OverlaplabError, match="without a link"):
@@ -172,9 +167,9 @@ def test_what_cannot_be_told() -> None:
     ],
 )
 def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
-    run = sample("sweep/cap-25")
+    run = sample_run("sweep/cap-25")
     assert run.manifest is not None
-    beside = [other for file in (SAMPLES / "sweep").iterdir() if (other := sample(f"sweep/{file.name}").manifest)]
+    beside = [other for file in (SAMPLES / "sweep").iterdir() if (other := sample_run(f"sweep/{file.name}").manifest)]
     found = what_if.mean_step_ns(what_if.played(run, setting)[1])
     expected = predict(run, setting)
     assert found == expected.step_ns
@@ -184,7 +179,7 @@ def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
 @pytest.mark.parametrize("cap", [0.4, 1.0, 4.0])
 def test_a_cap_gains_what_advise_tells(cap: float) -> None:
     """By advise's figure, how much earlier the last rank ends the median step, within 0.2 % of a step."""
-    run = sample("sweep/cap-25")
+    run = sample_run("sweep/cap-25")
     before, after = (
         what_if.played(run, own)[1].spans_ns.max(axis=1) for own in (Setting(), Setting(bucket_cap_mb=cap))
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -53,29 +53,26 @@ def told(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items() if value not in (None, True))
 
 
-def record(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
-    """The engine with these options."""
-    options = [*COMMON, *more]
-    for name in ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate"):
-        value = getattr(setting, name)
-        if value is not None:
-            options += [f"--{name.replace('_', '-')}", str(value)]
-    for rank in run_warm(setting.ranks or 2, str(SCRIPT), *options, "--out", str(out)):
-        assert rank.code == 0, rank.stderr
-    return overlaplab.load_run(out)
+def record(settings: dict[Path, Setting], *more: str) -> dict[Setting, overlaplab.Run]:
+    """The engine with each of these settings, in its folder; one start of the ranks makes all recordings on as many."""
+    for ranks in {setting.ranks or 2 for setting in settings.values()}:
+        own = {out: setting for out, setting in settings.items() if (setting.ranks or 2) == ranks}
+        lines = [[*COMMON, *options(setting), *more, "--out", str(out)] for out, setting in own.items()]
+        for rank in run_warm(ranks, str(SCRIPT), json.dumps(lines)):
+            assert rank.code == 0, rank.stderr
+    return {setting: overlaplab.load_run(out) for out, setting in settings.items()}
+
+
+def options(setting: Setting) -> list[str]:
+    names = ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate")
+    given = {name: value for name in names if (value := getattr(setting, name)) is not None}
+    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Setting], overlaplab.Run]:
-    """A setting's run, recorded when it is first asked for."""
-    known: dict[Setting, overlaplab.Run] = {}
-
-    def run_of(setting: Setting) -> overlaplab.Run:
-        if setting not in known:
-            known[setting] = record(setting, tmp_path_factory.mktemp("run"))
-        return known[setting]
-
-    return run_of
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[Setting, overlaplab.Run]:
+    """Each setting's run."""
+    return record({tmp_path_factory.mktemp("run"): setting for setting in dict.fromkeys((*SOURCES, *TARGETS))})
 
 
 def moves(program: Program, strategy: str) -> list[tuple[object, ...]]:
@@ -92,21 +89,20 @@ def moves(program: Program, strategy: str) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("target", TARGETS, ids=told)
 @pytest.mark.parametrize("source", SOURCES, ids=told)
 def test_the_engine_launches_and_waits_as_predicted(
-    source: Setting, target: Setting, recorded: Callable[[Setting], overlaplab.Run]
+    source: Setting, target: Setting, recorded: dict[Setting, overlaplab.Run]
 ) -> None:
-    made = [moves(program, target.strategy or "") for program in programs_of(recorded(source), complete(target))]
-    really = recorded_programs(recorded(target))
+    made = [moves(program, target.strategy or "") for program in programs_of(recorded[source], complete(target))]
+    really = recorded_programs(recorded[target])
     assert really is not None
     assert made == [moves(program, target.strategy or "") for program in really.programs]
 
 
 def test_ranks_that_clip_parts_of_gradients_add_up_their_norms(tmp_path: Path) -> None:
-    clipping = ("--clip-norm", "1")
-    source = record(SOURCES[0], tmp_path / "source", *clipping)
-    target = Setting(strategy="zero3", accumulate=2)
-    really = recorded_programs(record(target, tmp_path / "target", *clipping))
+    source, target = SOURCES[0], Setting(strategy="zero3", accumulate=2)
+    runs = record({tmp_path / "source": source, tmp_path / "target": target}, "--clip-norm", "1")
+    really = recorded_programs(runs[target])
     assert really is not None
-    made = programs_of(source, complete(target))
+    made = programs_of(runs[source], complete(target))
     assert [moves(program, "zero3") for program in made] == [moves(program, "zero3") for program in really.programs]
 
 

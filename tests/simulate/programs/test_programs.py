@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from made_gpu import bucketed as on_a_gpu
 from made_traces import run_of
-from samples import TRACES, unlabelled
+from samples import TRACES, sample_run, unlabelled
 
 import overlaplab
 from overlaplab.costs import transfer_ns
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def bucketed() -> overlaplab.Run:
-    return overlaplab.load_run(TRACES / "bucketed")
+    return sample_run("bucketed")
 
 
 def launches(program: Program) -> list[Launch]:
@@ -156,7 +156,7 @@ def test_what_a_rank_owns_of_flat_buffers() -> None:
 
 def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) -> None:
     """DDP's first bucket is smaller only where nobody gives a cap."""
-    naive = overlaplab.load_run(TRACES / "naive")
+    naive = sample_run("naive")
     assert naive.manifest is not None
     assert bucketed.manifest is not None
     recorded = bucketed.manifest.bucket_cap_mb or 0
@@ -186,7 +186,7 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
 )
 def test_what_cannot_be_told_is_one_line(sample: str, setting: Setting, words: str) -> None:
     with pytest.raises(OverlaplabError) as refused:
-        programs_of(overlaplab.load_run(TRACES / sample), setting)
+        programs_of(sample_run(sample), setting)
     assert words in str(refused.value)
     assert str(TRACES / sample) in str(refused.value)
     assert "\n" not in str(refused.value)
