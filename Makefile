@@ -8,7 +8,7 @@ SERVE ?= 1
 DEMO := --batch 16 --steps 5 --bucket-cap-mb 4
 ZERO3 := --strategy zero3 --layers 32 --width 128 --batch 16 --steps 3
 
-.PHONY: help env demo test suite check format screenshots notebooks chromium clean
+.PHONY: help env demo docs test suite check format screenshots notebooks chromium clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test    run every test, browser tests included"
 	@echo "make check   formatting, lint, types, import contracts"
 	@echo "make format  format the code"
+	@echo "make docs    build the documentation's site into site/, without a network"
 	@echo "make notebooks  execute the notebooks anew, and keep their outputs"
 	@echo "make screenshots  take the pictures of docs/ again, of the sample runs"
 	@echo "make clean   remove the environment and what was recorded here"
@@ -65,6 +66,10 @@ format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: env
+	$(BIN)/sphinx-build -c docs --fail-on-warning --keep-going --quiet . site
+	@echo "The site is in site/: open site/index.html."
+
 notebooks: env
 	$(BIN)/python scripts/notebooks.py
 
@@ -75,4 +80,4 @@ chromium:
 	@scripts/chromium.sh
 
 clean:
-	rm -rf .venv runs build dist *.egg-info
+	rm -rf .venv runs build dist site *.egg-info

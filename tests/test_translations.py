@@ -14,7 +14,8 @@ from markdown_it.token import Token
 from overlaplab.findings.diagnosis.causes import CAUSE_LABELS
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README", "docs/exposed")
+TUTORIALS = sorted(f"docs/tutorials/{file.name}" for file in (ROOT / "docs" / "tutorials").glob("*.md"))
+PAGES = ("README", "docs/exposed", *(name.removesuffix(".md") for name in TUTORIALS if ".zh-CN" not in name))
 GLOSSARY = "\n## 界面术语\n"
 """The heading of the one section that only the translation has, at its end: the words on the screen."""
 
@@ -111,3 +112,13 @@ def test_links_and_pictures_exist_and_markup_is_whole(name: str) -> None:
 def test_the_glossary_explains_every_cause_as_the_screen_names_it() -> None:
     glossary = page("README.zh-CN.md").split(GLOSSARY)[1]
     assert not [label for label in CAUSE_LABELS.values() if f"| {label} |" not in glossary]
+
+
+def test_the_guide_explains_words_that_are_on_the_screen() -> None:
+    """Each of the guide's tables has the English words in its first column, several of them with slashes between."""
+    rows = re.findall(r"^\| ([^|]*[a-z]{2}[^|]*) \|", page("docs/dashboard.zh-CN.md"), re.MULTILINE)
+    words = [word for row in rows for word in row.split(" / ")]
+    assert len(words) > 60
+    sources = [file for suffix in ("py", "js", "html") for file in (ROOT / "overlaplab").rglob(f"*.{suffix}")]
+    screen = re.sub(r"\s+", " ", re.sub(r'"\s*f?"', "", "\n".join(file.read_text() for file in sources)))
+    assert [word for word in words if word not in screen] == []
