@@ -181,6 +181,13 @@ _ANYWHERE = (
     Column("peak_layers", "count", "layers at the peak", "How many layers were gathered at the peak.", short="layers"),
     Column("time_ns", "ns", "time", "The moment from which on this was held, from the step's start."),
     Column("layers", "count", "layers", "How many gathers of layers were held from then on."),
+    # Hops of collectives by hand
+    Column("hop", "count", "hop", "The hop's number in the bucket's all-reduce, from 0."),
+    Column("sends", "count", "sends chunk", "The number of the chunk that the rank sends in the hop."),
+    Column("to", "count", "to rank", "The rank that gets it."),
+    Column("receives", "count", "receives chunk", "The number of the chunk that the rank receives in the hop."),
+    Column("chunk", "count", "chunk", "The number of the part of the bucket that travels by itself."),
+    Column("arrived", "flag", "arrived", "Whether it came in this hop."),
     # Collectives across ranks
     Column("group", "text", "group", "The process group: what it is for, or its name."),
     Column("group_description", "text", "group is for", "What the process group is for, such as mesh_tp."),
@@ -337,6 +344,13 @@ _ANYWHERE = (
 
 _COLLECTIVE = Column("index", "count", "number", "The collective's number, in order of first starts.", short="#")
 
+_BENCH: tuple[tuple[str, Unit, str, str, str], ...] = (
+    ("time_ns", "ns", "time", "How long an all-reduce takes.", "{}"),
+    ("algbw_gb_per_s", "GB/s", "algorithm bandwidth", "Bytes ÷ time.", "alg"),
+    ("bus_gb_per_s", "GB/s", "bus bandwidth", "Bytes ÷ time × 2(n−1)/n.", "bus"),
+)
+"""Figures of each algorithm: name, unit, header, explanation, header in a terminal."""
+
 _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ("buckets", "scatters"): (
         Column("launch_ns", "ns", "launch", "When the host launched it, from the step's start."),
@@ -377,6 +391,17 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("exposed_ns", "ns", "exposed", "The reduce-scatters' time during which the rank computed nothing."),
     ),
     ("schedule_steps",): (Column("wait_ns", "ns", "wait", "How long gathers kept the rank waiting."),),
+    ("hops",): (
+        Column("kind", "text", "half", "The half of the all-reduce that the hop belongs to."),
+        Column("source", "count", "from rank", "The rank that the received chunk comes from."),
+        Column("bytes", "bytes", "sent", "What the rank sends in the hop."),
+        Column("start_ns", "ns", "start", "When the rank began the hop, from the step's start."),
+        Column("end_ns", "ns", "end", "When it had sent, received and added, from the step's start."),
+    ),
+    ("chunks_after_hops",): (
+        Column("hop", "count", "after hop", "The hop after which it is so; -1: before the first."),
+        Column("ranks", "count", "sum of ranks", "Of how many ranks the chunk there holds the sum."),
+    ),
     ("gathered_bytes",): (Column("bytes", "bytes", "held", "The bytes of full parameters held from then on."),),
     ("compare",): (
         Column(
@@ -393,6 +418,21 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("activations_bytes", "bytes", "activations", "What a microbatch keeps between its passes.", "activ."),
         Column("total_bytes", "bytes", "per GPU", "All of these together."),
         Column("fits_from", "count", "fits from", "The smallest number of GPUs whose memory suffices."),
+    ),
+    ("bench_collectives",): (
+        Column("algorithm", "text", "algorithm", "ring and tree, both by hand, or torch: the library's."),
+        Column("time_ns", "ns", "time", "How long an all-reduce takes: the median, and its mean over the ranks."),
+        Column("algbw_gb_per_s", "GB/s", "algorithm bandwidth", "Bytes ÷ time.", short="alg GB/s"),
+        Column("modelled_ns", "ns", "by the formula", "What the link's formula says."),
+        Column("wrong", "count", "wrong", "How many elements of all ranks have a wrong sum."),
+    ),
+    ("bench_side_by_side",): (
+        Column("bytes", "bytes", "size", "The size of the tensor."),
+        *(
+            Column(f"{name}_{figure}", unit, f"{name} {header}", f"{explanation} Of {name}.", short=short.format(name))
+            for name in ("ring", "tree", "torch")
+            for figure, unit, header, explanation, short in _BENCH
+        ),
     ),
     ("bound",): (Column("transfer_ns", "ns", "transfers", "What the link takes for all of the step's collectives."),),
     ("replay",): (

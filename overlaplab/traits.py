@@ -23,6 +23,8 @@ class Traits:
     """The parts of which each rank holds 1/N; the others are replicated."""
     cuts_layers: bool = False
     """Whether the ranks of a tensor-parallel group compute each layer together, and exchange activations for it."""
+    hops: Literal["ring", "tree"] | None = None
+    """By which messages between neighbours the gradients' collective is made by hand; None: the library's."""
 
 
 BUCKETS = Traits(buckets=True)
@@ -39,6 +41,8 @@ TRAITS = {
     "naive": Traits(),
     "per-param": Traits(),
     "bucketed": BUCKETS,
+    "ring": Traits(buckets=True, hops="ring"),
+    "tree": Traits(buckets=True, hops="tree"),
     "zero1": Traits(
         gradients="reduce_scatter",
         buckets=True,

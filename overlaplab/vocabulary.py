@@ -85,6 +85,7 @@ _REQUIRED = {
     "gather_wait": {"unit", "phase", "microbatch"},
     "gradient_ready": {"parameter"},
     "last_use": {"unit", "phase", "microbatch"},
+    "hop": {"bucket", "kind", "hop", "bytes"},
     "launch": {"seq"},
     "param_gather_launch": {"bucket", "bytes"},
     "param_gather_wait": {"bucket"},
@@ -95,7 +96,9 @@ _REQUIRED = {
     "update": {"unit"},
 }
 _DIGITS = 18
-_INTEGERS = {"bucket", "bytes", "delayed_ns", "microbatch", "ran_ns", "seq"}
+_INTEGERS = {
+    *("bucket", "bytes", "delayed_ns", "hop", "microbatch", "ran_ns", "receives", "sends", "seq", "source", "to"),
+}
 _LISTS = {"parameters"}
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
 

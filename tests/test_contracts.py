@@ -43,6 +43,11 @@ PLAIN = {
     "modelled_ns": 5,
     "ran_ns": 7,
     "delayed_ns": 9,
+    "hop": 2,
+    "sends": 1,
+    "to": 2,
+    "receives": 0,
+    "source": 3,
 }
 names = st.text(min_size=1, max_size=12)
 

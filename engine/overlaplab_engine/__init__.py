@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from overlaplab_engine.strategies.bucketed import Bucketed
     from overlaplab_engine.strategies.naive import Naive
     from overlaplab_engine.strategies.per_param import PerParam
+    from overlaplab_engine.strategies.ring import Ring
     from overlaplab_engine.strategies.tensor import TensorParallel
     from overlaplab_engine.strategies.torch_ddp import TorchDDP
     from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
     from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel
+    from overlaplab_engine.strategies.tree import Tree
     from overlaplab_engine.strategies.zero1 import Zero1
     from overlaplab_engine.strategies.zero2 import Zero2
     from overlaplab_engine.strategies.zero3 import Zero3
@@ -37,11 +39,13 @@ _HOMES = {
     "Options": "strategies",
     "PerParam": "strategies.per_param",
     "Recorder": "recording.recorder",
+    "Ring": "strategies.ring",
     "Strategy": "strategies",
     "TensorParallel": "strategies.tensor",
     "TorchDDP": "strategies.torch_ddp",
     "TorchFSDP2": "strategies.torch_fsdp2",
     "TorchTensorParallel": "strategies.torch_tensor",
+    "Tree": "strategies.tree",
     "Unit": "models.units",
     "Zero1": "strategies.zero1",
     "Zero2": "strategies.zero2",
@@ -64,11 +68,13 @@ __all__ = [
     "Options",
     "PerParam",
     "Recorder",
+    "Ring",
     "Strategy",
     "TensorParallel",
     "TorchDDP",
     "TorchFSDP2",
     "TorchTensorParallel",
+    "Tree",
     "Unit",
     "Zero1",
     "Zero2",

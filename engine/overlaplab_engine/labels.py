@@ -42,6 +42,7 @@ class Word(StrEnum):
     COLLECTIVE = "collective"
     LAUNCH = "launch"
     COMM = "comm"
+    HOP = "hop"
     PROCESSOR = "processor"
 
 
@@ -69,11 +70,16 @@ KEYS: dict[Word, tuple[str, ...]] = {
     Word.COLLECTIVE: ("seq", "kind", "dtype", "bytes", "group"),
     Word.LAUNCH: ("seq", "group"),
     Word.COMM: ("seq", "kind", "dtype", "bytes", "group", "link", "modelled_ns"),
+    Word.HOP: ("bucket", "kind", "hop", "bytes", "sends", "to", "receives", "source"),
     Word.PROCESSOR: ("ran_ns", "delayed_ns", "unit", "phase"),
 }
 """The keys of each label, in the order in which they are written."""
 
-OPTIONAL = {Word.COMM: frozenset({"link", "modelled_ns"}), Word.PROCESSOR: frozenset({"unit", "phase"})}
+OPTIONAL = {
+    Word.COMM: frozenset({"link", "modelled_ns"}),
+    Word.HOP: frozenset({"sends", "to", "receives", "source"}),
+    Word.PROCESSOR: frozenset({"unit", "phase"}),
+}
 LISTS = frozenset({"parameters"})
 
 

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,10 +25,11 @@ ENTRY = ("-P", "-m", "overlaplab_engine")
 """The arguments of Python that run a rank. -P: modules in the current folder are not imported."""
 
 
-def launch(nproc: int, argv: list[str], out: Path) -> None:
+def launch(nproc: int, argv: list[str], out: Path, entry: Sequence[str] = ()) -> None:
     """Run `python -m overlaplab_engine ARGV` as `nproc` ranks under torch's elastic agent, and wait for them.
 
-    If a rank fails, EngineError names the first cause; by then all ranks have ended.
+    `entry`: what stands in place of `ENTRY`. Half-written files in `out` are removed in the end. If a rank
+    fails, EngineError names the first cause; by then all ranks have ended.
     """
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed."):
@@ -54,7 +55,7 @@ def launch(nproc: int, argv: list[str], out: Path) -> None:
         )
         try:
             with _host_name_without_dns():
-                elastic_launch(config, sys.executable)(*ENTRY, *argv)
+                elastic_launch(config, sys.executable)(*(entry or ENTRY), *argv)
         except ChildFailedError as error:
             raise EngineError(_first_cause(error.failures)) from None
         except SignalException as error:

@@ -11,6 +11,8 @@ class StrategyName(StrEnum):
     NAIVE = "naive"
     PER_PARAM = "per-param"
     BUCKETED = "bucketed"
+    RING = "ring"
+    TREE = "tree"
     ZERO1 = "zero1"
     ZERO2 = "zero2"
     ZERO3 = "zero3"

@@ -312,7 +312,7 @@ def _run(
             warmup=config.warmup,
             steps=config.steps,
             gpu=comm.device if comm.device.type == "cuda" else None,
-            all_threads=comm.link is not None and comm.device.type == "cpu",
+            all_threads=comm.device.type == "cpu" and (comm.link is not None or strategy.traits.hops is not None),
             hold=True,
         )
         if config.traces(comm.rank)

@@ -5,24 +5,31 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from overlaplab_engine import faults
 from overlaplab_engine.config import Config
 from overlaplab_engine.train import record
 
-__all__ = ["finish", "work"]
+__all__ = ["finish", "run", "work"]
 
 
-def work(config: Config, argv: list[str]) -> None:
-    """Record on this rank and end the process, with exit code 2 after any error.
+def work(config: Config, argv: list[str]) -> NoReturn:
+    """Record on this rank and end the process."""
+    run(partial(record, config, argv))
+
+
+def run(job: Callable[[], None]) -> NoReturn:
+    """Do this rank's job and end the process, with exit code 2 after any error.
 
     SIGINT gets its default action, because a main thread inside a collective would never run a Python handler.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _end_with_parent()
     try:
-        record(config, argv)
+        job()
     except BaseException as error:
         faults.end(error)
     finish()

@@ -12,6 +12,7 @@ from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.delays import delays
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed, exposed_moments
 from overlaplab.analyses.gathered import gathered_bytes, held_limit, schedule_steps
+from overlaplab.analyses.hops import chunks_after_hops, hops
 from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.memory import memory, peaks
@@ -36,6 +37,7 @@ __all__ = [
     "Theory",
     "baseline",
     "buckets",
+    "chunks_after_hops",
     "collective_times",
     "collectives",
     "communication_by",
@@ -47,6 +49,7 @@ __all__ = [
     "exposed_moments",
     "gathered_bytes",
     "held_limit",
+    "hops",
     "idle",
     "is_sweep",
     "judged",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,14 +21,17 @@ from overlaplab.selection import EVERYTHING, Selection
 
 _COLUMNS = ("rank", "step", "kind", "count", "bytes", "sent_bytes")
 
+_MESSAGES = re.compile(r":\d{1,9}-(\d{1,9})(?::|$)")
+
 
 def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, step and kind of collective that the step launched, in order of first launch.
 
     Columns, numbers in Int64: `rank`, `step`, `kind` (`unknown` if it is), `count`, `bytes` (of the full tensors),
     `sent_bytes` (as a ring sends them: all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n, others
-    1); both null if any is unknown: bytes come from the engine's labels, and for FSDP2 from the manifest. Empty if
-    nothing is launched, or device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
+    1; of messages only those that the rank sends); both null if any is unknown: bytes come from the engine's labels,
+    and for FSDP2 from the manifest. Empty if nothing is launched, or device activity was not recorded. Raises
+    `OverlaplabError` for an unknown rank or step.
     """
     rows = rows_by_rank(run, selection, partial(_of_trace, run))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({c: "Int64" for c in _COLUMNS if c != "kind"})
@@ -50,11 +54,19 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
             by_kind.setdefault(launch.kind or "unknown", []).append(launch)
         for kind, own in by_kind.items():
             full = bytes_of(own)
-            sent = None if full is None else round(sum(_sent(launch, kind, sizes, ranks) for launch in own))
+            sent = None if full is None else round(sum(_sent(launch, trace.rank, sizes, ranks) for launch in own))
             yield {"step": step.step, "kind": kind, "count": len(own), "bytes": full, "sent_bytes": sent}
 
 
-def _sent(launch: Launch, kind: str, sizes: Mapping[str, int | None], ranks: int) -> float:
+def _sent(launch: Launch, rank: int | None, sizes: Mapping[str, int | None], ranks: int) -> float:
     """What a ring sends of a collective whose bytes are known: its group's, or all `ranks` where that is not known."""
+    if _received(launch, rank):
+        return 0
     size = launch.group_size or sizes.get(launch.group or "") or ranks
-    return (launch.bytes or 0) * ring_factor(kind, size)
+    return (launch.bytes or 0) * ring_factor(launch.kind or "unknown", size)
+
+
+def _received(launch: Launch, rank: int | None) -> bool:
+    """Whether it is a message from another rank: their groups are called `GROUP:SENDER-RECEIVER`."""
+    receiver = _MESSAGES.search(launch.group or "") if launch.kind == "send_recv" else None
+    return receiver is not None and rank is not None and int(receiver[1]) == rank

@@ -34,6 +34,30 @@ def transfer_ns(kind: str, num_bytes: int, link: Link) -> int:
     return round(messages * link.latency_us * 1e3 + messages / link.world_size * num_bytes * 8 / link.bandwidth_gbps)
 
 
+def hops_ns(num_bytes: int, link: Link, hops: str) -> int:
+    """T in ns of an all-reduce that is made by hand of messages, each of α + its bytes ÷ bandwidth.
+
+    Around a `ring`: 2(n-1) hops of 1/n of the tensor, as `transfer_ns`. Up a binomial `tree` and down again: 2⌈log2 n⌉
+    hops of the whole tensor. Raises ValueError for others.
+    """
+    if hops == "ring":
+        return transfer_ns("all_reduce", num_bytes, link)
+    if hops != "tree":
+        raise ValueError(f"no model of {hops}")
+    number = 2 * (link.world_size - 1).bit_length()
+    return round(number * (link.latency_us * 1e3 + num_bytes * 8 / link.bandwidth_gbps))
+
+
+_LARGE = 10**12
+"""Bytes, of which a ring sends far fewer than a tree."""
+
+
+def tree_until(link: Link) -> int:
+    """Up to how many bytes a tree's all-reduce takes no longer than a ring's, both made by hand; 0 if it never does."""
+    sooner, later = (hops_ns(size, link, "ring") - hops_ns(size, link, "tree") for size in (0, _LARGE))
+    return int(_LARGE * sooner / (sooner - later)) if later < 0 < sooner else 0
+
+
 def ring_factor(kind: str | None, world_size: int) -> float:
     """Bytes that each rank of a ring sends for each byte of the full tensor; 1 for kinds without a ring."""
     rounds = ROUNDS.get(kind or "")

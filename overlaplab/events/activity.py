@@ -195,7 +195,7 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
         return matching(names, lambda name: (rule := rules[name]) and rule.counts_as is work and rule.part in parts)
 
     communication = _annotated(events) & follows(Work.COMMUNICATION, *Part)
-    owning = communication & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
+    owning = _annotated(events) & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
     operator = events["category"].isin(OPERATOR_CATEGORIES).to_numpy() & ~np.isin(thread, np.unique(thread[owning]))
     counted = operator & follows(Work.COMPUTE, *Part)
     whole = operator & follows(Work.COMPUTE, Part.WHOLE)

@@ -155,6 +155,13 @@ HOST_RULES: tuple[HostRule, ...] = (
     HostRule(Work.COMPUTE, ("aten::",), Part.WHOLE, "torch's operators, the optimizer's included"),
     HostRule(Work.NOTHING, _COLLECTIVES, Part.CUT, "launches or awaits communication"),
     HostRule(Work.NOTHING, _WAITS, Part.CUT, "the main thread is blocked by communication"),
+    HostRule(
+        Work.NOTHING,
+        ("engine::hop",),
+        Part.NONE,
+        "a collective by hand: messages, and what adds them up",
+        owns_thread=True,
+    ),
     HostRule(Work.NOTHING, _WRAPPERS, Part.NONE, "hooks run inside: it would hide what nothing hides"),
     HostRule(Work.COMPUTE, ("",), Part.LEAF, "operators of other namespaces, custom and compiled"),
 )

@@ -7,11 +7,12 @@ the compute stream that had been launched by then (docs/design.md, "On a GPU, re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise, takewhile
 
 import numpy as np
 
 from overlaplab.events import Trace, Work, counting_as, launchers, main_stream, matching, once_per_trace, rule_of
-from overlaplab.evidence.labels import Ordered, Span
+from overlaplab.evidence.labels import Label, Ordered, Span, labels_of
 from overlaplab.evidence.launches import Launch, launches, spans_of
 from overlaplab.vocabulary import Rule
 
@@ -26,6 +27,8 @@ class Executions:
         self.launches: Sequence[Launch] = launches(trace)
         """All of the trace's collectives, in order of launch."""
         self._by_thread = Ordered(self.launches, self._thread)
+        hops = [label for label in labels_of(trace) if label.word == "hop"]
+        self._hops = Ordered(hops, lambda label: label.fields["bucket"])
         named = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
         self._autograd = spans_of(trace)[named]
 
@@ -34,8 +37,21 @@ class Executions:
         return self._by_thread.starting_in(self._thread(span), span.start_ns, span.end_ns)
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:
-        """Start and end of the communication launched inside a host range; None where unknown."""
-        return bounds_of(self.inside(span))
+        """Start and end of the communication launched inside a host range; None where unknown.
+
+        Of a bucket whose collective is made by hand: of its hops, on whichever thread.
+        """
+        hops = self.hops(span)
+        return (hops[0].start_ns, max(hop.end_ns for hop in hops)) if hops else bounds_of(self.inside(span))
+
+    def hops(self, span: Span) -> Sequence[Label]:
+        """The hops of the bucket whose `bucket_launch` label this is, in order; empty for any other range."""
+        if not isinstance(span, Label) or span.word != "bucket_launch":
+            return ()
+        after = self._hops.starting_in(span.fields["bucket"], span.start_ns, np.iinfo(np.int64).max)
+        numbers = [int(hop.fields["hop"]) for hop in after]
+        rising = takewhile(lambda pair: pair[0] < pair[1], pairwise(numbers))
+        return after[: 1 + sum(1 for _ in rising)]
 
     def reached(self, host_ns: int) -> int:
         """When all work that the host had issued by then was done."""

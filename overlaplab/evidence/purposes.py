@@ -7,7 +7,7 @@ neither exists, the purpose is unknown.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from urllib.parse import unquote
 
@@ -144,7 +144,7 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
             number = int(np.searchsorted(begun, label.start_ns, side="right")) - 1
             is_bucket = label.word == "bucket_launch"
             known = ready.get(label.fields["bucket"]) if is_bucket else None
-            yield _Purpose(
+            purpose = _Purpose(
                 launch=label,
                 role=Role.BUCKET if is_bucket else Role.SCATTER,
                 what=names[label.fields["bucket"]] if is_bucket else unquote(label.fields["unit"]),
@@ -152,6 +152,9 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
                 backward_end_ns=ends[number] if number >= 0 else None,
                 after_backward=number >= 0 and label.start_ns >= hosts[number],
             )
+            hops = ran.hops(label)
+            yield from (replace(purpose, launch=hop, ready_ns=None) for hop in hops[1:])
+            yield replace(purpose, launch=hops[0]) if hops else purpose
         elif label.word == "param_gather_launch":
             yield _Purpose(launch=label, role=Role.PARAMETERS, what=f"parameters of bucket {label.fields['bucket']}")
     for step in step_windows(trace):

@@ -38,6 +38,7 @@ from overlaplab.findings.advice import (
     record_options,
     verified_finding,
 )
+from overlaplab.findings.bench import bench_finding, bench_remarks
 from overlaplab.findings.bucket_causes import best_buckets_remark, bucket_cause_words, bucket_causes
 from overlaplab.findings.buckets import (
     bucket_notes,
@@ -112,6 +113,7 @@ from overlaplab.findings.gathers import (
     schedule_title,
     turn_label,
 )
+from overlaplab.findings.hops import hops_remark, hops_title
 from overlaplab.findings.marks import exposed_name, group_name, mark_name, mark_word
 from overlaplab.findings.plan import plan_advice, plan_lead, plan_notes, plan_title
 from overlaplab.findings.predictions import (
@@ -192,6 +194,8 @@ __all__ = [
     "advised",
     "bandwidth_remarks",
     "bandwidth_title",
+    "bench_finding",
+    "bench_remarks",
     "best_buckets_remark",
     "beyond_recorded",
     "bucket_cause_words",
@@ -237,6 +241,8 @@ __all__ = [
     "held_notes",
     "held_predicted_title",
     "hidden_finding",
+    "hops_remark",
+    "hops_title",
     "how_short",
     "interval_line",
     "judged_sentence",

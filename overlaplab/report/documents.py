@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
@@ -57,6 +57,7 @@ from overlaplab.simulate.predictions.predict import Prediction
 
 __all__ = [
     "advice_document",
+    "bench_document",
     "buckets_document",
     "collectives_document",
     "compare_document",
@@ -354,6 +355,11 @@ def _bucket_links(own: pd.DataFrame) -> Document | None:
         "step": plain_value(first["step"]),
         "buckets": records(found.reset_index()),
     }
+
+
+def bench_document(measured: Mapping[str, Any], table: pd.DataFrame) -> Document:
+    """What `analyses.bench_collectives` made of what was measured."""
+    return {**{name: measured[name] for name in ("ranks", "device", "link")}, "rows": records(table)}
 
 
 def _by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None], list[Document]]:

@@ -54,6 +54,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             note,
             said,
             tables.communication_by,
+            tables.hops,
         ),
     )
     return (shown(section) for section in found if section is not None)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pandas as pd
@@ -170,8 +170,11 @@ def collectives_section(
     note: str | None,
     found: findings.Diagnosis | None,
     by_kind: pd.DataFrame | None = None,
+    hops: pd.DataFrame | None = None,
 ) -> Section | None:
     """Rows of `collectives`, `stragglers` and, if given, `communication_by` about the same ranks and steps.
+
+    `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn.
 
     `found`: the diagnosis of a rank's step among them.
     """
@@ -188,6 +191,8 @@ def collectives_section(
     if ((rows["bus_gb_per_s"] > 0) & (rows["bytes"] > 0)).any():
         draw = partial(charts.bus_bandwidth, rows, link=link)
         blocks.append(Chart(key="bus_bandwidth", draw=draw, note=note, table=held))
+    if hops is not None:
+        blocks += _hops(hops, None if found is None else found.step, note)
     blocks.append(tables.collectives_rows(rows))
     if by_kind is not None:
         blocks.append(tables.kinds_rows(by_kind))
@@ -197,6 +202,19 @@ def collectives_section(
         blocks=blocks,
         advice=_advice(found),
     )
+
+
+def _hops(table: pd.DataFrame, step: int | None, note: str | None) -> Iterator[Chart]:
+    """Where the chunks of the step's largest bucket were, unless ranks' hops are missing or too many to draw."""
+    if table.empty:
+        return
+    steps = table["step"].dropna()
+    own = table[table["step"].isin([step if (steps == step).any() else steps.max()])] if len(steps) else table
+    own = own[own["bucket"] == own.groupby("bucket")["bytes"].sum().idxmax()]
+    moments = analyses.chunks_after_hops(own)
+    if 0 < len(moments) <= charts.MOST_CELLS:
+        draw = partial(charts.hops, own, moments)
+        yield Chart(key="hops_chart", draw=draw, note=note, table=as_held(own, "hops"))
 
 
 def _advice(found: findings.Diagnosis | None) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class RunTables:
     buckets = _selected(analyses.buckets)
     schedule = _selected(analyses.schedule)
     scatters = _selected(analyses.scatters)
+    hops = _selected(analyses.hops)
     best_buckets = _selected(simulate.best_buckets)
     collectives = _selected(analyses.collectives)
     stragglers = _selected(analyses.stragglers)

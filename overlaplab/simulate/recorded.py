@@ -21,6 +21,7 @@ from overlaplab.evidence.labels import Label, fsdp2_ranges_of, labels_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered
 from overlaplab.intervals import Intervals, clip, subtract
+from overlaplab.manifest import traits_of
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
 from overlaplab.vocabulary import Rule, label_list
@@ -57,8 +58,11 @@ class Recorded:
 def recorded_programs(run: Run) -> Recorded | None:
     """The programs; None where the traces do not tell them: on a GPU, without the engine's labels or some ranks.
 
-    Also None for meshes of several axes, whose groups take turns on the link in an order of their own.
+    Also None for meshes of several axes, whose groups take turns on the link in an order of their own, and where
+    collectives are made by hand: a bucket's hops are launched by another thread.
     """
+    if (traits := traits_of(run.manifest)) is not None and traits.hops is not None:
+        return None
     if run.manifest is not None and not run.manifest.axes.is_one_axis:
         return None
     if not 0 < len(run.traces) <= MOST_RANKS or any(rule_of(trace) is not Rule.CPU for trace in run.traces):

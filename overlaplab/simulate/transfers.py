@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
-from overlaplab.costs import fit_line, transfer_ns
+from overlaplab.costs import fit_line, hops_ns, transfer_ns
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.launches import launches
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.waits import arrivals
-from overlaplab.manifest import Link
+from overlaplab.manifest import Link, traits_of
 
 _UNSTEADY = 0.25
 """Of all measured transfer time: if a line deviates by more, transfers do not take as long as their sizes say."""
@@ -34,21 +34,28 @@ class Transfers(Protocol):
 
 def transfers(run: Run, trace: Trace, link: Link | None) -> Transfers:
     """By the link's formula; without a link as recorded, and for other sizes by a line through what was recorded."""
-    return _ByLink(link) if link else _Measured(run, trace)
+    traits = traits_of(run.manifest)
+    return _ByLink(link, traits.hops if traits else None) if link else _Measured(run, trace)
 
 
 class _ByLink:
     """By the link's formula (docs/design.md, "The link, emulated")."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, hops: str | None) -> None:
+        """`hops`: the trait of that name."""
         self.waits_known = True
-        self._link = link
+        self._link, self._hops = link, hops
 
     def of(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
-        return None if num_bytes is None else transfer_ns(kind, num_bytes, self._link)
+        return None if num_bytes is None else self._takes(kind, num_bytes)
 
     def by_size(self, kind: str) -> Callable[[int], int] | None:
-        return lambda num_bytes: transfer_ns(kind, num_bytes, self._link)
+        return lambda num_bytes: self._takes(kind, num_bytes)
+
+    def _takes(self, kind: str, num_bytes: int) -> int:
+        if self._hops is not None and kind == "all_reduce":
+            return hops_ns(num_bytes, self._link, self._hops)
+        return transfer_ns(kind, num_bytes, self._link)
 
 
 class _Measured:

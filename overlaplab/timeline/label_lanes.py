@@ -11,6 +11,7 @@ import pandas as pd
 
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collectives import collectives
+from overlaplab.analyses.hops import hops
 from overlaplab.analyses.scatters import scatters
 from overlaplab.analyses.schedule import schedule
 from overlaplab.events import Run, Trace, rule_of
@@ -19,7 +20,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import labels_of
 from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import Rule
-from overlaplab.words import last_gradient
+from overlaplab.words import kind_word, last_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
     """
     tables = (
         ("buckets", buckets(run), _bucket),
+        ("hops", hops(run), _hop),
         ("gathers", schedule(run), _gather),
         ("reduce-scatters", scatters(run), _scatter),
     )
@@ -74,6 +76,17 @@ def _bucket(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
         last = last_gradient(row)
         name = f"bucket {row['index']}" + ("" if last is None else f", last: {last}")
         yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, Mark.ALL_REDUCE)
+
+
+def _hop(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
+    name = f"bucket {row['bucket']}, {kind_word(row['kind'])} hop {row['hop']}"
+    moves = [
+        f"{verb} chunk {row[chunk]} {way} rank {row[rank]}"
+        for verb, chunk, way, rank in (("sends", "sends", "to", "to"), ("receives", "receives", "from", "source"))
+        if not pd.isna(row[chunk])
+    ]
+    text = ": ".join([name, ", ".join(moves)])
+    yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], text, mark_of_collective(row["kind"]))
 
 
 def _gather(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_trials import BATCHES, DATA_PARALLEL, OURS, SMALL_CAP_MB, STRATEGIES, transformer
+from engine_trials import BATCHES, OURS, SMALL_CAP_MB, STRATEGIES, transformer
 from gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.labels import parse
 from overlaplab_engine.network.link import Link
@@ -24,6 +24,7 @@ from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
 from phantom_trials import group_of, train
+from strategies import ALONE
 from torch.profiler import ProfilerActivity, profile
 
 pytestmark = GPU_TESTS
@@ -155,7 +156,7 @@ COUNTS = {  # of a step, at least
 def recorded(out: Path, *options: str) -> Path:
     """Every strategy's run, from one process if none fails; what is missing fails in `read`."""
     script = Path(__file__).parents[1] / "support" / "phantom_runs.py"
-    command = [sys.executable, str(script), str(out), *MODEL, "--layers", str(LAYERS), *options, "--", *DATA_PARALLEL]
+    command = [sys.executable, str(script), str(out), *MODEL, "--layers", str(LAYERS), *options, "--", *ALONE]
     code, said = run(command, RECORDING_S, LIMIT_S=f"{RECORDING_S / 2}")
     print(said, file=sys.stderr)
     (out / ERRORS).write_text(f"{said}\nexit code {code}\n")
@@ -176,7 +177,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 @limit(RECORDING_S + 60)
-@pytest.mark.parametrize("name", DATA_PARALLEL)
+@pytest.mark.parametrize("name", ALONE)
 def test_every_strategy_records_one_rank_of_eight(emulated: Path, name: StrategyName) -> None:
     manifest, events = read(emulated / name)
     assert (manifest["device"], manifest["backend"], manifest["world_size"]) == ("cuda", "phantoms", 8)
@@ -225,7 +226,7 @@ def test_a_recorded_step_holds_no_waiting_host(emulated: Path, name: StrategyNam
 @limit(RECORDING_S + 60)
 def test_every_strategy_runs_on_nccl_with_one_rank(tmp_path: Path) -> None:
     recorded(tmp_path)
-    for name in DATA_PARALLEL:
+    for name in ALONE:
         manifest, _ = read(tmp_path / name)
         assert (manifest["backend"], manifest["world_size"], manifest["phantom_ranks"]) == ("nccl", 1, [])
         assert all(loss is not None for loss in manifest["losses"])

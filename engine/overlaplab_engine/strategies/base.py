@@ -77,6 +77,8 @@ class Traits:
     """The parts of which each rank holds 1/N; the rest is replicated."""
     cuts_layers: bool = False
     """Whether the ranks of a tensor-parallel group compute each layer together, and exchange activations for it."""
+    hops: Literal["ring", "tree"] | None = None
+    """By which messages between neighbours the gradients' collective is made by hand; None: the library's."""
 
 
 class Strategy(ABC):

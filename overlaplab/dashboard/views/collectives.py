@@ -16,12 +16,13 @@ def page() -> None:
         "How fast each collective moved its data, how long ranks waited in it for the last one, and who that was.",
     )
     table, manifest = opened.collectives, opened.manifest
-    found = opened.diagnosis
+    found, hops = opened.diagnosis, opened.hops
     if len(table):
         step = pick_step(table)
         table, found = chosen_rows(table, None, step), opened.diagnosis_of(step=step)
+        hops = chosen_rows(hops, None, step)
     link = manifest.link if manifest else None
-    section = collectives_section(table, stragglers_of(table), link, findings.note(manifest), found)
+    section = collectives_section(table, stragglers_of(table), link, findings.note(manifest), found, hops=hops)
     if section is None:
         nothing_to_show(opened, findings.NO_COLLECTIVES)
         return

@@ -74,7 +74,11 @@ def _ask(opened: Opened) -> Asked:
     manifest = opened.manifest
     assert manifest is not None
     with st.container(key="asked", horizontal=True, gap="small"):
-        strategy = _select("Strategy", [name for name, own in TRAITS.items() if not own.cuts_layers], manifest.strategy)
+        strategy = _select(
+            "Strategy",
+            [name for name, own in TRAITS.items() if own.hops is None and not own.cuts_layers],
+            manifest.strategy,
+        )
         traits = TRAITS.get(strategy or manifest.strategy or "") or traits_of(manifest) or Traits()
         setting = Setting(
             strategy=strategy,

@@ -84,6 +84,12 @@ def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...]]:
         raise OverlaplabError(
             "only runs of the engine are predicted", path=run.path, remedy="Record one with overlaplab record"
         )
+    if _traits(manifest).hops is not None:
+        raise OverlaplabError(
+            f"{manifest.strategy} makes its collectives by hand, and their hops are not predicted",
+            path=run.path,
+            remedy="Predict from a run of bucketed",
+        )
     if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size:
         raise OverlaplabError(
             f"{len(run.traces)} of {manifest.world_size} ranks are there",

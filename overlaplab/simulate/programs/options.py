@@ -68,6 +68,8 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
 
     if traits.cuts_layers:
         refuse("cuts layers, which is not predicted: record it")
+    if traits.hops is not None:
+        refuse("makes its collectives by hand, and their hops are not predicted: record it")
     if not traits.buckets and (setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None):
         refuse("sends no buckets: it has no cap")
     if strategy == "torch-ddp" and setting.first_bucket_mb is not None:

@@ -150,6 +150,18 @@ def messages_take_their_time(comm: Communicator) -> None:
 
 
 @scenario()
+def exchanged_messages_keep_their_order(comm: Communicator) -> None:
+    peer, got = 1 - comm.rank, torch.zeros(2, 3)
+    since = len(comm.group.messages)
+    sent = torch.stack([torch.full((3,), 10.0 * comm.rank + number) for number in range(2)])
+    work = comm.exchange([(row, peer) for row in sent], [(row, peer) for row in got])
+    work.wait()
+    assert work.is_completed()
+    assert got.tolist() == [[10.0 * peer] * 3, [10.0 * peer + 1] * 3]
+    assert [(c.kind, c.nbytes) for c in comm.group.messages[since:]] == [(Kind.SEND_RECV, 12)] * 4
+
+
+@scenario()
 def rooted_collectives(comm: Communicator) -> None:
     rank, since = comm.rank, len(comm.carried)
     x = torch.full((3,), float(rank + 1))

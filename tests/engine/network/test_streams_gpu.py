@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_trials import BATCHES, DATA_PARALLEL, SMALL_CAP_MB, transformer
+from engine_trials import BATCHES, SMALL_CAP_MB, transformer
 from gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.models.batches import place
 from overlaplab_engine.network.communicator import Communicator, connect
@@ -19,6 +19,7 @@ from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
+from strategies import ALONE
 
 pytestmark = GPU_TESTS
 
@@ -74,7 +75,7 @@ def slow_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CommStreams, "launch", late)
 
 
-@pytest.mark.parametrize("name", DATA_PARALLEL)
+@pytest.mark.parametrize("name", ALONE)
 def test_one_rank_over_nccl_is_one_process(
     name: StrategyName, join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +100,7 @@ def test_a_missing_wait_is_wrong(
     assert off_from_one_process(join(), name) > 1e-10
 
 
-@pytest.mark.parametrize("name", DATA_PARALLEL)
+@pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("link", [None, "400Gbps,10us,8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_host_never_waits_in_a_step(

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_trials import DATA_PARALLEL
 from overlaplab_engine.strategy_names import StrategyName
+from strategies import ALONE
 from warm_ranks import run_launcher
 
 import overlaplab
@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("phantoms")
     script = Path(__file__).parents[2] / "support" / "phantom_runs.py"
     options = [*SMALL, "--layers", str(LAYERS), "--steps", str(STEPS)]
-    ended = run_launcher(str(script), str(out), *options, "--", *DATA_PARALLEL, RECORDS="1")
+    ended = run_launcher(str(script), str(out), *options, "--", *ALONE, RECORDS="1")
     assert ended.code == 0, ended.stderr
     return out
 
@@ -50,7 +50,7 @@ def manifest(path: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", DATA_PARALLEL)
+@pytest.mark.parametrize("name", ALONE)
 def test_every_strategy_records_one_rank_of_eight(runs: Path, name: StrategyName) -> None:
     m = manifest(runs / name)
     assert sorted(p.name for p in (runs / name).iterdir()) == ["rank0.pt.trace.json.gz", "run.json"]
@@ -70,7 +70,7 @@ def test_every_strategy_records_one_rank_of_eight(runs: Path, name: StrategyName
         assert occupied_ns >= modelled_ns
 
 
-@pytest.mark.parametrize("name", DATA_PARALLEL)
+@pytest.mark.parametrize("name", ALONE)
 def test_the_analyser_misses_no_rank_of_it(runs: Path, name: StrategyName) -> None:
     run = overlaplab.load_run(runs / name)
     assert run.warnings == ()

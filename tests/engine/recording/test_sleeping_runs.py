@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_trials import DATA_PARALLEL
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import parse
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.strategy_names import StrategyName
+from strategies import ALONE
 from warm_ranks import run_warm
 
 import overlaplab
@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = Path(__file__).parents[2] / "support" / "phantom_runs.py"
     options = [*SMALL, "--nproc", "1", "--steps", "2", "--link", "10Gbps,100us,8", "--compute", "sleep:2ms,4ms,20ms"]
     done = subprocess.run(
-        [sys.executable, str(script), str(out), *options, "--", *DATA_PARALLEL], capture_output=True, text=True
+        [sys.executable, str(script), str(out), *options, "--", *ALONE], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return out
@@ -45,7 +45,7 @@ def events(trace: Path) -> list[dict[str, Any]]:
     return [event for event in found if event.get("ph") == "X"]
 
 
-@pytest.mark.parametrize("name", DATA_PARALLEL)
+@pytest.mark.parametrize("name", ALONE)
 def test_every_strategy_sleeps_as_long_as_it_is_told(runs: Path, name: StrategyName) -> None:
     told = json.loads((runs / name / "run.json").read_text())
     assert (told["compute"], told["numerics_meant"], told["processor_counts"]) == ("sleep", False, None)

@@ -1,0 +1,121 @@
+"""`python -m overlaplab_engine.bench`: how long all-reduces take, the library's and those by hand, by size.
+
+As nccl-tests' all_reduce_perf does it, out of place: every rank repeats the all-reduce of a tensor, one right after
+another, after two that are not counted. A size's time is the mean over the ranks of each one's median. `overlaplab
+bench-collectives` shows what this writes.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from overlaplab_engine.collectives import ring, tree
+from overlaplab_engine.config import Device
+from overlaplab_engine.devices import gpus
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.launch import launch
+from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.network.link import Link
+from overlaplab_engine.recording.trace_file import write_json
+from overlaplab_engine.worker import run
+
+__all__ = ["ALGORITHMS", "main", "measured"]
+
+WARM_UP = 2
+
+ALGORITHMS: dict[str, Callable[[Communicator, torch.Tensor], Any]] = {
+    "ring": lambda comm, tensor: comm.aside(partial(ring.all_reduce, comm, tensor)).wait(),
+    "tree": lambda comm, tensor: comm.aside(partial(tree.all_reduce, comm, tensor)).wait(),
+    "torch": lambda comm, tensor: comm.all_reduce_sum(tensor).wait(),
+}
+"""What is measured, by name; each adds up a tensor over the ranks, in place."""
+
+
+def measured(comm: Communicator, algorithm: str, nbytes: int, iterations: int) -> dict[str, Any]:
+    """One row: `algorithm`, `bytes`, `time_ns`, and `wrong`, how many elements of all ranks have another sum.
+
+    All ranks call it, and all get it. The elements are float32, `nbytes` rounded down to whole ones, at least one.
+    """
+    source = torch.arange(max(nbytes // 4, 1), device=comm.device).remainder(7).add(comm.rank).float()
+    result, times = torch.empty_like(source), []
+    comm.barrier()
+    for _ in range(WARM_UP + iterations):
+        begun = time.perf_counter_ns()
+        ALGORITHMS[algorithm](comm, result.copy_(source))
+        if comm.device.type == "cuda":
+            torch.cuda.synchronize(comm.device)
+        times.append(time.perf_counter_ns() - begun)
+    n = comm.world_size
+    want = (source - comm.rank) * n + n * (n - 1) // 2  # small whole numbers: exact in any order
+    ranks = comm.gather_objects((statistics.median(times[WARM_UP:]), int((result != want).sum())))
+    return {
+        "algorithm": algorithm,
+        "bytes": source.nbytes,
+        "time_ns": round(statistics.mean(took for took, _ in ranks)),
+        "wrong": sum(wrong for _, wrong in ranks),
+    }
+
+
+def _rank(asked: argparse.Namespace) -> None:
+    """One rank: measure everything, and let rank 0 write it."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if asked.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    comm = connect(device, asked.link)
+    rows = [
+        measured(comm, algorithm, nbytes, asked.iterations) for nbytes in asked.sizes for algorithm in asked.algorithms
+    ]
+    if comm.rank == 0:
+        link = None
+        if asked.link is not None:
+            link = {"bandwidth_gbps": asked.link.bandwidth_gbps, "latency_us": asked.link.latency_us}
+        write_json(asked.out, {"ranks": comm.world_size, "device": device.type, "link": link, "rows": rows})
+    comm.barrier()
+    comm.close()
+
+
+def main(argv: list[str]) -> int:
+    """Start the ranks, or be one; the exit code: 0 done, 2 bad input or a fault, with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m overlaplab_engine.bench")
+    parser.add_argument("--sizes", type=lambda text: [int(word) for word in text.split(",")], required=True)
+    parser.add_argument("--algorithms", type=lambda text: text.split(","), required=True)
+    parser.add_argument("--nproc", type=int, required=True)
+    parser.add_argument("--iterations", type=int, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--link", default="none")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args(argv)
+    try:
+        asked.link = None if asked.link == "none" else Link.parse(asked.link)
+        _require_possible(asked)
+        if "RANK" in os.environ:
+            run(partial(_rank, asked))
+        launch(asked.nproc, argv, asked.out.parent, entry=("-P", "-m", "overlaplab_engine.bench"))
+    except EngineError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _require_possible(asked: argparse.Namespace) -> None:
+    if asked.nproc < 2:
+        raise EngineError("--nproc must be 2 or more: one rank has nobody to send to")
+    if unknown := [name for name in asked.algorithms if name not in ALGORITHMS]:
+        raise EngineError(f"--algorithms {unknown[0]!r} is none of {', '.join(ALGORITHMS)}")
+    if asked.link is not None and (asked.link.stands_alone(asked.nproc) or asked.device == "cuda"):
+        raise EngineError("--link needs a process on a CPU for every rank: leave WORLD out, and --device cuda")
+    if asked.device == "cuda" and (there := gpus(Device.CUDA)) < asked.nproc:
+        raise EngineError(f"--nproc {asked.nproc} needs a GPU for every rank, and there are {there}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,23 @@
+"""ring: each bucket is averaged hop by hop around a ring; every rank sends 2(n−1)/n of it, in 2(n−1) messages.
+
+See `overlaplab_engine.collectives.ring`.
+"""
+
+import torch
+
+from overlaplab_engine.collectives import ring
+from overlaplab_engine.strategies.base import Traits, register
+from overlaplab_engine.strategies.by_hand import ByHand
+
+__all__ = ["Ring"]
+
+
+@register
+class Ring(ByHand):
+    """Buckets, each averaged by the ring's hops."""
+
+    name = "ring"
+    traits = Traits(buckets=True, hops="ring")
+
+    def _sum(self, flat: torch.Tensor, bucket: int) -> None:
+        ring.all_reduce(self.comm, flat, bucket=bucket)

@@ -1,0 +1,23 @@
+"""tree: each bucket is averaged up a binomial tree and down again: few hops, each of the whole bucket.
+
+See `overlaplab_engine.collectives.tree`.
+"""
+
+import torch
+
+from overlaplab_engine.collectives import tree
+from overlaplab_engine.strategies.base import Traits, register
+from overlaplab_engine.strategies.by_hand import ByHand
+
+__all__ = ["Tree"]
+
+
+@register
+class Tree(ByHand):
+    """Buckets, each averaged by the tree's hops."""
+
+    name = "tree"
+    traits = Traits(buckets=True, hops="tree")
+
+    def _sum(self, flat: torch.Tensor, bucket: int) -> None:
+        tree.all_reduce(self.comm, flat, bucket=bucket)

@@ -1,0 +1,32 @@
+"""The table of `overlaplab bench-collectives`."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlaplab.analyses.bench import bench_side_by_side
+from overlaplab.columns import columns
+from overlaplab.sections.blocks import TableBlock
+from overlaplab.words import size_exact
+
+__all__ = ["bench_rows"]
+
+
+def bench_rows(table: pd.DataFrame, ranks: int) -> TableBlock:
+    """Rows of `analyses.bench_collectives`, the algorithms side by side."""
+    algorithms = table["algorithm"].drop_duplicates()
+    speeds = [f"{own}_{figure}" for own in algorithms for figure in ("algbw_gb_per_s", "bus_gb_per_s")]
+    named = [name for own in algorithms for name in (f"{own}_time_ns", *(s for s in speeds if s.startswith(f"{own}_")))]
+    wide = bench_side_by_side(table)
+    shown = columns("bench_side_by_side", "bytes", *named)
+    return TableBlock(
+        key="bench_table",
+        caption=f"All-reduce over {ranks} ranks, out of place",
+        frame=wide.assign(
+            terse_bytes=wide["bytes"].map(size_exact),
+            **{f"terse_{name}": (1000 * wide[name]).map("{:.3g}".format) for name in speeds},
+        ),
+        columns=shown,
+        narrow=shown,
+        legend="each algorithm: ms per all-reduce; alg = bytes ÷ time, bus = alg × 2(n−1)/n, both in MB/s",
+    )

@@ -1,0 +1,8 @@
+"""Which strategies a test can try."""
+
+from overlaplab_engine.strategy_names import StrategyName
+
+from overlaplab.traits import TRAITS
+
+ALONE = [StrategyName(name) for name, traits in TRAITS.items() if traits.hops is None and not traits.cuts_layers]
+"""Those of which one rank can stand for a group, its peers phantoms: hops and parts of layers need neighbours."""
