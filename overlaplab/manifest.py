@@ -11,7 +11,20 @@ import msgspec
 
 from overlaplab.traits import TRAITS, Traits
 
-__all__ = ["Bucket", "Held", "Link", "Manifest", "Mesh", "Model", "Parameter", "Swept", "Unit", "traits_of"]
+__all__ = [
+    "Bucket",
+    "Held",
+    "Link",
+    "Manifest",
+    "Mesh",
+    "Model",
+    "Parameter",
+    "Pipeline",
+    "Stage",
+    "Swept",
+    "Unit",
+    "traits_of",
+]
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
@@ -176,6 +189,28 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of a pipeline."""
+
+    rank: Size
+    """Its rank's place along the mesh's `pp` axis."""
+    units: tuple[str, ...] = ()
+    """The names of its units, in the order in which they are called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """How microbatches pass through the stages."""
+
+    schedule: str
+    """`gpipe`, `1f1b`, `interleaved-1f1b` or `zbv`."""
+    microbatches: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    """Per step."""
+    stages: tuple[Stage, ...]
+    """In order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The model that was trained; fields that run.json lacks are None."""
 
@@ -232,6 +267,8 @@ class Manifest:
     """None if the loop is not the engine's, or the model is not parallelised."""
     mesh: Mesh | None = None
     """None in older recordings and in those of other loops; use `axes`."""
+    pipeline: Pipeline | None = None
+    """None where all ranks hold the same layers."""
     traits: Traits | None = None
     """None without a strategy, and in older recordings; use `traits_of`."""
     device: str | None = None

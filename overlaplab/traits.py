@@ -25,6 +25,13 @@ class Traits:
     """Whether the ranks of a tensor-parallel group compute each layer together, and exchange activations for it."""
     hops: Literal["ring", "tree"] | None = None
     """By which messages between neighbours the gradients' collective is made by hand; None: the library's."""
+    stages: bool = False
+    """Whether ranks hold different layers, and send activations and their gradients to each other."""
+
+    @property
+    def is_played(self) -> bool:
+        """Whether its steps can be predicted from a recording of another strategy (`simulate/programs`)."""
+        return not (self.cuts_layers or self.hops or self.stages)
 
 
 BUCKETS = Traits(buckets=True)
@@ -57,6 +64,7 @@ TRAITS = {
         sharded=("gradients", "optimizer"),
     ),
     "zero3": UNITS,
+    "pipeline": Traits(stages=True),
     "torch-ddp": BUCKETS,
     "torch-fsdp2": UNITS,
     "tensor": Traits(buckets=True, cuts_layers=True),

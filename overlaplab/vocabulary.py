@@ -19,6 +19,7 @@ __all__ = [
     "OPERATOR_CATEGORIES",
     "PREDICTED",
     "RUNTIME_CATEGORIES",
+    "STAGE_WORDS",
     "Rule",
     "category_of_uncategorised",
     "collective_kind",
@@ -72,6 +73,9 @@ def is_tensor_parallel(group_description: str) -> bool:
 PREDICTED = "predicted::"
 """What operators of predicted runs are called, before what they compute."""
 
+STAGE_WORDS = ("stage_forward", "stage_backward", "stage_backward_input", "stage_backward_weight")
+"""Labels of a pipeline's actions: what a stage does with a microbatch."""
+
 _REQUIRED = {
     "activation_launch": {"module", "phase", "microbatch"},
     "backward": {"sync"},
@@ -93,11 +97,25 @@ _REQUIRED = {
     "replica_launch": {"unit", "microbatch", "bytes"},
     "scatter_done": {"unit", "microbatch"},
     "scatter_launch": {"unit", "microbatch", "bytes"},
+    **{word: {"stage", "microbatch"} for word in STAGE_WORDS},
     "update": {"unit"},
 }
 _DIGITS = 18
 _INTEGERS = {
-    *("bucket", "bytes", "delayed_ns", "hop", "microbatch", "ran_ns", "receives", "sends", "seq", "source", "to"),
+    *(
+        "bucket",
+        "bytes",
+        "delayed_ns",
+        "hop",
+        "microbatch",
+        "ran_ns",
+        "receives",
+        "sends",
+        "seq",
+        "source",
+        "stage",
+        "to",
+    ),
 }
 _LISTS = {"parameters"}
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")

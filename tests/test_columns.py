@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from loaded_script import script
 from made_diagnosis import exposed_rows, summary_rows
+from made_pipeline import made_pipeline
 from made_runs import made_gathering, made_runs, made_sweep
 
 import overlaplab
@@ -60,6 +61,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found |= {"bound": bound(bucketed), "replay": replay(bucketed, link)}
     found["collective_times"] = analyses.collective_times(overlaplab.load_run(SAMPLE))
     found["advise"] = advise(overlaplab.load_run(SAMPLE))
+    stages = made_pipeline(folder / "stages")
+    found |= {name: getattr(analyses, name)(stages) for name in ("pipeline", "pipeline_ranks", "pipeline_steps")}
+    found["pipeline_held"] = analyses.pipeline_held(found["pipeline"])
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
     batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
     found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))

@@ -35,6 +35,7 @@ from overlaplab.vocabulary import label_fields, label_list, layer_of
 ROOT = Path(__file__).parents[1]
 PLAIN = {
     "microbatch": 1,
+    "stage": 2,
     "sync": 1,
     "bucket": 3,
     "bytes": 8,

@@ -17,6 +17,8 @@ from overlaplab_engine.devices import gpus, on_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import Link, LinkWait
+from overlaplab_engine.schedules import Schedule, cut, parse_stages, ranks_for, require_microbatches
+from overlaplab_engine.strategy_names import StrategyName
 
 __all__ = ["AUTO_LINK", "main"]
 
@@ -127,6 +129,9 @@ def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
     values["compute"] = None if values["compute"] == "real" else Sleep.parse(values["compute"])
     if "slow_rank" in values:
         values["slow_rank"] = _slow_rank(values["slow_rank"], ranks)
+    values["schedule"] = _member(Schedule, values["schedule"], "--schedule")
+    if "stages" in values:
+        values["stages"] = parse_stages(values["stages"])
     values["link_wait"] = _member(LinkWait, values["link_wait"], "--link-wait")
     if "trace_ranks" in values:
         values["trace_ranks"] = _trace_ranks(values["trace_ranks"], ranks)
@@ -135,6 +140,10 @@ def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
 
 def _require_possible(config: Config, ranks: int, cuda: bool) -> None:
     """EngineError, before the ranks start, for what these ranks cannot do and for checkpoints that are amiss."""
+    if config.strategy == StrategyName.PIPELINE:
+        pp = config.mesh(ranks).pp
+        cut(config.layers, pp, config.schedule, config.stages)
+        require_microbatches(config.microbatches, pp, config.schedule)
     if config.compute is not None and cuda:
         raise EngineError("--compute sleep is for the CPU; add --device cpu")
     if config.link_wait is LinkWait.HOST and (config.link is None or not cuda):
@@ -210,8 +219,10 @@ def _hsdp(text: str) -> tuple[int, int]:
 
 def _needed(options: Mapping[str, Any]) -> int:
     """The ranks that the mesh's sizes need, as far as they are given."""
-    dp = options["dp"] or prod(options["hsdp"] or (1,))
-    return dp * (options["pp"] or 1) * (options["tp"] or 1)
+    dp, pp = options["dp"] or prod(options["hsdp"] or (1,)), options["pp"]
+    if pp is None and options["stages"] is not None:
+        pp = ranks_for(parse_stages(options["stages"]), _member(Schedule, options["schedule"], "--schedule"))
+    return dp * (pp or 1) * (options["tp"] or 1)
 
 
 def _ranks(nproc: int | None, device: Device, needed: int) -> int:

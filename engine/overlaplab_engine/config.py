@@ -9,6 +9,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.mesh import Mesh
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import Link, LinkWait
+from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategy_names import StrategyName
 
 __all__ = ["AUTO_LINK", "ON_GPUS", "Config", "Device", "Dtype", "Option", "defaults"]
@@ -56,7 +57,9 @@ class Config:
         Device.AUTO
     )
     dp: Annotated[int | None, Option("Data-parallel size; default: the ranks that --pp and --tp leave.")] = None
-    pp: Annotated[int | None, Option("Pipeline stages; default 1.")] = None
+    pp: Annotated[
+        int | None, Option("Ranks of each pipeline; default 1, with --strategy pipeline those that --dp leaves.")
+    ] = None
     tp: Annotated[int | None, Option("Tensor-parallel size, neighbouring ranks; default 1.")] = None
     hsdp: Annotated[
         tuple[int, int] | None,
@@ -91,6 +94,17 @@ class Config:
     accumulate: Annotated[
         int, Option("Microbatches per step; zero2, zero3, torch-fsdp2 send gradients with each, others with the last.")
     ] = 1
+    schedule: Annotated[
+        Schedule, Option(f"pipeline: {', '.join(Schedule)}; in which order microbatches are worked on.")
+    ] = Schedule.GPIPE
+    stages: Annotated[
+        tuple[int, ...] | None,
+        Option("pipeline: number of stages, or the layers of each such as 3,3,2; default one per rank, or two."),
+    ] = None
+    """None: one on each rank, or two where the schedule needs several."""
+    microbatches: Annotated[
+        int, Option("pipeline: microbatches per step; with 1 the ranks take turns, as in plain model parallelism.")
+    ] = 8
     bucket_cap_mb: Annotated[float, Option("A bucket closes once it holds so many MiB.")] = 25.0
     first_bucket_mb: Annotated[float | None, Option("Another cap for the first bucket, in MiB.")] = None
     """None: the same cap."""
@@ -186,7 +200,11 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot run. EngineError names the option and what it must be."""
-        counts = ("layers", "width", "heads", "seq", "vocab", "batch", "steps", "warmup", "accumulate", "attempts")
+        model, run = (
+            ("layers", "width", "heads", "seq", "vocab", "batch"),
+            ("steps", "warmup", "accumulate", "attempts"),
+        )
+        counts = (*model, *run, "microbatches")
         for name in counts:
             _require(getattr(self, name) >= 1, f"--{name} must be 1 or more")
         _require(self.width % self.heads == 0, f"--heads {self.heads} must divide --width {self.width}")
@@ -235,7 +253,15 @@ class Config:
 
     def mesh(self, ranks: int) -> Mesh:
         """How so many ranks share the work. EngineError if the sizes asked for do not fit them."""
-        return Mesh.of(ranks, dp=self.dp, pp=self.pp, tp=self.tp, hsdp=self.hsdp)
+        pp = self.pp
+        if pp is None and self.strategy == StrategyName.PIPELINE:
+            pp = max(1, ranks // (self.dp or 1))
+        return Mesh.of(ranks, dp=self.dp, pp=pp, tp=self.tp, hsdp=self.hsdp)
+
+    @property
+    def passes(self) -> int:
+        """Microbatches per step."""
+        return self.microbatches if self.strategy == StrategyName.PIPELINE else self.accumulate
 
     def traces(self, rank: int) -> bool:
         """Whether this rank leaves a trace."""

@@ -21,6 +21,10 @@ class Word(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    STAGE_FORWARD = "stage_forward"
+    STAGE_BACKWARD = "stage_backward"
+    STAGE_BACKWARD_INPUT = "stage_backward_input"
+    STAGE_BACKWARD_WEIGHT = "stage_backward_weight"
     OPTIMIZER = "optimizer"
     UPDATE = "update"
     GRADIENT_READY = "gradient_ready"
@@ -49,6 +53,10 @@ class Word(StrEnum):
 KEYS: dict[Word, tuple[str, ...]] = {
     Word.FORWARD: ("microbatch",),
     Word.BACKWARD: ("microbatch", "sync"),
+    Word.STAGE_FORWARD: ("stage", "microbatch"),
+    Word.STAGE_BACKWARD: ("stage", "microbatch"),
+    Word.STAGE_BACKWARD_INPUT: ("stage", "microbatch"),
+    Word.STAGE_BACKWARD_WEIGHT: ("stage", "microbatch"),
     Word.OPTIMIZER: (),
     Word.UPDATE: ("unit",),
     Word.GRADIENT_READY: ("parameter",),

@@ -19,7 +19,7 @@ from overlaplab_engine.config import Config, Dtype
 from overlaplab_engine.devices import gpus, on_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
-from overlaplab_engine.models.batches import Batches, place
+from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.deferred import defer
 from overlaplab_engine.models.sleeping import Clock, put_to_sleep, unit_times
 from overlaplab_engine.models.transformer import Transformer, initial_values
@@ -48,25 +48,18 @@ _DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.F
 
 def train_step(
     strategy: Strategy, optimizer: AdamW, batches: Batches, step: int, *, accumulate: int, clip_norm: float | None
-) -> torch.Tensor:
-    """One update: forward and backward of each microbatch, then the optimizer; returns this rank's loss, a scalar."""
+) -> torch.Tensor | None:
+    """One update: forward and backward of `accumulate` microbatches, then the optimizer; returns this rank's loss, a
+    scalar, or None where it computes none.
+    """
     strategy.zero_grad()
-    losses = []
-    for microbatch in range(accumulate):
-        strategy.microbatch = microbatch
-        send = strategy.sends_every_microbatch or microbatch == accumulate - 1
-        tokens, targets = place(batches.of_rank(step, microbatch, strategy.comm.rank), strategy.comm.device)
-        with nullcontext() if send else strategy.no_sync():
-            with labels.span(Word.FORWARD, microbatch=microbatch):
-                loss = strategy(tokens, targets) / accumulate
-            strategy.backward(loss, microbatch)
-        losses.append(loss.detach())
+    loss = strategy.passes(batches, step, accumulate)
     if clip_norm is not None:
         strategy.clip(clip_norm)
     with labels.span(Word.OPTIMIZER):
         optimizer.step()
     strategy.updated()
-    return torch.stack(losses).sum()
+    return loss
 
 
 def record(config: Config, argv: list[str]) -> None:
@@ -144,7 +137,7 @@ def _calibrate(config: Config, comm: Communicator, strategy: Strategy, borders: 
     ]
     return Before(
         probe_ns=probe_ns(),
-        passes=unit_passes(strategy, borders, batches),
+        passes={} if strategy.traits.stages else unit_passes(strategy, borders, batches),
         idle=idle_collectives(comm, max(sizes)),
     )
 
@@ -180,6 +173,8 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
         overlap_param_gather=config.overlap_param_gather,
         keep_last=config.keep_last,
         units=units,
+        schedule=config.schedule,
+        stages=config.stages,
     )
     class_of(config.strategy).cut(model, data, options)
     sleep = _fall_asleep(config, comm, model) if config.compute is not None else None
@@ -246,7 +241,7 @@ class _Recorded:
     link: Link | None
     """The emulated link."""
     losses: list[float]
-    """One per recorded step."""
+    """One per recorded step; none on a rank that computes none."""
     carried: list[list[Carried]]
     """The link's collectives on this rank, by the recorded step that launched them."""
     link_steps: list[LinkStep]
@@ -329,9 +324,9 @@ def _run(
                     if comm.device.type == "cuda":
                         torch.cuda.reset_peak_memory_stats(comm.device)
                 loss = train_step(
-                    strategy, optimizer, batches, done + step, accumulate=config.accumulate, clip_norm=config.clip_norm
+                    strategy, optimizer, batches, done + step, accumulate=config.passes, clip_norm=config.clip_norm
                 )
-                losses.append(loss)
+                losses += [] if loss is None else [loss]
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):
                     strategy.settle()  # collectives that a step launched are recorded completely or not at all
                 if step >= config.warmup:

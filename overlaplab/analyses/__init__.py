@@ -16,6 +16,7 @@ from overlaplab.analyses.hops import chunks_after_hops, hops
 from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.memory import memory, peaks
+from overlaplab.analyses.pipeline import pipeline, pipeline_held, pipeline_ranks, pipeline_steps
 from overlaplab.analyses.ranks import load_ranks
 from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.analyses.scatters import scatter_steps, scatters
@@ -60,6 +61,10 @@ __all__ = [
     "memory",
     "parse_condition",
     "peaks",
+    "pipeline",
+    "pipeline_held",
+    "pipeline_ranks",
+    "pipeline_steps",
     "require_comparable",
     "rows_of",
     "same_but_cap",

@@ -60,7 +60,8 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     counterpart on other ranks; null if it is matched, or no other member's trace is present).
 
     `wait_ns` and `transfer_ns` are null unless every member's trace is present, where the match is doubtful (as are
-    `last_rank` and `bus_gb_per_s`), and for send/recv, broadcast, reduce, gather and scatter. Numbers are Int64 and
+    `last_rank` and `bus_gb_per_s`), and for broadcast, reduce, gather, scatter, and messages other than the engine's.
+    Numbers are Int64 and
     Float64, null where unknown. With selected steps, only collectives that a rank launched in one of them have rows.
     Raises `OverlaplabError` for an unknown rank or step.
     """

@@ -18,10 +18,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, Window, activity, empty_table
+from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.collective_facts import collective_facts
-from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, last_moving, owned
+from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, first_of, last_moving, owned
+from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import clip, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
@@ -33,6 +34,9 @@ __all__ = ["CAUSES", "COLUMNS", "Cause", "exposed", "exposed_moments"]
 class Cause(StrEnum):
     """Why a moment of communication was exposed; see docs/exposed.md for each one's rules."""
 
+    BUBBLE = "pipeline bubble"
+    IMBALANCE = "stage imbalance"
+    SEND = "waiting for send"
     STRAGGLER = "straggler wait"
     LATE = "late launch"
     QUEUED = "queued"
@@ -155,7 +159,7 @@ def _found(run: Run, selection: Selection) -> _Found:
         table = collective_facts(run)[run.traces.index(trace)]
         facts = {str(name): column.to_numpy() for name, column in table.items()}
         before = len(labels["index"])
-        for number, cause, part in _of_trace(trace, facts, windows):
+        for number, cause, part in _of_trace(trace, facts, windows, _idle_by_schedule(run, trace)):
             row = np.where(part.row >= 0, part.row + before, -1)
             parts.append((len(steps) + number, cause, replace(part, row=row)))
         steps += [(trace.rank, window.step, zero_of(run, trace)) for window in windows]
@@ -164,7 +168,16 @@ def _found(run: Run, selection: Selection) -> _Found:
     return _Found(steps, labels, parts)
 
 
-def _of_trace(trace: Trace, facts: Facts, windows: Sequence[Window]) -> Iterator[tuple[int, Cause, Moments]]:
+def _idle_by_schedule(run: Run, trace: Trace) -> dict[Window, IdleBySchedule]:
+    """By window; empty without a pipeline."""
+    place, windows = run.traces.index(trace), step_windows(trace)
+    found = idle_by_schedule(run)
+    return {window: found[place, step] for step, window in enumerate(windows) if (place, step) in found}
+
+
+def _of_trace(
+    trace: Trace, facts: Facts, windows: Sequence[Window], idle: Mapping[Window, IdleBySchedule]
+) -> Iterator[tuple[int, Cause, Moments]]:
     """One rank's exposed moments by step and cause."""
     compute, communication = activity(trace).compute, activity(trace).communication
     gaps = subtract(communication, compute)
@@ -173,7 +186,27 @@ def _of_trace(trace: Trace, facts: Facts, windows: Sequence[Window]) -> Iterator
         bounds = window.start_ns, window.end_ns
         excess = total(clip(moving, *bounds)) - total(clip(compute, *bounds))
         moments = owned(facts, clip(gaps, *bounds), compute)
+        if window in idle:
+            of_messages, moments = _messages(facts, moments)
+            yield from ((number, *part) for part in _in_pipeline(of_messages, idle[window]) if len(part[1].row))
         yield from ((number, cause, part) for cause, part in _decided(facts, moments, max(0, excess)) if len(part.row))
+
+
+def _messages(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
+    """The moments of messages of which both ends are known, and the others."""
+    own = (moments.row >= 0) & (facts["matched"] & facts["message"])[moments.row]
+    return moments.where(own), moments.where(~own)
+
+
+def _in_pipeline(moments: Moments, idle: IdleBySchedule) -> Iterator[tuple[Cause, Moments]]:
+    """The rules of pipelines: waits are the schedule's, then slow stages', as far as these explain them."""
+    waits = moments.does == Does.WAITS
+    bubble, remaining = first_of(moments.where(waits), idle.bubble_ns)
+    yield Cause.BUBBLE, bubble
+    imbalance, remaining = first_of(remaining, idle.imbalance_ns)
+    yield Cause.IMBALANCE, imbalance
+    yield Cause.SEND, remaining
+    yield Cause.SEND, moments.where(~waits)
 
 
 def _decided(facts: Facts, moments: Moments, excess_ns: int) -> Iterator[tuple[Cause, Moments]]:

@@ -11,6 +11,7 @@ from overlaplab.charts.hops import MOST_CELLS, hops
 from overlaplab.charts.lanes import timeline, timeline_rows
 from overlaplab.charts.marks import step_marks
 from overlaplab.charts.notebook import draw_offline
+from overlaplab.charts.pipeline import pipeline, pipeline_held
 from overlaplab.charts.plan import planned_memory
 from overlaplab.charts.readiness import buckets
 from overlaplab.charts.sweep import caps, links
@@ -31,6 +32,8 @@ __all__ = [
     "late_ranks",
     "links",
     "memory_compared",
+    "pipeline",
+    "pipeline_held",
     "planned_memory",
     "ranks_predicted",
     "scatters_exposed",

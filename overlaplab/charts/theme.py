@@ -51,6 +51,12 @@ class Palette:
     """What nothing can hide: longer than the computation there is."""
     gap: str
     """The host paused."""
+    bubble: str
+    """A pipeline's schedule leaves nothing to do."""
+    uneven: str
+    """A slower stage is not done."""
+    sending: str
+    """A message between stages is on its way."""
     # Kinds of collectives
     gather: str
     reduce: str
@@ -86,6 +92,9 @@ LIGHT = Palette(
     blocking="#A0509A",
     bound="#4A0E12",
     gap="#D0C35C",
+    bubble="#DDDDDD",
+    uneven="#007755",
+    sending="#33CCDD",
     gather="#36A55A",
     reduce="#2E1C59",
     scatter="#C06CF8",
@@ -111,6 +120,9 @@ DARK = Palette(
     blocking="#AC7FC9",
     bound="#A93A5B",
     gap="#D4C080",
+    bubble="#333344",
+    uneven="#22AA77",
+    sending="#227799",
     gather="#4F9E78",
     reduce="#CCCDEB",
     scatter="#CC3CF8",
@@ -132,6 +144,9 @@ def palette(dark: bool) -> Palette:
 def cause_colours(tones: Palette) -> dict[Cause, str]:
     """The colour of each cause of exposed time: that of what goes on meanwhile."""
     return {
+        Cause.BUBBLE: tones.bubble,
+        Cause.IMBALANCE: tones.uneven,
+        Cause.SEND: tones.sending,
         Cause.STRAGGLER: tones.waiting,
         Cause.LATE: tones.held,
         Cause.QUEUED: tones.queued,

@@ -37,6 +37,11 @@ _COMMANDS = (
         "When each layer's parameters were gathered, used and freed; of one rank and step, every gather.",
     ),
     (
+        "pipeline",
+        "runs/pipeline --step 4",
+        "What each stage of a pipeline did with which microbatch, what of the time is bubble, and what to try.",
+    ),
+    (
         "collectives",
         "runs/bucketed --step 4",
         "Every collective across ranks: who came last, who waited, how fast the data moved; by group and kind.",

@@ -27,10 +27,14 @@ def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int |
 
     Ψ is the number of parameters that a rank computes with, N that of the ranks that shard them. Without traits all is
     replicated. None where the manifest does not name the parameters, or they have a dtype of which it is not known what
-    AdamW keeps.
+    AdamW keeps; and of pipelines, whose ranks hold different layers.
     """
     count = _elements(manifest)
-    if not count or any(parameter.dtype not in _OPTIMIZER_BYTES for parameter in manifest.parameters):
+    if (
+        (traits is not None and traits.stages)
+        or not count
+        or any(parameter.dtype not in _OPTIMIZER_BYTES for parameter in manifest.parameters)
+    ):
         return None, None
     full = {
         "parameters": parameter_bytes(manifest),

@@ -30,10 +30,11 @@ class Theory:
 def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     """What a strategy with these traits should send; None where the manifest does not name the parameters.
 
-    Also None if it depends on the number of microbatches and that is unknown, as in loops other than the engine's.
+    Also None of a pipeline, whose ranks send activations and hold different layers, and if it depends on the number of
+    microbatches and that is unknown, as in loops other than the engine's.
     """
     units, every = traits.gathers == "units", traits.sends_every_microbatch
-    if not manifest.parameters or (manifest.accumulate is None and (units or every)):
+    if traits.stages or not manifest.parameters or (manifest.accumulate is None and (units or every)):
         return None
     gathered, reduced = gathered_bytes(manifest), reduced_bytes(manifest)
     if gathered is None or reduced is None:

@@ -20,6 +20,7 @@ _TITLES = {
     "timeline": "Timeline",
     "buckets": "Buckets",
     "zero3": "ZeRO-3",
+    "pipeline": "Pipeline",
     "collectives": "Collectives",
     "what_if": "What if",
     "compare": "Compare",
@@ -30,6 +31,7 @@ WITHOUT_RUN = ("plan",)
 _ABOUT = {
     "buckets": ("buckets", "no buckets"),
     "zero3": ("schedule", "gathers nothing"),
+    "pipeline": ("pipeline", "no stages"),
     "collectives": ("collectives", "none here"),
 }
 """What a page is about, a table of the run, and why it is folded where that is empty."""

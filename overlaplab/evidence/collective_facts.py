@@ -20,7 +20,7 @@ from overlaplab.vocabulary import Rule
 __all__ = ["collective_facts", "could_start"]
 
 _COLUMNS = (
-    *("index", "kind", "what", "late_rank", "start_ns", "end_ns", "moves_ns", "matched"),
+    *("index", "kind", "what", "late_rank", "start_ns", "end_ns", "moves_ns", "matched", "message"),
     *("asked_ns", "late_ns", "queued_ns", "backward_end_ns", "after_backward"),
 )
 
@@ -35,6 +35,7 @@ def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
     - `late_rank` (Int64): the rank that arrived last, by more than the clocks may differ
     - `moves_ns`: when the last rank had arrived; the start where that is unknown
     - `matched` (bool): whether the arrival of the last rank is known
+    - `message` (bool): from one rank to another
     - `asked_ns`: from when it could have started, given its launch
     - `late_ns`: how much earlier it would have moved data if every rank had launched it when its input was ready;
       counts only time in which the link was free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
-from overlaplab.evidence.pairing import SAME_BYTES, paired
+from overlaplab.evidence.pairing import SAME_BYTES, paired, paired_messages
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.vocabulary import Rule
 
@@ -33,6 +34,8 @@ _LAUNCHES = (
 )
 _NAMES = ("bucket", "unit", "module", "phase", "microbatch")
 """Labels that launch one collective, and their fields that say which, the same on all ranks."""
+_LANE = re.compile(r".+%3A\d+-\d+(?:%3A\d+)?")
+"""The group of the engine's messages from one rank to another, percent-encoded: group, sender, receiver, tag."""
 _WORLD = ("", "0", "default_pg")
 """Names of the group of the whole job."""
 
@@ -54,10 +57,11 @@ def matched(run: Run) -> pd.DataFrame:
     Columns: `trace` (the index in `run.traces`), `row` (of `recorded`), `match` (the same number for all rows of one
     collective), `reason` (why it could not be matched, else None), `size` (ranks of the group, -1 where unknown),
     `complete` (bool: all members of the group are matched, except phantoms, which keep nobody waiting), `doubtful`
-    (bool: matched without a number, by ends that lie more than `DOUBTFUL_NS` apart).
+    (bool: matched without a number, by ends that lie more than `DOUBTFUL_NS` apart), `message` (bool: from one rank to
+    another).
 
-    Groups are identified by name and members, and their collectives paired by `pairing`. Sends and receives have no
-    common number and are not matched.
+    Groups are identified by name and members, and their collectives paired by `pairing`. Of sends and receives the
+    engine's alone are matched, whose group names the lane: the group, the sender and the receiver.
     """
     table = _all_recorded(run)
     table["match"] = np.arange(len(table), dtype=np.int64)
@@ -76,7 +80,9 @@ def matched(run: Run) -> pd.DataFrame:
     table = table.astype({"match": "int64", "doubtful": "bool"})
     ranks = table.groupby("match")["trace"].transform("nunique")
     table["complete"] = table["reason"].isna() & (ranks + phantoms == table["size"])
-    return table[["trace", "row", "match", "reason", "size", "complete", "doubtful"]]
+    lanes = [number for number, key in enumerate(keys) if _LANE.fullmatch(key.name)]
+    table["message"] = table["key"].isin(lanes)
+    return table[["trace", "row", "match", "reason", "size", "complete", "doubtful", "message"]]
 
 
 def _all_recorded(run: Run) -> pd.DataFrame:
@@ -133,6 +139,8 @@ def _key(trace: Trace, name: str, description: str, size: int) -> _Key:
 
 def _size(key: _Key, own: pd.DataFrame, run: Run) -> int | None:
     """Ranks in the group. Collectives of an unknown group are assumed to be of the whole job."""
+    if _LANE.fullmatch(key.name):
+        return 2
     if key.size is not None or key.name not in _WORLD:
         return key.size
     sizes = [run.manifest.world_size] if run.manifest else [t.world_size for t in run.traces if t.world_size]
@@ -148,6 +156,8 @@ def _phantoms(key: _Key, size: int | None, run: Run) -> int:
 def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
     """`match` and `reason` for one group's rows."""
     result = own[_PAIRS].copy()
+    if _LANE.fullmatch(key.name):
+        return paired_messages(own)
     point_to_point = (own["kind"] == "send_recv") & own["kind_known"]
     untimed = own["start_ns"] == UNKNOWN_NS
     result.loc[point_to_point, "reason"] = "sends and receives are not matched"

@@ -107,3 +107,12 @@ def last_moving(moments: Moments, length_ns: int) -> tuple[Moments, Moments]:
     at = moments.end.copy()
     at[order] -= np.clip(length_ns - (np.cumsum(lengths) - lengths), 0, lengths)
     return moments.split(at)
+
+
+def first_of(moments: Moments, length_ns: int) -> tuple[Moments, Moments]:
+    """Split the moments, in order of time, after so much of them: what is before, and the remainder."""
+    order = np.argsort(moments.start, kind="stable")
+    lengths = (moments.end - moments.start)[order]
+    at = moments.start.copy()
+    at[order] += np.clip(length_ns - (np.cumsum(lengths) - lengths), 0, lengths)
+    return moments.split(at)

@@ -17,7 +17,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
 
-__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "paired"]
+__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "paired", "paired_messages"]
 
 DOUBTFUL_NS = 100_000
 """A collective that was paired on a device without a number ends on all ranks within less than this: on whole jobs of 8
@@ -54,6 +54,18 @@ def paired(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
     if pairs["reason"].notna().groupby(order["trace"]).all().any():  # a rank's times fit no other's
         sequence = _by_sequence(order, stepped=stepped, device=device, strict=False)
     return pairs if sequence is None else sequence
+
+
+def paired_messages(lane: pd.DataFrame) -> pd.DataFrame:
+    """Pair the messages of one lane, from one rank to another: both ends number them in the same order."""
+    timed = lane[lane["start_ns"] != UNKNOWN_NS]
+    by = timed.groupby("sequence")
+    both = (by["trace"].transform("nunique") == 2) & (by["trace"].transform("size") == 2)
+    pairs = _table(lane.index, match=lane.index, reason="when it ran was not recorded")
+    pairs.loc[timed.index, "reason"] = np.where(both, None, "its other end was not recorded")
+    firsts = timed.index.to_series().groupby(timed["sequence"]).transform("first")
+    pairs.loc[timed.index[both], "match"] = firsts[both]
+    return pairs
 
 
 def _table(index: pd.Index, *, match: object, reason: object = None, doubtful: object = False) -> pd.DataFrame:

@@ -190,7 +190,8 @@ def _merged(events: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
 def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     """The emulated link: calls on the caller's thread, joined by number with the ranges of the link's thread.
 
-    Gloo ranges inside those belong to them; other gloo ranges are collectives of their own.
+    Gloo ranges inside those belong to them, and gloo's messages, which begin before their lane takes them up; other
+    gloo ranges are collectives of their own.
     """
     calls = _label_rows([label for label in labels if label.word == "launch"])
     comms = _label_rows([label for label in labels if label.word == "comm"])
@@ -205,6 +206,8 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     carried["arrived_ns"] = _arrivals(carried, comms["thread"])
     alone = _gloo_ranges(trace)
     inside = _around_any(comms, alone["start_ns"]) >= 0
+    if (comms["kind"] == "send_recv").any():
+        inside |= (alone["named"] == "send_recv").to_numpy()
     return _stacked(carried, _not_run(calls, call), alone[~inside])
 
 

@@ -1,6 +1,7 @@
 """Wait and transfer: a collective's time before and after its last rank arrived (docs/design.md).
 
-Both are known only if every member's trace is present, and for collectives in which every rank needs all others' data.
+Both are known only if every member's trace is present, for collectives in which every rank needs all others' data, and
+for messages whose two ends are known.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def arrivals(run: Run) -> pd.DataFrame:
     joined = own.join(pd.concat(tables))
     joined["rank"] = pd.array([run.traces[place].rank for place in joined["trace"]], dtype="Int64")
     _agree(joined)
-    known = (joined["complete"] & ~joined["doubtful"] & ~joined["kind"].isin({*ROOTED, ""})).to_numpy()
+    mutual = joined["message"] | ~joined["kind"].isin({*ROOTED, ""})
+    known = (joined["complete"] & ~joined["doubtful"] & mutual).to_numpy()
     last = joined.groupby("match")["arrived_ns"].transform("max").to_numpy()
     joined["last_ns"] = np.where(known, last, UNKNOWN_NS)
     wait = np.clip(last, joined["start_ns"], joined["end_ns"]) - joined["start_ns"].to_numpy()

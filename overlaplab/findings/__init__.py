@@ -115,6 +115,15 @@ from overlaplab.findings.gathers import (
 )
 from overlaplab.findings.hops import hops_remark, hops_title
 from overlaplab.findings.marks import exposed_name, group_name, mark_name, mark_word
+from overlaplab.findings.pipeline import (
+    NO_PIPELINE,
+    pipeline_advice,
+    pipeline_held_title,
+    pipeline_lead,
+    pipeline_note,
+    pipeline_tiles,
+    pipeline_title,
+)
 from overlaplab.findings.plan import plan_advice, plan_lead, plan_notes, plan_title
 from overlaplab.findings.predictions import (
     extrapolation,
@@ -178,6 +187,7 @@ __all__ = [
     "COSTS_ADVICE",
     "NOTHING_COUNTS",
     "NO_COLLECTIVES",
+    "NO_PIPELINE",
     "OTHER_RANKS",
     "PREDICTED",
     "CausePart",
@@ -268,6 +278,12 @@ __all__ = [
     "other_problem",
     "other_problem_advice",
     "outliers_finding",
+    "pipeline_advice",
+    "pipeline_held_title",
+    "pipeline_lead",
+    "pipeline_note",
+    "pipeline_tiles",
+    "pipeline_title",
     "place_name",
     "plan_advice",
     "plan_lead",

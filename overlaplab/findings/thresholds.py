@@ -76,3 +76,8 @@ MOST_KERNELS = 3
 
 MUCH_DELAY = 0.20
 """Of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows better."""
+
+PIPELINE_PART = 0.01
+"""Of the stages' time: a part of a pipeline's bubble that is smaller is not named."""
+UNEVEN_STAGES = 0.02
+"""Of the median stage's time: a stage that is slower by less is not called the slowest."""

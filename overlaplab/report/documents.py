@@ -18,6 +18,9 @@ from overlaplab.analyses import (
     is_sweep,
     memory,
     peaks,
+    pipeline,
+    pipeline_ranks,
+    pipeline_steps,
     rows_of,
     scatters,
     schedule,
@@ -53,6 +56,7 @@ from overlaplab.findings import (
 from overlaplab.report.records import plain_value, records
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.simulate import pipeline_remedies
 from overlaplab.simulate.predictions.predict import Prediction
 
 __all__ = [
@@ -62,6 +66,7 @@ __all__ = [
     "collectives_document",
     "compare_document",
     "exposed_document",
+    "pipeline_document",
     "plan_document",
     "predict_document",
     "schedule_document",
@@ -123,6 +128,18 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
         "interval": asdict(prediction.interval) | {"half_ns": prediction.interval.half_ns},
         "extrapolated": prediction.extrapolated,
         "warnings": list(run_warnings(recorded)),
+    }
+
+
+def pipeline_document(run: Run, selection: Selection = EVERYTHING) -> Document:
+    """Each step's bubble and its parts, what each rank did, every action, and what other settings gain."""
+    return {
+        "pipeline": (run.manifest.raw or {}).get("pipeline") if run.manifest else None,
+        "steps": records(pipeline_steps(run, selection)),
+        "ranks": records(pipeline_ranks(run, selection)),
+        "actions": records(pipeline(run, selection)),
+        "played": records(pipeline_remedies(run)),
+        "warnings": list(run_warnings(run)),
     }
 
 

@@ -16,10 +16,11 @@ from overlaplab.sections.run import (
     buckets_section,
     collectives_section,
     gathers_section,
+    pipeline_section,
     strips,
     timeline_section,
 )
-from overlaplab.sections.run_tables import RunTables, one_window
+from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, window_of
 from overlaplab.sections.summary import summary_section
 from overlaplab.sections.tables import summary_rows
 from overlaplab.timeline.timeline import timeline_view
@@ -47,6 +48,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             said,
             before=strips(tables.schedule, tables.scatters, tables.exposed),
         ),
+        _pipeline(tables),
         collectives_section(
             tables.collectives,
             tables.stragglers,
@@ -58,6 +60,13 @@ def sections(tables: RunTables) -> Iterator[Shown]:
         ),
     )
     return (shown(section) for section in found if section is not None)
+
+
+def _pipeline(tables: RunTables) -> Section | None:
+    if tables.pipeline.empty:
+        return None
+    own = pipeline_of(tables, *window_of(one_window(tables.pipeline, tables.window)))
+    return pipeline_section(*own, tables.pipeline_remedies, tables.manifest, tables.diagnosis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

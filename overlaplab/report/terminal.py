@@ -18,7 +18,7 @@ from overlaplab.formats import UNKNOWN, digits, text
 from overlaplab.report.documents import predict_document
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import TableBlock
-from overlaplab.sections.run_tables import RunTables
+from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, window_of
 from overlaplab.selection import Selection
 from overlaplab.simulate.predictions.predict import Prediction
 from overlaplab.words import visible
@@ -29,6 +29,7 @@ __all__ = [
     "collectives",
     "compare",
     "exposed",
+    "pipeline",
     "plain",
     "predict",
     "schedule",
@@ -143,6 +144,23 @@ def collectives(run: Run, selection: Selection) -> Iterator[Printed]:
         yield findings.run_title(run)
         yield findings.NO_COLLECTIVES
     yield from warnings((*found.warnings, *findings.unmatched_notes(found.collectives)))
+
+
+def pipeline(run: Run, selection: Selection) -> Iterator[Printed]:
+    """Each pipeline's bubble in the step that speaks for the run, what its ranks did, and what to try."""
+    found = RunTables(run=run, selection=selection)
+    yield findings.run_title(run)
+    if found.pipeline.empty:
+        yield findings.NO_PIPELINE
+        yield from warnings(found.warnings)
+        return
+    _, ranks, step = pipeline_of(found, *window_of(one_window(found.pipeline, found.window)))
+    figures = step.iloc[0].to_dict()
+    yield findings.pipeline_lead(figures)
+    yield "; ".join(f"{tile.label} {tile.value} ({tile.note})" for tile in findings.pipeline_tiles(figures))
+    yield terminal_table(tables.pipeline_ranks_rows(ranks))
+    yield from findings.pipeline_advice(found.pipeline_remedies)
+    yield from warnings(found.warnings)
 
 
 def advise(run: Run) -> Iterator[Printed]:

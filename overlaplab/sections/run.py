@@ -15,7 +15,7 @@ from overlaplab.charts.theme import LINE
 from overlaplab.formats import as_held
 from overlaplab.manifest import Link, Manifest
 from overlaplab.sections import tables
-from overlaplab.sections.blocks import Block, Chart, Lines, Section
+from overlaplab.sections.blocks import Block, Chart, Lines, Section, Tiles
 from overlaplab.timeline.timeline import View
 from overlaplab.timeline.window_statistics import WindowStatistics
 
@@ -23,6 +23,7 @@ __all__ = [
     "buckets_section",
     "collectives_section",
     "gathers_section",
+    "pipeline_section",
     "strips",
     "timeline_section",
     "window_section",
@@ -215,6 +216,38 @@ def _hops(table: pd.DataFrame, step: int | None, note: str | None) -> Iterator[C
     if 0 < len(moments) <= charts.MOST_CELLS:
         draw = partial(charts.hops, own, moments)
         yield Chart(key="hops_chart", draw=draw, note=note, table=as_held(own, "hops"))
+
+
+def pipeline_section(
+    table: pd.DataFrame,
+    ranks: pd.DataFrame,
+    step: pd.DataFrame,
+    played: pd.DataFrame,
+    manifest: Manifest | None,
+    found: findings.Diagnosis | None,
+) -> Section | None:
+    """Rows of `pipeline`, `pipeline_ranks` and `pipeline_steps` of one pipeline's step, and of `pipeline_remedies`.
+
+    `found`: the diagnosis of one of its ranks in that step.
+    """
+    if table.empty:
+        return None
+    figures, note = step.iloc[0].to_dict(), findings.note(manifest)
+    curves, end_ns = analyses.pipeline_held(table), int(table["end_ns"].max())
+    draw = partial(charts.pipeline, table, title=findings.pipeline_title(figures, manifest))
+    hold = partial(charts.pipeline_held, curves, end_ns=end_ns)
+    return Section(
+        title="Pipeline",
+        lead=findings.pipeline_lead(figures),
+        blocks=[
+            Tiles(key="pipeline_tiles", tiles=findings.pipeline_tiles(figures)),
+            Chart(key="pipeline_chart", draw=draw, note=note, table=as_held(table, "pipeline")),
+            Chart(key="pipeline_held_chart", draw=hold, note=None, table=as_held(curves, "pipeline_held")),
+            tables.pipeline_ranks_rows(ranks),
+            tables.pipeline_rows(table),
+        ],
+        advice=(*findings.pipeline_advice(played), *_advice(found)),
+    )
 
 
 def _advice(found: findings.Diagnosis | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.timeline import Timeline, timeline_events
 
-__all__ = ["RunTables", "one_window", "window_of"]
+__all__ = ["RunTables", "one_window", "pipeline_of", "window_of"]
 
 T = TypeVar("T")
 
@@ -50,8 +50,12 @@ class RunTables:
     stragglers = _selected(analyses.stragglers)
     communication_by = _selected(analyses.communication_by)
     volume = _selected(analyses.volume)
+    pipeline = _selected(analyses.pipeline)
+    pipeline_ranks = _selected(analyses.pipeline_ranks)
+    pipeline_steps = _selected(analyses.pipeline_steps)
     replays = _whole(simulate.remedies)
     advice = _whole(simulate.advise)
+    pipeline_remedies = _whole(simulate.pipeline_remedies)
     theory = _whole(analyses.volume_theory)
     memory = _whole(analyses.memory)
     peaks = _whole(analyses.peaks)
@@ -95,6 +99,7 @@ class RunTables:
             loop=self._loop_in(own),
             buckets=buckets,
             replays=self.replays,
+            pipelines=self.pipeline_remedies if len(self.pipeline) else None,
         )
 
     @cached_property
@@ -154,3 +159,13 @@ def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
             chosen = wanted.get(column)
             table = table[(table[column] == (chosen if chosen in known else known[place])).fillna(False)]
     return table
+
+
+def pipeline_of(
+    found: RunTables, rank: int | None, step: int | None
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The rows of `pipeline`, `pipeline_ranks` and `pipeline_steps` of the pipeline that a rank is in, in a step."""
+    number = found.pipeline.loc[(found.pipeline["rank"] == rank).fillna(rank is None), "pipeline"].iloc[0]
+    every = (found.pipeline, found.pipeline_ranks, found.pipeline_steps)
+    chosen = [of[(of["pipeline"] == number) & (of["step"] == step).fillna(step is None)] for of in every]
+    return chosen[0], chosen[1], chosen[2]

@@ -32,6 +32,8 @@ __all__ = [
     "kinds_rows",
     "late_ranks_rows",
     "median_kinds_rows",
+    "pipeline_ranks_rows",
+    "pipeline_rows",
     "schedule_rows",
     "sent_rows",
     "spots_rows",
@@ -54,12 +56,45 @@ _GATHERS = columns(
     *("unit", "phase", "microbatch", "gather_launch_ns", "gather_start_ns", "gather_end_ns"),
     *("first_use_ns", "wait_ns", "free_ns", "bytes"),
 )
+_PIPELINE = columns(
+    "pipeline",
+    *("stage", "action", "microbatch", "start_ns", "took_ns", "wait_ns", "transfer_ns", "overhead_ns", "held"),
+)
+_PIPELINE_RANKS = columns(
+    "pipeline_ranks",
+    *("step", "rank", "stages", "span_ns", "busy_ns", "idle_ns", "schedule_ns", "imbalance_ns", "wait_ns"),
+    *("transfer_ns", "overhead_ns", "held"),
+)
 _COMPARE = columns(
     "compare",
     *("run", "strategy", "bucket_cap_mb", "ranks", "steps", "step_ms_median", "step_ms_iqr"),
     *("compute_ms_median", "comm_ms_median", "exposed_ms_median", "overlap_ratio"),
 )
 _COSTS = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes")
+
+
+def pipeline_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `pipeline` of one step, in order of time."""
+    return TableBlock(
+        key="pipeline_table",
+        caption="Every action",
+        frame=table.sort_values(["start_ns", "stage"], kind="stable"),
+        columns=_PIPELINE,
+        legend="ms from the step's first action; wait, moving, host: what lies before the action",
+    )
+
+
+def pipeline_ranks_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `pipeline_ranks`."""
+    left_out = {"wait_ns", "transfer_ns", "overhead_ns"}
+    return TableBlock(
+        key="pipeline_ranks_table",
+        caption="What each rank did in the step",
+        frame=table,
+        columns=_PIPELINE_RANKS,
+        narrow=[one for one in _PIPELINE_RANKS if one.name not in left_out],
+        legend="ms; step: from the first action of any rank to the last; sched., uneven: what must be idle in any case",
+    )
 
 
 def summary_rows(table: pd.DataFrame, totals: pd.DataFrame | None = None) -> TableBlock:

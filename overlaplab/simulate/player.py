@@ -2,7 +2,8 @@
 
 A program is the order of one rank's moves over its steps: it works, launches collectives, waits for them, and ends
 steps. A collective starts once its last rank has launched it and the link has finished the one before, and ends T
-later: start = max(last launch, previous end). Work goes on meanwhile, until a wait.
+later: start = max(last launch, previous end). Work goes on meanwhile, until a wait. Messages from one rank
+to another have a lane, which carries them in order; that other lanes take the link at the same time is left out.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Launch:
     """Of a bucket: whose gradients it sends."""
     gradient_bytes: int = 0
     """Of a bucket: the gradients alone, without what is sent beside them."""
+    lane: tuple[int, int] | None = None
+    """Of a message: sender and receiver; None for collectives, which all queue up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,9 @@ def play(programs: Sequence[Program]) -> Played:
             if isinstance(move, Launch):
                 members.setdefault(move.key, []).append(rank)
     ranks = range(len(programs))
-    place, now, free = ([0] * len(programs) for _ in range(3))
-    queues: list[deque[tuple[Launch, int]]] = [deque() for _ in ranks]
+    place, now = ([0] * len(programs) for _ in range(2))
+    free: dict[tuple[int, tuple[int, int] | None], int] = {}
+    queues: dict[tuple[int, tuple[int, int] | None], deque[tuple[Launch, int]]] = {}
     carried: dict[Hashable, tuple[int, int]] = {}
     ends: list[list[int]] = [[] for _ in ranks]
     over: list[list[int]] = [[] for _ in ranks]
@@ -118,7 +122,7 @@ def play(programs: Sequence[Program]) -> Played:
                 case Work(ns):
                     now[rank] += ns
                 case Launch() as launch:
-                    queues[rank].append((launch, now[rank]))
+                    queues.setdefault((rank, launch.lane), deque()).append((launch, now[rank]))
                 case Wait(key, wake_ns):
                     if key not in carried:
                         return
@@ -129,20 +133,20 @@ def play(programs: Sequence[Program]) -> Played:
             over[rank].append(now[rank])
             place[rank] += 1
 
-    def carry(rank: int) -> bool:
-        """Whether what is first in the rank's queue could go; all its members' queues begin with it then."""
-        if not queues[rank]:
+    def carry(queue: deque[tuple[Launch, int]]) -> bool:
+        """Whether what is first in a rank's queue could go; all its members' queues begin with it then."""
+        if not queue:
             return False
-        launch = queues[rank][0][0]
-        own = members[launch.key]
-        heads = [queues[member][0] for member in own if queues[member]]
-        if len(heads) < len(own) or any(head.key != launch.key for head, _ in heads):
+        launch = queue[0][0]
+        taken = [(member, launch.lane) for member in members[launch.key]]
+        heads = [queues[own][0] for own in taken if queues.get(own)]
+        if len(heads) < len(taken) or any(head.key != launch.key for head, _ in heads):
             return False
-        start = max(*(at for _, at in heads), *(free[member] for member in own))
+        start = max(*(at for _, at in heads), *(free.get(own, 0) for own in taken))
         carried[launch.key] = start, start + launch.transfer_ns
-        for member in own:
-            free[member] = start + launch.transfer_ns
-            queues[member].popleft()
+        for own in taken:
+            free[own] = start + launch.transfer_ns
+            queues[own].popleft()
         return True
 
     busy = True
@@ -150,8 +154,8 @@ def play(programs: Sequence[Program]) -> Played:
         for rank in ranks:
             advance(rank)
         busy = False
-        for rank in ranks:
-            while carry(rank):
+        for queue in list(queues.values()):
+            while carry(queue):
                 busy = True
     if any(place[rank] < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")

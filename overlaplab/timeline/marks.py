@@ -38,6 +38,9 @@ class Mark(StrEnum):
     """Communication while nothing computes, where nobody asks for the cause. The next ones are such by `Cause`."""
     UNKNOWN = Cause.UNKNOWN.value
     GAP = Cause.GAP.value
+    BUBBLE = Cause.BUBBLE.value
+    IMBALANCE = Cause.IMBALANCE.value
+    SEND = Cause.SEND.value
     STRAGGLER = Cause.STRAGGLER.value
     LATE = Cause.LATE.value
     QUEUED = Cause.QUEUED.value

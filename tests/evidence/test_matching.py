@@ -88,6 +88,17 @@ def test_sends_and_receives_are_listed_and_not_matched(tmp_path: Path) -> None:
     assert len(matches(run)) == 2
 
 
+def test_the_two_ends_of_a_message_match_by_lane_and_number(tmp_path: Path) -> None:
+    """The first waited from 0 to 3 for the second; a third rank's message lacks its other end."""
+    one = carried(0, 0, 5, kind="send_recv", group="0%3A0-1") + carried(0, 0, 9, kind="send_recv", group="0%3A1-0")
+    other = carried(0, 3, 5, kind="send_recv", group="0%3A0-1") + carried(0, 6, 9, kind="send_recv", group="0%3A1-0")
+    run = run_of(tmp_path, one, other, carried(0, 0, 5, kind="send_recv", group="0%3A2-1"))
+    assert sorted(map(str, reasons(run))) == ["None"] * 4 + ["its other end was not recorded"]
+    table = overlaplab.collectives(run).dropna(subset=["wait_ns"])
+    assert table["wait_ns"].tolist() == [3000, 0, 6000, 0]
+    assert set(table["transfer_ns"]) == {2000, 3000}
+
+
 def test_what_did_not_run_in_the_recording(tmp_path: Path) -> None:
     rank0 = [*carried(0, 0, 5, launch=0), event("engine::launch seq=1", 6, 7)]
     run = run_of(tmp_path, rank0, carried_all([(0, 5), (7, 9)]))

@@ -22,7 +22,9 @@ REPLICATED = (StrategyName.NAIVE, StrategyName.PER_PARAM, StrategyName.BUCKETED)
 PARTITIONED = (StrategyName.ZERO1, StrategyName.ZERO2)
 SHARDED = (*PARTITIONED, StrategyName.ZERO3)
 OURS = (*REPLICATED, *SHARDED)
-DATA_PARALLEL = tuple(name for name in StrategyName if not class_of(name).traits.cuts_layers)
+DATA_PARALLEL = tuple(
+    name for name in StrategyName if not (class_of(name).traits.cuts_layers or class_of(name).traits.stages)
+)
 """Those that need no other axis of the mesh."""
 STRATEGIES = (*OURS, StrategyName.TORCH_DDP)  # torch-fsdp2 has a file of its own
 ANY_ORDER = (*REPLICATED, *PARTITIONED, StrategyName.TORCH_DDP)

@@ -17,6 +17,7 @@ from overlaplab.events import Trace, Window, Work, activity, counting_as, launch
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.matching import matched
 from overlaplab.evidence.pairing import ROOTED
+from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.waits import numbered
@@ -26,6 +27,7 @@ GRAIN_NS = 20_000
 WAKE_NS = 1_000_000
 NEVER = 2**62
 Spans = list[tuple[int, int]]
+Moments = list[tuple[int, int, "One | None"]]
 Key = tuple[int | None, int | None, str, int | None]
 """Rank, step, cause, collective."""
 
@@ -54,6 +56,8 @@ class One:
     tail: bool = False
     alone: bool = False
     """Nothing is computed from when it could start to its end."""
+    message: bool = False
+    """From one rank to another."""
 
     @property
     def gradients(self) -> bool:
@@ -68,6 +72,8 @@ class Rank:
         self.compute: Spans = [(a, b) for a, b in busy.compute.tolist()]
         self.link: Spans = [(a, b) for a, b in busy.communication.tolist()]
         self.windows = step_windows(trace)
+        self.idle: dict[Window, IdleBySchedule] = {}
+        """What a pipeline's schedule leaves idle."""
 
     def resumes(self, at: int) -> int:
         place = bisect_left(self.compute, (at, 0))
@@ -89,6 +95,8 @@ def expected(run: Run) -> Counter[Key]:
     ranks = [Rank(trace, ones) for trace, ones in zip(run.traces, _ones(run), strict=True)]
     for rank in ranks:
         _delays(rank)
+    for (place, step), idle in idle_by_schedule(run).items():
+        ranks[place].idle[ranks[place].windows[step]] = idle
     _over_all_ranks(run, ranks)
     found: Counter[Key] = Counter()
     for rank in ranks:
@@ -122,6 +130,7 @@ def _ones(run: Run) -> list[list[One]]:
                     ready=None if purpose["ready_ns"] == UNKNOWN_NS else purpose["ready_ns"],
                     backward_end=None if purpose["backward_end_ns"] == UNKNOWN_NS else purpose["backward_end_ns"],
                     launched_after=purpose["after_backward"],
+                    message=bool(own["message"][row]),
                 )
             )
     return found
@@ -165,7 +174,8 @@ def _over_all_ranks(run: Run, ranks: list[Rank]) -> None:
     """When the last rank of each collective arrived, and had arrived if none had been late, or had queued."""
     offsets = [int(offset) for offset in corrections(run)]
     pairs = numbered(run)
-    whole = pairs.groupby("match")["complete"].all() & ~pairs.groupby("match")["kind"].first().isin([*ROOTED, ""])
+    by = pairs.groupby("match")
+    whole = by["complete"].all() & (by["message"].all() | ~by["kind"].first().isin([*ROOTED, ""]))
     names = pairs.drop_duplicates("match").set_index("match")[["group", "kind"]]
     together: dict[int, list[tuple[One, int]]] = {}
     for rank, offset in zip(ranks, offsets, strict=True):
@@ -212,6 +222,8 @@ def _of_window(rank: Rank, window: Window) -> Counter[Key]:
     moving = [(one.moves, one.end) for one in rank.ones if one.moves is not None]
     excess = max(0, _length(moving, start, end) - _length(rank.compute, start, end))
     found: Counter[Key] = Counter()
+    if window in rank.idle:
+        moments = _messages(rank, window, moments, found)
     left: list[tuple[int, int, One]] = []
     for a, b, one in reversed(moments):
         if one is None:
@@ -253,6 +265,23 @@ def _of_window(rank: Rank, window: Window) -> Counter[Key]:
             if x < y:
                 found[_key(rank, window, cause, one)] += y - x
     return +found
+
+
+def _messages(rank: Rank, window: Window, moments: Moments, found: Counter[Key]) -> Moments:
+    """The moments without those of a pipeline's messages, whose causes are counted."""
+    bubble, uneven = rank.idle[window].bubble_ns, rank.idle[window].imbalance_ns
+    others: Moments = []
+    for a, b, one in moments:
+        if one is None or not one.message or one.moves is None:
+            others.append((a, b, one))
+            continue
+        waits = b - a if _does(one, a) == 2 else 0
+        parts = {"pipeline bubble": min(bubble, waits)}
+        parts["stage imbalance"] = min(uneven, waits - parts["pipeline bubble"])
+        parts["waiting for send"] = b - a - sum(parts.values())
+        bubble, uneven = bubble - parts["pipeline bubble"], uneven - parts["stage imbalance"]
+        found.update({_key(rank, window, cause, one): ns for cause, ns in parts.items()})
+    return others
 
 
 def _blocks(one: One) -> bool:

@@ -6,7 +6,8 @@ not take cores from each other, and a step takes as long as the strategy and the
 [Note: who sleeps]
 A module with parameters of its own sleeps in its forward pass, and in its backward pass before its gradients arrive. A
 unit's time is shared out among its modules by their parameters. Modules without parameters of their own call their
-children in turn, so that the hooks of every unit run. What passes between modules is a single number.
+children in turn, so that the hooks of every unit run. What passes between modules is a single number; between the
+stages of a pipeline, activations of their size.
 
 [Note: what a trace shows]
 Each sleep is an operator `sleep::MODULE`, which counts as computation, as any library's operators do. Gradients are
@@ -15,6 +16,7 @@ made before the sleep, within its time, so that nothing lies inside the operator
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -28,10 +30,22 @@ from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.models.units import Unit
 
-__all__ = ["Clock", "put_to_sleep", "unit_times"]
+__all__ = ["Clock", "half_a_backward", "put_to_sleep", "unit_times"]
 
 GRADIENT = 1e-3
 """Every element of every gradient."""
+
+_share = [1.0]  # of its time that a backward pass takes now
+
+
+@contextmanager
+def half_a_backward() -> Iterator[None]:
+    """Within it, a backward pass makes only inputs' or only weights' gradients, which take half the time each."""
+    before, _share[0] = _share[0], 0.5
+    try:
+        yield
+    finally:
+        _share[0] = before
 
 
 class Clock:
@@ -83,7 +97,7 @@ class _Nap(torch.autograd.Function):
         assert ctx.saved_tensors
         since_ns = time.perf_counter_ns()
         gradients = [torch.full(shape, GRADIENT, dtype=dtype) if needed else None for shape, dtype, needed in ctx.likes]
-        sleeper.clock.take(sleeper.backward_ns, sleeper.span, since_ns)
+        sleeper.clock.take(round(_share[0] * sleeper.backward_ns), sleeper.span, since_ns)
         return None, outputs[0] if ctx.needs_input_grad[1] else None, *gradients
 
 
@@ -122,7 +136,7 @@ def put_to_sleep(
     for module in model.modules():
         if module is not model and not any(True for _ in module.parameters(recurse=False)):
             module.forward = partial(_in_turn, module)
-    model.forward = partial(_forward, model)  # type: ignore[method-assign]
+    model.part = partial(_part, model)  # type: ignore[method-assign]
 
 
 def _within(unit: Unit) -> Iterator[nn.Module]:
@@ -142,10 +156,14 @@ def _in_turn(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _forward(model: Transformer, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """In place of `Transformer.forward`."""
-    x = model.embedding(torch.ones(1))
-    for layer in model.layers:
-        x = checkpoint(layer, x, use_reentrant=False) if model.checkpointing else layer(x)
-    y: torch.Tensor = model.head(x)
-    return y.sum()
+def _part(model: Transformer, layers: range, x: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+    """In place of `Transformer.part`: a single number goes through the layers, and activations have their size."""
+    batch, seq = x.shape[:2]
+    y = model.embedding(torch.ones(1, dtype=model.dtype)) if layers.start == 0 else x.flatten()[:1]
+    for number in layers:
+        layer = model.layers[number]
+        y = checkpoint(layer, y, use_reentrant=False) if model.checkpointing else layer(y)
+    if layers.stop < len(model.layers):
+        return y.expand(batch, seq, model.width).contiguous()
+    out: torch.Tensor = model.head(y)
+    return out.sum()

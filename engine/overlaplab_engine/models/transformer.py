@@ -112,11 +112,34 @@ class Transformer(nn.Module):
             if not parameter.is_meta:
                 parameter.data = initial_values(name, parameter.shape, parameter.device, seed=seed)
 
+    @property
+    def width(self) -> int:
+        """Features of the activations between layers."""
+        return int(self.embedding.tokens.embedding_dim)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of parameters and activations."""
+        return self.embedding.tokens.weight.dtype
+
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """(batch, seq) and (batch, seq) integers → the mean cross-entropy over all tokens, in at least float32."""
-        x = self.embedding(tokens)
-        for layer in self.layers:
+        return self.part(range(len(self.layers)), tokens, targets)
+
+    def part(self, layers: range, x: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+        """The part of the forward pass in these consecutive layers, and in what comes before the first, after the last.
+
+        `x`: the tokens before layer 0, else activations (batch, seq, width). Returns the loss after the last layer,
+        for which alone there need be `targets`, else activations.
+        """
+        if layers.start == 0:
+            x = self.embedding(x)
+        for number in layers:
+            layer = self.layers[number]
             x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing else layer(x)
+        if layers.stop < len(self.layers):
+            return x
+        assert targets is not None
         logits = self.head(x).flatten(0, 1)
         if logits.dtype == torch.bfloat16:
             logits = logits.float()

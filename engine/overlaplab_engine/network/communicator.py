@@ -136,6 +136,8 @@ class Communicator:
         """With HSDP the ranks that hold the same shards."""
         self.tensor: Communicator | None = None
         """The ranks that compute each layer together, from the same batch."""
+        self.stages: Communicator | None = None
+        """The ranks that hold the stages of one pipeline, in order."""
 
     @property
     def shards(self) -> "Communicator":
@@ -143,16 +145,18 @@ class Communicator:
         return self._shards or self
 
     def along(self, mesh: Mesh, timeout_s: float = 300) -> "Communicator":
-        """The data-parallel ranks that this rank is one of, with their `shards`, `replicas` and `tensor`.
+        """The data-parallel ranks that this rank is one of, with their `shards`, `replicas`, `tensor` and `stages`.
 
         Without other axes these are all ranks, and the result is this communicator. All ranks must call it together.
         """
         data = self if mesh.dp == self.world_size else self._group(mesh, "dp", timeout_s)
-        data._shards = data.replicas = data.tensor = None
+        data._shards = data.replicas = data.tensor = data.stages = None
         if mesh.replicate is not None:
             data._shards, data.replicas = (self._group(mesh, axis, timeout_s) for axis in ("shard", "replicate"))
         if mesh.tp > 1:
             data.tensor = self._group(mesh, "tp", timeout_s)
+        if mesh.pp > 1:
+            data.stages = self if mesh.pp == self.world_size else self._group(mesh, "pp", timeout_s)
         return data
 
     def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":

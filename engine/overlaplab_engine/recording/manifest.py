@@ -37,7 +37,7 @@ class Outcome:
     """The results of one rank's training."""
 
     losses: list[float]
-    """One per recorded step."""
+    """One per recorded step; none on a rank that computes none."""
     carried: list[list[Carried]]
     """The link's collectives, by the recorded step that launched them."""
     held: dict[str, int]
@@ -101,6 +101,7 @@ def manifest(
         "param_dtype": config.param_dtype,
         "reduce_dtype": config.reduce_dtype,
         "accumulate": config.accumulate,
+        "pipeline": _pipeline(config, strategy),
         "seed": config.seed,
         "communicators": config.communicators,
         "compute": "real" if config.compute is None else "sleep",
@@ -134,13 +135,19 @@ def manifest(
         ],
         "unit_policy": config.units,
         "units": named_units(strategy.units(), strategy.options.param_dtype),
-        "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes), strict=True)],
+        "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes if o.losses), strict=True)],
         "memory": [
             {"rank": rank, **o.held, "peak_allocated": o.peak_allocated, "scratch": o.scratch}
             for rank, o in enumerate(outcomes)
         ],
         "collectives": collectives([o.carried for o in outcomes], config.warmup) if emulated else None,
     }
+
+
+def _pipeline(config: Config, strategy: Strategy) -> dict[str, Any] | None:
+    if strategy.stages is None:
+        return None
+    return {"schedule": config.schedule, "microbatches": config.microbatches, "stages": strategy.stages}
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any, ClassVar, Literal, TypeVar
@@ -13,9 +13,11 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
+from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, units_of
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategies.buckets import Gradients
 
 __all__ = ["REGISTERED", "Options", "Strategy", "Traits", "register", "require_same_model"]
@@ -49,6 +51,10 @@ class Options:
     """torch-fsdp2: keep the last layer gathered from its forward into its backward."""
     units: UnitPolicy = by_block
     """Which modules form the units that are gathered together; all ranks must be given the same policy."""
+    schedule: Schedule = Schedule.GPIPE
+    """pipeline: the order of its microbatches."""
+    stages: tuple[int, ...] | None = None
+    """pipeline: the number of stages, or the layers of each; None: as few as the schedule takes."""
 
     @property
     def caps(self) -> list[int]:
@@ -79,6 +85,8 @@ class Traits:
     """Whether the ranks of a tensor-parallel group compute each layer together, and exchange activations for it."""
     hops: Literal["ring", "tree"] | None = None
     """By which messages between neighbours the gradients' collective is made by hand; None: the library's."""
+    stages: bool = False
+    """Whether ranks hold different layers, and send activations and their gradients to each other."""
 
 
 class Strategy(ABC):
@@ -98,6 +106,10 @@ class Strategy(ABC):
         "tp": "--tp is for tensor and torch-tensor: no other strategy cuts layers",
         "hsdp": "--hsdp is for zero3 and torch-fsdp2: no other strategy shards parameters",
         "sequence_parallel": "--sequence-parallel is for tensor and torch-tensor",
+        **dict.fromkeys(
+            ("schedule", "stages", "microbatches"),
+            "--schedule, --stages and --microbatches are for --strategy pipeline; leave them out",
+        ),
     }
     """Options, by `Config`'s names, that must keep their default, each with the error for whoever sets it."""
     labels_units: ClassVar[bool] = False
@@ -152,6 +164,23 @@ class Strategy(ABC):
         if self._sync:
             self.comm.broadcast(list(self.model.buffers()))
         return self.model(*args, **kwargs)
+
+    def passes(self, batches: Batches, step: int, microbatches: int) -> torch.Tensor | None:
+        """Forward and backward of a step's microbatches, after which gradients are the mean over the ranks.
+
+        Returns this rank's loss, a scalar; None where a rank computes none.
+        """
+        losses = []
+        for microbatch in range(microbatches):
+            self.microbatch = microbatch
+            send = self.sends_every_microbatch or microbatch == microbatches - 1
+            tokens, targets = place(batches.of_rank(step, microbatch, self.comm.rank), self.comm.device)
+            with nullcontext() if send else self.no_sync():
+                with labels.span(Word.FORWARD, microbatch=microbatch):
+                    loss = self(tokens, targets) / microbatches
+                self.backward(loss, microbatch)
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -313,6 +342,12 @@ class Strategy(ABC):
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Bytes and parameter names of each bucket as it is launched now; none for strategies without buckets."""
         return []
+
+    @property
+    def stages(self) -> list[dict[str, Any]] | None:
+        """The stages of a pipeline in order: the `rank` along the `pp` axis that holds it, and the names of its
+        `units`; None without a pipeline."""
+        return None
 
     @abstractmethod
     def _finish(self) -> None:

@@ -28,6 +28,7 @@ _BANDWIDTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 40
 _LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 5000, 10_000)
 _ALGORITHMS: dict[Algorithm, str] = {"ring": "ring, as emulated", "auto": "ring or trees"}
+_PREDICTED = [name for name, traits in TRAITS.items() if traits.is_played]
 _NO_STRAGGLER = "Every rank works as the median rank does."
 _SKEWS: dict[Skew, str] = {"recorded": "recorded steps", "lognormal": "fitted distribution"}
 
@@ -74,11 +75,7 @@ def _ask(opened: Opened) -> Asked:
     manifest = opened.manifest
     assert manifest is not None
     with st.container(key="asked", horizontal=True, gap="small"):
-        strategy = _select(
-            "Strategy",
-            [name for name, own in TRAITS.items() if own.hops is None and not own.cuts_layers],
-            manifest.strategy,
-        )
+        strategy = _select("Strategy", _PREDICTED, manifest.strategy)
         traits = TRAITS.get(strategy or manifest.strategy or "") or traits_of(manifest) or Traits()
         setting = Setting(
             strategy=strategy,

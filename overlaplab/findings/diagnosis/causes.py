@@ -15,6 +15,9 @@ from overlaplab.traits import BUCKETS, UNITS, Traits
 from overlaplab.words import count, joined, kind_word, ms, rank_word, shorten
 
 CAUSE_MEANINGS = {
+    Cause.BUBBLE: "the schedule leaves the stage nothing to do",
+    Cause.IMBALANCE: "a slower stage is not done",
+    Cause.SEND: "activations or gradients are on their way",
     Cause.STRAGGLER: "its last rank had not arrived",
     Cause.LATE: "ready, and the link free, but not launched yet",
     Cause.QUEUED: "launched, but the link was busy with another collective",
@@ -28,6 +31,9 @@ CAUSE_MEANINGS = {
 """What each cause means, in a few words."""
 
 CAUSE_LABELS = {
+    Cause.BUBBLE: "idle by the schedule (pipeline bubble)",
+    Cause.IMBALANCE: "waited for a slower stage (stage imbalance)",
+    Cause.SEND: "waited for messages (waiting for send)",
     Cause.STRAGGLER: "waited for other ranks",
     Cause.LATE: "launched late (late launch)",
     Cause.QUEUED: "link busy (queued)",

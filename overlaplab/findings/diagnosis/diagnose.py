@@ -101,17 +101,19 @@ def diagnose(
     loop: Loop = UNKNOWN_LOOP,
     buckets: pd.DataFrame | None = None,
     replays: pd.DataFrame | None = None,
+    pipelines: pd.DataFrame | None = None,
 ) -> Diagnosis:
     """The diagnosis of `window`, a row of `overlaplab.summary`.
 
     Takes `table`, the rows of `overlaplab.summary` among which the window was `chosen`; rows of `overlaplab.exposed`,
     or of `analyses.exposed_moments`, which tell more exactly when, and of `analyses.idle`; what the traces do not
     show; the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets`
-    and, as `replays`, of `simulate.remedies`. Tables may be about other windows, too.
+    and, as `replays`, of `simulate.remedies`, as `pipelines` of `simulate.pipeline_remedies`. Tables may be about other
+    windows, too.
     """
     rows, idled = rows_of(causes, window), rows_of(idle, window)
     played = _NO_REPLAYS if replays is None else rows_of(replays, window)
-    shares = _shares(rows, bound, window, loop, buckets, played)
+    shares = _shares(rows, bound, window, loop, buckets, played, pipelines)
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
     other = other_problem(alone, rows, idled)
@@ -163,6 +165,7 @@ def _shares(
     loop: Loop,
     buckets: pd.DataFrame | None,
     replays: pd.DataFrame,
+    pipelines: pd.DataFrame | None,
 ) -> tuple[CauseShare, ...]:
     """The rows by cause and late rank, and apart from them what nothing can hide."""
     of_window = {"rank": window["rank"], "step": window["step"]}
@@ -171,7 +174,8 @@ def _shares(
     for (cause, late), own in _by_collective(told).groupby(["cause", "late_rank"], dropna=False, sort=False):
         own = own.sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank = Cause(str(cause)), _number(late)
-        known, bytes_explain = partial(remedy_for, name, rank), bound is None or bound["bytes_explain"]
+        known = partial(remedy_for, name, rank, pipelines=pipelines)
+        bytes_explain = bound is None or bound["bytes_explain"]
         remedy = partial(known, loop=loop, span_ns=int(window["span_ns"]), replays=replays, bytes_explain=bytes_explain)
         helps, label = remedy(own), cause_words(name, rank)
         found.append(

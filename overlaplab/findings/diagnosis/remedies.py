@@ -15,7 +15,16 @@ from overlaplab.findings.diagnosis.causes import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 from overlaplab.words import shorten
 
-__all__ = ["FIND_PAUSE", "OPEN_ALL", "Remedy", "cap_words", "first_bucket_words", "remedy_for"]
+__all__ = [
+    "FIND_PAUSE",
+    "OPEN_ALL",
+    "SCHEDULES",
+    "Remedy",
+    "cap_words",
+    "first_bucket_words",
+    "pipeline_words",
+    "remedy_for",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +47,19 @@ def remedy_for(
     *,
     span_ns: int,
     replays: pd.DataFrame,
+    pipelines: pd.DataFrame | None = None,
     bytes_explain: bool = True,
 ) -> Remedy:
     """What helps against rows of `overlaplab.exposed` of one cause, in a step that takes `span_ns`.
 
-    `replays`: rows of `simulate.remedies` of the same rank and step; there may be none. `bytes_explain`: as in
-    `simulate.bound`.
+    `replays`: rows of `simulate.remedies` of the same rank and step; there may be none. `pipelines`: those of
+    `simulate.pipeline_remedies`. `bytes_explain`: as in `simulate.bound`.
     """
+    if pipelines is not None and cause in _OF_PIPELINES:
+        own = pipelines[pipelines["remedy"].isin(_OF_PIPELINES[cause])].sort_values("gain_ns", ascending=False)
+        if len(own) and int(own["gain_ns"].iloc[0]) > LITTLE_GAIN * span_ns:
+            row = own.iloc[0].to_dict()
+            return Remedy(text=pipeline_words(row), gain_ns=int(row["gain_ns"]), replayed=True)
     if cause is Cause.LINK and not bytes_explain:
         return Remedy(text=OPEN_ALL)
     if cause not in (Cause.STRAGGLER, Cause.GAP) and _moved_most(rows) == "activations":
@@ -55,10 +70,30 @@ def remedy_for(
         return Remedy(text=text, gain_ns=int(best["gain_ns"]), replayed=True)
     if best is None and cause in (Cause.TAIL, Cause.QUEUED) and _caps_played(replays) and _moved_most(rows) == "bucket":
         return Remedy(text=_fewer_bytes(loop))
-    degree = cause in (Cause.UNHIDEABLE, Cause.LINK, Cause.UNKNOWN)
+    degree = cause in (Cause.UNHIDEABLE, Cause.LINK, Cause.UNKNOWN, Cause.BUBBLE)
     return Remedy(
         text=_in_general(cause, late_rank, rows, loop), gain_ns=None if degree else int(rows["exposed_ns"].sum())
     )
+
+
+_OF_PIPELINES = {
+    Cause.BUBBLE: ("microbatches", "schedule"),
+    Cause.IMBALANCE: ("split",),
+    Cause.SEND: ("schedule",),
+}
+"""Which of `simulate.pipeline_remedies` answer a cause."""
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "interleaved 1F1B", "zbv": "ZB-V"}
+"""What pipelines' schedules are called."""
+
+
+def pipeline_words(row: Mapping[Any, Any]) -> str:
+    """What a row of `simulate.pipeline_remedies` changes."""
+    match row["remedy"]:
+        case "microbatches":
+            return f"{row['setting']} smaller microbatches"
+        case "split":
+            return f"another split, --stages {row['setting']}"
+    return f"the schedule {SCHEDULES[row['setting']]}"
 
 
 _ORDER = ("balance", "no_pause", "prefetch", "earlier", "first_bucket", "cap", "half_the_bytes")
@@ -122,6 +157,12 @@ def _in_general(cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: L
     """What helps, where no replay tells by how much."""
     moved = _moved_most(rows)
     match cause:
+        case Cause.BUBBLE:
+            return "more microbatches per step, or a schedule with several stages on each rank"
+        case Cause.IMBALANCE:
+            return "another split: fewer layers in the slowest stage"
+        case Cause.SEND:
+            return "larger microbatches, a faster link, or a schedule that receives ahead"
         case Cause.STRAGGLER:
             who = "the late rank" if late_rank is None else f"rank {late_rank}"
             return f"balancing the ranks' work: see on the timeline what {who} does while the others wait"

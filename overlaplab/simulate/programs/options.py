@@ -70,6 +70,8 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
         refuse("cuts layers, which is not predicted: record it")
     if traits.hops is not None:
         refuse("makes its collectives by hand, and their hops are not predicted: record it")
+    if traits.stages:
+        refuse("is not predicted from, nor as, another strategy; overlaplab pipeline RUN plays its other settings")
     if not traits.buckets and (setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None):
         refuse("sends no buckets: it has no cap")
     if strategy == "torch-ddp" and setting.first_bucket_mb is not None:

@@ -1,0 +1,261 @@
+"""pipeline: each rank holds some layers, and microbatches pass through the ranks, forward and back.
+
+torch.distributed.pipelining carries it out: its schedules, and its sends and receives. With one microbatch it is plain
+model parallelism, in which one rank is busy at a time. Over the ranks that hold the same layers gradients are averaged
+in buckets, after the last microbatch.
+
+[Note: the loss is in the last stage]
+Torch computes the loss beside the stage's forward pass. Here the last stage computes it, from targets that come as a
+keyword, so that the label of its forward pass holds all of its computation.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+
+from overlaplab_engine import labels
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.models.batches import Batches, place
+from overlaplab_engine.models.deferred import materialise
+from overlaplab_engine.models.sleeping import half_a_backward
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.schedules import Schedule, cut, require_microbatches, stages_of_rank
+from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
+from overlaplab_engine.strategies.buckets import Bucket, assign
+
+__all__ = ["Pipeline"]
+
+_OWN = ("pp", "schedule", "stages", "microbatches")
+"""The options that no other strategy takes."""
+_SCHEDULES: dict[Schedule, Any] = {
+    Schedule.GPIPE: ScheduleGPipe,
+    Schedule.ONE_F_ONE_B: Schedule1F1B,
+    Schedule.INTERLEAVED: ScheduleInterleaved1F1B,
+    Schedule.ZBV: ScheduleZBVZeroBubble,
+}
+
+
+class _Layers(nn.Module):
+    """The modules of one stage; see `Transformer.part`."""
+
+    def __init__(self, model: Transformer, layers: range) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(model.layers[number] for number in layers)
+        self.embedding = model.embedding if layers.start == 0 else None
+        self.head = model.head if layers.stop == len(model.layers) else None
+        self._part = model.part, layers  # in a tuple, so that the model is no submodule
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Activations, or tokens in the first stage → activations, or in the last stage the loss."""
+        part, layers = self._part
+        return part(layers, x, targets)
+
+
+class _LabelledStage(PipelineStage):
+    """A stage whose actions are labelled, each around its computation alone."""
+
+    owner: "Pipeline"
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self._action(Word.STAGE_FORWARD, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        halved: AbstractContextManager[None] = nullcontext() if full_backward else half_a_backward()
+        word = Word.STAGE_BACKWARD if full_backward else Word.STAGE_BACKWARD_INPUT
+        with self._action(word, bwd_chunk_id), halved:
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        # The first stage's inputs need no gradient: its whole backward pass is here.
+        halved: AbstractContextManager[None] = nullcontext() if self.is_first else half_a_backward()
+        with self._action(Word.STAGE_BACKWARD_WEIGHT, bwd_chunk_id), halved:
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def _action(self, word: Word, microbatch: int) -> Span:
+        self.owner.microbatch = microbatch
+        return _label(word, self.stage_index, microbatch)
+
+
+@cache
+def _label(word: Word, stage: int, microbatch: int) -> Span:
+    return labels.span(word, stage=stage, microbatch=microbatch)
+
+
+@register
+class Pipeline(Strategy):
+    """Stages of layers on the ranks of the mesh's `pp` axis; gradients are averaged along its `dp` axis."""
+
+    name = "pipeline"
+    traits = Traits(stages=True)
+    refuses: ClassVar[Mapping[str, str]] = {
+        **{name: why for name, why in Strategy.refuses.items() if name not in _OWN},
+        "accumulate": "--accumulate is for data parallelism: a pipeline takes --microbatches",
+        "main_grad": "--main-grad is not for pipelines, which add gradients up in the parameters' type; leave it out",
+        "tied": "--tied is not for pipelines: the embedding and the output projection are in different stages",
+        **dict.fromkeys(("save", "resume"), "--save and --resume are not for pipelines; leave them out"),
+    }
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`; `model` is a `Transformer`, and `comm` has `stages` (see `Communicator.along`).
+
+        EngineError for stages that do not fit the ranks or the layers.
+        """
+        self.require(options)
+        if not isinstance(model, Transformer):
+            raise EngineError("a pipeline takes the engine's Transformer, whose layers it can share out")
+        if comm.stages is None:
+            raise EngineError("a pipeline needs two ranks or more along the mesh's pp axis")
+        self._stages, self.schedule = comm.stages, options.schedule
+        self.layers = cut(len(model.layers), self._stages.world_size, options.schedule, options.stages)
+        """Of each stage."""
+        own_stages = stages_of_rank(self._stages.rank, self._stages.world_size, len(self.layers), options.schedule)
+        self._own = {stage: _Layers(model, self.layers[stage]) for stage in own_stages}
+        super().__init__(model, comm, options)
+        own = {id(p) for stage in self._own.values() for p in stage.parameters()}
+        held = [(name, p) for name, p in zip(self.names, self.parameters, strict=True) if id(p) in own]
+        self.names, self.parameters = [name for name, _ in held], [p for _, p in held]
+        self._buckets = self._build() if comm.world_size > 1 else []
+        self._wait = labels.span(Word.WAIT)
+        self._runs: dict[tuple[int, ...], Any] = {}  # torch's schedules by the shape of a step's batch
+
+    def _share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give this rank's stages their values: the same as its replicas'."""
+        own = [p for stage in self._own.values() for p in stage.parameters()]
+        for parameter in own:
+            materialise(parameter)
+        self.comm.broadcast(own)
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """See `Strategy`."""
+        ranks, last = self._stages.world_size, len(self.layers) - 1
+        place = {s: r for r in range(ranks) for s in stages_of_rank(r, ranks, last + 1, self.schedule)}
+        names = [[f"layers.{number}" for number in layers] for layers in self.layers]
+        names[0].insert(0, "embedding")
+        names[last].append("head")
+        return [{"rank": place[stage], "units": own} for stage, own in enumerate(names)]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Not of a pipeline, whose microbatches are on their way at the same time: see `passes`."""
+        raise EngineError("a pipeline has no forward pass of its own; call passes()")
+
+    def passes(self, batches: Batches, step: int, microbatches: int) -> torch.Tensor | None:
+        """See `Strategy`; the rank of the last stage has the loss."""
+        parts = [batches.of_rank(step, microbatch, self.comm.rank) for microbatch in range(microbatches)]
+        tokens, targets = place((torch.cat(own) for own in zip(*parts, strict=True)), self.comm.device)
+        run = self._run(microbatches, batches.batch, batches.seq)
+        first, last = 0 in self._own, len(self.layers) - 1 in self._own
+        losses: list[torch.Tensor] = []
+        try:
+            run.step(
+                *([tokens] if first else []),
+                target=targets if last else None,
+                losses=losses,
+                return_outputs=False,
+                **({"targets": targets} if last else {}),
+            )
+            self._average()
+        except BaseException as error:
+            self.on_error(error)
+            raise
+        return torch.stack(losses).detach().mean() if last else None
+
+    def _run(self, microbatches: int, batch: int, seq: int) -> Any:
+        """Torch's schedule for this rank."""
+        key = (microbatches, batch, seq)
+        if key not in self._runs:
+            require_microbatches(microbatches, self._stages.world_size, self.schedule)
+            stages = [self._stage(number, batch, seq) for number in self._own]
+            self._runs[key] = _SCHEDULES[self.schedule](
+                stages if self.schedule.per_rank > 1 else stages[0], n_microbatches=microbatches, loss_fn=_loss
+            )
+        return self._runs[key]
+
+    def _stage(self, number: int, batch: int, seq: int) -> PipelineStage:
+        """A stage, with examples of what it takes and returns, without which torch would try it out."""
+        assert isinstance(self.model, Transformer)
+        shape, dtype, device = (batch, seq, self.model.width), self.model.dtype, self.comm.device
+        activations = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
+        tokens = torch.empty(batch, seq, dtype=torch.int64, device=device)
+        last = number == len(self.layers) - 1
+        stage = _LabelledStage(
+            self._own[number],
+            number,
+            len(self.layers),
+            device,
+            input_args=tokens if number == 0 else activations,
+            output_args=torch.empty((), dtype=dtype, device=device, requires_grad=True) if last else activations,
+            group=self._stages.group,
+        )
+        stage.owner = self
+        return stage
+
+    # Data parallelism
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """See `Strategy`: those of this rank's stages; none without replicas."""
+        return [(b.nbytes, [self.names[m] for m in b.members]) for b in self._buckets]
+
+    def _build(self) -> list[Bucket]:
+        order = list(reversed(range(len(self.parameters))))
+        keys = [(p.device, p.dtype) for p in self.parameters]
+        found = assign(order, [p.nbytes for p in self.parameters], keys, self.options.caps)
+        return [
+            Bucket.make(index, members, self.parameters, self.names, self.parameters[members[0]].dtype)
+            for index, members in enumerate(found)
+        ]
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Average the gradients over the ranks that hold the same stages."""
+        works = []
+        for bucket in self._buckets:
+            bucket.reset()
+            for member, view in zip(bucket.members, bucket.views, strict=True):
+                self.gradients.place(self.parameters[member], view, self.comm.prescale)
+            labels.instant(bucket.marks.ready)
+            with bucket.marks.launch:
+                works.append(self.comm.all_reduce_mean(bucket.flat))
+        for bucket, work in zip(self._buckets, works, strict=True):
+            with self._wait:
+                work.wait()
+            labels.instant(bucket.marks.done)
+
+    def _parts_among(self) -> Communicator | None:
+        return self._stages
+
+    def _holds_part(self, name: str) -> bool:
+        return True
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """See `Strategy`."""
+        own = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
+        return {name: p for part in self._stages.gather_objects(own) for name, p in part.items()}
+
+    def _finish(self) -> None:
+        """Not called: `passes` does all."""
+
+    def _abandon(self) -> None:
+        """Not called: an exception in a step ends the job, as other ranks wait for what this one does not send."""
+
+
+def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """See [Note: the loss is in the last stage]."""
+    return output

@@ -1,0 +1,270 @@
+"""Pipelines: what each stage did when, what it waited for in between, and how much of that is the schedule's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.costs.pipeline import FORWARD, Action, bubble, held
+from overlaplab.events import Run, Trace, once_per_run, step_windows
+from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.labels import Label
+from overlaplab.evidence.pipelines import actions_in, idle_by_schedule, pipelines
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.selection import selected_traces, selected_windows
+from overlaplab.evidence.waits import arrivals
+from overlaplab.intervals import Intervals, subtract, union, within
+from overlaplab.selection import EVERYTHING, Selection
+
+__all__ = ["pipeline", "pipeline_held", "pipeline_ranks", "pipeline_steps"]
+
+_ACTIONS = {
+    **dict.fromkeys(("pipeline", "rank", "step", "stage"), "Int64"),
+    "action": "object",
+    **dict.fromkeys(("microbatch", "begun_ns", "start_ns", "end_ns", "took_ns", "gap_ns"), "Int64"),
+    **dict.fromkeys(("wait_ns", "transfer_ns", "overhead_ns", "held"), "Int64"),
+}
+_RANKS = {
+    **dict.fromkeys(("pipeline", "rank", "step"), "Int64"),
+    "stages": "object",
+    **dict.fromkeys(("span_ns", "busy_ns", "idle_ns", "wait_ns", "transfer_ns", "overhead_ns"), "Int64"),
+    **dict.fromkeys(("schedule_ns", "imbalance_ns", "actions", "held"), "Int64"),
+}
+_STEPS = {
+    **dict.fromkeys(("pipeline", "step", "ranks", "stages", "microbatches", "span_ns"), "Int64"),
+    **dict.fromkeys(("bubble", "theory", "imbalance", "sending", "overhead"), "Float64"),
+    **dict.fromkeys(("overhead_ns", "hop_ns", "slowest_stage"), "Int64"),
+    "slower": "Float64",
+    "held": "Int64",
+}
+_GAPS = ("wait_ns", "transfer_ns", "overhead_ns")
+
+
+def pipeline(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """One row per action of a stage with a microbatch, in order of rank and time; empty where there is no pipeline.
+
+    Columns: `pipeline` (0 for the first, …: with data parallelism there are several), `rank`, `step`, `stage`,
+    `action` (`forward`, `backward`, or its halves `backward_input` and `backward_weight`), `microbatch`;
+    `begun_ns` (from the run's start), `start_ns`, `end_ns` (from the first action of the pipeline's step, of any rank;
+    all by the first rank's clock), `took_ns`; `gap_ns` (what lies between it and the rank's action before, or the
+    step's beginning), and the gap's parts: `wait_ns` (a message was on hand whose other end was not), `transfer_ns`
+    (one was on its way), `overhead_ns` (neither: the host's own); null where not all messages are matched; `held`
+    (microbatches whose activations the stage holds from its start on).
+
+    Raises `OverlaplabError` for an unknown rank or step.
+    """
+    table = _all(run)
+    keep = np.zeros(len(table), dtype=bool)
+    for trace in selected_traces(run, selection):
+        steps = [window.step for window in selected_windows(trace, selection)]
+        own = (table["rank"] == trace.rank).fillna(trace.rank is None) & table["step"].isin(steps)
+        keep |= own.to_numpy(dtype=bool)
+    return table[keep].reset_index(drop=True)
+
+
+def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """One row per rank and step of a pipeline, in order of pipeline, step and rank.
+
+    Columns: `pipeline`, `rank`, `step`, `stages` (the numbers of those that it holds, as text), `span_ns` (from the
+    first action of any rank to the end of the last), `busy_ns` (in actions), `idle_ns` (the rest) and its parts as far
+    as gaps before actions tell them, `wait_ns`, `transfer_ns`, `overhead_ns`; `schedule_ns` (what its schedule leaves
+    idle if all stages are equally fast and sending takes no time), `imbalance_ns` (what unequal stages add; both null
+    where a stage is missing), `actions`, `held` (the most microbatches that one of its stages holds).
+    """
+    rows = []
+    table, idle = _all(run), idle_by_schedule(run)
+    places = {
+        (trace.rank, window.step): (place, step)
+        for place, trace in enumerate(run.traces)
+        for step, window in enumerate(step_windows(trace))
+    }
+    spans = table.groupby(["pipeline", "step"], dropna=False)["end_ns"].max()
+    for (number, step, rank), own in table.groupby(["pipeline", "step", "rank"], dropna=False, sort=True):
+        span = int(spans[number, step])
+        busy = int(own["took_ns"].sum())
+        own_idle = idle.get(places.get((_number(rank), _number(step)), (-1, -1)))
+        rows.append(
+            {
+                "pipeline": number,
+                "rank": rank,
+                "step": step,
+                "stages": ", ".join(map(str, sorted(own["stage"].unique()))),
+                "span_ns": span,
+                "busy_ns": busy,
+                "idle_ns": span - busy,
+                **{name: own[name].sum(min_count=1) for name in _GAPS},
+                "schedule_ns": own_idle.bubble_ns if own_idle else pd.NA,
+                "imbalance_ns": own_idle.imbalance_ns if own_idle else pd.NA,
+                "actions": len(own),
+                "held": own["held"].max(),
+            }
+        )
+    every = pd.DataFrame(rows, columns=list(_RANKS)).astype(_RANKS)
+    chosen = pipeline(run, selection)[["rank", "step"]].drop_duplicates()
+    return every.merge(chosen, on=["rank", "step"])
+
+
+def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """One row per pipeline and step.
+
+    Columns: `pipeline`, `step`, `ranks`, `stages`, `microbatches`, `span_ns` (see `pipeline_ranks`), and as shares of
+    all its ranks' time: `bubble` (without an action), beside it `theory` ((p − 1) ÷ (v·m + p − 1), see
+    `costs.pipeline`), and of the bubble what is not the schedule's own: `imbalance` is that of unequal stages,
+    `overhead` the host's own between actions, and `sending` what remains: waiting for messages on their way, and for
+    those who wait for them; null where that is unknown;
+    `overhead_ns` per action; `hop_ns` (how long a message was on its way, the median); `slowest_stage`, and by what
+    share of the median stage it is `slower`; `held` (the most microbatches whose activations a stage holds).
+    """
+    ranks, actions = pipeline_ranks(run), pipeline(run, selection)
+    rows = []
+    for (number, step), own in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
+        of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(pd.isna(step))]
+        whole = int(of["span_ns"].sum())
+        took = own.groupby("stage")["took_ns"].sum()
+        slower = float(took.max() / took.median()) - 1 if len(took) else 0.0
+        known = of[["wait_ns", "schedule_ns"]].notna().to_numpy().all()
+        share = int(of["idle_ns"].sum()) / whole if whole else 0.0
+        microbatches = int(own["microbatch"].nunique())
+        schedule, uneven, overhead = (
+            int(of[name].sum()) / whole if known and whole else None
+            for name in ("schedule_ns", "imbalance_ns", "overhead_ns")
+        )
+        rows.append(
+            {
+                "pipeline": number,
+                "step": step,
+                "ranks": len(of),
+                "stages": len(took),
+                "microbatches": microbatches,
+                "span_ns": of["span_ns"].max(),
+                "bubble": share,
+                "theory": bubble(len(of), microbatches, len(took)) if len(of) else None,
+                "imbalance": uneven,
+                "sending": None if schedule is None else max(share - schedule - (uneven or 0) - (overhead or 0), 0.0),
+                "overhead": overhead,
+                "overhead_ns": int(of["overhead_ns"].sum() / of["actions"].sum()) if known else pd.NA,
+                "hop_ns": _hop_ns(run),
+                "slowest_stage": took.idxmax() if len(took) else pd.NA,
+                "slower": slower,
+                "held": own["held"].max(),
+            }
+        )
+    return pd.DataFrame(rows, columns=list(_STEPS)).astype(_STEPS)
+
+
+def pipeline_held(table: pd.DataFrame) -> pd.DataFrame:
+    """Over time the microbatches whose activations each stage holds, from rows of `pipeline` of one pipeline's step.
+
+    Columns: `stage`, `time_ns` (as `start_ns` there), `held` (from this moment on); each stage begins with 0. In Int64.
+    """
+    rows: list[tuple[int, int, int]] = []
+    for stage, own in table.groupby("stage", sort=True):
+        rows.append((int(stage), 0, 0))
+        count = 0
+        for row in own.sort_values("start_ns", kind="stable").to_dict("records"):
+            if row["action"] == FORWARD:
+                count += 1
+                rows.append((int(stage), int(row["start_ns"]), count))
+            elif row["action"] != "backward_input":
+                count -= 1
+                rows.append((int(stage), int(row["end_ns"]), count))
+    return pd.DataFrame(rows, columns=["stage", "time_ns", "held"]).astype("Int64")
+
+
+@once_per_run
+def _all(run: Run) -> pd.DataFrame:
+    """`pipeline` of all ranks and steps."""
+    rows: list[dict[str, Any]] = []
+    for number, places in enumerate(pipelines(run)):
+        steps = min(len(step_windows(run.traces[place])) for place in places)
+        for step in range(steps):
+            rows += ({"pipeline": number, **row} for row in _of_step(run, places, step))
+    table = pd.DataFrame(rows, columns=list(_ACTIONS)).astype(_ACTIONS)
+    return table.sort_values(["pipeline", "rank", "step", "start_ns"], kind="stable", ignore_index=True)
+
+
+def _of_step(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, Any]]:
+    offsets = corrections(run)
+    done = {place: actions_in(run.traces[place], step_windows(run.traces[place])[step]) for place in places}
+    times = {place: _times(run.traces[place], own, int(offsets[place])) for place, own in done.items()}
+    zero = min((int(own[0].min()) for own in times.values() if len(own[0])), default=0)
+    for place in places:
+        trace, (starts, ends) = run.traces[place], times[place]
+        before = np.append(zero, ends[:-1])
+        gaps = _gaps(run, place, np.minimum(before, starts), starts)
+        holds = _held([action for action, _ in done[place]])
+        for number, (action, _) in enumerate(done[place]):
+            yield {
+                "rank": trace.rank,
+                "step": step_windows(trace)[step].step,
+                "stage": action.stage,
+                "action": action.kind,
+                "microbatch": action.microbatch,
+                "begun_ns": starts[number] - run.traces[0].origin_ns,
+                "start_ns": starts[number] - zero,
+                "end_ns": ends[number] - zero,
+                "took_ns": ends[number] - starts[number],
+                "gap_ns": max(starts[number] - before[number], 0),
+                **{name: pd.NA if gaps is None else gaps[name][number] for name in _GAPS},
+                "held": holds[number],
+            }
+
+
+def _times(
+    trace: Trace, actions: Sequence[tuple[Action, Label]], offset: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Starts and ends by the first rank's clock; on a GPU in device time."""
+    ran = executions(trace)
+    begun = [ran.begun(label.start_ns) for _, label in actions]
+    starts = [label.start_ns if at is None else at for at, (_, label) in zip(begun, actions, strict=True)]
+    ends = [ran.reached(label.end_ns) for _, label in actions]
+    return np.array(starts, dtype=np.int64) - offset, np.array(ends, dtype=np.int64) - offset
+
+
+def _gaps(
+    run: Run, place: int, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> dict[str, NDArray[np.int64]] | None:
+    """The parts of these gaps of a rank; None where the two ends of a message are not known."""
+    own = _messages(run, place)
+    if own is None:
+        return None
+    waiting, moving = own
+    parts = {"wait_ns": within(waiting, starts, ends), "transfer_ns": within(moving, starts, ends)}
+    return parts | {"overhead_ns": ends - starts - parts["wait_ns"] - parts["transfer_ns"]}
+
+
+def _messages(run: Run, place: int) -> tuple[Intervals, Intervals] | None:
+    """When a rank's messages only waited for their other end, and when one was on its way."""
+    rows = arrivals(run)
+    own = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
+    if own.empty or (own["wait_ns"] == UNKNOWN_NS).any():
+        return None
+    starts, ends, waits = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns", "wait_ns"))
+    moving = union(starts + waits, ends)
+    return subtract(union(starts, starts + waits), moving), moving
+
+
+def _held(actions: Sequence[Action]) -> list[int]:
+    """Of each action, what its stage holds from its start on."""
+    by_stage = {
+        stage: iter(held([one for one in actions if one.stage == stage])) for stage in {a.stage for a in actions}
+    }
+    return [next(by_stage[action.stage]) for action in actions]
+
+
+@once_per_run
+def _hop_ns(run: Run) -> int | None:
+    """How long a message was on its way, the median; None where that is unknown."""
+    rows = arrivals(run)
+    own = rows[rows["message"] & (rows["wait_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
+    moved = own["end_ns"] - own["last_ns"]
+    return int(moved.median()) if len(moved) else None
+
+
+def _number(value: object) -> int | None:
+    return None if pd.isna(value) else int(value)  # type: ignore[call-overload, no-any-return]

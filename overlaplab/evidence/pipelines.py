@@ -1,0 +1,96 @@
+"""Pipelines in a trace: each stage's actions by the engine's labels, and how long a rank must wait by its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from overlaplab.costs.pipeline import Action, starts
+from overlaplab.events import Run, Trace, Window, once_per_run, once_per_trace, step_windows
+from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.selection import launched_in
+from overlaplab.vocabulary import STAGE_WORDS
+
+__all__ = ["IdleBySchedule", "actions_in", "idle_by_schedule", "pipelines"]
+
+
+@dataclass(frozen=True, slots=True)
+class IdleBySchedule:
+    """How long a rank must be idle in a step, if it works in its order and sending takes no time."""
+
+    bubble_ns: int
+    """Were all stages equally fast."""
+    imbalance_ns: int
+    """Beyond it, as some stages are slower."""
+
+
+@once_per_trace
+def stage_labels(trace: Trace) -> tuple[Label, ...]:
+    """The labels of actions, in order of start."""
+    return tuple(label for label in labels_of(trace) if label.word in STAGE_WORDS)
+
+
+def actions_in(trace: Trace, step: Window) -> list[tuple[Action, Label]]:
+    """A step's actions in their order, each with its range."""
+    return [(_action(label), label) for label in launched_in(stage_labels(trace), step)]
+
+
+def pipelines(run: Run) -> list[list[int]]:
+    """The traces of each pipeline, by their indices in `run.traces`, in order of rank; empty where there is none.
+
+    Ranks whose places on the mesh differ along `pp` alone are one pipeline; without a mesh all ranks are.
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for place, trace in enumerate(run.traces):
+        if stage_labels(trace):
+            at = run.manifest.axes.coordinates(trace.rank) if run.manifest and trace.rank is not None else {}
+            found.setdefault(tuple(own for axis, own in at.items() if axis != "pp"), []).append(place)
+    return list(found.values())
+
+
+@once_per_run
+def idle_by_schedule(run: Run) -> Mapping[tuple[int, int], IdleBySchedule]:
+    """By the trace's index in `run.traces` and the step's place in `step_windows`; only where all stages are there."""
+    found: dict[tuple[int, int], IdleBySchedule] = {}
+    for places in pipelines(run):
+        windows = [step_windows(run.traces[place]) for place in places]
+        for step in range(min(map(len, windows))):
+            steps = [actions_in(run.traces[place], own[step]) for place, own in zip(places, windows, strict=True)]
+            for place, idle in zip(places, _idle(steps), strict=False):
+                found[place, step] = idle
+    return found
+
+
+def _idle(ranks: Sequence[Sequence[tuple[Action, Label]]]) -> Iterator[IdleBySchedule]:
+    """Of each rank of one pipeline's step; nothing where a stage is missing."""
+    orders = [[action for action, _ in own] for own in ranks]
+    took = {action: label.end_ns - label.start_ns for own in ranks for action, label in own}
+    every = {action.stage for action in took}
+    if every != set(range(len(every))) or any(len(own) == 0 for own in orders):
+        return
+    try:
+        balanced, real = _idle_of(orders, _balanced(took)), _idle_of(orders, took)
+    except ValueError:  # a stage is missing, or a part of the step
+        return
+    for at_best, own in zip(balanced, real, strict=True):
+        yield IdleBySchedule(bubble_ns=at_best, imbalance_ns=max(own - at_best, 0))
+
+
+def _idle_of(orders: Sequence[Sequence[Action]], took: Mapping[Action, int]) -> list[int]:
+    """From when the first rank begins to when the last one ends, less what each rank does."""
+    done = starts(orders, took)
+    over = max(end for _, end in done.values())
+    return [over - sum(took[action] for action in own) for own in orders]
+
+
+def _balanced(took: Mapping[Action, int]) -> dict[Action, int]:
+    """As long for every stage as in the mean, kind by kind."""
+    kinds = {action.kind for action in took}
+    means = {kind: round(fmean(ns for action, ns in took.items() if action.kind == kind)) for kind in kinds}
+    return {action: means[action.kind] for action in took}
+
+
+def _action(label: Label) -> Action:
+    kind = label.word.removeprefix("stage_")
+    return Action(kind, int(label.fields["stage"]), int(label.fields["microbatch"]))

@@ -1,0 +1,112 @@
+"""Pipelines in words: how much of the stages' time is bubble, what it consists of, and what would make it smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.findings.diagnosis.remedies import SCHEDULES, pipeline_words
+from overlaplab.findings.first_screen import Tile
+from overlaplab.findings.thresholds import PIPELINE_PART, UNEVEN_STAGES
+from overlaplab.manifest import Manifest
+from overlaplab.words import count, joined, ms, percent
+
+__all__ = [
+    "NO_PIPELINE",
+    "pipeline_advice",
+    "pipeline_held_title",
+    "pipeline_lead",
+    "pipeline_note",
+    "pipeline_tiles",
+    "pipeline_title",
+]
+
+NO_PIPELINE = "No stages of a pipeline are labelled in this run."
+
+_PARTS = {"imbalance": "unequal stages", "sending": "waiting for sends", "overhead": "the host between actions"}
+
+
+def pipeline_lead(step: Mapping[Any, Any]) -> str:
+    """How much of the stages' time is bubble, and of what; a row of `analyses.pipeline_steps`."""
+    share = _share(step["bubble"])
+    if _unknown(step):
+        return f"{share} of the stages' time is bubble; an ideal schedule of this shape has {_share(step['theory'])}."
+    own = float(step["bubble"]) - sum(float(step[name]) for name in _PARTS)
+    largest = sorted(_PARTS, key=lambda name: -float(step[name]))
+    told = [f"{_share(step[name])} {_PARTS[name]}" for name in largest if float(step[name]) >= PIPELINE_PART]
+    rest = f", {joined(told)}" if told else ", and little else"
+    return f"{share} of the stages' time is bubble: {_share(own)} is the schedule's own{rest}."
+
+
+def pipeline_tiles(step: Mapping[Any, Any]) -> tuple[Tile, ...]:
+    """The five figures of a row of `analyses.pipeline_steps`."""
+    p, m, v = int(step["ranks"]), int(step["microbatches"]), int(step["stages"]) // int(step["ranks"])
+    formula = f"(p−1)/(m+p−1), p {p}, m {m}" if v == 1 else f"(p−1)/({v}m+p−1), p {p}, m {m}"
+    hop = "" if pd.isna(step["hop_ns"]) else f"{ms(step['hop_ns'])} per message"
+    even = float(step["slower"]) < UNEVEN_STAGES
+    return (
+        Tile(label="bubble", value=_share(step["bubble"]), note="of stage time, measured"),
+        Tile(label="theory", value=_share(step["theory"]), note=formula),
+        Tile(label="overhead", value=_ms(step["overhead_ns"]), note=f"per action; {hop}".rstrip("; ")),
+        Tile(
+            label="slowest stage",
+            value="none" if even else str(step["slowest_stage"]),
+            note="all equally fast" if even else f"{_share(step['slower'])} over the median",
+        ),
+        Tile(label="activations", value=f"{step['held']} of {m}", note="microbatches held at most"),
+    )
+
+
+def pipeline_title(step: Mapping[Any, Any], manifest: Manifest | None) -> str:
+    """The title of the chart of who does what when."""
+    return f"Who does what when: {pipeline_note(step, manifest)}"
+
+
+def pipeline_note(step: Mapping[Any, Any], manifest: Manifest | None) -> str:
+    """The pipeline in a few words: `1F1B, 4 stages, 8 microbatches`."""
+    known = manifest.pipeline if manifest else None
+    schedule = [] if known is None else [SCHEDULES.get(known.schedule, known.schedule)]
+    return ", ".join([*schedule, count(int(step["stages"]), "stage"), _microbatches(int(step["microbatches"]))])
+
+
+def pipeline_held_title(table: pd.DataFrame) -> str:
+    """What the curves of held activations show; rows of `analyses.pipeline_held`."""
+    most = table.groupby("stage")["held"].max()
+    told = [f"stage {stage} {number}" for stage, number in most.items()]
+    return f"Activations held, at most: {', '.join(told)}"
+
+
+def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
+    """What to try: rows of `simulate.pipeline_remedies`, those that gain most first."""
+    said = [_played(row) for row in played[played["gain_ns"] > 0].to_dict("records")]
+    if said:
+        return tuple(said)
+    if played.empty:
+        return ("What other settings gain cannot be played: the traces of all stages behind an emulated link tell.",)
+    return (
+        "Nothing that was played makes the step shorter: neither more microbatches, nor another split or schedule.",
+    )
+
+
+def _played(row: Mapping[Any, Any]) -> str:
+    gain = f"the step is {percent(row['gain_ns'], row['recorded_ns'])} shorter for as many samples, played"
+    bubble = f"bubble {_share(row['bubble'])}"
+    return f"Try {pipeline_words(row)}: {bubble}, {gain}; a stage holds at most {_microbatches(int(row['held']))}."
+
+
+def _share(value: Any) -> str:
+    return percent(float(value), 1)
+
+
+def _ms(value: Any) -> str:
+    return "unknown" if pd.isna(value) else ms(value)
+
+
+def _unknown(step: Mapping[Any, Any]) -> bool:
+    return any(pd.isna(step[name]) for name in _PARTS)
+
+
+def _microbatches(number: int) -> str:
+    return f"{number} microbatch{'es' * (number != 1)}"
