@@ -16,10 +16,6 @@ done
     --link 1Gbps,1000us --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
 .venv/bin/overlaplab record --strategy torch-ddp --out traces/torch-ddp-gloo --device cpu --nproc 2 --layers 2 \
     --width 64 --vocab 100 --seq 16 --bucket-cap-mb 0.15 --steps 2 --accumulate 2 "$@"
-for name in pipeline:1f1b pipeline-gpipe:gpipe; do
-    .venv/bin/overlaplab record --strategy pipeline --schedule ${name#*:} --stages 4 --microbatches 8 --layers 4 \
-        --compute sleep:10ms,20ms,1ms --link 1Gbps,500us --steps 3 --device cpu --out traces/${name%%:*} "$@"
-done
 # `rm -r traces/sweep` first: what is there is not recorded again. Then `make notebooks`, which show it.
 .venv/bin/overlaplab sweep --bucket-cap-mb 0.25,1,4,25 --repeats 4 --out traces/sweep --device cpu --nproc 2 --layers 2 \
     --vocab 500 --batch 16 --steps 3 --link 1Gbps,2000us

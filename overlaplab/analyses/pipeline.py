@@ -77,15 +77,15 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     where a stage is missing), `actions`, `held` (the most microbatches that one of its stages holds).
     """
     rows = []
-    table, idle = _all(run), idle_by_schedule(run)
+    table, idle = _all(run).copy(), idle_by_schedule(run)
     places = {
         (trace.rank, window.step): (place, step)
         for place, trace in enumerate(run.traces)
         for step, window in enumerate(step_windows(trace))
     }
-    spans = table.groupby(["pipeline", "step"], dropna=False)["end_ns"].max()
+    table["whole_ns"] = table.groupby(["pipeline", "step"], dropna=False)["end_ns"].transform("max")
     for (number, step, rank), own in table.groupby(["pipeline", "step", "rank"], dropna=False, sort=True):
-        span = int(spans[number, step])
+        span = int(own["whole_ns"].iloc[0])
         busy = int(own["took_ns"].sum())
         own_idle = idle.get(places.get((_number(rank), _number(step)), (-1, -1)))
         rows.append(
@@ -123,7 +123,7 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     ranks, actions = pipeline_ranks(run), pipeline(run, selection)
     rows = []
     for (number, step), own in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
-        of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(pd.isna(step))]
+        of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(_number(step) is None)]
         whole = int(of["span_ns"].sum())
         took = own.groupby("stage")["took_ns"].sum()
         slower = float(took.max() / took.median()) - 1 if len(took) else 0.0
@@ -163,16 +163,17 @@ def pipeline_held(table: pd.DataFrame) -> pd.DataFrame:
     Columns: `stage`, `time_ns` (as `start_ns` there), `held` (from this moment on); each stage begins with 0. In Int64.
     """
     rows: list[tuple[int, int, int]] = []
-    for stage, own in table.groupby("stage", sort=True):
-        rows.append((int(stage), 0, 0))
+    for stage in sorted(int(number) for number in table["stage"].unique()):
+        own = table[table["stage"] == stage]
+        rows.append((stage, 0, 0))
         count = 0
         for row in own.sort_values("start_ns", kind="stable").to_dict("records"):
             if row["action"] == FORWARD:
                 count += 1
-                rows.append((int(stage), int(row["start_ns"]), count))
+                rows.append((stage, int(row["start_ns"]), count))
             elif row["action"] != "backward_input":
                 count -= 1
-                rows.append((int(stage), int(row["end_ns"]), count))
+                rows.append((stage, int(row["end_ns"]), count))
     return pd.DataFrame(rows, columns=["stage", "time_ns", "held"]).astype("Int64")
 
 
@@ -266,5 +267,5 @@ def _hop_ns(run: Run) -> int | None:
     return int(moved.median()) if len(moved) else None
 
 
-def _number(value: object) -> int | None:
-    return None if pd.isna(value) else int(value)  # type: ignore[call-overload, no-any-return]
+def _number(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)

@@ -40,12 +40,12 @@ def bubble(ranks: int, microbatches: int, stages: int | None = None) -> float:
 
 def order(schedule: str, stages: int, microbatches: int) -> list[list[Action]]:
     """The actions of each stage in order, by `gpipe` or `1f1b`, with a stage on each rank. KeyError for others."""
-    warmup = {"gpipe": lambda stage: microbatches, "1f1b": lambda stage: min(microbatches, stages - stage)}[schedule]
+    most = {"gpipe": [microbatches] * stages, "1f1b": [stages - stage for stage in range(stages)]}[schedule]
     found = []
     for stage in range(stages):
         forward = [Action(FORWARD, stage, number) for number in range(microbatches)]
         backward = [Action(BACKWARD, stage, number) for number in range(microbatches)]
-        first = warmup(stage)
+        first = min(microbatches, most[stage])
         steady = [action for pair in zip(backward, forward[first:], strict=False) for action in pair]
         found.append([*forward[:first], *steady, *backward[microbatches - first :]])
     return found

@@ -62,7 +62,8 @@ def paired_messages(lane: pd.DataFrame) -> pd.DataFrame:
     by = timed.groupby("sequence")
     both = (by["trace"].transform("nunique") == 2) & (by["trace"].transform("size") == 2)
     pairs = _table(lane.index, match=lane.index, reason="when it ran was not recorded")
-    pairs.loc[timed.index, "reason"] = np.where(both, None, "its other end was not recorded")
+    pairs.loc[timed.index, "reason"] = "its other end was not recorded"
+    pairs.loc[timed.index[both], "reason"] = None
     firsts = timed.index.to_series().groupby(timed["sequence"]).transform("first")
     pairs.loc[timed.index[both], "match"] = firsts[both]
     return pairs

@@ -9,7 +9,7 @@ what it has sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -164,7 +164,7 @@ def _step(shape: Shape, rank: int, own: Sequence[Action], step: int) -> Iterator
     """Torch's order of posting and waiting."""
     last = len(shape.took_ns) - 1
     blocks = shape.schedule == "1f1b"
-    sent: list[tuple[int, Action]] = []  # not waited for yet
+    sent: list[Hashable] = []  # not waited for yet
     behind: Launch | None = None  # a send that goes out together with the next receive
     for place, action in enumerate(own):
         source = rank - 1 if action.kind == FORWARD else rank + 1
@@ -187,7 +187,7 @@ def _step(shape: Shape, rank: int, own: Sequence[Action], step: int) -> Iterator
                 behind = message
             else:
                 yield message
-                sent.append(message.key)  # type: ignore[arg-type]
+                sent.append(message.key)
         if not blocks and place + 1 < len(own) and own[place + 1].kind != action.kind:
             yield from (Wait(key) for key in sent)
             sent = []
