@@ -16,6 +16,10 @@ done
     --link 1Gbps,1000us --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
 .venv/bin/overlaplab record --strategy torch-ddp --out traces/torch-ddp-gloo --device cpu --nproc 2 --layers 2 \
     --width 64 --vocab 100 --seq 16 --bucket-cap-mb 0.15 --steps 2 --accumulate 2 "$@"
+for mesh in "--tp 2 --out traces/tensor" "--dp 2 --tp 2 --slow-rank 3:1.3 --out traces/dp-tp"; do
+    .venv/bin/overlaplab record --strategy tensor $mesh --device cpu --link 0.05Gbps,1000us --layers 2 --width 128 --heads 4 \
+        --seq 32 --vocab 200 --batch 8 --bucket-cap-mb 0.5 --steps 3 --compute sleep:20ms,40ms,2ms "$@"
+done
 # `rm -r traces/sweep` first: what is there is not recorded again. Then `make notebooks`, which show it.
 .venv/bin/overlaplab sweep --bucket-cap-mb 0.25,1,4,25 --repeats 4 --out traces/sweep --device cpu --nproc 2 --layers 2 \
     --vocab 500 --batch 16 --steps 3 --link 1Gbps,2000us

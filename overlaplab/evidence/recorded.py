@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Trace, Work, counting_as, launchers, matching, once_per_trace, rule_of, thread_numbers
 from overlaplab.evidence.arguments import NUMBERS, TEXTS, Groups, arguments_of, around, first_known, operators
 from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.intervals import Intervals, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
 __all__ = ["RECORDED_COLUMNS", "UNKNOWN_NS", "recorded", "recorded_of_events"]
@@ -205,10 +206,17 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
     _fill_launch(carried, calls, call)
     carried["arrived_ns"] = _arrivals(carried, comms["thread"])
     alone = _gloo_ranges(trace)
-    inside = _around_any(comms, alone["start_ns"]) >= 0
+    busy = union(comms["start_ns"].to_numpy(np.int64), comms["end_ns"].to_numpy(np.int64))  # of all groups' threads
+    inside = _is_within(busy, alone["start_ns"].to_numpy(np.int64))
     if (comms["kind"] == "send_recv").any():
         inside |= (alone["named"] == "send_recv").to_numpy()
     return _stacked(carried, _not_run(calls, call), alone[~inside])
+
+
+def _is_within(spans: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each moment lies in one of the sorted, disjoint spans, or at its end."""
+    place = np.searchsorted(spans[:, 0], at_ns, side="right") - 1
+    return np.asarray((place >= 0) & (np.append(spans[:, 1], UNKNOWN_NS)[place] >= at_ns))
 
 
 def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:

@@ -203,6 +203,13 @@ def test_gloos_own_ranges_under_a_link(tmp_path: Path) -> None:
     assert (table["end_ns"] - table["start_ns"]).tolist() == [5_000, 2_000]
 
 
+def test_gloos_own_ranges_beside_a_shorter_collective_of_another_group(tmp_path: Path) -> None:
+    """It belongs to the one that began before the other and goes on after it."""
+    longer, shorter = carried(0, 5, 30), [e | {"tid": 9} for e in carried(0, 6, 10, group="1")]
+    table = recorded(run_of(tmp_path, [op("mm", 0, 1), *longer, *shorter, gloo(20, 22, tid=8)]).traces[0])
+    assert (table["end_ns"] - table["start_ns"]).tolist() == [25_000, 4_000]
+
+
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_an_empty_trace_has_no_collectives(tmp_path: Path, backend: str) -> None:
     assert len(recorded(run_of(tmp_path, [op("mm", 0, 1)], backend=backend).traces[0])) == 0

@@ -12,7 +12,8 @@ import overlaplab
 from overlaplab import findings, simulate
 from overlaplab.analyses import Cause, communication_by, memory, volume, volume_theory
 from overlaplab.errors import OverlaplabError
-from overlaplab.sections.run_tables import RunTables
+from overlaplab.findings.diagnosis.causes import loop_of
+from overlaplab.findings.diagnosis.remedies import remedy_for
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.timeline.timeline import timeline_events
@@ -94,11 +95,13 @@ def test_bytes_and_memory_are_those_of_theory(cut: overlaplab.Run, hybrid: overl
         assert (held["bytes"] / held["formula_bytes"]).tolist() == pytest.approx([1.0] * len(held), rel=0.03)
 
 
-def test_the_advice_names_no_bucket(cut: overlaplab.Run) -> None:
-    found = RunTables(run=cut).diagnosis_of(rank=0)
-    waits = [share for share in found.causes if share.cause is Cause.BLOCKING]
-    assert all(name.startswith("activations of layers.") for share in waits for name in share.rows["what"])
-    assert ["nothing can hide them" in share.remedy for share in waits] == [True]
+def test_what_helps_against_activations_is_no_bucket(cut: overlaplab.Run) -> None:
+    rows = overlaplab.exposed(cut)
+    own = rows[(rows["cause"] == Cause.BLOCKING) & rows["what"].str.startswith("activations of layers.").fillna(False)]
+    assert len(own)
+    loop = loop_of(cut.manifest, frozenset())
+    found = remedy_for(Cause.BLOCKING, None, own, loop, span_ns=10**9, replays=simulate.remedies(cut))
+    assert "nothing can hide them" in found.text
 
 
 def test_it_is_neither_bounded_nor_predicted(cut: overlaplab.Run) -> None:
