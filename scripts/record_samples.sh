@@ -14,6 +14,8 @@ for strategy in zero2 zero3 torch-fsdp2; do
 done
 .venv/bin/overlaplab record --strategy zero3 --prefetch 0 --out traces/zero3-serial --device cpu --nproc 2 \
     --link 1Gbps,1000us --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
+.venv/bin/overlaplab record --strategy ring --out traces/ring --device cpu --nproc 4 --compute sleep:10ms,20ms,1ms \
+    --link 1Gbps,5000us --layers 2 --width 128 --vocab 500 --seq 32 --bucket-cap-mb 1.2 --steps 2 "$@"
 .venv/bin/overlaplab record --strategy torch-ddp --out traces/torch-ddp-gloo --device cpu --nproc 2 --layers 2 \
     --width 64 --vocab 100 --seq 16 --bucket-cap-mb 0.15 --steps 2 --accumulate 2 "$@"
 for mesh in "--tp 2 --out traces/tensor" "--dp 2 --tp 2 --slow-rank 3:1.3 --out traces/dp-tp"; do

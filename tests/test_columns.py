@@ -17,6 +17,7 @@ from made_runs import made_gathering, made_runs, made_sweep
 
 import overlaplab
 from overlaplab import analyses
+from overlaplab.analyses.bench import bench_collectives, bench_side_by_side
 from overlaplab.analyses.plan import plan_stages
 from overlaplab.columns import REGISTRY, column, columns
 from overlaplab.costs.batch import planned_batch
@@ -30,6 +31,7 @@ from overlaplab.simulate import advise, bound, replay
 from overlaplab.timeline.timeline import timeline_events, timeline_window
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "sweep" / "cap-25"
+RING = SAMPLE.parents[1] / "ring"
 SOURCES = sorted(Path(overlaplab.__file__).parent.rglob("*.py"))
 SHOWN_BY = [path for path in SOURCES if path.parts[-2] in ("report", "dashboard", "sections", "views")]
 PLACES = [(table, one) for table, own in REGISTRY.items() for one in own.values()]
@@ -64,6 +66,11 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     stages = made_pipeline(folder / "stages")
     found |= {name: getattr(analyses, name)(stages) for name in ("pipeline", "pipeline_ranks", "pipeline_steps")}
     found["pipeline_held"] = analyses.pipeline_held(found["pipeline"])
+    ring = [{"bytes": 8, "algorithm": name, "time_ns": 5, "wrong": 0} for name in ("ring", "tree", "torch")]
+    found["bench_collectives"] = bench_collectives({"ranks": 2, "link": None, "rows": ring})
+    found["bench_side_by_side"] = bench_side_by_side(found["bench_collectives"])
+    found["hops"] = analyses.hops(overlaplab.load_run(RING))
+    found["chunks_after_hops"] = analyses.chunks_after_hops(found["hops"].query("step == 2 and bucket == 0"))
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
     batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
     found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))

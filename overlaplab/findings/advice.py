@@ -21,6 +21,7 @@ from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.diagnosis.remedies import cap_words, first_bucket_words
 from overlaplab.findings.runs import describe_machine, link_missed
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
+from overlaplab.manifest import traits_of
 from overlaplab.simulate import disturbed
 from overlaplab.traits import BUCKETS
 from overlaplab.words import count, duration, joined, ms, percent, size_exact, to_ms
@@ -53,6 +54,8 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
         return f"{ranks} of {world}: nobody knows when the others came", "Open all ranks' traces together."
     if manifest is None:
         return None
+    if (traits := traits_of(manifest)) is not None and traits.hops is not None:
+        return f"{manifest.strategy} makes its collectives by hand, and hops are not played", "Ask a run of bucketed."
     if link_attained(manifest) is False:
         return link_missed(manifest) or "link not attained", "Record it again."
     steps = len(step_windows(run.traces[0])) if run.traces else 0

@@ -258,7 +258,10 @@ def test_of_many_the_most_exposed_are_listed(
     assert "20 of 70" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("folder", [*cpu_samples(), *gpu_samples()], ids=lambda f: str(f.relative_to(TRACES)))
+OF_COLLECTIVES = [folder for folder in cpu_samples() if folder.name != "ring"]  # run.json has messages by their ends
+
+
+@pytest.mark.parametrize("folder", [*OF_COLLECTIVES, *gpu_samples()], ids=lambda f: str(f.relative_to(TRACES)))
 def test_the_samples_match_and_take_as_long_as_their_link(folder: Path) -> None:
     run = sample_run(folder)
     table = overlaplab.collectives(run)

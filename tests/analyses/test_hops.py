@@ -14,8 +14,11 @@ import overlaplab
 from overlaplab.analyses import chunks_after_hops, hops, volume
 from overlaplab.costs import hops_ns, tree_until
 from overlaplab.errors import OverlaplabError
-from overlaplab.findings import hops_remark, hops_title
+from overlaplab.findings import advice_refused, hops_remark, hops_title
 from overlaplab.manifest import Link
+from overlaplab.sections.blocks import Chart
+from overlaplab.sections.run import collectives_section
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS
@@ -100,9 +103,32 @@ def test_a_rank_sends_what_leaves_it(run: overlaplab.Run) -> None:
     assert table[["kind", "count", "bytes", "sent_bytes"]].to_numpy().tolist() == [["send_recv", 4, 32, 16]] * 4
 
 
+def test_pages_show_the_hops_where_there_are_any(run: overlaplab.Run) -> None:
+    found = RunTables(run=run)
+    lanes = found.timeline.lanes
+    assert lanes.loc[lanes["kind"] == "labels", "label"].tolist() == [
+        *("rank 0 buckets", "rank 0 hops", "rank 1 buckets", "rank 1 hops")
+    ]
+    assert "bucket 0, all-gather hop 1: sends chunk 0 to rank 1, receives chunk 1 from rank 1" in {
+        *found.timeline.events["name"]
+    }
+    for table in (found.hops, found.hops.head(0)):
+        section = collectives_section(found.collectives, found.stragglers, None, None, found.diagnosis, hops=table)
+        assert section is not None
+        drawn = [block for block in section.blocks if isinstance(block, Chart) and block.key == "hops_chart"]
+        assert len(drawn) == (len(table) > 0)
+        for chart in drawn:
+            title = chart.draw(dark=True, note=None).to_dict()["title"]["text"]
+            assert "and after hop 1 on all ranks" in (title if isinstance(title, str) else " ".join(title))
+
+
 def test_predictions_refuse_hops_in_one_line(run: overlaplab.Run) -> None:
     with pytest.raises(OverlaplabError, match="ring makes its collectives by hand, and their hops are not predicted"):
         programs_of(run, Setting(bucket_cap_mb=1))
+    assert advice_refused(run) == (
+        "ring makes its collectives by hand, and hops are not played",
+        "Ask a run of bucketed.",
+    )
 
 
 def ring_rows(n: int) -> pd.DataFrame:
