@@ -57,7 +57,7 @@ async def _executed(path: Path) -> nbformat.NotebookNode:
         client = NotebookClient(
             book,
             km=kernel,
-            timeout=120,
+            timeout=600,
             startup_timeout=180,
             record_timing=False,
             coalesce_streams=True,

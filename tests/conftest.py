@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -35,17 +36,33 @@ SLOWEST = (
 )
 """Files that take longest, by CPU time: they come first, or one of them would run on when all others are done."""
 
+IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """As `--dist loadfile`, but one worker has all files that open the app in Chromium, and starts both once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "in Chromium" if file.endswith(("_in_chromium.py", "dashboard/test_canvas.py")) else file
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of this session's, also for the processes that tests start."""
+    """A cache of this session's, also for the processes that tests start; workers share one."""
+    folder = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OVERLAPLAB_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OVERLAPLAB_CACHE_DIR", str((folder.parent if IN_WORKER else folder) / "cache"))
         patch.delenv("OVERLAPLAB_NO_CACHE", raising=False)
         patch.setenv("OVERLAPLAB_WATCH_S", "0")  # no rerun of the app but those that a test causes
         patch.delenv("OVERLAPLAB_CACHE_BYTES", raising=False)
@@ -54,10 +71,36 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _valid_charts() -> None:
-    """Every chart that a test draws is held against Vega-Lite's schema."""
+    """Every chart that a test draws is held against Vega-Lite's schema, as a whole: Altair alone would hold each of its
+    parts against it, too. And garbage is not searched for in what modules consist of.
+    """
     from overlaplab.charts.quiet import QuietChart
+    from overlaplab.dashboard.heap import rest_modules
 
+    rest_modules()
     QuietChart.checked = True
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, str, str]]:
+    """Runs `overlaplab` with these arguments in this process; its exit code, its stdout and its stderr.
+
+    What it prints with --json must fit docs/schema.
+    """
+    from schemas import expect_schema
+
+    from overlaplab.cli import main
+
+    def call(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["overlaplab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        if "--json" in arguments and out:
+            expect_schema(str(arguments[0]), json.loads(out))
+        return stopped.value.code, out, err
+
+    return call
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +114,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A fresh page, 1280 wide and light, that fails the test on a request that leaves 127.0.0.1, an error in the
+    """A blank page, 1280 wide and light, that fails the test on a request that leaves 127.0.0.1, an error in the
     console, an uncaught exception, and injected script that ran.
     """
     from browser import watched

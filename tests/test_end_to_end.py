@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -38,15 +36,9 @@ def on_two_ranks(*line: str) -> None:
 
 @pytest.fixture(scope="module", params=["naive", "per-param", "bucketed"])
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first by the command, the others by the ranks that it would start."""
+    """By the ranks that the command would start, as in tests/test_users_folder.py."""
     out = tmp_path_factory.mktemp("runs") / str(request.param)
-    options = ["--strategy", request.param, "--out", str(out), *SMALL]
-    if request.param == "naive":
-        subprocess.run(
-            [sys.executable, "-m", "overlaplab", "record", *options, "--nproc", "2"], check=True, timeout=800
-        )
-    else:
-        on_two_ranks("-m", "overlaplab_engine", *options)
+    on_two_ranks("-m", "overlaplab_engine", "--strategy", request.param, "--out", str(out), *SMALL)
     return out
 
 

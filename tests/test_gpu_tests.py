@@ -85,7 +85,7 @@ def test_every_file_records_where_nothing_is_installed(
 ) -> None:
     for name in ("test_gpu_link", "test_streams_gpu"):
         monkeypatch.setattr(files[name], "RECORDING_S", 1000.0)  # this machine may be busy
-    names = ("naive", "zero3", "torch-fsdp2")
+    names = ("naive", "torch-fsdp2")
     monkeypatch.setattr(files["test_gpu_link"], "StrategyName", names)
     every = files["test_gpu_link"].recorded(tmp_path / "made", *TINY)
     for name in names:
@@ -342,7 +342,7 @@ def test_hangs(tmp_path):
     with subprocess.Popen(gpu_tests(tmp_path / "results", one), stdout=subprocess.DEVNULL) as process:
         child = ready.read_text()
         process.terminate()
-        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.wait(300) == 128 + signal.SIGTERM
     assert not Path("/proc", child).exists()
     assert "gpu_tests/test_one-1/test_hangs0/run.json" in unpacked(tmp_path / "results", tmp_path / "unpacked")
 

@@ -6,26 +6,32 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from overlaplab.cli import main
-from overlaplab.dashboard.server import HOST, SETTINGS, command, free_port
+from overlaplab.dashboard import server
+from overlaplab.dashboard.server import HOST, SETTINGS, free_port
 
 ROOT = Path(__file__).parents[2]
 TRACE = ROOT / "traces" / "torch-ddp-gloo" / "rank0.pt.trace.json.gz"
+
+Command = Callable[..., tuple[Any, str, str]]
+"""The fixture `command`: a command in this process."""
 
 
 def run(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, "-m", "overlaplab", *arguments], input=given, capture_output=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("command", ["summary", "exposed"])
-def test_a_trace_through_a_pipe_gives_the_figures_of_the_file(command: str) -> None:
-    piped, opened = run(command, "-", "--json", given=TRACE.read_bytes()), run(command, str(TRACE), "--json")
-    assert piped.returncode == opened.returncode == 0, piped.stderr
-    told, expected = json.loads(piped.stdout), json.loads(opened.stdout)
+@pytest.mark.parametrize("name", ["summary", "exposed"])
+def test_a_trace_through_a_pipe_gives_the_figures_of_the_file(name: str, command: Command) -> None:
+    piped, (code, opened, _) = run(name, "-", "--json", given=TRACE.read_bytes()), command(name, TRACE, "--json")
+    assert piped.returncode == code == 0, piped.stderr
+    told, expected = json.loads(piped.stdout), json.loads(opened)
     assert told["ranks"] == expected["ranks"]
     assert told["ranks"]
 
@@ -43,9 +49,9 @@ def test_a_pipe_is_read_once() -> None:
     assert done.stderr == b"overlaplab: -: standard input is given twice. It can be read only once.\n"
 
 
-def test_an_export_goes_through_a_pipe(tmp_path: Path) -> None:
+def test_an_export_goes_through_a_pipe(tmp_path: Path, command: Command) -> None:
     piped = run("export", str(TRACE.parent), "--perfetto", "-")
-    run("export", str(TRACE.parent), "--perfetto", str(tmp_path / "x.json"))
+    command("export", TRACE.parent, "--perfetto", tmp_path / "x.json")
     assert piped.returncode == 0, piped.stderr
     assert piped.stdout == (tmp_path / "x.json").read_bytes()
 
@@ -98,7 +104,7 @@ def test_another_host_is_warned_of(
 
 
 def test_the_other_settings_do_not_depend_on_the_host(tmp_path: Path) -> None:
-    here, anywhere = command(tmp_path, 8501), command(tmp_path, 8501, "0.0.0.0")
+    here, anywhere = server.command(tmp_path, 8501), server.command(tmp_path, 8501, "0.0.0.0")
     names = {word.partition("=")[0] for word in here} - {word.partition("=")[0] for word in anywhere}
     assert names == {"--server.allowedHosts"}
     assert SETTINGS["server.address"] == HOST

@@ -16,16 +16,26 @@ import overlaplab.dashboard
 MAIN = Path(overlaplab.dashboard.__file__).with_name("main.py")
 
 
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an engine's run of two ranks, a foreign GPU trace, and a run that cannot be read; tests only read
+    it, so that the app has it read after the first.
+    """
+    return made_runs(tmp_path_factory.mktemp("shown") / "runs")
+
+
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    """A folder with an engine's run of two ranks, a foreign GPU trace, and a run that cannot be read."""
+def own_runs(tmp_path: Path) -> Path:
+    """The same, for a test that changes it."""
     return made_runs(tmp_path / "runs")
 
 
-@pytest.fixture
-def gathering(tmp_path: Path) -> Path:
-    """A folder with two runs of zero3, one that prefetches and one that does not, and one that gathers nothing."""
-    folder = made_gathering(tmp_path / "gathering")
+@pytest.fixture(scope="session")
+def gathering(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs of zero3, one that prefetches and one that does not, and one that gathers nothing; tests
+    only read it.
+    """
+    folder = made_gathering(tmp_path_factory.mktemp("shown") / "gathering")
     run_of(folder / "bucketed", engine_events(), engine_events(), manifest={})
     return folder
 
@@ -49,9 +59,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
 
     def open_page(folder: Path | None, page: str = "summary", run: str | None = None) -> AppTest:
         monkeypatch.setattr(sys, "argv", ["main.py", *([str(folder)] if folder else [])])
-        app = AppTest.from_file(str(MAIN), default_timeout=300).run()
+        app = AppTest.from_file(str(MAIN), default_timeout=300)
         if page != "summary":
-            app.switch_page(f"views/{page}.py").run()
+            app.switch_page(str(MAIN.parent / "views" / f"{page}.py"))
+        app.run()
         if run is not None:
             app.selectbox(key="run_picker").set_value(run).run()
         assert not app.exception, app.exception[0].message

@@ -99,20 +99,20 @@ def test_a_broken_run_shows_one_line_and_the_rest_keeps_working(opened, runs: Pa
     assert charts(app) == 1 + (page == "summary")
 
 
-def test_a_run_that_disappears_shows_one_line(opened, runs: Path) -> None:
-    app = opened(runs, run="one-rank")
-    for file in (runs / "one-rank").iterdir():
+def test_a_run_that_disappears_shows_one_line(opened, own_runs: Path) -> None:
+    app = opened(own_runs, run="one-rank")
+    for file in (own_runs / "one-rank").iterdir():
         file.unlink()
-    (runs / "one-rank" / "rank0.json").write_text("{")
+    (own_runs / "one-rank" / "rank0.json").write_text("{")
     app.run()
     assert "cannot be read" in app.error[0].value
 
 
-def test_a_changed_trace_is_read_anew(opened, runs: Path) -> None:
-    app = opened(runs, run="foreign")
+def test_a_changed_trace_is_read_anew(opened, own_runs: Path) -> None:
+    app = opened(own_runs, run="foreign")
     unfold(app, "steps_fold")
     before = app.dataframe[-1].value["step time (ms)"].tolist()
-    trace = runs / "foreign" / "trace.json.gz"
+    trace = own_runs / "foreign" / "trace.json.gz"
     write(trace, [event("aten::mm", 0, 500), event("gloo:all_reduce", 100, 300, cat="user_annotation", tid=5)])
     os.utime(trace, ns=(1, 1))
     app.run()

@@ -147,10 +147,10 @@ def test_the_line_is_said_once(followed, runs: Path) -> None:
     assert not app.run().warning
 
 
-def test_a_rule_for_communication_is_kept_in_the_link(followed, runs: Path) -> None:
+def test_a_rule_for_communication_is_kept_in_the_link(followed, own_runs: Path) -> None:
     kernels = [event for place in range(2) for event in launched("my_push", place, 20, 50, correlation=place + 1)]
-    run_of(runs / "moe", [*kernels, *launched("gemm", 3, 10, 60, correlation=9)], backend="nccl")
-    app = followed(runs, run="moe", communication="my_push|other")
+    run_of(own_runs / "moe", [*kernels, *launched("gemm", 3, 10, 60, correlation=9)], backend="nccl")
+    app = followed(own_runs, run="moe", communication="my_push|other")
     assert app.query_params == {"run": "moe", "communication": "my_push|other"}
     assert any("<dt>hidden</dt><dd>0.030 ms</dd>" in html.proto.body for html in app.get("html"))
     app.text_input(key="communication_rule").set_value("").run()

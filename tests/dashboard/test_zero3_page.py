@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,11 @@ def test_two_runs_stand_side_by_side_on_the_same_scales(opened: Open, gathering:
     assert scales(app, 0)["x"] == scales(app, 2)["x"]
 
 
-def test_a_run_that_cannot_stand_beside_it_leaves_the_page_whole(opened: Open, gathering: Path) -> None:
-    (gathering / "broken").mkdir()
-    (gathering / "broken" / "rank0.pt.trace.json.gz").write_bytes(b"no gzip")
-    app = opened(gathering, "zero3", "ahead")
+def test_a_run_that_cannot_stand_beside_it_leaves_the_page_whole(opened: Open, gathering: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(gathering, tmp_path / "runs"))
+    (folder / "broken").mkdir()
+    (folder / "broken" / "rank0.pt.trace.json.gz").write_bytes(b"no gzip")
+    app = opened(folder, "zero3", "ahead")
     app.selectbox(key="against").set_value("bucketed").run()
     assert "gathers no parameters" in app.info[0].value
     assert len(titles(app)) == 2
@@ -142,7 +144,7 @@ def test_summary_shows_what_was_sent_and_held_beside_theory(opened: Open, gather
 
 
 def test_summary_says_why_what_was_sent_is_unknown(
-    opened: Open, gathering: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Open, gathering: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one_unknown(opened: Opened) -> pd.DataFrame:
         found = volume(opened.run)
@@ -151,7 +153,7 @@ def test_summary_says_why_what_was_sent_is_unknown(
         return found
 
     monkeypatch.setattr(Opened, "volume", property(one_unknown))
-    app = opened(gathering, run="ahead")
+    app = opened(Path(shutil.copytree(gathering, tmp_path / "runs")), run="ahead")  # what is read of it is kept
     unfold(app, "costs_fold")
     said = words(app)
     assert "Unknown: the trace does not hold all sizes of 9 collectives of kind all-gather." in said

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 from made_traces import event, launched, op, step, write
 
 from overlaplab import OverlaplabError, Run, load_run, summary
+
+Command = Callable[..., tuple[Any, str, str]]
 
 
 def info(rank: int, world_size: int = 2) -> dict[str, Any]:
@@ -82,29 +83,25 @@ class TestAssigned:
         with pytest.raises(OverlaplabError, match=r"a\.json: .*does not tell its rank.*--assign-rank a\.json=N"):
             load_run(tmp_path)
 
-    def test_on_the_command_line(self, tmp_path: Path) -> None:
+    def test_on_the_command_line(self, tmp_path: Path, command: Command) -> None:
         write(tmp_path / "a.json", kernels(0, 5, 1))
         write(tmp_path / "b.json", kernels(0, 5, 1))
-        command = [sys.executable, "-m", "overlaplab", "summary", str(tmp_path), "--json"]
-        done = subprocess.run([*command, "--assign-rank", "a.json=1", "--assign-rank", "b.json=0"], capture_output=True)
-        assert done.returncode == 0, done.stderr
-        wrong = subprocess.run([*command, "--assign-rank", "a.json"], capture_output=True, text=True)
-        huge = subprocess.run([*command, "--assign-rank", f"a.json={'9' * 5000}"], capture_output=True, text=True)
-        assert (huge.returncode, huge.stdout, huge.stderr.count("\n")) == (2, "", 1)
-        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-        assert "not FILE=N" in wrong.stderr
+        line = ("summary", tmp_path, "--json", "--assign-rank")
+        assert command(*line, "a.json=1", "--assign-rank", "b.json=0")[0] == 0
+        code, out, err = command(*line, f"a.json={'9' * 5000}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        code, _, err = command(*line, "a.json")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "not FILE=N" in err
 
-    def test_of_several_runs_each_takes_its_own(self, tmp_path: Path) -> None:
+    def test_of_several_runs_each_takes_its_own(self, tmp_path: Path, command: Command) -> None:
         for name in ("first", "second"):
             (tmp_path / name).mkdir()
             write(tmp_path / name / "a.json", kernels(0, 5, 1))
         runs = [str(tmp_path / name) for name in ("first", "second")]
-        command = [sys.executable, "-m", "overlaplab", "compare", *runs, "--rank", "4", "--json", "--assign-rank"]
-        statuses = [
-            subprocess.run([*command, file], capture_output=True, text=True).returncode
-            for file in ("a.json=4", f"{runs[1]}/a.json=4", "b.json=4")
-        ]
-        assert statuses == [0, 2, 2]
+        line = ("compare", *runs, "--rank", 4, "--json", "--assign-rank")
+        codes = [command(*line, file)[0] for file in ("a.json=4", f"{runs[1]}/a.json=4", "b.json=4")]
+        assert codes == [0, 2, 2]
 
 
 class TestRecordings:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,11 +270,9 @@ def test_a_trace_without_steps_says_so(tmp_path: Path) -> None:
         slice_run(run_of(tmp_path / "run", [op("mm", 0, 1)]), 0, 1, tmp_path / "out")
 
 
-def test_on_the_command_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "overlaplab", "slice", str(SAMPLES / "zero3"), "--steps"]
+def test_on_the_command_line(tmp_path: Path, command: Callable[..., tuple[Any, str, str]]) -> None:
     for steps, out, status in (("2:3", "out", 0), ("2:3", "out", 2), ("2-3", "other", 2), (":", "other", 2)):
-        done = subprocess.run([*command, steps, "-o", str(tmp_path / out)], capture_output=True, text=True)
-        assert done.returncode == status, done.stderr
-        assert done.stderr.count("\n") == (1 if status else 0)
+        code, _, said = command("slice", SAMPLES / "zero3", "--steps", steps, "-o", tmp_path / out)
+        assert (code, said.count("\n")) == (status, 1 if status else 0), said
     assert summary(load_run(tmp_path / "out"))["step"].unique().tolist() == [2]
     assert [file.name for file in tmp_path.iterdir()] == ["out"]

@@ -41,13 +41,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Situation], 
 
 
 def undisturbed(folder: Path, *options: str) -> RunTables:
-    """A recording for which the machine was free and which attained its link; else the last attempt."""
+    """A recording for which the machine was free and which attained its link; the test is skipped where none did."""
     for attempt in range(ATTEMPTS):
         run = overlaplab.load_run(record(folder / str(attempt), *options))
         assert run.manifest is not None
         if run.manifest.link_attained and not findings.describe_machine(run.manifest):
-            break
-    return RunTables(run=run)
+            return RunTables(run=run)
+    pytest.skip(f"other processes disturbed {ATTEMPTS} recordings")
 
 
 def setting(situation: Situation, tables: RunTables) -> float:

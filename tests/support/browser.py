@@ -85,8 +85,8 @@ class Watch:
 
 @contextmanager
 def watched(browser: Browser, *, color_scheme: str = "light", fresh: bool = False, **size: int) -> Iterator[Page]:
-    """A page in this theme, 1280 × 1400, or of this `width` and `height`; on leaving, the test fails on what
-    its `Watch` (`watch_of`) has seen.
+    """A page in this theme, 1280 wide and 1400 high, or of this `width` and `height`; on leaving, the test fails on
+    what its `Watch` (`watch_of`) has seen.
 
     It may be one that another test has left, without its cookies and storage: a new one takes seconds for the app's
     scripts. A `fresh` one has no history either.

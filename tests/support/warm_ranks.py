@@ -1,4 +1,4 @@
-"""Processes that start in a tenth of a second: forks of one that has imported torch, which takes seconds.
+"""Processes that start in a tenth of a second: forks of one that has imported torch (`warmed`), which takes seconds.
 
 For tests of what ranks do. How the command and torchrun start and end them as programs of their own,
 tests/engine/test_faults.py tries.
@@ -20,12 +20,6 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from tempfile import mkdtemp
 
-IMPORTED = [
-    *("numpy.random", "pydantic", "pytest", "torch", "torch._dynamo", "torch.distributed.checkpoint"),
-    *("torch.distributed.fsdp", "torch.profiler", "engine_trials", "overlaplab_engine.cli"),
-    *("overlaplab_engine.launch", "overlaplab_engine.worker"),
-]
-"""What most of them need."""
 READ_AT_IMPORT = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 """Variables that torch reads when it is imported, with the values that launchers give them."""
 
@@ -150,12 +144,12 @@ def run_warm(count: int, *line: str, limit_s: float = 800, **environment: str) -
 
 
 def _start_forkserver() -> None:
-    """With this folder on its path, or it would import less."""
+    """With this folder on its path, where it finds `warmed`."""
     before = os.environ.copy()
     path = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ.update({"PYTHONPATH": os.pathsep.join(path), **READ_AT_IMPORT})
     try:
-        _STARTER.set_forkserver_preload(IMPORTED)
+        _STARTER.set_forkserver_preload(["warmed"])
         forkserver.ensure_running()
     finally:
         os.environ.clear()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from overlaplab_engine.cli import main
-from warm_ranks import run_launcher
+from warm_ranks import run_warm
 
 import overlaplab
 from overlaplab.analyses import memory, volume, volume_theory
@@ -28,8 +28,8 @@ def test_bytes_follow_each_collectives_type(
 ) -> None:
     options = ["--param-dtype", "bfloat16", *(["--reduce-dtype", reduce] if reduce else [])]
     command = ["-m", "overlaplab_engine", "--strategy", strategy, *TINY, *options]
-    ended = run_launcher(*command, "--out", str(tmp_path))
-    assert ended.code == 0, ended.stderr
+    for rank in run_warm(2, *command, "--out", str(tmp_path)):
+        assert rank.code == 0, rank.stderr
     document = json.loads((tmp_path / "run.json").read_text())
     assert (document["param_dtype"], document["reduce_dtype"]) == ("bfloat16", reduce)
     assert {p["dtype"] for p in document["parameters"]} == {"float32"}

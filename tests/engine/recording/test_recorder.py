@@ -285,9 +285,11 @@ def test_buckets_are_those_launched_last(model: nn.Module) -> None:
     assert [nbytes for nbytes, _ in found.buckets] == [4 * (32 + 8 + 16), 4 * 2]
 
 
-@pytest.mark.parametrize("package", ["overlaplab", "overlaplab_engine"])
-def test_torch_is_imported_with_the_recorder_alone(package: str) -> None:
-    code = f"import sys, {package} as it; assert 'torch' not in sys.modules; it.Recorder; assert 'torch' in sys.modules"
+def test_torch_is_imported_with_the_recorder_alone() -> None:
+    code = (
+        "import sys, overlaplab, overlaplab_engine; assert 'torch' not in sys.modules; "
+        "overlaplab.Recorder; assert 'torch' in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +13,7 @@ from overlaplab_engine.labels import parse
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.strategy_names import StrategyName
 from strategies import ALONE
-from warm_ranks import run_warm
+from warm_ranks import run_launcher, run_warm
 
 import overlaplab
 from overlaplab.findings import note
@@ -33,10 +31,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("asleep")
     script = Path(__file__).parents[2] / "support" / "phantom_runs.py"
     options = [*SMALL, "--nproc", "1", "--steps", "2", "--link", "10Gbps,100us,8", "--compute", "sleep:2ms,4ms,20ms"]
-    done = subprocess.run(
-        [sys.executable, str(script), str(out), *options, "--", *ALONE], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    ended = run_launcher(str(script), str(out), *options, "--", *ALONE, RECORDS="1")
+    assert ended.code == 0, ended.stderr
     return out
 
 
