@@ -33,7 +33,7 @@ _PRESENT, _ADVISED, _NEIGHBOUR = "present", "advised", "neighbour"
 
 @app.command(
     context_settings={"allow_extra_args": True},
-    epilog="Examples: overlaplab advise runs/bucketed --verify; overlaplab advise runs/mine --verify -- torchrun"
+    epilog="Example: overlaplab advise runs/bucketed --verify; or: overlaplab advise runs/mine --verify -- torchrun"
     " --nproc-per-node 2 train.py --cap {bucket_cap_mb}",
 )
 @grouped

@@ -38,8 +38,8 @@ def record(context: typer.Context, strategy: Strategy = None) -> None:
 @app.command(
     "sweep",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Examples: overlaplab sweep --bucket-cap-mb 1,5,25,100 --out runs/caps --link 1Gbps,500us --batch 16;"
-    " overlaplab sweep --bucket-cap-mb 1,5,25 --out runs/mine -- torchrun --nproc-per-node 2 train.py --cap"
+    epilog="Example: overlaplab sweep --bucket-cap-mb 1,5,25,100 --out runs/caps --link 1Gbps,500us --batch 16;"
+    " or: overlaplab sweep --bucket-cap-mb 1,5,25 --out runs/mine -- torchrun --nproc-per-node 2 train.py --cap"
     " {bucket_cap_mb}",
 )
 def sweep_command(

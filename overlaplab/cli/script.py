@@ -15,7 +15,6 @@ from typing import Any
 from overlaplab.cli.sweep import Recording, ended, parse_caps
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
-from overlaplab.manifest import Swept
 from overlaplab.words import shorten
 
 __all__ = ["CAP", "Script", "require_names", "setting", "settings"]
@@ -109,6 +108,8 @@ class Script:
 
         A run comes to its folder when it is whole. What a script said that failed is beside it, in `cap-5.log`.
         """
+        from overlaplab.manifest import Swept
+
         part, log = (recording.out.with_name(name) for name in (f".{recording.name}.part", f"{recording.name}.log"))
         shutil.rmtree(part, ignore_errors=True)
         part.parent.mkdir(parents=True, exist_ok=True)

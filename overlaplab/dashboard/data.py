@@ -6,8 +6,10 @@ DataFrame and return a stale result; here the key is the file's stamp and the ru
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import streamlit as st
 
@@ -20,6 +22,11 @@ from overlaplab.sections.run_tables import RunTables
 
 __all__ = ["Opened", "close_upload", "open_run", "uploads"]
 
+T = TypeVar("T")
+
+_NEVER: Any = object()
+_MOST_SECTIONS = 64  # of a run: each holds the rows of a rank's step, and the charts drawn of them
+
 
 @dataclass(frozen=True, kw_only=True)
 class Opened(RunTables):
@@ -29,6 +36,20 @@ class Opened(RunTables):
     """Its name below the opened folder."""
     other: dict[str, Opened] = field(default_factory=dict)
     """The same with the user's own rule for communication, by that rule; the last one that was asked for."""
+    sections: dict[Hashable, Any] = field(default_factory=dict)
+    """What pages have made of it lately, see `kept`."""
+
+    def kept(self, about: Hashable, make: Callable[[], T]) -> T:
+        """What a page made of this run `about` something before, or else makes now.
+
+        A section that is kept is the same object each time, so that its charts are drawn once: `widgets.show_block`.
+        """
+        found: T = self.sections.get(about, _NEVER)
+        if found is _NEVER:
+            found = self.sections[about] = make()
+            for oldest in list(self.sections)[:-_MOST_SECTIONS]:
+                self.sections.pop(oldest, None)
+        return found
 
     def counting(self, communication: str | None) -> Opened:
         """The same, with `load_run`'s `communication`."""

@@ -17,12 +17,12 @@ _BACKGROUND = {True: "#0E1117", False: "#FFFFFF"}  # Streamlit's own
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def download_buttons(chart: alt.LayerChart, key: str, table: pd.DataFrame | None, *, dark: bool) -> None:
-    """Buttons for a chart: PNG, and CSV where there is a table."""
+def download_buttons(draw: Callable[[], alt.LayerChart], key: str, table: pd.DataFrame | None, *, dark: bool) -> None:
+    """Buttons for a chart, which is drawn where its picture is asked for: PNG, and CSV where there is a table."""
     with st.container(horizontal=True, horizontal_alignment="right", gap="small", key=f"downloads_{key}"):
         if table is not None:
             csv_button("Download CSV", table, key)
-        _button("Download PNG", partial(png_of, chart, dark=dark), key, "png", "image/png")
+        _button("Download PNG", lambda: png_of(draw(), dark=dark), key, "png", "image/png")
 
 
 def csv_button(label: str, table: pd.DataFrame, key: str) -> None:

@@ -15,7 +15,7 @@ from overlaplab.folders import MANIFEST_NAME, is_trace_name
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.traits import Traits
 
-__all__ = ["HERE", "Entry", "confined", "find_runs", "manifest_told", "refused_links", "stamp", "traits_told"]
+__all__ = ["HERE", "Entry", "confined", "find_runs", "look", "manifest_told", "stamp", "traits_told"]
 
 HERE = "."
 """The name of the opened folder itself."""
@@ -38,15 +38,11 @@ class Entry:
 
 def find_runs(root: Path) -> list[Entry]:
     """The opened folder and the folders below it that hold a manifest or traces, in order of name."""
-    return _look(root)[0]
+    return look(root)[0]
 
 
-def refused_links(root: Path) -> list[str]:
-    """The links to folders outside the opened one, which are not followed, by their names below it."""
-    return _look(root)[1]
-
-
-def _look(root: Path) -> tuple[list[Entry], list[str]]:
+def look(root: Path) -> tuple[list[Entry], list[str]]:
+    """`find_runs`, and the links to folders outside the opened one, which are not followed, by their names below it."""
     found: list[Entry] = []
     refused: list[str] = []
     looked = 0

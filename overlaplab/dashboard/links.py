@@ -12,6 +12,9 @@ then the control; then what was kept. Where the reader goes back or forth, the q
 
 Only another page is a step on the browser's way back. Streamlit makes each new query string one, and a page would have
 to be left several times; `history.js` puts a new query string in the place of the page's last one.
+
+Streamlit's own `bind="query-params"` would not do: it takes `ranks=0&ranks=3` for `0,3`, drops what it does not know
+without a word, and refuses `st.query_params` a window and an event beside a bound parameter.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from streamlit import net_util
 from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import HERE, Entry, find_runs, refused_links
+from overlaplab.dashboard.folder import HERE, Entry, find_runs, look
 from overlaplab.dashboard.heap import rest_modules
 from overlaplab.dashboard.navigation import WITHOUT_RUN, all_pages, list_pages
 from overlaplab.dashboard.pickers import pick_communication
@@ -102,12 +102,12 @@ def _pick_run(needed: bool) -> bool:
     """Let the user choose a run of the opened folder or bring one along; says what to do where one is needed."""
     folder = opened_folder()
     there = folder is not None and folder.is_dir()
-    entries = find_runs(folder) if folder is not None and there else []
+    entries, outside = look(folder) if folder is not None and there else ([], [])
     if folder is not None and there:
         st.session_state["watch_rests"] = True
         _watch(folder, entries)
     names = [entry.name for entry in entries] + uploads().names
-    refused = findings.links_refused(refused_links(folder)) if folder is not None and there else None
+    refused = findings.links_refused(outside)
     if not names:
         if not needed:
             return False

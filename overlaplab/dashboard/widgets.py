@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -179,10 +180,10 @@ def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
     """Draw a part of a section; the bar's spot that was chosen, or with `choose` the table's row."""
     match block:
         case Chart():
-            chart = block.draw(dark=dark(), note=block.note)  # its own description is what screen readers say
-            _show_chart(chart, block.key)
+            _drawn(id(block), dark(), block)
             if block.table is not None:
-                download_buttons(chart, block.key, block.table, dark=dark())
+                draw = partial(block.draw, dark=dark(), note=block.note)
+                download_buttons(draw, block.key, block.table, dark=dark())
         case Lines():
             st.subheader(block.heading, anchor=False)
             with st.container(key=block.key, gap=None):
@@ -255,11 +256,30 @@ def _show_bar(bar: Bar, key: str) -> bool:
 
 def show_choice(block: Chart, chosen: Callable[[], None]) -> None:
     """A chart of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
-    _show_chart(block.draw(dark=dark(), note=block.note), block.key, on_select=chosen)
+    _show_chart(_chart(id(block), dark(), block)[1], block.key, on_select=chosen)
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _drawn(identity: int, dark: bool, _block: Chart) -> Chart:
+    """Show a chart; when the same block is shown again, Streamlit sends what it sent before.
+
+    `identity` is the block's `id`, which stays its own: what is returned is kept with what was sent.
+    """
+    _show_chart(_block.draw(dark=dark, note=_block.note), _block.key)
+    return _block
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _chart(identity: int, dark: bool, _block: Chart) -> tuple[Chart, alt.LayerChart]:
+    """A block, and the chart that it draws; as `_drawn`, for charts that the reader can choose from."""
+    return _block, _block.draw(dark=dark, note=_block.note)
 
 
 def _show_chart(chart: alt.LayerChart, key: str, **look: Any) -> None:
-    """A chart below its title and subtitle, which wrap in a narrow window where the chart's own would be cut."""
+    """A chart below its title and subtitle, which wrap in a narrow window where the chart's own would be cut.
+
+    The chart's own description is what screen readers say.
+    """
     with st.container(key=f"title_{key}", gap=None):
         st.text(_one_line(chart.title.text))
         if chart.title.subtitle not in (alt.Undefined, ""):
@@ -285,7 +305,7 @@ def show_table(block: TableBlock, *, choose: bool = False) -> dict[Any, Any] | N
     if remarks:
         with st.container(key=f"remarks_{block.key}"):
             st.text(" ".join(remarks))
-    shown, config = _for_streamlit(rows, block.wide or block.columns)
+    _, shown, config = _table(id(block), block)
     name = block.key.replace("_", " ")  # for those who do not see it
     look: dict[str, Any] = {"hide_index": True, "column_config": config, "placeholder": "–", "alt": name}
     if not choose:
@@ -300,6 +320,12 @@ def show_table(block: TableBlock, *, choose: bool = False) -> dict[Any, Any] | N
     st.session_state[f"{block.key}_turn"] = turn + 1
     row: dict[Any, Any] = rows.iloc[[chosen[0]]].to_dict("records")[0]
     return row
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _table(identity: int, _block: TableBlock) -> tuple[TableBlock, pd.DataFrame, dict[str, Any]]:
+    """A block, and its first rows as they are shown, and how; as `_drawn`."""
+    return _block, *_for_streamlit(_block.frame.head(_MOST_ROWS), _block.wide or _block.columns)
 
 
 def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, dict[str, Any]]:

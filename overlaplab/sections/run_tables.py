@@ -73,6 +73,11 @@ class RunTables:
 
         Each is computed once, and that which speaks for the run says so however it is asked for.
         """
+        if (rank, step) not in self._asked:
+            self._asked[rank, step] = self._found(rank, step)
+        return self._asked[rank, step]
+
+    def _found(self, rank: int | None, step: int | None) -> Diagnosis | None:
         if self.summary.empty:
             return None
         window = analyses.worst_step(self.summary, rank, step)
@@ -118,6 +123,10 @@ class RunTables:
     def _loop_in(self, own: Selection) -> Loop:
         sources = frozenset((*analyses.buckets(self.run, own)["source"], *analyses.schedule(self.run, own)["source"]))
         return findings.loop_of(self.manifest, sources)
+
+    @cached_property
+    def _asked(self) -> dict[tuple[int | None, int | None], Diagnosis | None]:
+        return {}
 
     @cached_property
     def _diagnoses(self) -> dict[tuple[Any, ...], Diagnosis]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlaplab.dashboard.data import open_run
-from overlaplab.dashboard.folder import confined, find_runs, refused_links, stamp, traits_told
+from overlaplab.dashboard.folder import confined, find_runs, look, stamp, traits_told
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import links_refused
 from overlaplab.traits import TRAITS, Traits
@@ -84,13 +84,13 @@ def test_links_out_and_fifos_are_no_runs(opened: Path) -> None:
     (opened / "pipe").mkdir()
     os.mkfifo(opened / "pipe" / "rank0.json")
     assert [entry.name for entry in find_runs(opened)] == ["run"]
-    assert refused_links(opened) == ["link"]
+    assert look(opened)[1] == ["link"]
 
 
 def test_a_link_to_itself_ends(opened: Path) -> None:
     (opened / "loop").symlink_to(opened)
     assert [entry.name for entry in find_runs(opened)] == ["run"]
-    assert refused_links(opened) == []
+    assert look(opened)[1] == []
 
 
 def test_a_linked_trace_outside_is_refused(opened: Path) -> None:
@@ -146,4 +146,4 @@ def test_refused_links_are_named(opened: Path) -> None:
     for place in range(5):
         (opened / "sweep" / f"cap-{place}").symlink_to(opened.parent / "outside")
     said = "Not opened, links out of this folder: sweep/cap-0, sweep/cap-1, sweep/cap-2 and 2 others."
-    assert (links_refused(refused_links(opened)) or "").startswith(said)
+    assert (links_refused(look(opened)[1]) or "").startswith(said)

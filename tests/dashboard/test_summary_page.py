@@ -13,6 +13,8 @@ from made_ranks import carried
 from made_traces import event, launched, op, run_of, step
 from streamlit.testing.v1 import AppTest
 
+from overlaplab.charts.quiet import QuietChart
+
 
 def words(app: AppTest) -> str:
     return "\n".join(element.value for element in app.text)
@@ -53,6 +55,26 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
         ["late rank", "none", "no wait for a rank"],
     ]
     assert not app.dataframe  # all tables are folded away
+
+
+def test_charts_are_drawn_once_for_all_who_look(opened, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a file of the run changes."""
+    drawn: list[QuietChart] = []
+    to_dict = QuietChart.to_dict
+    monkeypatch.setattr(QuietChart, "to_dict", lambda chart, **told: drawn.append(chart) or to_dict(chart, **told))
+
+    def charts() -> list[str]:
+        return [chart.proto.spec for chart in opened(runs, run="bucketed").get("vega_lite_chart")]
+
+    first = charts()
+    assert len(first) == 2
+    count = len(drawn)
+    assert count >= 2
+    assert charts() == first
+    assert len(drawn) == count
+    (runs / "bucketed" / "run.json").touch()
+    assert charts() == first
+    assert len(drawn) > count
 
 
 def test_tables_are_made_when_they_are_opened(opened, runs: Path) -> None:

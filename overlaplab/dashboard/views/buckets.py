@@ -5,10 +5,18 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab import findings
+from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import nothing_to_show, one_window, open_page, show_page
+from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import buckets_section
 from overlaplab.sections.run_tables import window_of
+
+
+def _section(opened: Opened, table: pd.DataFrame) -> Section | None:
+    """The section about these rows, which are of one rank and step."""
+    found = opened.diagnosis_of(*window_of(table))
+    return buckets_section(table, found, findings.note(opened.manifest), opened.best_buckets)
 
 
 def page() -> None:
@@ -21,8 +29,7 @@ def page() -> None:
     section = None
     if len(table):
         table = one_window(table, opened.window)
-        found = opened.diagnosis_of(*window_of(table))
-        section = buckets_section(table, found, findings.note(opened.manifest), opened.best_buckets)
+        section = opened.kept(("buckets", *window_of(table)), lambda: _section(opened, table))
     if section is None:
         nothing_to_show(
             opened,

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from overlaplab import findings
 from overlaplab.analyses import stragglers_of
+from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.spots import show_collective
 from overlaplab.dashboard.widgets import chosen_rows, nothing_to_show, open_page, pick_step, show_page
+from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import collectives_section
+
+
+def _section(opened: Opened, step: int | None) -> Section | None:
+    """The section about this step, None for all."""
+    table, manifest = chosen_rows(opened.collectives, None, step), opened.manifest
+    link = manifest.link if manifest else None
+    found, hops = opened.diagnosis_of(step=step), chosen_rows(opened.hops, None, step)
+    return collectives_section(table, stragglers_of(table), link, findings.note(manifest), found, hops=hops)
 
 
 def page() -> None:
@@ -15,14 +25,8 @@ def page() -> None:
         "Collectives",
         "How fast each collective moved its data, how long ranks waited in it for the last one, and who that was.",
     )
-    table, manifest = opened.collectives, opened.manifest
-    found, hops = opened.diagnosis, opened.hops
-    if len(table):
-        step = pick_step(table)
-        table, found = chosen_rows(table, None, step), opened.diagnosis_of(step=step)
-        hops = chosen_rows(hops, None, step)
-    link = manifest.link if manifest else None
-    section = collectives_section(table, stragglers_of(table), link, findings.note(manifest), found, hops=hops)
+    step = pick_step(opened.collectives) if len(opened.collectives) else None
+    section = opened.kept(("collectives", step), lambda: _section(opened, step))
     if section is None:
         nothing_to_show(opened, findings.NO_COLLECTIVES)
         return

@@ -27,6 +27,7 @@ from overlaplab.dashboard.widgets import (
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.folders import by_value
+from overlaplab.sections.blocks import Section
 from overlaplab.sections.comparison import costs_section, step_times_section, sweep_section
 from overlaplab.words import shorten
 
@@ -85,23 +86,41 @@ def _choose(names: list[str]) -> list[str]:
     return found
 
 
+Stamps = tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...]
+"""The runs' paths and what tells whether their files have changed."""
+
+
 @st.cache_resource(max_entries=8, show_spinner="Comparing the recordings")
-def _tables(
-    stamps: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...], communication: str | None, _runs: list[Run]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`sweep` and `sweep_links` of these runs, kept as long as their files and the rule are the same."""
-    return overlaplab.sweep(_runs), sweep_links(_runs)
+def _sweep_of(
+    stamps: Stamps, communication: str | None, note: str | None, _runs: list[Run]
+) -> tuple[Section, pd.DataFrame]:
+    """The section of a sweep, and its `sweep_links`, kept as long as the runs' files and the rule are the same."""
+    links = sweep_links(_runs)
+    return sweep_section(overlaplab.sweep(_runs), links, note), links
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _sections_of(stamps: Stamps, communication: str | None, note: str | None, _runs: list[Run]) -> list[Section]:
+    """Step times, and costs against theory where they are known; kept as `_sweep_of`."""
+    table = overlaplab.compare(_runs)
+    settings = [findings.describe_settings(run.manifest) for run in _runs]
+    found = [step_times_section(table, note, settings), costs_section(table, note)]
+    return [section for section in found if section is not None]
+
+
+def _told(good: list[Opened]) -> tuple[Stamps, str | None, str | None, list[Run]]:
+    """What the two above are asked with."""
+    runs = [opened.run for opened in good]
+    stamps = tuple((run.path, stamp(Path(run.path))) for run in runs)
+    return stamps, runs[0].traces[0].communication, _note(good), runs
 
 
 def _sweep(good: list[Opened]) -> None:
     """The charts of a sweep over bucket_cap_mb side by side, and what to do."""
-    runs = [opened.run for opened in good]
-    stamps = tuple((run.path, stamp(Path(run.path))) for run in runs)
-    table, links = _tables(stamps, runs[0].traces[0].communication, runs)
-    note, manifest = _note(good), runs[0].manifest
-    section = sweep_section(table, links, note)
-    strategy = manifest.strategy if manifest else None
-    lead(section.lead, findings.sweep_subject(strategy, len(runs[0].traces), len(runs), note))
+    section, links = _sweep_of(*_told(good))
+    first = good[0].run
+    strategy = first.manifest.strategy if first.manifest else None
+    lead(section.lead, findings.sweep_subject(strategy, len(first.traces), len(good), _note(good)))
     *charts, rows = section.blocks
     with st.container(key="side_by_side"):  # one above the other where there is no room, see main.py
         for column, chart in zip(st.columns(2, vertical_alignment="bottom"), charts, strict=True):
@@ -128,15 +147,12 @@ def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
 
 def _runs(good: list[Opened]) -> None:
     """Runs that differ in anything: step times, and costs against theory."""
-    table = overlaplab.compare([opened.run for opened in good])
-    settings = [findings.describe_settings(opened.run.manifest) for opened in good]
-    section = step_times_section(table, _note(good), settings)
-    lead(section.lead, _note(good))
-    show_blocks(section.blocks)
-    costs = costs_section(table, _note(good))
-    if costs is not None:
-        show_section(costs)
-    what_to_do([*section.advice, *(costs.advice if costs else ())])
+    times, *costs = _sections_of(*_told(good))
+    lead(times.lead, _note(good))
+    show_blocks(times.blocks)
+    for section in costs:
+        show_section(section)
+    what_to_do([*times.advice, *(line for section in costs for line in section.advice)])
 
 
 def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:

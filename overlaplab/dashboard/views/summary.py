@@ -30,7 +30,10 @@ def page() -> None:
         nothing_counts(opened)
         return
     found = _chosen(opened, verdict)
-    section = summary_section(opened, found, findings.link_note(opened.manifest))
+    section = opened.kept(
+        ("summary", found.rank, found.step, found.chosen),
+        lambda: summary_section(opened, found, findings.link_note(opened.manifest)),
+    )
     run = findings.about(opened.manifest, len(opened.run.traces))
     head.text(f"{run} · {findings.place_name(found)}", width="stretch")
     with st.container(key="screen", gap="xsmall"):

@@ -52,11 +52,12 @@ def page() -> None:
         return
     table = one_window(opened.schedule, opened.window)
     other = _pick_other(opened)
-    section = _section(opened, table)
+    window = run_tables.window_of(table)
+    section = opened.kept(("gathers", *window), lambda: _section(opened, table))
     lead(section.lead, findings.note(opened.run.manifest))
     show_warnings(opened)
     note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
-    for strip in strips(opened.schedule, opened.scatters, opened.exposed, note):
+    for strip in opened.kept("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
         show_choice(strip, partial(_choose_cell, strip.key))
     *drawn, rows = section.blocks
     if other is None:
