@@ -451,6 +451,24 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         ),
         Column("count", "count", "transfers", "How many transfers the line rests on."),
     ),
+    ("transfer_lines",): (
+        Column("ranks", "text", "group", "The ranks of the group."),
+        Column("latency_ns", "ns", "latency per message", "α of the line through the transfers.", short="α ms"),
+        Column("bus_gb_per_s", "GB/s", "bandwidth", "B of that line: what each rank sends in a second.", short="B"),
+        Column("deviation", "ratio", "missed, % of transfers", "By how much the line misses them, ÷ their time."),
+        Column(
+            "r_squared", "ratio", "R², % of variance", "The part of the times' variance that sizes explain.", "R² %"
+        ),
+        Column("count", "count", "transfers", "How many transfers the line rests on."),
+        Column("sizes", "count", "sizes", "Of how many different sizes these were."),
+    ),
+    ("slowdowns",): (
+        Column("name", "text", "kernel", "The kernel's name."),
+        Column("pairs", "count", "in a step", "How many of that name ran both ways: alone, and beside communication."),
+        Column("alone_ns", "ns", "alone", "How long these take alone, all together."),
+        Column("beside_ns", "ns", "beside communication", "How long they take while the rank communicates.", "beside"),
+        Column("slowdown", "ratio", "longer, % of alone", "By how much that is longer.", short="longer %"),
+    ),
     ("advise",): (
         Column("setting", "text", "setting", "What would be set otherwise."),
         Column("memory_bytes", "bytes", "more memory", "What each rank would hold more, at most.", short="more MB"),
@@ -499,6 +517,20 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("slower", "ratio", "slower by", "By how much, of the median stage.", shown="% of median"),
     ),
     ("pipeline_held",): (Column("time_ns", "ns", "time", "From the first action of the pipeline's step."),),
+    ("by_cap", "by_ranks"): (Column("step_ns", "ns", "step", "The mean of all ranks' steps, predicted."),),
+    ("by_ranks",): (
+        Column("ranks", "count", "ranks", "How many ranks there would be."),
+        Column("throughput", "ratio", "throughput, % of fewest ranks'", "A rank's ÷ that with the fewest ranks."),
+        Column("held_bytes", "bytes", "held per rank", "Parameters, gradients and optimizer states, by formula."),
+    ),
+    ("lanes",): (
+        Column("which", "text", "step", "Whether the row is of the step as measured, or as predicted."),
+        Column("lane", "text", "lane", "`rank`: the rank works; `link`: a collective is on the link."),
+        Column("what", "text", "what", "The bucket or unit, or the kind of collective; empty where the rank works."),
+        Column("exposed", "flag", "exposed", "Whether the rank does not work meanwhile."),
+        Column("start_ns", "ns", "from", "From the step's start."),
+        Column("end_ns", "ns", "to", "From the step's start."),
+    ),
     ("window",): (Column("span_ns", "ns", "window", "The window's length."),),
     ("kernels",): (
         Column("part", "text", "counts as", "What the events count as."),

@@ -68,14 +68,9 @@ class Gate:
 
         parsed = [analyses.parse_condition(text) for text in conditions]
         selection = Selection(skip_steps=skip_steps)
-        earlier: list[analyses.Scalars] = []
-        if baseline is not None:
-            stored = analyses.stored_baseline(Path(baseline))
-            analyses.require_comparable(stored, run, selection)
-            earlier += stored.recordings
-        elif before is not None:
-            earlier.append(analyses.scalars(before, selection))
-        elif changes := [str(one) for one in parsed if one.is_change]:
+        stored = None if baseline is None else analyses.stored_baseline(Path(baseline))
+        earlier = analyses.recordings_before(run, selection, stored, before)
+        if not earlier and (changes := [str(one) for one in parsed if one.is_change]):
             raise OverlaplabError(f"{changes[0]} is a change", remedy="Give baseline= or before= to hold it against.")
         found = analyses.judged(parsed, earlier, analyses.scalars(run, selection))
         if failed := [findings.failed_line(one) for one in found if one.failed]:

@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from overlaplab.dashboard.server import command
 
-PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
+PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "what_if", "compare")
 THEMES = ("light", "dark")
 CHROMIUM = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 TALLEST = 4000  # pixels of a picture; a page may be longer
@@ -41,6 +41,8 @@ class Shot:
     run: str | None = None
     against: str | None = None
     """The run to show beside it on the page zero3."""
+    setting: str | None = None
+    """What the page What if changes, as its link has it."""
     tallest: int = TALLEST
 
 
@@ -50,6 +52,7 @@ DOCS = {
     "buckets": Shot(page="buckets", run="bucketed"),
     "zero3": Shot(page="zero3", run="zero3", against="zero3-serial", width=1440, tallest=1300),
     "collectives": Shot(page="collectives", run="zero2", tallest=1500),
+    "what_if": Shot(page="what_if", run="sweep/cap-25", setting="bucket_cap_mb:4", tallest=1300),
     "compare": Shot(page="compare", run="sweep/cap-1", theme="dark", tallest=1300),
 }
 """The pictures of README and docs/, of the sample runs: file name → what it shows."""
@@ -97,8 +100,8 @@ def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
     viewport = {"width": shot.width, "height": 900}
     context = browser.new_context(color_scheme=shot.theme, viewport=viewport)
     page = context.new_page()
-    query = f"?{urlencode({'run': shot.run})}" if shot.run is not None else ""
-    page.goto(f"{address}/{'' if shot.page == 'summary' else shot.page}{query}")
+    query = {name: value for name, value in (("run", shot.run), ("setting", shot.setting)) if value is not None}
+    page.goto(f"{address}/{'' if shot.page == 'summary' else shot.page}?{urlencode(query)}")
     settle(page)
     if shot.against is not None:
         choose(page, shot.against, "against")

@@ -28,6 +28,8 @@ from overlaplab.manifest import Link
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections import tables as shown
 from overlaplab.simulate import advise, bound, replay
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.timeline.timeline import timeline_events, timeline_window
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "sweep" / "cap-25"
@@ -61,6 +63,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["each_collective"] = analyses.each_collective(found["collectives"])
     found["stragglers_of"] = analyses.stragglers_of(found["collectives"])
     found |= {"bound": bound(bucketed), "replay": replay(bucketed, link)}
+    found["transfer_lines"] = analyses.transfer_lines(overlaplab.load_run(SAMPLE))
+    found["slowdowns"] = analyses.slowdowns(overlaplab.load_run(folder / "foreign"))
     found["collective_times"] = analyses.collective_times(overlaplab.load_run(SAMPLE))
     found["advise"] = advise(overlaplab.load_run(SAMPLE))
     stages = made_pipeline(folder / "stages")
@@ -71,6 +75,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["bench_side_by_side"] = bench_side_by_side(found["bench_collectives"])
     found["hops"] = analyses.hops(overlaplab.load_run(RING))
     found["chunks_after_hops"] = analyses.chunks_after_hops(found["hops"].query("step == 2 and bucket == 0"))
+    swept_run, same = overlaplab.load_run(SAMPLE), Setting()
+    found |= {"by_cap": what_if.by_cap(swept_run, same, [1.0]), "by_ranks": what_if.by_ranks(swept_run, same, [2])}
+    program, played = what_if.played(swept_run, same)
+    found["lanes"] = what_if.lanes(program, played, what_if.typical_step(played)).assign(which="measured")
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
     batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
     found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))
@@ -85,7 +93,7 @@ def test_every_analysis_is_looked_at(tables: dict[str, pd.DataFrame]) -> None:
         if inspect.isfunction(function) and inspect.signature(function).return_annotation == "pd.DataFrame"
     }
     assert told - {"rows_of"} <= set(tables)  # rows of any table
-    assert all(len(table) for name, table in tables.items() if name not in ("delays", "peaks", "replay"))
+    assert all(len(table) for name, table in tables.items() if name not in ("delays", "peaks", "replay", "slowdowns"))
 
 
 def test_every_column_of_an_analysis_is_registered_under_a_header_of_its_own(tables: dict[str, pd.DataFrame]) -> None:
@@ -133,6 +141,8 @@ def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame])
         shown.spots_rows(said),
         shown.sweep_rows(tables["sweep"], tables["sweep_links"]),
         shown.advice_rows(tables["advise"]),
+        shown.lines_rows(tables["transfer_lines"]),
+        shown.slowdown_rows(tables["slowdowns"]),
     ]
     headers = {one.terse for _, one in PLACES}
     for block in drawn:

@@ -22,8 +22,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SCRIPT = script("scripts/notebooks.py")
 
 
-def test_there_are_three() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["bucket_cap_mb", "your_own_trace", "zero3_schedule"]
+def test_there_are_four() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["bucket_cap_mb", "what_if", "your_own_trace", "zero3_schedule"]
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,9 @@
 `docs/engine.md` shows how to train a model of one's own with it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from overlaplab_engine.lazily import lazily
 
 if TYPE_CHECKING:
     from overlaplab_engine.errors import EngineError
@@ -90,12 +91,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(f"{name} needs torch; install it with: pip install 'overlaplab[engine]'") from None
+__getattr__ = lazily(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """Analyses: pure functions from a run to tables."""
 
-from overlaplab.analyses.across_runs.baseline import Baseline, baseline, require_comparable, stored_baseline
+from overlaplab.analyses.across_runs.baseline import Baseline, baseline, recordings_before, stored_baseline
 from overlaplab.analyses.across_runs.compare import compare
 from overlaplab.analyses.across_runs.regression import Condition, Judged, judged, parse_condition
 from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_cap, work_differs
@@ -21,8 +21,10 @@ from overlaplab.analyses.ranks import load_ranks
 from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.analyses.scatters import scatter_steps, scatters
 from overlaplab.analyses.schedule import schedule
+from overlaplab.analyses.slowdown import slowdowns
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals
+from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import rows_of, worst_step
 from overlaplab.costs import Theory
@@ -65,7 +67,7 @@ __all__ = [
     "pipeline_held",
     "pipeline_ranks",
     "pipeline_steps",
-    "require_comparable",
+    "recordings_before",
     "rows_of",
     "same_but_cap",
     "scalars",
@@ -73,6 +75,7 @@ __all__ = [
     "scatters",
     "schedule",
     "schedule_steps",
+    "slowdowns",
     "stored_baseline",
     "stragglers",
     "stragglers_of",
@@ -80,6 +83,7 @@ __all__ = [
     "sweep",
     "sweep_links",
     "totals",
+    "transfer_lines",
     "volume",
     "volume_theory",
     "work_differs",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.collectives import collectives
-from overlaplab.costs import fit_line
+from overlaplab.analyses.transfer_lines import fitted_lines
 from overlaplab.events import Run
 
 _TYPES = {
@@ -14,7 +13,6 @@ _TYPES = {
     **dict.fromkeys(("kind", "dtype"), "object"),
     **dict.fromkeys(("bytes", "time_ns", "count"), "int64"),
 }
-_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _BEYOND = 2.0
 """Times: from half the smallest size that was measured to twice the largest."""
 _STEP = 2**0.25
@@ -31,26 +29,14 @@ def collective_times(run: Run) -> pd.DataFrame:
     to the median rank's end), `count` (how many transfers the line rests on). Waiting is in none of them. Groups of
     which a rank's trace is missing have no rows, nor have kinds whose times do not follow from their sizes.
     """
-    table = collectives(run)
-    known = table[table["transfer_ns"].notna() & table["kind"].isin(_KINDS) & (table["bytes"] > 0) & ~table["doubtful"]]
-    each = known.groupby("index").agg(
-        ranks=("rank", lambda ranks: tuple(sorted(map(int, ranks)))),
-        kind=("kind", "first"),
-        dtype=("dtype", "first"),
-        bytes=("bytes", "first"),
-        transfer_ns=("transfer_ns", "median"),
-    )
     rows = []
-    for (ranks, kind), own in each.groupby(["ranks", "kind"], sort=True):
-        sizes, times = own["bytes"].astype(int).tolist(), own["transfer_ns"].astype(int).tolist()
-        latency_ns, ns_per_byte = fit_line(sizes, times)
-        fitted = latency_ns + ns_per_byte * np.array(sizes)
-        if np.abs(fitted - times).sum() > _UNSTEADY * sum(times):
+    for line in fitted_lines(run):
+        if line.deviation > _UNSTEADY:
             continue
-        for dtype, of_dtype in own.dropna(subset=["dtype"]).groupby("dtype", sort=True):
-            for size in _grid(int(of_dtype["bytes"].min()), int(of_dtype["bytes"].max())):
-                took = round(latency_ns + ns_per_byte * size)
-                rows.append((ranks, kind, dtype, size, took, len(own)))
+        for dtype, own in line.transfers.dropna(subset=["dtype"]).groupby("dtype", sort=True):
+            for size in _grid(int(own["bytes"].min()), int(own["bytes"].max())):
+                took = round(line.latency_ns + line.ns_per_byte * size)
+                rows.append((line.ranks, line.kind, dtype, size, took, len(line.transfers)))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 

@@ -17,6 +17,7 @@ from overlaplab.findings import (
     ranks_predicted_title,
     throughput_predicted_title,
 )
+from overlaplab.simulate.transfers import EXTRAPOLATED
 from overlaplab.words import ms, to_ms, unit_of
 
 _HEIGHT = 190
@@ -71,7 +72,7 @@ def ranks_predicted(
         half=half * value,
         dots=dots,
         chosen=chosen,
-        x_title=f"ranks (extrapolated beyond {2 * recorded})",
+        x_title=f"ranks (extrapolated beyond {EXTRAPOLATED * recorded})",
         y_title="step (ms)",
         title=ranks_predicted_title(table),
         note=note,
@@ -89,7 +90,7 @@ def throughput_predicted(
         half=None,
         dots=None,
         chosen=chosen,
-        x_title=f"ranks (extrapolated beyond {2 * recorded})",
+        x_title=f"ranks (extrapolated beyond {EXTRAPOLATED * recorded})",
         y_title=f"% of that with {int(table['ranks'].iloc[0])} ranks",
         title=throughput_predicted_title(table),
         note=note,

@@ -59,16 +59,16 @@ def compare(
         raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare, or a --baseline.")
     conditions = [analyses.parse_condition(text) for text in fail_if or ()]
     loaded = load(runs, opening)
-    if stored is not None:
-        analyses.require_comparable(stored, loaded[-1], selection)
+    checks = bool(conditions or junit or markdown)
+    causes = any(condition.is_of_cause for condition in conditions)
+    first = loaded[0] if checks else None
+    before = analyses.recordings_before(loaded[-1], selection, stored, first, causes=causes)
     if as_json:
         print_json(documents.compare_document(loaded, selection))
     else:
         show(*terminal.compare(loaded, selection))
-    if conditions or junit or markdown:
-        causes = any(condition.is_of_cause for condition in conditions)
+    if checks:
         figures = analyses.scalars(loaded[-1], selection, causes=causes)
-        before = stored.recordings if stored else [analyses.scalars(loaded[0], selection, causes=causes)]
         found = analyses.judged(conditions, before, figures)
         if junit is not None:
             from overlaplab.report.junit import junit_xml

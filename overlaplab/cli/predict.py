@@ -47,7 +47,7 @@ def predict(
     """What a recorded run would take under another setting: step and exposed time, and how far they may be off.
 
     The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
-    over all steps of all ranks.
+    over all steps of all ranks. Of a run on GPUs, whoever recorded it, the link alone can be changed.
     """
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run

@@ -2,8 +2,8 @@
 
 A page's path is the page. `run` is a run's name below the opened folder, `rank` one rank, `ranks` several (`0,3`),
 `step` a `ProfilerStep`'s number, `runs` the names of those that the page Compare shows (`a,b`), `communication` the
-names of kernels that communicate, too (`a|b`), `from` and `to` the Timeline's window in ns from the run's zero, `event`
-its selected event.
+names of kernels that communicate, too (`a|b`), `setting` what the page What if changes (`bucket_cap_mb:1,ranks:64`),
+`from` and `to` the Timeline's window in ns from the run's zero, `event` its selected event.
 Whatever stands in a query string is a stranger's: it is checked, and never drawn.
 
 The browser drops the query string when the reader turns to another page, and Streamlit forgets what a page's controls
@@ -35,6 +35,7 @@ __all__ = [
     "RANKS",
     "RUN",
     "RUNS",
+    "SETTING",
     "STEP",
     "TO",
     "begin",
@@ -44,13 +45,17 @@ __all__ = [
     "event_of_query",
     "go_to_timeline",
     "is_fresh",
+    "keep_at_once",
     "keep_spot",
     "kept",
     "number",
     "numbers",
+    "setting_of",
     "settle",
     "start",
+    "taken",
     "timeline_link",
+    "warn_of_setting",
     "warn_of_spot",
     "window_of_query",
     "write",
@@ -59,8 +64,9 @@ __all__ = [
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
 COMMUNICATION = "communication"
 RUNS = "runs"
+SETTING = "setting"
 
-_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS)  # what every page keeps
+_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS, SETTING)  # what every page keeps
 _LONGEST = 2000  # characters of a value that are kept
 _UNKNOWN = {
     RUN: "The link names a run that is not here. Another one is shown.",
@@ -68,12 +74,14 @@ _UNKNOWN = {
     RANK: "The link names a rank that this run does not have. Another one is shown.",
     RANKS: "The link names ranks that this run does not have. All are shown.",
     COMMUNICATION: "The link's rule for kernels that communicate is not one of names and |. It is left out.",
+    SETTING: "The link names a setting that this run cannot be asked for. What remains is shown.",
     STEP: "The link names a step that this run does not have. The page shows what it shows without one.",
 }
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
 _RULE = re.compile(r"[\w:<>, |-]{1,200}")
 """Names with `|` between them: a stranger's regular expression could otherwise take for ever."""
+_SETTING = re.compile(r"\w{1,30}:[\w.-]{1,30}(,\w{1,30}:[\w.-]{1,30}){0,15}", re.ASCII)
 _EVENT = re.compile(r"([0-9]{1,9})-([0-9]{1,18})")
 
 T = TypeVar("T")
@@ -171,6 +179,14 @@ def is_fresh(name: str) -> bool:
     return name in st.session_state.get("links_fresh", set())
 
 
+def taken(name: str) -> bool:
+    """Whether the query string has just told this parameter; it says so once."""
+    fresh: set[str] = st.session_state.get("links_fresh", set())
+    told = name in fresh
+    fresh.discard(name)
+    return told
+
+
 def start(name: str, key: str, wanted: T | None, default: T, options: Any) -> T:
     """Give the control `key`, before it is drawn, what a link or the session tells of it; returns its value.
 
@@ -238,6 +254,27 @@ def warn_of_spot(*, has_window: bool, has_event: bool) -> None:
     if window_is_wrong or event_is_wrong:
         what = "a window" if window_is_wrong else "an event"
         st.warning(f"The link names {what} that this run does not have. It is left out.")
+
+
+def keep_at_once(name: str, text: str | None) -> None:
+    """What `settle` does, for a control of a fragment: the app does not run to its end, where `write` is."""
+    settle(name, text, plain=False)
+    if text is None:
+        st.query_params.pop(name, None)
+    elif st.query_params.get(name) != text:
+        st.query_params[name] = text
+
+
+def setting_of(text: str | None) -> dict[str, str]:
+    """The parts of `bucket_cap_mb:1,ranks:64` by their names; empty for anything else."""
+    if text is None or not _SETTING.fullmatch(text):
+        return {}
+    return dict(part.split(":", 1) for part in text.split(","))
+
+
+def warn_of_setting() -> None:
+    """Say that a link's setting, or a part of it, is not one of this run."""
+    st.warning(_UNKNOWN[SETTING])
 
 
 def communication_rule(text: str | None) -> str | None:

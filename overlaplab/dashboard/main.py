@@ -41,6 +41,7 @@ _STYLE = """
 .stMain .tiles dd {font-size: 1.35rem; font-weight: 700; line-height: 1.25; margin: 0;}
 .bar {display: flex; align-items: center; gap: 0.5rem;}
 .bar i {height: 1.5rem; min-width: 2px;}
+.bar.predicted i {opacity: 0.45; outline: 1px dashed currentcolor; outline-offset: -1px;}
 .bar b {white-space: nowrap; font-size: 0.9rem;}
 [class*="st-key-causes_"][class*="_label"] [data-testid="stText"] {font-weight: 600; font-size: 0.95rem;
   line-height: 1.25;}

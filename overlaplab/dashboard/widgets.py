@@ -230,7 +230,7 @@ def _show_bars(block: Bars) -> dict[Any, Any] | None:
     chosen = None
     with st.container(key=block.key, gap="xxsmall"):
         for number, bar in enumerate(block.bars):
-            if _show_bar(bar, f"{block.key}_{number}"):
+            if _show_bar(bar, f"{block.key}_{number}", predicted=block.predicted):
                 chosen = dict(bar.spot)
         if block.rest:
             with st.container(key=f"{block.key}_rest"):
@@ -238,14 +238,15 @@ def _show_bars(block: Bars) -> dict[Any, Any] | None:
     return chosen
 
 
-def _show_bar(bar: Bar, key: str) -> bool:
+def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
     label, drawn, words, link = st.columns((22, 17, 47, 14), gap="small", vertical_alignment="center")
     with label.container(key=f"{key}_label"):
         st.text(bar.label)
     tone = cause_colours(palette(dark()))[bar.cause]
     width = f"{100 * bar.share:.1f}"
+    look = "bar predicted" if predicted else "bar"
     drawn.html(
-        f'<div class="bar"><i style="flex: 0 1 calc({width}% - {width} * 0.055rem); background: {tone}"></i>'
+        f'<div class="{look}"><i style="flex: 0 1 calc({width}% - {width} * 0.055rem); background: {tone}"></i>'
         f"<b>{escape(bar.value)}</b></div>"
     )
     with words.container(key=f"{key}_words", gap=None):

@@ -157,7 +157,6 @@ from overlaplab.findings.sharded import (
 from overlaplab.findings.summary import ranks_left_out, summary_scope, summary_title
 from overlaplab.findings.warnings import not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.what_if import (
-    beyond_recorded,
     caps_predicted_title,
     held_predicted_title,
     lanes_title,
@@ -207,7 +206,6 @@ __all__ = [
     "bench_finding",
     "bench_remarks",
     "best_buckets_remark",
-    "beyond_recorded",
     "bucket_cause_words",
     "bucket_causes",
     "bucket_notes",

@@ -80,5 +80,5 @@ def interval_line(half_ns: int, parts: Mapping[str, int]) -> str:
 
 def extrapolation(far: Mapping[str, Any]) -> str:
     """What lies outside of what was recorded by more than twice; empty where nothing does."""
-    parts = [f"{_FAR.get(name, shorten(name))} by a factor of {times:.3g}" for name, times in far.items()]
+    parts = [f"{_FAR.get(name, shorten(name))} by a factor of {times:,g}" for name, times in far.items()]
     return f"Extrapolated beyond what was recorded: {', '.join(parts)}." if parts else ""

@@ -43,8 +43,6 @@ SMALL_CAUSE = 0.05
 
 CAP_TIE = 0.01
 """Of the step: caps whose predicted steps differ by no more are equally good, as in `simulate.remedies`."""
-EXTRAPOLATED = 2
-"""Times the recorded number of ranks, bandwidth or latency: a prediction further away is marked."""
 
 # How many of a kind are named before the rest is summed up.
 MOST_CAUSES = 3

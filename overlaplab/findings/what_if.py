@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from overlaplab.costs import Algorithm
-from overlaplab.findings.predictions import interval_line
-from overlaplab.findings.thresholds import CAP_TIE, EXTRAPOLATED
-from overlaplab.manifest import Manifest
+from overlaplab.findings.predictions import extrapolation, interval_line
+from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.words import count, joined, ms, percent
 
 __all__ = [
-    "beyond_recorded",
     "caps_predicted_title",
     "held_predicted_title",
     "lanes_title",
@@ -65,37 +64,19 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
     )
 
 
-def what_if_notes(sure: Interval, doubt_ns: int, beyond: str | None, algorithm: Algorithm) -> list[str]:
-    """Where the interval comes from, what lies beyond the recording, and how collectives are modelled."""
+def what_if_notes(sure: Interval, doubt_ns: int, far: Mapping[str, float], algorithm: Algorithm) -> list[str]:
+    """Where the interval comes from, how collectives are modelled, and what is extrapolated: `what_if.far`."""
     notes = [
         interval_line(sure.half_ns, asdict(sure)),
         f"Differences between settings that were predicted from one recording are certain to ± {ms(doubt_ns)}.",
         f"{_ALGORITHMS[algorithm]}.",
     ]
-    return [*notes, f"Extrapolated: {beyond}."] if beyond else notes
+    return [*notes, extrapolation(far)] if far else notes
 
 
 def not_told(why: str) -> str:
     """Why a curve is missing; `why` is an error's text."""
     return f"Not all curves can be drawn: {why.rstrip('.')}."
-
-
-def beyond_recorded(setting: Setting, manifest: Manifest) -> str | None:
-    """What lies more than twice outside what was recorded; None where nothing does."""
-    found = []
-    if setting.ranks is not None and not _near(setting.ranks, manifest.world_size):
-        found.append(f"{count(setting.ranks, 'rank')} from {manifest.world_size}")
-    if setting.link is not None and manifest.link is not None:
-        now, then = setting.link, manifest.link
-        if not _near(now.bandwidth_gbps, then.bandwidth_gbps):
-            found.append(f"{now.bandwidth_gbps:g} Gbit/s from {then.bandwidth_gbps:g}")
-        if not _near(now.latency_us, then.latency_us):
-            found.append(f"{now.latency_us:g} µs from {then.latency_us:g}")
-    return joined(found) if found else None
-
-
-def _near(value: float, recorded: float) -> bool:
-    return recorded / EXTRAPOLATED <= value <= recorded * EXTRAPOLATED
 
 
 def caps_predicted_title(table: pd.DataFrame) -> str:

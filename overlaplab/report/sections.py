@@ -57,6 +57,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             said,
             tables.communication_by,
             tables.hops,
+            tables.transfer_lines,
         ),
     )
     return (shown(section) for section in found if section is not None)

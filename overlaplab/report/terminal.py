@@ -45,6 +45,7 @@ _MOST_COLLECTIVES = 60
 """A table of more collectives is read by nobody,"""
 _FEW_COLLECTIVES = 20
 """so only these many are shown."""
+_FEW_KERNELS = 5
 _LOOKS: dict[str, dict[str, Any]] = {
     "last_parameter": {"overflow": "ellipsis"},
     "gathered_for": {"justify": "right", "no_wrap": True},
@@ -140,6 +141,10 @@ def collectives(run: Run, selection: Selection) -> Iterator[Printed]:
         if late["last"].any():
             yield terminal_table(tables.late_ranks_rows(late[late["last"] > 0]))
         yield terminal_table(tables.median_kinds_rows(found.communication_by))
+        if len(found.transfer_lines):
+            yield terminal_table(tables.lines_rows(found.transfer_lines))
+        if len(slower := found.slowdowns):
+            yield terminal_table(tables.slowdown_rows(slower.head(_FEW_KERNELS)))
     else:
         yield findings.run_title(run)
         yield findings.NO_COLLECTIVES

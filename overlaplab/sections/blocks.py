@@ -107,6 +107,8 @@ class Bars:
     key: str
     heading: str
     bars: Sequence[Bar]
+    predicted: bool = False
+    """Whether nobody recorded the run: then the bars are pale, with dashed outlines, as in charts."""
     rest: str = ""
     """What is too short for a bar; empty where nothing is."""
 

@@ -172,12 +172,12 @@ def collectives_section(
     found: findings.Diagnosis | None,
     by_kind: pd.DataFrame | None = None,
     hops: pd.DataFrame | None = None,
+    lines: pd.DataFrame | None = None,
 ) -> Section | None:
     """Rows of `collectives`, `stragglers` and, if given, `communication_by` about the same ranks and steps.
 
-    `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn.
-
-    `found`: the diagnosis of a rank's step among them.
+    `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn. `found`: the diagnosis of a rank's
+    step among them. `lines`: rows of `transfer_lines`.
     """
     if table.empty:
         return None
@@ -197,6 +197,8 @@ def collectives_section(
     blocks.append(tables.collectives_rows(rows))
     if by_kind is not None:
         blocks.append(tables.kinds_rows(by_kind))
+    if lines is not None and len(lines):
+        blocks.append(tables.lines_rows(lines))
     return Section(
         title="Collectives",
         lead=findings.collectives_lead(table, found),

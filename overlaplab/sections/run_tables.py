@@ -57,6 +57,8 @@ class RunTables:
     advice = _whole(simulate.advise)
     pipeline_remedies = _whole(simulate.pipeline_remedies)
     theory = _whole(analyses.volume_theory)
+    transfer_lines = _whole(analyses.transfer_lines)
+    slowdowns = _whole(analyses.slowdowns)
     memory = _whole(analyses.memory)
     peaks = _whole(analyses.peaks)
     warnings = _whole(findings.run_warnings)

@@ -33,7 +33,7 @@ def summary_section(of: RunTables, found: Diagnosis, note: str | None, steps: Ta
     table = of.summary
     blocks.append(Tiles(key="tiles", tiles=findings.tiles(found, _of_rank(table, found.rank), of.unseen)))
     if found.causes:
-        blocks.append(cause_bars(found))
+        blocks.append(cause_bars(found, predicted=bool(findings.describe_prediction(of.manifest))))
     rows = tables.summary_rows(table)
     held = as_shown(table, rows.columns)
     draw = partial(charts.summary, table, most=MOST_RANKS_DRAWN)
@@ -51,7 +51,7 @@ def summary_section(of: RunTables, found: Diagnosis, note: str | None, steps: Ta
     )
 
 
-def cause_bars(found: Diagnosis) -> Bars:
+def cause_bars(found: Diagnosis, *, predicted: bool = False) -> Bars:
     """One bar per cause and kind of unit, the most expensive first."""
     parts = findings.cause_parts(found)
     shown = [part for part in parts if part.exposed_ns >= SMALL_CAUSE * found.exposed_ns][:MOST_BARS] or parts[:1]
@@ -60,6 +60,7 @@ def cause_bars(found: Diagnosis) -> Bars:
         key="causes",
         heading=findings.causes_title(found),
         bars=[_bar(part, longest, found.rank) for part in shown],
+        predicted=predicted,
         rest=findings.rest_line(parts[len(shown) :]),
     )
 

@@ -31,11 +31,13 @@ __all__ = [
     "kernels_rows",
     "kinds_rows",
     "late_ranks_rows",
+    "lines_rows",
     "median_kinds_rows",
     "pipeline_ranks_rows",
     "pipeline_rows",
     "schedule_rows",
     "sent_rows",
+    "slowdown_rows",
     "spots_rows",
     "summary_rows",
     "sweep_rows",
@@ -47,6 +49,7 @@ _SUMMARY = (
     *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
     *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
 )
+_MOST_KERNELS = 12
 _BUCKETS = columns(
     "buckets",
     *("index", "bytes", "last_parameter", "ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns", "held_ns"),
@@ -327,6 +330,41 @@ def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
         frame=pd.DataFrame(rows, columns=list(shown)),
         narrow=columns("communication_by", *shown),
         legend="at most: of the rank most exposed; groups may work at once, so times may add up to more than there is",
+    )
+
+
+def lines_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `transfer_lines`."""
+    names = ("ranks", "kind", "count", "sizes", "latency_ns", "bus_gb_per_s", "deviation", "r_squared")
+    groups = [", ".join(map(str, ranks)) for ranks in table["ranks"]]
+    shown = columns("transfer_lines", *names)
+    frame = table.assign(
+        ranks=[shorten(group, 40) for group in groups],
+        kind=table["kind"].map(kind_word),
+        terse_bus_gb_per_s=_texts(table["bus_gb_per_s"], "GB/s", 2),
+    )
+    return TableBlock(
+        key="lines_table",
+        caption="Latency and bandwidth, by lines through the transfers",
+        frame=frame,
+        columns=shown,
+        narrow=columns("transfer_lines", *(name for name in names if name not in ("sizes", "deviation"))),
+        legend="T = s·α + f·bytes ÷ B of a ring; waiting for late ranks is not in it",
+        notes=["a transfer takes s·α + f·bytes ÷ B, as on a ring; waiting for late ranks is not in it"],
+    )
+
+
+def slowdown_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `slowdowns`."""
+    shown = columns("slowdowns", "name", "pairs", "alone_ns", "beside_ns", "slowdown")
+    return TableBlock(
+        key="slowdown_table",
+        caption="The same kernels alone, and beside communication",
+        frame=table.assign(terse_name=[shorten(name.removeprefix("void "), 40) for name in table["name"]]),
+        columns=shown,
+        narrow=shown,
+        legend="medians of one step's kernels, ms",
+        most=_MOST_KERNELS,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
+from typing import Literal
 
 import pandas as pd
 
@@ -13,13 +14,14 @@ from overlaplab import charts, findings
 from overlaplab.costs import Algorithm
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.manifest import traits_of
+from overlaplab.formats import as_held
+from overlaplab.manifest import Manifest, traits_of
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.predictions import what_if
-from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps
+from overlaplab.simulate.predictions.error import Interval, gain_half_ns, measured_steps
 from overlaplab.simulate.programs.options import CAP_MB
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.wide import Skew
+from overlaplab.simulate.wide import Skew, WidePlayed, WideProgram
 from overlaplab.traits import TRAITS
 
 __all__ = ["Asked", "Parts", "caps_tried", "what_if_parts"]
@@ -67,44 +69,99 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
 
     Raises `OverlaplabError` where the run cannot tell of the setting; of others, notes say so.
     """
-    setting, manifest = asked.setting, run.manifest
-    assert manifest is not None
-    program, result = what_if.played(run, setting, algorithm=asked.algorithm, skew=asked.skew)
-    measured_ns, step_ns = round(fmean(measured_steps(run))), what_if.mean_step_ns(result)
-    sure = what_if.interval(run, step_ns, recorded)
-    doubt_ns = gain_half_ns(step_ns, sure)
+    found = _answer(run, asked, recorded)
     caps, no_caps = _told(run, partial(_by_cap, run, asked))
-    ranks, no_ranks = _told(run, partial(_by_ranks, run, asked, program.ranks))
-    measured, step = what_if.measured_step(run), what_if.typical_step(result)
-    both = (what_if.lanes(*what_if.played(run, Setting()), measured), what_if.lanes(program, result, step))
-    lanes = partial(charts.step_lanes, *both, (measured.span_ns, step.span_ns))
-    over, growing = list[Chart](), list[Chart]()
-    if len(caps):
-        cap = setting.bucket_cap_mb or manifest.bucket_cap_mb or CAP_MB
-        seen = recorded.dropna() if replace(setting, bucket_cap_mb=None) == Setting() else recorded.head(0)
-        draw = partial(charts.caps_predicted, caps, seen, cap, sure.half_ns)
-        over.append(Chart(key="caps_predicted", draw=draw, note=note))
-    if len(ranks):
-        own, chosen = manifest.world_size, program.ranks
-        seen_ns = measured_ns if replace(setting, ranks=None) == Setting() else None
-        share = sure.half_ns / step_ns
-        draw = partial(charts.ranks_predicted, ranks, recorded=own, measured_ns=seen_ns, chosen=chosen, half=share)
-        over.append(Chart(key="ranks_predicted", draw=draw, note=note))
-        draw = partial(charts.throughput_predicted, ranks, recorded=own, chosen=chosen)
-        growing.append(Chart(key="throughput_predicted", draw=draw, note=note))
-    if "held_bytes" in ranks and ranks["held_bytes"].notna().any():
-        draw = partial(charts.held_predicted, ranks, chosen=program.ranks)
-        growing.append(Chart(key="held_predicted", draw=draw, note=None))
-    beyond = findings.beyond_recorded(setting, manifest)
-    notes = findings.what_if_notes(sure, doubt_ns, beyond, asked.algorithm)
-    return Parts(
-        headline=findings.what_if_headline(setting, step_ns, measured_ns, sure.half_ns, doubt_ns),
-        notes=[*notes, *dict.fromkeys(filter(None, (no_caps, no_ranks)))],
-        over=over,
-        lanes=Chart(key="step_lanes", draw=lanes, note=note),
-        growing=growing,
-        advice=findings.what_if_advice(caps, measured_ns, doubt_ns),
+    ranks, no_ranks = _told(run, partial(_by_ranks, run, asked, found.program.ranks))
+    doubt_ns = gain_half_ns(found.step_ns, found.sure)
+    notes = findings.what_if_notes(
+        found.sure, doubt_ns, what_if.far(run, asked.setting, found.program), asked.algorithm
     )
+    return Parts(
+        headline=findings.what_if_headline(
+            asked.setting, found.step_ns, found.measured_ns, found.sure.half_ns, doubt_ns
+        ),
+        notes=[*notes, *dict.fromkeys(filter(None, (no_caps, no_ranks)))],
+        over=[*_over_caps(found, caps, recorded, note), *_over_ranks(found, ranks, note)],
+        lanes=_lanes(found, note),
+        growing=[*_growing(found, ranks, note)],
+        advice=findings.what_if_advice(caps, found.measured_ns, doubt_ns),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """The setting that was asked for, played."""
+
+    run: Run
+    manifest: Manifest
+    setting: Setting
+    program: WideProgram
+    played: WidePlayed
+    measured_ns: int
+    """The mean step, as recorded."""
+    step_ns: int
+    sure: Interval
+    """Around `step_ns`."""
+
+    def changes_but(self, part: Literal["bucket_cap_mb", "ranks"]) -> bool:
+        """Whether anything is changed beside this part of the setting."""
+        return replace(self.setting, **{part: getattr(Setting(), part)}) != Setting()
+
+
+def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
+    program, played = what_if.played(run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
+    step_ns = what_if.mean_step_ns(played)
+    assert run.manifest is not None  # what_if.played asks for it
+    return _Answer(
+        run=run,
+        manifest=run.manifest,
+        setting=asked.setting,
+        program=program,
+        played=played,
+        measured_ns=round(fmean(measured_steps(run))),
+        step_ns=step_ns,
+        sure=what_if.interval(run, step_ns, recorded),
+    )
+
+
+def _over_caps(found: _Answer, caps: pd.DataFrame, recorded: pd.DataFrame, note: str | None) -> Iterator[Chart]:
+    if len(caps):
+        cap = found.setting.bucket_cap_mb or found.manifest.bucket_cap_mb or CAP_MB
+        seen = recorded.head(0) if found.changes_but("bucket_cap_mb") else recorded.dropna()
+        draw = partial(charts.caps_predicted, caps, seen, cap, found.sure.half_ns)
+        yield Chart(key="caps_predicted", draw=draw, note=note, table=as_held(caps, "by_cap"))
+
+
+def _over_ranks(found: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[Chart]:
+    if len(ranks):
+        draw = partial(
+            charts.ranks_predicted,
+            ranks,
+            recorded=found.manifest.world_size,
+            measured_ns=None if found.changes_but("ranks") else found.measured_ns,
+            chosen=found.program.ranks,
+            half=found.sure.half_ns / found.step_ns,
+        )
+        yield Chart(key="ranks_predicted", draw=draw, note=note, table=as_held(ranks, "by_ranks"))
+
+
+def _growing(found: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[Chart]:
+    chosen = found.program.ranks
+    if len(ranks):
+        draw = partial(charts.throughput_predicted, ranks, recorded=found.manifest.world_size, chosen=chosen)
+        yield Chart(key="throughput_predicted", draw=draw, note=note, table=as_held(ranks, "by_ranks"))
+    if "held_bytes" in ranks and ranks["held_bytes"].notna().any():
+        draw = partial(charts.held_predicted, ranks, chosen=chosen)
+        yield Chart(key="held_predicted", draw=draw, note=None, table=as_held(ranks, "by_ranks"))
+
+
+def _lanes(found: _Answer, note: str | None) -> Chart:
+    measured, step = what_if.measured_step(found.run), what_if.typical_step(found.played)
+    before = what_if.lanes(*what_if.played(found.run, Setting()), measured)
+    after = what_if.lanes(found.program, found.played, step)
+    both = pd.concat([before.assign(which="measured"), after.assign(which="predicted")])
+    draw = partial(charts.step_lanes, before, after, (measured.span_ns, step.span_ns))
+    return Chart(key="step_lanes", draw=draw, note=note, table=as_held(both, "lanes"))
 
 
 def _told(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame, str | None]:

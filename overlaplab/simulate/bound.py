@@ -28,17 +28,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
+from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.selection import rows_by_rank, selected_traces, selected_windows
-from overlaplab.intervals import clip, total
 from overlaplab.manifest import Link, traits_of
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate.cutting import best_cutting
-from overlaplab.simulate.moves import Compute, Launch, Move, Wait, finish_ns
-from overlaplab.simulate.program import Program, programs
+from overlaplab.simulate.issued import Issued, issued, progress
+from overlaplab.simulate.player import Launch, Move, Wait, Work, play
 from overlaplab.simulate.transfers import Transfers, transfers
-from overlaplab.vocabulary import Rule
 
 _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
 _TYPES = {
@@ -96,12 +94,12 @@ def _is_one_axis(run: Run) -> bool:
 
 def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     took, ran = transfers(run, trace, run.manifest.link if run.manifest else None), executions(trace)
-    for step, played in programs(trace, steps, run.manifest):
-        cut = _cut(played, _progress(trace, step), took)
-        if cut is None or played.gradients is None:
+    for step, own in issued(trace, steps, run.manifest):
+        cut = _cut(own, progress(trace, step), took)
+        if cut is None or own.gradients is None:
             continue
         done_ns, buckets = (np.maximum.accumulate(cut[0]), cut[1])
-        times = [(ran.reached(host_ns) or host_ns) - step.start_ns for host_ns, _ in played.gradients]
+        times = [(ran.reached(host_ns) or host_ns) - step.start_ns for host_ns, _ in own.gradients]
         at_ns = np.maximum.accumulate(times)
 
         def recorded(done: int, done_ns: Any = done_ns, at_ns: Any = at_ns) -> int:
@@ -116,22 +114,22 @@ def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[
 
 def _of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     took = transfers(run, trace, link)
-    for step, played in programs(trace, steps, run.manifest):
-        if row := _of_step(trace, step, played, took):
+    for step, own in issued(trace, steps, run.manifest):
+        if row := _of_step(trace, step, own, took):
             yield row
 
 
-def _of_step(trace: Trace, step: Window, played: Program, took: Transfers) -> dict[str, Any] | None:
-    each_ns = [took.of(sent.launch, sent.kind, sent.bytes) for _, sent in played.sent]
+def _of_step(trace: Trace, step: Window, own: Issued, took: Transfers) -> dict[str, Any] | None:
+    each_ns = [took.of(sent.launch, sent.kind, sent.bytes) for _, sent in own.sent]
     known_ns = [ns for ns in each_ns if ns is not None]
     if len(known_ns) < len(each_ns):
         return None
-    launched = [(at_ns, Launch(ns)) for (at_ns, _), ns in zip(played.sent, known_ns, strict=True)]
-    waits = [(at_ns, Wait(number)) for at_ns, number in played.waits]
-    done_by = _progress(trace, step)
+    launches = [(at_ns, Launch(key, ns)) for key, ((at_ns, _), ns) in enumerate(zip(own.sent, known_ns, strict=True))]
+    waits = [(at_ns, Wait(key)) for at_ns, key in own.waits]
+    done_by = progress(trace, step)
     computed_ns = done_by(step.host_end_ns)
-    as_launched_ns = finish_ns(_moves([*launched, *waits], done_by, computed_ns))
-    any_cap_ns = _any_cap_ns(played, done_by, computed_ns, took)
+    as_launched_ns = play([_program([*launches, *waits], done_by, computed_ns)]).over_ns[0][-1]
+    any_cap_ns = _any_cap_ns(own, done_by, computed_ns, took)
     return {
         "step": step.step,
         "span_ns": step.end_ns - step.start_ns,
@@ -140,22 +138,22 @@ def _of_step(trace: Trace, step: Window, played: Program, took: Transfers) -> di
         "bound_ns": as_launched_ns,
         "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
         "waits_known": took.waits_known,
-        "bytes_explain": took.waits_known or all(took.by_size(sent.kind) for _, sent in played.sent if sent.bytes),
+        "bytes_explain": took.waits_known or all(took.by_size(sent.kind) for _, sent in own.sent if sent.bytes),
     }
 
 
-def _moves(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], int], computed_ns: int) -> list[Move]:
+def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], int], computed_ns: int) -> list[Move]:
     """The launches and waits in order of host time, and the computation issued between them."""
     moves: list[Move] = []
     done = 0
     for host_ns, move in sorted(points, key=lambda point: point[0]):
-        moves += [Compute(done_by(host_ns) - done), move]
+        moves += [Work(done_by(host_ns) - done), move]
         done = done_by(host_ns)
-    return [*moves, Compute(computed_ns - done)]
+    return [*moves, Work(computed_ns - done)]
 
 
-def _any_cap_ns(played: Program, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
-    cut = _cut(played, done_by, took)
+def _any_cap_ns(own: Issued, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
+    cut = _cut(own, done_by, took)
     if cut is None:
         return None
     ready_ns, buckets = cut
@@ -173,9 +171,9 @@ class _Bucket:
     end_ns: int
 
 
-def _cut(played: Program, done_by: Callable[[int], int], took: Transfers) -> tuple[list[int], list[_Bucket]] | None:
+def _cut(own: Issued, done_by: Callable[[int], int], took: Transfers) -> tuple[list[int], list[_Bucket]] | None:
     """When each gradient is ready, in computation done, and the buckets of [Note: any cap]; None where unknown."""
-    found = _sendable(played, done_by, took)
+    found = _sendable(own, done_by, took)
     if found is None:
         return None
     buckets: list[_Bucket] = []
@@ -213,39 +211,19 @@ def sendable(run: Run, window: Mapping[str, Any]) -> Sendable | None:
         return None
     for trace in selected_traces(run, selection):
         took = transfers(run, trace, run.manifest.link if run.manifest else None)
-        for step, played in programs(trace, selected_windows(trace, selection), run.manifest):
-            return _sendable(played, _progress(trace, step), took)
+        for step, own in issued(trace, selected_windows(trace, selection), run.manifest):
+            return _sendable(own, progress(trace, step), took)
     return None
 
 
-def _sendable(played: Program, done_by: Callable[[int], int], took: Transfers) -> Sendable | None:
+def _sendable(own: Issued, done_by: Callable[[int], int], took: Transfers) -> Sendable | None:
     takes = took.by_size("all_reduce")
-    sent = [own.bytes for _, own in played.sent if own.bytes]
-    if played.gradients is None or takes is None or not sent:
+    sent = [each.bytes for _, each in own.sent if each.bytes]
+    if own.gradients is None or takes is None or not sent:
         return None
     return Sendable(
-        ready_ns=[done_by(host_ns) for host_ns, _ in played.gradients],
-        bytes=[size for _, size in played.gradients],
+        ready_ns=[done_by(host_ns) for host_ns, _ in own.gradients],
+        bytes=[size for _, size in own.gradients],
         takes=takes,
         sent=(min(sent), max(sent)),
     )
-
-
-def _progress(trace: Trace, step: Window) -> Callable[[int], int]:
-    """A function that gives the step's computation issued before a host time, in ns."""
-    if rule_of(trace) is not Rule.GPU:
-        computed = clip(activity(trace).compute, step.start_ns, step.end_ns)
-        return lambda host_ns: total(clip(computed, step.start_ns, host_ns))
-    events, calls = trace.events, launchers(trace)
-    works = counting_as(trace, Work.COMPUTE) | counting_as(trace, Work.MEMORY)
-    own = np.flatnonzero(works & (events["stream"] == main_stream(trace)).to_numpy() & (calls >= 0))
-    hosts = events["ts_ns"].to_numpy()[calls[own]]
-    own, hosts = (of[(step.host_start_ns <= hosts) & (hosts < step.host_end_ns)] for of in (own, hosts))
-    order = np.lexsort((events["ts_ns"].to_numpy()[own], hosts))
-    own, hosts = own[order], hosts[order]
-    starts = events["ts_ns"].to_numpy()[own]
-    ends = starts + events["dur_ns"].to_numpy()[own]
-    reached = np.maximum.accumulate(ends)
-    earlier = np.concatenate((starts[:1], reached[:-1]))
-    worked = np.concatenate(([0], np.cumsum(np.maximum(ends - np.maximum(starts, earlier), 0))))
-    return lambda host_ns: int(worked[np.searchsorted(hosts, host_ns)])

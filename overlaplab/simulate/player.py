@@ -4,6 +4,8 @@ A program is the order of one rank's moves over its steps: it works, launches co
 steps. A collective starts once its last rank has launched it and the link has finished the one before, and ends T
 later: start = max(last launch, previous end). Work goes on meanwhile, until a wait. Messages from one rank
 to another have a lane, which carries them in order; that other lanes take the link at the same time is left out.
+
+A rank may be several programs, such as its host and its device's streams: what one of them notes, others may wait for.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-__all__ = ["End", "Launch", "Mark", "Move", "Played", "Program", "StuckError", "Wait", "Work", "play"]
+__all__ = ["End", "Launch", "Mark", "Move", "Note", "Played", "Program", "StuckError", "Wait", "Work", "play"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,17 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """That the program has come so far, for others to wait for; as an event that is recorded in a CUDA stream."""
+
+    key: Hashable
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
-    """The rank goes on once the collective has ended, and if that was not so yet, its thread has woken up."""
+    """The rank goes on once the collective has ended, or another program has come to the note, and if that was not so
+    yet, its thread has woken up.
+    """
 
     key: Hashable
     wake_ns: int = 0
@@ -75,12 +86,12 @@ class End:
     """A step ends; the first one of a program is the start of its first step."""
 
 
-Move: TypeAlias = Work | Launch | Wait | Mark | End
+Move: TypeAlias = Work | Launch | Note | Wait | Mark | End
 Program: TypeAlias = Sequence[Move]
 
 
 class StuckError(ValueError):
-    """Ranks wait for collectives that cannot come: other ranks do not launch them, or not in the same order."""
+    """Ranks wait for what cannot come: other ranks do not launch it, or not in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +123,13 @@ def play(programs: Sequence[Program]) -> Played:
     free: dict[tuple[int, tuple[int, int] | None], int] = {}
     queues: dict[tuple[int, tuple[int, int] | None], deque[tuple[Launch, int]]] = {}
     carried: dict[Hashable, tuple[int, int]] = {}
+    over_at: dict[Hashable, int] = {}
+    busy = True
     ends: list[list[int]] = [[] for _ in ranks]
     over: list[list[int]] = [[] for _ in ranks]
 
     def advance(rank: int) -> None:
+        nonlocal busy
         program = programs[rank]
         while place[rank] < len(program):
             match program[place[rank]]:
@@ -123,11 +137,14 @@ def play(programs: Sequence[Program]) -> Played:
                     now[rank] += ns
                 case Launch() as launch:
                     queues.setdefault((rank, launch.lane), deque()).append((launch, now[rank]))
+                case Note(key):
+                    over_at[key] = now[rank]
+                    busy = True
                 case Wait(key, wake_ns):
-                    if key not in carried:
+                    if key not in over_at:
                         return
-                    if carried[key][1] > now[rank]:
-                        now[rank] = carried[key][1] + wake_ns
+                    if over_at[key] > now[rank]:
+                        now[rank] = over_at[key] + wake_ns
                 case End():
                     ends[rank].append(now[rank])
             over[rank].append(now[rank])
@@ -144,16 +161,16 @@ def play(programs: Sequence[Program]) -> Played:
             return False
         start = max(*(at for _, at in heads), *(free.get(own, 0) for own in taken))
         carried[launch.key] = start, start + launch.transfer_ns
+        over_at[launch.key] = start + launch.transfer_ns
         for own in taken:
             free[own] = start + launch.transfer_ns
             queues[own].popleft()
         return True
 
-    busy = True
     while busy:
+        busy = False
         for rank in ranks:
             advance(rank)
-        busy = False
         for queue in list(queues.values()):
             while carry(queue):
                 busy = True

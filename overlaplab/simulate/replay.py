@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pandas as pd
 
 from overlaplab.analyses.buckets import buckets
@@ -9,6 +11,7 @@ from overlaplab.analyses.summary import summary
 from overlaplab.costs import transfer_ns
 from overlaplab.events import Run
 from overlaplab.manifest import Link, traits_of
+from overlaplab.simulate.player import Launch, Move, Work, play
 
 
 def replay(run: Run, link: Link) -> pd.DataFrame:
@@ -34,12 +37,20 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
     )
     predicted: list[tuple[int, int]] = []
     for _, step in last.groupby("step", dropna=False):
-        free_ns = 0
-        for ready_ns, num_bytes in zip(step["ready_ns"], step["bytes"], strict=True):
-            start_ns = max(int(ready_ns), free_ns)
-            free_ns = start_ns + transfer_ns(kind, int(num_bytes), link)
-            predicted.append((start_ns, free_ns))
+        sent = zip(step["ready_ns"], step["bytes"], strict=True)
+        launched = [(int(ready_ns), transfer_ns(kind, int(size), link)) for ready_ns, size in sent]
+        carried = play([list(_program(launched))]).carried
+        predicted += [carried[number] for number in range(len(launched))]
     result = last.reset_index()[["step", "index", "ready_ns", "end_ns"]]
     result["predicted_start_ns"] = [start for start, _ in predicted]
     result["predicted_end_ns"] = [end for _, end in predicted]
     return result
+
+
+def _program(launched: Sequence[tuple[int, int]]) -> Iterator[Move]:
+    """A rank that launches each at its time, or with the one before; takes times and T in order."""
+    now = 0
+    for number, (at_ns, took_ns) in enumerate(launched):
+        yield Work(max(at_ns - now, 0))
+        yield Launch(number, took_ns)
+        now = max(now, at_ns)

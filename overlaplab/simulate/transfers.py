@@ -1,8 +1,8 @@
-"""T of a step's collectives: by the link's formula, or as measured after the last rank arrived."""
+"""T of a step's collectives: by the link's formula, or as measured after the last rank arrived; how far it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -17,6 +17,20 @@ from overlaplab.manifest import Link, traits_of
 
 _UNSTEADY = 0.25
 """Of all measured transfer time: if a line deviates by more, transfers do not take as long as their sizes say."""
+
+
+EXTRAPOLATED = 2
+"""What lies further outside than this multiple is extrapolated, as in torch inductor's profile-guided estimation."""
+
+
+def beyond(predicted: Sequence[float], recorded: Sequence[float]) -> float | None:
+    """How many times further than all recorded values a predicted one lies, on either side; None up to `EXTRAPOLATED`
+    times as far.
+    """
+    if not predicted or not recorded or min(*predicted, *recorded) <= 0:
+        return None
+    most = max(max(predicted) / max(recorded), min(recorded) / min(predicted))
+    return most if most > EXTRAPOLATED else None
 
 
 class Transfers(Protocol):

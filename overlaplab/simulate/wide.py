@@ -17,7 +17,18 @@ import numpy.typing as npt
 from overlaplab.intervals import Intervals, union
 from overlaplab.simulate.player import End, Launch, Mark, Program, StuckError, Wait, Work
 
-__all__ = ["Skew", "WidePlayed", "WideProgram", "drawn", "play_wide", "retimed", "widen", "worked"]
+__all__ = [
+    "Skew",
+    "WidePlayed",
+    "WideProgram",
+    "drawn",
+    "draws",
+    "play_wide",
+    "retimed",
+    "steps_of",
+    "widen",
+    "worked",
+]
 
 Times: TypeAlias = npt.NDArray[np.int64]
 Skew: TypeAlias = Literal["recorded", "lognormal"]
@@ -187,19 +198,16 @@ def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: in
     fitted to their sums, so that the slowest of many ranks is slower than any that was seen. Draws are independent: no
     further rank is slow in all steps.
     """
+    steps = [own for _, own in steps_of(program)]
+    choices = draws([shape for shape, _ in steps_of(program)], program.ranks, ranks, seed)
     rng = np.random.default_rng(seed)
-    steps = list(_steps(program))
-    same: dict[tuple[object, ...], list[slice]] = {}
-    for shape, own in steps:
-        same.setdefault(shape, []).append(own)
     work_ns, wake_ns = (np.empty((len(program.moves), ranks), dtype=np.int64) for _ in range(2))
-    for shape, own in steps:
-        work = np.concatenate([program.work_ns[each] for each in same[shape]], axis=1)
-        wake = np.concatenate([program.wake_ns[each] for each in same[shape]], axis=1)
+    for own, (same, chosen) in zip(steps, choices, strict=True):
+        work, wake = (
+            np.concatenate([times[steps[place]] for place in same], axis=1)
+            for times in (program.work_ns, program.wake_ns)
+        )
         if skew == "recorded":
-            chosen = rng.integers(work.shape[1], size=ranks)
-            stay = min(ranks, program.ranks)
-            chosen[:stay] = same[shape].index(own) * program.ranks + np.arange(stay)
             np.take(work, chosen, axis=1, out=work_ns[own], mode="clip")
             np.take(wake, chosen, axis=1, out=wake_ns[own], mode="clip")
         else:
@@ -210,15 +218,32 @@ def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: in
     return WideProgram(moves=program.moves, work_ns=work_ns, wake_ns=wake_ns)
 
 
+def draws(shapes: Sequence[Hashable], recorded: int, ranks: int, seed: int = 0) -> Iterator[tuple[list[int], Times]]:
+    """What each of so many ranks does in each step, of what the recorded ones did in the steps of the same shape.
+
+    For each step the places of these steps, and for each rank a number: of a step among them, times the recorded ranks,
+    and of one of those. The recorded ranks themselves stay.
+    """
+    rng = np.random.default_rng(seed)
+    same: dict[Hashable, list[int]] = {}
+    for place, shape in enumerate(shapes):
+        same.setdefault(shape, []).append(place)
+    stay = min(ranks, recorded)
+    for place, shape in enumerate(shapes):
+        chosen = rng.integers(len(same[shape]) * recorded, size=ranks)
+        chosen[:stay] = same[shape].index(place) * recorded + np.arange(stay)
+        yield same[shape], chosen
+
+
 def _lognormal(values: Times, rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
     """So many draws from the distribution fitted to the values."""
     logs = np.log(np.maximum(values, 1))
     return rng.lognormal(float(logs.mean()), float(logs.std(ddof=1)) if len(logs) > 1 else 0.0, count)
 
 
-def _steps(program: WideProgram) -> Iterator[tuple[tuple[object, ...], slice]]:
+def steps_of(program: WideProgram) -> Iterator[tuple[tuple[Hashable, ...], slice]]:
     """Each step's shape, which says which steps have the same moves, and where it is; before the first is another."""
-    shape: list[object] = []
+    shape: list[Hashable] = []
     launched = begun = 0
     for place, move in enumerate(program.moves):
         match move:

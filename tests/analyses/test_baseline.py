@@ -9,7 +9,7 @@ import pytest
 from samples import TRACES, sample_run
 
 from overlaplab import OverlaplabError, Selection
-from overlaplab.analyses import baseline, judged, parse_condition, require_comparable, scalars, stored_baseline
+from overlaplab.analyses import baseline, judged, parse_condition, recordings_before, scalars, stored_baseline
 
 CAPS = [TRACES / "sweep" / name for name in ("cap-1", "cap-1-2", "cap-1-3")]
 
@@ -52,9 +52,9 @@ def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = stored_baseline(tmp_path / "b.json")
     assert found == made
     assert [dict(one) for one in found.recordings] == [scalars(run, Selection(skip_steps=1)) for run in runs]
-    require_comparable(found, runs[0], Selection(skip_steps=1))
+    assert recordings_before(runs[0], Selection(skip_steps=1), found, None) == found.recordings
     with pytest.raises(OverlaplabError, match=r"leaves out the first 1 steps .* Compare with --skip-steps 1"):
-        require_comparable(found, runs[0], Selection())
+        recordings_before(runs[0], Selection(), found, None)
 
 
 def test_other_work_is_refused() -> None:
@@ -63,7 +63,7 @@ def test_other_work_is_refused() -> None:
     with pytest.raises(OverlaplabError, match=r"naive: differs from the other recordings in layers, .*link"):
         baseline([*runs, other])
     with pytest.raises(OverlaplabError, match="differs"):
-        require_comparable(baseline(runs), other, Selection())
+        recordings_before(other, Selection(), baseline(runs), None)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"format": "x", "settings": null, "recordings": []}'])

@@ -149,6 +149,8 @@ def test_report_and_export_mark_it(command: Any, predicted: Path, tmp_path: Path
     page = (tmp_path / "page.html").read_text()
     assert f"{PREDICTED}, not recorded" in page.lower()
     assert page.count('"strokeDash":[3,2]') >= 5  # of each chart
+    assert '<rect class="predicted"' in page
+    assert "<rect fill=" not in page
     assert command("report", SWEEP / "cap-1", "-o", tmp_path / "recorded.html")[0] == 0
     recorded = (tmp_path / "recorded.html").read_text()
     assert '"strokeDash":[3,2]' not in recorded

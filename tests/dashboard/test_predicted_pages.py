@@ -33,5 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_says_that_the_run_was_predicted(opened, folder: Path, page: str, run: str) -> None:
     app = opened(folder, page, run)
     assert any(f"{PREDICTED}, not recorded" in element.value.lower() for element in app.text)
+    bars = [html.proto.body for html in app.get("html") if 'class="bar' in html.proto.body]
+    assert bool(bars) == (page == "summary")
+    assert all('class="bar predicted"' in bar for bar in bars)
     for chart in app.get("vega_lite_chart"):
         assert '"strokeDash": [3, 2]' in chart.proto.spec

@@ -43,7 +43,7 @@ def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest
     assert texts(app)[0].startswith("With bucket_cap_mb 1 a step is predicted to take ")
     assert texts(app)[1].startswith("A recording's mean step lies within ± ")
     slide(app, "ranks", "bucketed", 10_000)
-    assert "Extrapolated: 10000 ranks from 2." in texts(app)
+    assert "Extrapolated beyond what was recorded: the number of ranks by a factor of 5,000." in texts(app)
     assert "bucket_cap_mb 1 and 10000 ranks" in texts(app)[0]
 
 
@@ -66,6 +66,32 @@ def test_page_and_command_predict_the_same(
     assert texts(app)[0].startswith(
         f"With bucket_cap_mb 1 a step is predicted to take {step} ± {half} instead of the {measured} measured: "
     )
+
+
+def test_what_is_asked_stands_in_the_link(followed: Open) -> None:
+    app = followed(SAMPLES, "what_if", run="bucketed", setting="bucket_cap_mb:1,first_bucket:0.5,ranks:4")
+    assert texts(app)[0].startswith("With bucket_cap_mb 1, a first bucket of 0.5 MiB and 4 ranks a step is predicted")
+    assert not app.warning
+    slide(app, "ranks", "bucketed", 2)
+    assert app.query_params["setting"] == "bucket_cap_mb:1,first_bucket:0.5"
+    app.switch_page("views/buckets.py").run()
+    app.switch_page("views/what_if.py").run()
+    assert texts(app)[0].startswith("With bucket_cap_mb 1 and a first bucket of 0.5 MiB")
+    app.selectbox(key="run_picker").set_value("torch-ddp").run()
+    assert "setting" not in app.query_params
+
+
+@pytest.mark.parametrize("setting", ["bucket_cap_mb:3", "prefetch:1", "<script>", "ranks:1e99", "a:b," * 40])
+def test_a_setting_that_cannot_be_asked_for_is_one_line(followed: Open, setting: str) -> None:
+    app = followed(SAMPLES, "what_if", run="bucketed", setting=setting)
+    assert [own.value.partition(" that")[0] for own in app.warning] == ["The link names a setting"]
+    assert texts(app)[0].startswith("As recorded")
+    assert "setting" not in app.query_params
+
+
+def test_every_chart_has_its_table_and_picture(on: Callable[[str], AppTest]) -> None:
+    labels = [button.label for button in on("bucketed").get("download_button")]
+    assert labels == ["Download CSV", "Download PNG"] * 5
 
 
 def test_every_chart_marks_what_is_predicted(on: Callable[[str], AppTest]) -> None:

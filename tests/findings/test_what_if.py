@@ -8,12 +8,11 @@ import pandas as pd
 import pytest
 
 from overlaplab import findings
-from overlaplab.manifest import Link, Manifest
+from overlaplab.manifest import Link
 from overlaplab.simulate.predictions.what_if import Interval
 from overlaplab.simulate.programs.setting import Setting
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=500.0, world_size=2)
-MANIFEST = Manifest(format_version=1, world_size=2, link=LINK)
 LESS = "which is less than the model can tell"
 SURE = Interval(steps_ns=3_000_000, recordings_ns=4_000_000, model_ns=12_000_000)  # 13 in all
 DOUBT_NS = 12_000_000
@@ -48,24 +47,15 @@ def test_settings_in_words() -> None:
     assert findings.setting_words(Setting()) == ""
 
 
-@pytest.mark.parametrize(
-    ("setting", "beyond"),
-    [
-        (Setting(), None),
-        (Setting(ranks=4, link=replace(LINK, bandwidth_gbps=2.0, latency_us=250.0)), None),
-        (Setting(ranks=5), "5 ranks from 2"),
-        (Setting(link=replace(LINK, bandwidth_gbps=0.4)), "0.4 Gbit/s from 1"),
-        (Setting(ranks=8, link=replace(LINK, latency_us=1001.0)), "8 ranks from 2 and 1001 µs from 500"),
-    ],
-)
-def test_what_lies_beyond_the_recording(setting: Setting, beyond: str | None) -> None:
-    assert findings.beyond_recorded(setting, MANIFEST) == beyond
-    notes = findings.what_if_notes(SURE, DOUBT_NS, beyond, "ring")
-    assert (notes[-1] == f"Extrapolated: {beyond}.") == (beyond is not None)
+def test_what_lies_beyond_the_recording() -> None:
+    *_, last = findings.what_if_notes(SURE, DOUBT_NS, {"ranks": 5000.0, "bandwidth": 2.5}, "ring")
+    assert last == (
+        "Extrapolated beyond what was recorded: the number of ranks by a factor of 5,000, bandwidth by a factor of 2.5."
+    )
 
 
 def test_notes_name_the_parts() -> None:
-    first, second, third = findings.what_if_notes(SURE, DOUBT_NS, None, "auto")
+    first, second, third = findings.what_if_notes(SURE, DOUBT_NS, {}, "auto")
     assert first == (
         "A recording's mean step lies within ± 13.0 ms in 95 of 100 cases"
         " (steps ± 3.0, recordings ± 4.0, model ± 12.0)."

@@ -8,8 +8,6 @@ from typing import Any
 import made_gpu
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from made_phantoms import phantom_run
 from made_traces import event, gloo, launched, op, run_of, step
 from made_zero3 import USE, sizes, zero3_events
@@ -20,73 +18,10 @@ from overlaplab.costs import transfer_ns
 from overlaplab.manifest import Link
 from overlaplab.selection import Selection
 from overlaplab.simulate.bound import bound
-from overlaplab.simulate.moves import Compute, Launch, Move, Wait, finish_ns
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 TEN = Link(emulated=True, bandwidth_gbps=1e9, latency_us=5, world_size=2)
 """An all-reduce takes 10 µs, a gather or a reduce-scatter 5."""
-
-
-@pytest.mark.parametrize(
-    ("moves", "finish"),
-    [
-        ([], 0),
-        ([Compute(7)], 7),
-        ([Launch(5)], 0),  # nobody waits for it
-        ([Launch(5), Wait(0), Compute(1)], 6),
-        ([Launch(5), Compute(7), Wait(0)], 7),  # hidden
-        ([Launch(5), Launch(5), Compute(7), Wait(1), Wait(0)], 10),  # one after the other
-        ([Compute(3), Launch(5), Compute(1), Launch(5), Compute(1), Wait(0), Compute(2), Wait(1)], 13),
-        ([Compute(3), Launch(5), Compute(9), Launch(5), Wait(1)], 17),  # the link stood idle
-    ],
-)
-def test_moves_are_played_in_order(moves: list[Move], finish: int) -> None:
-    assert finish_ns(moves) == finish
-
-
-def test_nothing_waits_for_what_is_not_launched() -> None:
-    with pytest.raises(IndexError):
-        finish_ns([Wait(0), Launch(5)])
-
-
-def by_ticks(moves: list[Move]) -> int:
-    """Two machines, one nanosecond at a time: the processor, and the link with its queue."""
-    left = [move.ns if isinstance(move, Compute) else 0 for move in moves]
-    queue: list[list[int]] = []  # of each collective its number, and what is left of it
-    ended: set[int] = set()
-    launches = place = tick = 0
-    while True:
-        while queue and not queue[0][1]:
-            ended.add(queue.pop(0)[0])
-        if place == len(moves):
-            return tick
-        move = moves[place]
-        if left[place] or (isinstance(move, Wait) and move.number not in ended):
-            tick += 1
-            left[place] -= bool(left[place])
-            if queue:
-                queue[0][1] -= 1
-            continue
-        place += 1
-        if isinstance(move, Launch):
-            queue.append([launches, move.transfer_ns])
-            launches += 1
-
-
-@given(st.data())
-def test_against_two_machines_that_tick(data: st.DataObject) -> None:
-    moves: list[Move] = []
-    launches = 0
-    for _ in range(data.draw(st.integers(0, 12))):
-        match data.draw(st.sampled_from(["compute", "launch", "wait"])):
-            case "compute":
-                moves.append(Compute(data.draw(st.integers(0, 6))))
-            case "launch":
-                moves.append(Launch(data.draw(st.integers(0, 6))))
-                launches += 1
-            case "wait" if launches:
-                moves.append(Wait(data.draw(st.integers(0, launches - 1))))
-    assert finish_ns(moves) == by_ticks(moves)
 
 
 def bucket(number: int, ready: float, launch: float, done: float) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The Recorder in training loops that belong to a framework; each name loads its framework when it is asked for."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from overlaplab_engine.lazily import lazily
 
 if TYPE_CHECKING:
     from overlaplab_engine.integrations.with_accelerate import AccelerateRecorder
@@ -21,14 +22,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package == "overlaplab_engine":
-            raise
-        extra = "'overlaplab[engine]'" if package == "torch" else package
-        raise ImportError(f"{name} needs {package}; install it with: pip install {extra}") from None
+__getattr__ = lazily(__name__, _HOMES)

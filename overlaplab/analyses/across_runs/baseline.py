@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from overlaplab.analyses.across_runs.settings import settings_differ, work_settings
-from overlaplab.analyses.scalars import scalars
+from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["Baseline", "baseline", "require_comparable", "stored_baseline"]
+__all__ = ["Baseline", "baseline", "recordings_before", "stored_baseline"]
 
 _FORMAT = "overlaplab baseline"
 
@@ -64,8 +64,20 @@ def stored_baseline(path: Path) -> Baseline:
     return found
 
 
-def require_comparable(found: Baseline, run: Run, selection: Selection) -> None:
-    """Raise `OverlaplabError` where the run did other work than the baseline's recordings, or other steps count."""
+def recordings_before(
+    run: Run, selection: Selection, stored: Baseline | None, other: Run | None, *, causes: bool = True
+) -> tuple[Scalars, ...]:
+    """The figures that changes are measured from: a baseline's recordings, else another run's, else none.
+
+    Raises `OverlaplabError` where the run did other work than the baseline's recordings, or other steps count.
+    """
+    if stored is not None:
+        _require_comparable(stored, run, selection)
+        return stored.recordings
+    return () if other is None else (scalars(other, selection, causes=causes),)
+
+
+def _require_comparable(found: Baseline, run: Run, selection: Selection) -> None:
     _require_same(found.settings, work_settings(run.manifest) if run.manifest else None, run)
     if found.skip_steps != selection.skip_steps:
         raise OverlaplabError(

@@ -16,7 +16,8 @@ def _section(opened: Opened, step: int | None) -> Section | None:
     table, manifest = chosen_rows(opened.collectives, None, step), opened.manifest
     link = manifest.link if manifest else None
     found, hops = opened.diagnosis_of(step=step), chosen_rows(opened.hops, None, step)
-    return collectives_section(table, stragglers_of(table), link, findings.note(manifest), found, hops=hops)
+    late, lines = stragglers_of(table), opened.transfer_lines if len(table) else None
+    return collectives_section(table, late, link, findings.note(manifest), found, hops=hops, lines=lines)
 
 
 def page() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import streamlit as st
 
 from overlaplab import findings
 from overlaplab.costs import Algorithm
+from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.folder import manifest_told
 from overlaplab.dashboard.widgets import error_line, nothing_to_show, open_page, show_block, show_warnings, what_to_do
@@ -19,7 +21,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.sections.what_if import Asked, caps_tried, what_if_parts
 from overlaplab.simulate.predictions.error import recorded_caps
-from overlaplab.simulate.programs.options import CAP_MB
+from overlaplab.simulate.programs.options import CAP_MB, has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import Skew
 from overlaplab.traits import TRAITS, Traits
@@ -71,76 +73,129 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
 
 
 def _ask(opened: Opened) -> Asked:
-    """Draw the controls; they begin at what was recorded."""
+    """Draw the controls; they begin at what was recorded, or at what a link asks for."""
     manifest = opened.manifest
     assert manifest is not None
+    controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
-        strategy = _select("Strategy", _PREDICTED, manifest.strategy)
+        strategy = controls.select("Strategy", {name: name for name in _PREDICTED}, manifest.strategy)
         traits = TRAITS.get(strategy or manifest.strategy or "") or traits_of(manifest) or Traits()
+        own, gathers = strategy or manifest.strategy or "", traits.gathers == "units"
+        ahead = _or(manifest.prefetch, 1)
         setting = Setting(
             strategy=strategy,
-            bucket_cap_mb=_cap(opened, traits),
-            prefetch=_slide("Prefetch", "{} ahead", range(5), _or(manifest.prefetch, 1)) if _gathers(traits) else None,
-            link=_link(manifest),
-            ranks=_slide("Ranks", "{:,}", _RANKS, manifest.world_size),
-            accumulate=_slide("Microbatches", "{}", (1, 2, 4, 8), _or(manifest.accumulate, 1)),
-            straggler=manifest.world_size == 1
-            or not st.checkbox("No straggler", help=_NO_STRAGGLER, **_look("balanced")),
+            bucket_cap_mb=_cap(controls, opened) if traits.buckets else None,
+            first_bucket_mb=_first_bucket(controls, opened) if has_first_bucket(own, traits) else None,
+            prefetch=controls.slide("Prefetch", "{} ahead", range(5), ahead) if gathers else None,
+            link=_link(controls, manifest),
+            ranks=controls.slide("Ranks", "{:,}", _RANKS, manifest.world_size),
+            accumulate=controls.slide("Microbatches", "{}", (1, 2, 4, 8), _or(manifest.accumulate, 1)),
+            straggler=manifest.world_size == 1 or not controls.tick("No straggler", _NO_STRAGGLER),
         )
-        algorithm = st.selectbox("Collectives", list(_ALGORITHMS), format_func=_ALGORITHMS.__getitem__, **_look("alg"))
-        skew = st.selectbox("Further ranks work as", list(_SKEWS), format_func=_SKEWS.__getitem__, **_look("skew"))
+        algorithm: Algorithm = controls.select("Collectives", _ALGORITHMS, "ring") or "ring"
+        skew: Skew = controls.select("Further ranks work as", _SKEWS, "recorded") or "recorded"
+    controls.keep()
     return Asked(setting=setting, algorithm=algorithm, skew=skew)
 
 
-def _gathers(traits: Traits) -> bool:
-    return traits.gathers == "units"
-
-
-def _cap(opened: Opened, traits: Traits) -> float | None:
-    if not traits.buckets or opened.manifest is None:
-        return None
-    chosen: float | None = _slide(
-        "bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), _or(opened.manifest.bucket_cap_mb, CAP_MB)
-    )
+def _cap(controls: _Controls, opened: Opened) -> float | None:
+    assert opened.manifest is not None
+    recorded = _or(opened.manifest.bucket_cap_mb, CAP_MB)
+    chosen: float | None = controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), recorded)
     return chosen
 
 
-def _link(manifest: Manifest) -> Link | None:
+def _first_bucket(controls: _Controls, opened: Opened) -> float | None:
+    """Of the first bucket; None while it is the recorded one's, or where none was given that of all buckets."""
+    assert opened.manifest is not None
+    recorded = _or((opened.manifest.raw or {}).get("first_bucket_mb"), "as the others")
+    chosen: float | None = controls.slide("First bucket", "{:g} MiB", caps_tried(opened.run), recorded)
+    return chosen
+
+
+def _link(controls: _Controls, manifest: Manifest) -> Link | None:
     """The link that was chosen; None for the recorded one."""
     link = manifest.link
     if link is None:
         return None
-    bandwidth = _slide("Bandwidth", "{:g} Gbit/s", _BANDWIDTHS, link.bandwidth_gbps)
-    latency = _slide("Latency", "{:g} µs", _LATENCIES, link.latency_us)
+    bandwidth = controls.slide("Bandwidth", "{:g} Gbit/s", _BANDWIDTHS, link.bandwidth_gbps)
+    latency = controls.slide("Latency", "{:g} µs", _LATENCIES, link.latency_us)
     if bandwidth is None and latency is None:
         return None
     return replace(link, bandwidth_gbps=_or(bandwidth, link.bandwidth_gbps), latency_us=_or(latency, link.latency_us))
 
 
-def _slide(label: str, form: str, values: Iterable[Any], recorded: Any) -> Any:
-    """A slider's value, at first the recorded one; None while it is that."""
-    chosen = st.select_slider(
-        label,
-        sorted({*values, recorded}),
-        value=recorded,
-        format_func=lambda value: form.format(value) + (" (recorded)" if value == recorded else ""),
-        **_look(label),
-    )
-    return None if chosen == recorded else chosen
+class _Controls:
+    """The controls of one drawing. What they say stands in the link, but for what is as recorded."""
+
+    def __init__(self) -> None:
+        self._run: str = st.session_state["run"]
+        self._fresh = links.taken(links.SETTING)
+        if not self._fresh and st.session_state.get("asked_of", self._run) != self._run:
+            links.settle(links.SETTING, None, plain=False)  # it was asked of another run
+        st.session_state["asked_of"] = self._run
+        text = links.kept(links.SETTING)
+        self._linked = links.setting_of(text)
+        self._unmet = set(self._linked) if self._linked or not text else {text}
+        self._said: dict[str, str] = {}
+
+    def slide(self, label: str, form: str, values: Iterable[Any], recorded: Any) -> Any:
+        """A slider's value, at first the recorded one; None while it is that. Texts stand before all values."""
+        known = sorted({*values} - {recorded})
+        place = 0 if isinstance(recorded, str) else bisect_left(known, recorded)
+        options = [*known[:place], recorded, *known[place:]]
+        look = self._look(label, options, recorded)
+        chosen = st.select_slider(label, options, format_func=lambda value: _worded(form, value, recorded), **look)
+        return self._told(label, chosen, recorded)
+
+    def select(self, label: str, words: Mapping[Any, str], recorded: str | None) -> Any:
+        """One of the options, at first the recorded one; None while it is that."""
+        options = [*([recorded] if recorded is not None and recorded not in words else []), *words]
+        look = self._look(label, options, recorded)
+        place = None if recorded is None else 0
+        chosen = st.selectbox(label, options, place, format_func=lambda value: words.get(value, value), **look)
+        return self._told(label, chosen, recorded)
+
+    def tick(self, label: str, explanation: str) -> bool:
+        """Whether the reader wants it."""
+        look = self._look(label, (False, True), recorded=False)
+        return bool(self._told(label, st.checkbox(label, help=explanation, **look), recorded=False))
+
+    def keep(self) -> None:
+        """Write what the controls say into the link; where a link said what none of them can, say so."""
+        if self._fresh and self._unmet:
+            links.warn_of_setting()
+        links.keep_at_once(links.SETTING, ",".join(f"{name}:{text}" for name, text in self._said.items()) or None)
+
+    def _look(self, label: str, options: Sequence[Any], recorded: Any) -> dict[str, Any]:
+        """A control's key, so that another run's begins anew, and a width of which two fit into a narrow window."""
+        name = _name(label)
+        key = f"asked_{name} of {self._run}"
+        linked = [value for value in options if _text(value) == self._linked.get(name)]
+        self._unmet -= {name} if linked else set()
+        if self._fresh or st.session_state.get(key, self) not in options:
+            st.session_state[key] = linked[0] if linked else recorded
+        return {"key": key, "width": 195, "on_change": links.control_used}
+
+    def _told(self, label: str, value: Any, recorded: Any) -> Any:
+        if value == recorded:
+            return None
+        self._said[_name(label)] = _text(value)
+        return value
 
 
-def _select(label: str, options: list[str], recorded: str | None) -> str | None:
-    """One of the options, at first the recorded one; None while it is that."""
-    known = options if recorded is None or recorded in options else [recorded, *options]
-    place = known.index(recorded) if recorded is not None else None
-    chosen = st.selectbox(label, known, index=place, **_look(label))
-    return None if chosen == recorded else chosen
+def _name(label: str) -> str:
+    return label.lower().replace(" ", "_")
 
 
-def _look(label: str) -> dict[str, Any]:
-    """A control's key, so that another run's begins anew, and a width of which two fit into a narrow window."""
-    name = label.lower().replace(" ", "_")
-    return {"key": f"asked_{name} of {st.session_state['run']}", "width": 195}
+def _text(value: Any) -> str:
+    return str(value).removesuffix(".0")
+
+
+def _worded(form: str, value: Any, recorded: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return form.format(value) + (" (recorded)" if value == recorded else "")
 
 
 def _or(value: Any, otherwise: Any) -> Any:

@@ -26,7 +26,6 @@ from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.events import Run
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.advice.caps import (
-    EXTRAPOLATED,
     TIE,
     CapPlayed,
     Recutting,
@@ -43,6 +42,7 @@ from overlaplab.simulate.advice.caps import (
 from overlaplab.simulate.advice.depths import best_depth, depths_played
 from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.cutting import best_cutting, last_end
+from overlaplab.simulate.transfers import beyond
 
 __all__ = ["OPTIONS", "advise", "fits"]
 
@@ -141,11 +141,10 @@ def _by_bound(run: Run) -> Iterator[dict[str, Any]]:
     if window is None or found is None:
         return
     order = range(len(found.bytes))
-    least, most = found.sent
     rows = []
     for own in cap_ranges(order, dict(enumerate(found.bytes))):
         held = tuple(sum(found.bytes[place] for place in bucket) for bucket in own.buckets)
-        if least <= EXTRAPOLATED * min(held) and max(held) <= EXTRAPOLATED * most:
+        if beyond(held, found.sent) is None:
             ends = last_end(found.ready_ns, found.bytes, [len(bucket) for bucket in own.buckets], found.takes)
             caps = {"bucket_cap_mb": own.cap_mb, "caps_mb": (own.cap_mb,)}
             rows.append(_bound_row(window, "cap", held, ends - found.ready_ns[-1]) | caps)

@@ -24,10 +24,9 @@ from overlaplab.simulate.changes import Bucket, assign, launch_ns, recut
 from overlaplab.simulate.cutting import best_launched, last_end
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.recorded import Recorded, recorded_programs
-from overlaplab.simulate.transfers import transfers
+from overlaplab.simulate.transfers import beyond, transfers
 
 __all__ = [
-    "EXTRAPOLATED",
     "TIE",
     "CapPlayed",
     "CapRange",
@@ -48,8 +47,6 @@ __all__ = [
 MIB = 1 << 20
 TIE = 0.01
 """Of a step: settings that differ by no more are taken for equally fast."""
-EXTRAPOLATED = 2
-"""Times: beyond so much more, or less, than was recorded, T is not known."""
 _PASSES = 3
 """Backward passes whose best buckets are tried on all steps."""
 _MOST_MOVES = 3_000_000
@@ -118,12 +115,9 @@ class Recutting:
         return tuple(map(tuple, assign(self.order, self.sizes, [int(cap * MIB) for cap in caps_mb])))
 
     def knows(self, buckets: Sequence[Sequence[str]]) -> bool:
-        """Whether T of these buckets is no extrapolation: none is more than twice outside the sizes measured."""
-        if self.measured is None:
-            return True
-        least, most = self.measured
+        """Whether T of these buckets is no extrapolation."""
         held = [sum(self.sent[name] for name in names) for names in buckets]
-        return least <= EXTRAPOLATED * min(held) and max(held) <= EXTRAPOLATED * most
+        return self.measured is None or beyond(held, self.measured) is None
 
     def spans_ns(self, buckets: Sequence[Sequence[str]]) -> npt.NDArray[np.int64]:
         """How long the steps would take with these buckets, of shape (ranks, steps)."""

@@ -18,13 +18,16 @@ import pandas as pd
 from overlaplab.analyses.across_runs.settings import same_but_cap
 from overlaplab.events import Run, step_windows
 from overlaplab.manifest import Manifest
+from overlaplab.simulate.player import Launch, Move
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.transfers import beyond
 
 __all__ = [
     "DIFFERENCES_MISS",
     "REPEATS_DIFFER",
     "Interval",
-    "beyond",
     "by_step",
+    "extrapolated",
     "gain_half_ns",
     "interval",
     "interval_of",
@@ -43,8 +46,6 @@ _PRIOR_WEIGHT = 4
 _Z = NormalDist().inv_cdf(0.975)
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for 95 %, two-sided, with 1 to 10 degrees of freedom."""
-_FAR = 2.0
-"""What lies further outside than this multiple is extrapolated, as in torch inductor's profile-guided estimation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +137,28 @@ def repeats_deviation(repeats: Sequence[Sequence[float]] = ()) -> float:
     return sqrt(squares / freedom)
 
 
-def beyond(predicted: Sequence[float], recorded: Sequence[float]) -> float | None:
-    """How many times further than all recorded values a predicted one lies, on either side; None up to twice as far."""
-    if not predicted or not recorded or min(*predicted, *recorded) <= 0:
-        return None
-    most = max(max(predicted) / max(recorded), min(recorded) / min(predicted))
-    return most if most > _FAR else None
+def extrapolated(
+    manifest: Manifest, setting: Setting, recorded: Iterable[Move], predicted: Iterable[Move]
+) -> dict[str, float]:
+    """What of a setting lies far outside of the recording, and how many times as far (see `beyond`): of `bytes` (the
+    sizes of messages), `bandwidth`, `latency`, `ranks`.
+
+    Takes the moves of any ranks that launch all collectives.
+    """
+    calibration = manifest.raw.get("calibration")
+    measured = calibration.get("collectives", []) if isinstance(calibration, dict) else []
+    known = [*_sizes(recorded), *(row["bytes"] for row in measured if row.get("bytes"))]
+    found = {"bytes": beyond(_sizes(predicted), known)}
+    if setting.link and manifest.link:
+        found["bandwidth"] = beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
+        found["latency"] = beyond([setting.link.latency_us], [manifest.link.latency_us])
+    if setting.ranks:
+        found["ranks"] = beyond([setting.ranks], [manifest.world_size])
+    return {name: round(times, 2) for name, times in found.items() if times is not None}
+
+
+def _sizes(moves: Iterable[Move]) -> list[float]:
+    return [move.bytes for move in moves if isinstance(move, Launch) and move.bytes]
 
 
 def _student(freedom: int) -> float:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, step_windows
+from overlaplab.events import Run, rule_of, step_windows
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered
 from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
+from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.predictions.error import (
     Interval,
-    beyond,
     by_step,
+    extrapolated,
     interval_of,
     measured_steps,
     recorded_caps,
@@ -29,6 +31,7 @@ from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS
+from overlaplab.vocabulary import Rule
 
 __all__ = ["Prediction", "changes", "predict"]
 
@@ -57,25 +60,20 @@ class Prediction:
     interval: Interval
     """Around `step_ns`."""
     extrapolated: dict[str, float]
-    """What lies far outside of what was recorded, and how many times as far; see `beyond`."""
+    """What lies far outside of what was recorded, and how many times as far; see `error.extrapolated`."""
 
 
 def predict(run: Run, setting: Setting) -> Prediction:
     """Play the run under the setting. Raises `OverlaplabError` where it cannot be, see `programs_of`."""
+    if any(rule_of(trace) is Rule.GPU for trace in run.traces):
+        return _on_device(run, setting)
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
     before, after = _played(run, recorded), _played(run, programs)
     assert run.manifest is not None  # programs_of asks for it
     step_ns = fmean(_spans(after))
     error = interval_of(run, step_ns, _spans(before), recorded_caps(run.manifest, _beside(run.path)))
-    far = _far(run.manifest, setting, recorded, programs)
-    own = {"steps_ns": error.steps_ns, "recordings_ns": error.recordings_ns, "model_ns": error.model_ns}
-    marked = {
-        "from": run.path,
-        "changes": changes(setting),
-        "interval_ns": [round(step_ns) - error.half_ns, round(step_ns) + error.half_ns],
-        "parts": own,
-        "extrapolated": far,
-    }
+    far = extrapolated(run.manifest, setting, *(chain.from_iterable(own) for own in (recorded, programs)))
+    marked = _marked(run, setting, step_ns, error, far)
     raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)
     numbers = [window.step for window in step_windows(run.traces[0])]
@@ -87,6 +85,39 @@ def predict(run: Run, setting: Setting) -> Prediction:
         interval=error,
         extrapolated=far,
     )
+
+
+def _on_device(run: Run, setting: Setting) -> Prediction:
+    """Of a run on GPUs, whoever recorded it: behind another link."""
+    found = predict_device(run, setting)
+    step_ns = fmean(by_step(found.predicted_ns))
+    beside = _beside(run.path) if run.manifest else ()
+    caps = recorded_caps(run.manifest or Manifest(format_version=1, world_size=len(run.traces)), beside)
+    error = interval_of(run, step_ns, by_step(found.recorded_ns), caps)
+    far = extrapolated(run.manifest, setting, (), ()) if run.manifest else {}
+    raw = {} if run.manifest is None else run.manifest.raw
+    own = {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
+    world: dict[str, Any] = {"format_version": 1, "world_size": len(run.traces)}
+    link = {"link": asdict(replace(setting.link, world_size=len(run.traces)))} if setting.link else {}
+    return Prediction(
+        manifest=world | own | link | {"device": "cpu"} | {"predicted": _marked(run, setting, step_ns, error, far)},
+        ranks=found.ranks,
+        step_ns=round(step_ns),
+        recorded_step_ns=round(fmean(measured_steps(run))),
+        interval=error,
+        extrapolated=far,
+    )
+
+
+def _marked(run: Run, setting: Setting, step_ns: float, error: Interval, far: dict[str, float]) -> dict[str, Any]:
+    """What run.json says of the prediction."""
+    return {
+        "from": run.path,
+        "changes": changes(setting),
+        "interval_ns": [round(step_ns) - error.half_ns, round(step_ns) + error.half_ns],
+        "parts": asdict(error),
+        "extrapolated": far,
+    }
 
 
 def changes(setting: Setting) -> dict[str, Any]:
@@ -124,26 +155,6 @@ def _beside(path: str) -> Iterator[Manifest]:
             continue
         if manifest is not None:
             yield manifest
-
-
-def _far(
-    manifest: Manifest, setting: Setting, recorded: Sequence[Program], programs: Sequence[Program]
-) -> dict[str, float]:
-    """What is extrapolated: the sizes of messages, the link, the number of ranks."""
-    calibration = manifest.raw.get("calibration")
-    measured = calibration.get("collectives", []) if isinstance(calibration, dict) else []
-    known = [*_sizes(recorded), *(row["bytes"] for row in measured if row.get("bytes"))]
-    found = {"bytes": beyond(_sizes(programs), known)}
-    if setting.link and manifest.link:
-        found["bandwidth"] = beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
-        found["latency"] = beyond([setting.link.latency_us], [manifest.link.latency_us])
-    if setting.ranks:
-        found["ranks"] = beyond([setting.ranks], [manifest.world_size])
-    return {name: round(times, 2) for name, times in found.items() if times is not None}
-
-
-def _sizes(programs: Sequence[Program]) -> list[float]:
-    return [move.bytes for program in programs for move in program if isinstance(move, Launch) and move.bytes]
 
 
 def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:

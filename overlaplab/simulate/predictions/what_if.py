@@ -22,8 +22,8 @@ from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.simulate.player import End, Launch, StuckError
-from overlaplab.simulate.predictions.error import Interval, by_step, interval_of
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated, interval_of
+from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import Skew, Times, WidePlayed, WideProgram, drawn, play_wide, retimed, widen, worked
 from overlaplab.traits import TRAITS
@@ -32,6 +32,7 @@ __all__ = [
     "Step",
     "by_cap",
     "by_ranks",
+    "far",
     "held_bytes",
     "interval",
     "lanes",
@@ -42,9 +43,6 @@ __all__ = [
     "typical_step",
     "why_not",
 ]
-
-_MOST_MADE = 8
-"""Ranks whose programs are made where ranks own parts: of more, each owns as much as one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +79,12 @@ def played(
     cannot tell.
     """
     ranks = setting.ranks or len(run.traces)
-    program = _program(run, replace(setting, link=None, ranks=_made(run, setting)))
+    made = _made(run, setting)
+    program = _program(run, replace(setting, link=None, ranks=made))
     link = run.manifest.link if run.manifest else None
     if link is not None:
-        before, after = (
-            replace(own, world_size=count) for own, count in ((link, program.ranks), (setting.link or link, ranks))
-        )
+        known = made or len(run.traces)
+        before, after = (replace(own, world_size=n) for own, n in ((link, known), (setting.link or link, ranks)))
         if after != before or algorithm != "ring":
             program = retimed(program, lambda launch: _takes(launch, before, after, algorithm))
     elif setting.link is not None or setting.ranks is not None:
@@ -97,11 +95,9 @@ def played(
 
 
 def _made(run: Run, setting: Setting) -> int | None:
-    """For how many ranks programs are made: as recorded, but where ranks own parts, whose sizes depend on it."""
+    """Among how many ranks programs are made: as recorded, but where ranks own parts, whose sizes depend on it."""
     traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
-    if setting.ranks is None or traits is None or not traits.sharded or setting.ranks == len(run.traces):
-        return None
-    return min(setting.ranks, _MOST_MADE)
+    return setting.ranks if traits is not None and traits.sharded else None
 
 
 def _takes(launch: Launch, before: Link, after: Link, algorithm: Algorithm) -> int:
@@ -109,6 +105,12 @@ def _takes(launch: Launch, before: Link, after: Link, algorithm: Algorithm) -> i
         return launch.transfer_ns
     less = transfer_ns(launch.kind, launch.bytes, before)
     return max(launch.transfer_ns - less + collective_ns(launch.kind, launch.bytes, after, algorithm=algorithm), 0)
+
+
+def far(run: Run, setting: Setting, program: WideProgram) -> dict[str, float]:
+    """What is extrapolated of a setting that was played as this program: see `error.extrapolated`."""
+    assert run.manifest is not None  # made_programs asks for it
+    return extrapolated(run.manifest, setting, _program(run, Setting()).moves, program.moves)
 
 
 def interval(run: Run, step_ns: int, caps: pd.DataFrame) -> Interval:
@@ -210,7 +212,7 @@ def _program(run: Run, setting: Setting) -> WideProgram:
     kept = _kept(run)
     if setting not in kept:
         try:
-            kept[setting] = widen(programs_of(run, setting))
+            kept[setting] = widen(made_programs(run, setting))
         except StuckError as error:
             raise OverlaplabError(str(error), path=run.path) from None
     return kept[setting]

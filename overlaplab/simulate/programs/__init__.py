@@ -5,24 +5,23 @@ communication around the same work (`strategy`, and a file for each family). Whe
 moves stay, and T alone is changed.
 
 [Note: ranks]
-Ranks beyond those recorded draw each step from the recorded ranks' steps, at random with a fixed seed, so that the same
-question has the same answer.
+Ranks beyond those recorded draw each step from these ranks' programs (`further`). Where ranks own parts, those who draw
+update as large a part as the rank whose step they drew.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.manifest import Manifest, traits_of
-from overlaplab.simulate.player import Program
+from overlaplab.simulate.further import with_further
+from overlaplab.simulate.player import Program, StuckError
 from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options, options_of
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
-from overlaplab.simulate.programs.profile import Profile, Step, median_rank, profile_of
+from overlaplab.simulate.programs.profile import Profile, median_rank, profile_of
 from overlaplab.simulate.programs.replicated import Bucketed, Naive, PerParam, TorchDDP
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
@@ -32,9 +31,7 @@ from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
 
-__all__ = ["programs_of"]
-
-SEED = 0
+__all__ = ["made_programs", "programs_of"]
 
 _STRATEGIES: dict[str, type[Strategy]] = {
     "naive": Naive,
@@ -53,15 +50,32 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
 
     Raises `OverlaplabError` where the run cannot tell, or where the setting has an option that its strategy lacks.
     """
+    made = made_programs(run, setting)
+    if setting.ranks is None or run.manifest is None or setting.ranks == run.manifest.world_size:
+        return made
+    if setting.ranks > MOST_RANKS:
+        raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
+    try:
+        return with_further(made, setting.ranks)
+    except StuckError as error:
+        raise OverlaplabError(str(error), path=run.path) from None
+
+
+def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
+    """The programs of the recorded ranks alone, or of the first of them, as they are among the setting's ranks.
+
+    Raises as `programs_of`, of which the further ranks draw from these.
+    """
     manifest, programs = _recorded(run)
     before, after = options_of(run, manifest, Setting()), options_of(run, manifest, setting)
     link = setting.link or manifest.link
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
-    if after == before:
-        chosen = programs if setting.straggler else [programs[median]] * len(programs)
+    if after != before:
+        _require(run, manifest, after)
+    if after == (before if _traits(manifest).sharded else replace(before, ranks=after.ranks)):
+        chosen = (programs if setting.straggler else [programs[median]] * len(programs))[: after.ranks]
         return tuple(chosen if link == manifest.link else (behind(each, manifest.link, link) for each in chosen))
-    _require(run, manifest, after)
     profile = profile_of(programs, sharded="optimizer" in _traits(manifest).sharded)
     ranks = profile.ranks if setting.straggler else (profile.ranks[median],) * len(programs)
     model = _model(run, manifest, profile, after)
@@ -69,7 +83,7 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
     make = _STRATEGIES[after.strategy]
     return tuple(
         tuple(make(after, model, profile, transfer, rank).program(steps))
-        for rank, steps in enumerate(_drawn(ranks, after.ranks))
+        for rank, steps in enumerate(ranks[: after.ranks])
     )
 
 
@@ -116,8 +130,6 @@ def _require(run: Run, manifest: Manifest, options: Options) -> None:
         raise OverlaplabError(
             f"only the link can be changed of a strategy of one's own, {manifest.strategy}", path=run.path
         )
-    if options.ranks > MOST_RANKS:
-        raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
     if options.ranks != manifest.world_size and manifest.link is None:
         raise OverlaplabError(
             "how long collectives of other numbers of ranks take is not known without a link",
@@ -143,11 +155,3 @@ def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> 
 
 def _traits(manifest: Manifest) -> Traits:
     return traits_of(manifest) or Traits()
-
-
-def _drawn(ranks: Sequence[tuple[Step, ...]], count: int) -> list[tuple[Step, ...]]:
-    """The steps of so many ranks; see [Note: ranks]."""
-    draw = random.Random(SEED)
-    steps = len(ranks[0])
-    more = [tuple(draw.choice(draw.choice(ranks)) for _ in range(steps)) for _ in range(max(count - len(ranks), 0))]
-    return [*ranks[:count], *more]

@@ -11,7 +11,7 @@ from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
 
-__all__ = ["Options", "options_of"]
+__all__ = ["Options", "has_first_bucket", "options_of"]
 
 MIB = 1 << 20
 CAP_MB = 25.0
@@ -38,6 +38,11 @@ class Options:
     ranks: int = 1
     clips: bool = False
     """Whether ranks that hold parts of the gradients add up their norms before each update."""
+
+
+def has_first_bucket(strategy: str, traits: Traits) -> bool:
+    """Whether the first bucket can have a cap of its own: torch's DDP has no option for it."""
+    return traits.buckets and strategy != "torch-ddp"
 
 
 def options_of(run: Run, manifest: Manifest, setting: Setting) -> Options:
@@ -74,7 +79,7 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
         refuse("is not predicted from, nor as, another strategy; overlaplab pipeline RUN plays its other settings")
     if not traits.buckets and (setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None):
         refuse("sends no buckets: it has no cap")
-    if strategy == "torch-ddp" and setting.first_bucket_mb is not None:
+    if traits.buckets and setting.first_bucket_mb is not None and not has_first_bucket(strategy, traits):
         refuse("has no option for its first bucket")
     if traits.gathers != "units" and setting.prefetch is not None:
         refuse("gathers no units ahead: it has no prefetch")

@@ -13,12 +13,13 @@ import pytest
 from samples import sample_run
 
 from overlaplab.events import Run
-from overlaplab.manifest import Manifest
+from overlaplab.manifest import Link, Manifest
+from overlaplab.simulate.player import End, Launch
 from overlaplab.simulate.predictions.error import (
     DIFFERENCES_MISS,
     REPEATS_DIFFER,
     Interval,
-    beyond,
+    extrapolated,
     gain_half_ns,
     interval,
     measured_steps,
@@ -75,14 +76,13 @@ def test_students_t_meets_its_table_beyond_it() -> None:
     assert by_table > by_expansion > NormalDist().inv_cdf(0.975)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "recorded", "expected"),
-    [([100], [60], None), ([100], [50], None), ([101], [50], 2.02), ([10, 49], [50, 25], 2.5), ([], [50], None)],
-)
-def test_more_than_twice_as_far_out_is_extrapolated(
-    predicted: list[float], recorded: list[float], expected: float | None
-) -> None:
-    assert beyond(predicted, recorded) == expected
+def test_what_a_setting_extrapolates() -> None:
+    link = Link(emulated=True, bandwidth_gbps=1.0, latency_us=500.0, world_size=2)
+    manifest = Manifest(format_version=1, world_size=2, link=link)
+    near, far = ([Launch("a", 1, bytes=size), End()] for size in (1000, 250))
+    assert extrapolated(manifest, Setting(), near, near) == {}
+    asked = Setting(ranks=5, link=replace(link, bandwidth_gbps=0.4, latency_us=1000.0))
+    assert extrapolated(manifest, asked, near, far) == {"bytes": 4.0, "bandwidth": 2.5, "ranks": 2.5}
 
 
 def test_gains_do_not_depend_on_how_recordings_differ() -> None:

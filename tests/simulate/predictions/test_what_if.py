@@ -62,21 +62,21 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
     assert what_if.typical_step(what_if.played(run, setting)[1]).span_ns == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("ranks", [4, 16, 64])
-def test_more_ranks_are_what_the_event_player_says(ranks: int) -> None:
-    """Each draws its own ranks' work from what was recorded."""
-    run = sample_run("bucketed")
-    expected = median_step(programs_of(run, Setting(ranks=ranks)))
-    found = what_if.typical_step(what_if.played(run, Setting(ranks=ranks))[1])
-    assert found.span_ns == pytest.approx(expected, rel=0.005)
-
-
-def test_where_ranks_own_parts_their_programs_are_made_anew() -> None:
-    run = sample_run("zero3")
-    expected = median_step(programs_of(run, Setting(ranks=4)))
-    assert what_if.typical_step(what_if.played(run, Setting(ranks=4))[1]).span_ns == pytest.approx(expected, rel=1e-4)
-    program, _ = what_if.played(run, Setting(ranks=50))
-    assert program.ranks == 50
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("bucketed", Setting(ranks=64)),
+        ("bucketed", Setting(ranks=5, bucket_cap_mb=1.0)),
+        ("per-param", Setting(ranks=16)),
+        ("zero3", Setting(ranks=9, prefetch=2)),
+    ],
+)
+def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None:
+    run = sample(name)
+    result = play(programs_of(run, setting))
+    found = what_if.played(run, setting)[1]
+    assert found.ends_ns.T.tolist() == [list(ends) for ends in result.ends_ns]
+    assert found.carried_ns.tolist() == [list(times) for times in result.carried.values()]
 
 
 def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:

@@ -1,4 +1,4 @@
-"""What one rank did in a step, as far as a simulation plays it: launches, waits, the arrival of gradients.
+"""What one rank's host issued in a step: launches, waits, the arrival of gradients.
 
 From the engine's labels; without them from torch's DistributedDataParallel or FSDP2 (see `overlaplab.evidence`).
 """
@@ -11,13 +11,14 @@ from math import prod
 
 import numpy as np
 
-from overlaplab.events import Trace, Window, rule_of
+from overlaplab.events import Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
 from overlaplab.evidence.ddp import DDPBackward, ddp_backwards
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters, unit_sizes
 from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label, Span, fsdp2_ranges_of, labels_of
 from overlaplab.evidence.selection import launched_in
+from overlaplab.intervals import clip, total
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import Rule, label_list
 
@@ -37,8 +38,8 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """Moves of one step, each with its host time in absolute ns."""
+class Issued:
+    """Of one step; each with its host time, in absolute ns."""
 
     sent: tuple[tuple[int, Sent], ...]
     """In order of launch."""
@@ -49,8 +50,8 @@ class Program:
     step has several backward passes that do so, or sizes are unknown."""
 
 
-def programs(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[tuple[Window, Program]]:
-    """The programs of these steps; steps of which the trace shows none are left out."""
+def issued(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[tuple[Window, Issued]]:
+    """What was issued in each of these steps; steps of which the trace shows nothing are left out."""
     labels, ran, ranges = labels_of(trace), executions(trace), fsdp2_ranges_of(trace)
     backwards = ddp_backwards(trace, ran)
     gathers, size_of = fsdp2_gathers(ranges, ran), unit_sizes(manifest, ranges)
@@ -70,7 +71,7 @@ def programs(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -
             yield step, found
 
 
-def _of_labels(labels: Sequence[Label], elements: Mapping[str, int]) -> Program | None:
+def _of_labels(labels: Sequence[Label], elements: Mapping[str, int]) -> Issued | None:
     """From one step's labels, which must be in order of time."""
     sizes = {label.fields["bucket"]: label.fields["bytes"] for label in labels if label.word == "bucket_ready"}
     due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
@@ -87,7 +88,7 @@ def _of_labels(labels: Sequence[Label], elements: Mapping[str, int]) -> Program 
             waits.append((at_ns, launched[_of(label)]))
     if not sent:
         return None
-    return Program(sent=tuple(sent), waits=tuple(waits), gradients=_labelled_gradients(labels, elements))
+    return Issued(sent=tuple(sent), waits=tuple(waits), gradients=_labelled_gradients(labels, elements))
 
 
 def _of(label: Label) -> tuple[str | None, ...]:
@@ -116,7 +117,7 @@ def _labelled_gradients(labels: Sequence[Label], elements: Mapping[str, int]) ->
     return tuple(sorted(gradients)) or None
 
 
-def _of_ddp(backwards: Sequence[DDPBackward]) -> Program:
+def _of_ddp(backwards: Sequence[DDPBackward]) -> Issued:
     """DDP waits for all buckets at the end of the backward pass."""
     sent: list[tuple[int, Sent]] = []
     waits: list[tuple[int, int]] = []
@@ -126,7 +127,7 @@ def _of_ddp(backwards: Sequence[DDPBackward]) -> Program:
             own = Sent(launch=bucket.launch, kind="all_reduce", bytes=bucket.launch.bytes)
             sent.append((bucket.launch.start_ns, own))
     gradients = _ddp_gradients(backwards[0]) if len(backwards) == 1 else None
-    return Program(sent=tuple(sent), waits=tuple(waits), gradients=gradients)
+    return Issued(sent=tuple(sent), waits=tuple(waits), gradients=gradients)
 
 
 def _ddp_gradients(backward: DDPBackward) -> tuple[tuple[int, int], ...] | None:
@@ -146,7 +147,7 @@ def _of_fsdp2(
     size_of: Callable[[str], int | None],
     *,
     host_is_ahead: bool,
-) -> Program | None:
+) -> Issued | None:
     """FSDP2 waits for a gather before it copies it out, and for reductions at the end of the backward pass.
 
     On a GPU a gather does not wait for the computation launched before it, only for the last copying out: both use the
@@ -171,7 +172,7 @@ def _of_fsdp2(
         return None
     order = sorted(range(len(sent)), key=lambda number: sent[number][0])
     place = {number: place for place, number in enumerate(order)}
-    return Program(
+    return Issued(
         sent=tuple(sent[number] for number in order),
         waits=tuple((at_ns, place[number]) for at_ns, number in waits),
         gradients=None,
@@ -182,3 +183,23 @@ def _shares(whole: int, elements: Sequence[int]) -> list[int]:
     """The bytes divided in proportion to the numbers of elements."""
     sums = np.cumsum([0, *elements])
     return list(np.diff(whole * sums // max(int(sums[-1]), 1)).tolist())
+
+
+def progress(trace: Trace, step: Window) -> Callable[[int], int]:
+    """A function that gives the step's computation issued before a host time, in ns."""
+    if rule_of(trace) is not Rule.GPU:
+        computed = clip(activity(trace).compute, step.start_ns, step.end_ns)
+        return lambda host_ns: total(clip(computed, step.start_ns, host_ns))
+    events, calls = trace.events, launchers(trace)
+    works = counting_as(trace, Work.COMPUTE) | counting_as(trace, Work.MEMORY)
+    own = np.flatnonzero(works & (events["stream"] == main_stream(trace)).to_numpy() & (calls >= 0))
+    hosts = events["ts_ns"].to_numpy()[calls[own]]
+    own, hosts = (of[(step.host_start_ns <= hosts) & (hosts < step.host_end_ns)] for of in (own, hosts))
+    order = np.lexsort((events["ts_ns"].to_numpy()[own], hosts))
+    own, hosts = own[order], hosts[order]
+    starts = events["ts_ns"].to_numpy()[own]
+    ends = starts + events["dur_ns"].to_numpy()[own]
+    reached = np.maximum.accumulate(ends)
+    earlier = np.concatenate((starts[:1], reached[:-1]))
+    worked = np.concatenate(([0], np.cumsum(np.maximum(ends - np.maximum(starts, earlier), 0))))
+    return lambda host_ns: int(worked[np.searchsorted(hosts, host_ns)])

@@ -1,0 +1,32 @@
+"""How far the replay of recorded steps is off: `python benchmarks/replay.py RUN…`.
+
+A line per run: of its steps the mean and the largest error of what `simulate.replayed` plays.
+"""
+
+import sys
+
+import overlaplab
+from overlaplab.analyses import collectives
+from overlaplab.simulate.replayed import replayed
+
+
+def main(paths: list[str]) -> None:
+    """Print the table."""
+    print(f"{'run':44s} ranks  steps  collectives  matched   mean error   worst")
+    for path in paths:
+        run = overlaplab.load_run(path)
+        table = replayed(run)
+        if table.empty:
+            print(f"{path[-44:]:44s} its traces do not tell what waited for what")
+            continue
+        errors = (table["replayed_ns"] / table["span_ns"] - 1).abs()
+        found = collectives(run)
+        known = found[found["transfer_ns"].notna()]["index"].nunique()
+        print(
+            f"{path[-44:]:44s} {len(run.traces):5d} {len(table):6d} {found['index'].nunique():12d} {known:8d}"
+            f" {errors.mean():11.2%} {errors.max():8.2%}"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,95 @@
+"""Latency and bandwidth of each group's collectives: lines through their transfers, without waiting for other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.collectives import collectives
+from overlaplab.costs import fit_line, ring_factor
+from overlaplab.costs.link import ROUNDS
+from overlaplab.events import Run
+
+__all__ = ["Fitted", "fitted_lines", "transfer_lines"]
+
+_TYPES = {
+    **dict.fromkeys(("ranks", "kind"), "object"),
+    **dict.fromkeys(("latency_ns", "bus_gb_per_s", "deviation", "r_squared"), "Float64"),
+    **dict.fromkeys(("count", "sizes"), "int64"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """The transfers of one kind in one group, and the line of least absolute deviation through them."""
+
+    ranks: tuple[int, ...]
+    kind: str
+    transfers: pd.DataFrame
+    """`dtype`, `bytes` and `transfer_ns` of each, from the last rank's arrival to the median rank's end."""
+    latency_ns: float
+    """Of the whole collective."""
+    ns_per_byte: float
+    """Of the full tensor."""
+
+    @property
+    def deviation(self) -> float:
+        """By how much the line misses the transfers, ÷ their time."""
+        return float(np.abs(self._residuals()).sum() / max(self.transfers["transfer_ns"].sum(), 1))
+
+    @property
+    def r_squared(self) -> float | None:
+        """The part of the times' variance that the sizes explain; None where there is one size or one time."""
+        times = self.transfers["transfer_ns"].to_numpy(float)
+        varied = float(((times - times.mean()) ** 2).sum())
+        if self.transfers["bytes"].nunique() < 2 or not varied:
+            return None
+        return 1 - float((self._residuals() ** 2).sum()) / varied
+
+    def _residuals(self) -> np.ndarray:
+        sizes, times = (self.transfers[name].to_numpy(float) for name in ("bytes", "transfer_ns"))
+        residuals: np.ndarray = self.latency_ns + self.ns_per_byte * sizes - times
+        return residuals
+
+
+def transfer_lines(run: Run) -> pd.DataFrame:
+    """One row per group and kind: T = s·α + f·bytes ÷ B, fitted to the group's transfers of that kind.
+
+    Columns: `ranks` (the group's, a tuple), `kind`, `latency_ns` (α, per message), `bus_gb_per_s` (B, what each rank
+    sends in a second, in decimal GB; null where more bytes take no longer), `deviation` (by how much the line misses
+    the transfers, ÷ their time), `r_squared` (null where there is one size, below 0 where the mean of the times would
+    miss them less; all Float64), `count` (transfers), `sizes`
+    (different ones; both int64). s and f are a ring's (docs/design.md, "The link, emulated"). Waiting is in none of
+    them. Groups of which a rank's trace is missing have no rows.
+    """
+    rows = [_row(own) for own in fitted_lines(run)]
+    return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
+
+
+def _row(own: Fitted) -> tuple[object, ...]:
+    messages = ROUNDS[own.kind] * (len(own.ranks) - 1)
+    speed = ring_factor(own.kind, len(own.ranks)) / own.ns_per_byte if own.ns_per_byte else None
+    number, sizes = len(own.transfers), own.transfers["bytes"].nunique()
+    return own.ranks, own.kind, own.latency_ns / max(messages, 1), speed, own.deviation, own.r_squared, number, sizes
+
+
+def fitted_lines(run: Run) -> Iterator[Fitted]:
+    """The line of each group and kind, in order of both."""
+    table = collectives(run)
+    known = table[table["transfer_ns"].notna() & table["kind"].isin(ROUNDS) & (table["bytes"] > 0) & ~table["doubtful"]]
+    each = known.groupby("index").agg(
+        ranks=("rank", lambda ranks: tuple(sorted(map(int, ranks)))),
+        kind=("kind", "first"),
+        dtype=("dtype", "first"),
+        bytes=("bytes", "first"),
+        transfer_ns=("transfer_ns", "median"),
+    )
+    by_group: Any = each.groupby(["ranks", "kind"], sort=True)
+    for (ranks, kind), own in by_group:
+        transfers = own[["dtype", "bytes", "transfer_ns"]].astype({"bytes": "int64", "transfer_ns": "int64"})
+        latency_ns, ns_per_byte = fit_line(transfers["bytes"].tolist(), transfers["transfer_ns"].tolist())
+        yield Fitted(ranks=ranks, kind=kind, transfers=transfers, latency_ns=latency_ns, ns_per_byte=ns_per_byte)

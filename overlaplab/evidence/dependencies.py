@@ -1,0 +1,134 @@
+"""What kept a GPU's work, and the host that launches it: what each device event and each blocking call waited for.
+
+There are four dependencies (Lumos, MLSys 2025): a device event follows the call that launched it, the event before it
+on its stream, and what its stream was told to wait for; a call of the host may wait for the device. The first two are
+in every trace. Whom a stream or a call waited for is not, in most: it is told by the times, where it made a difference.
+A wait for what was over long before is not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlaplab.events import Trace, Work, classify, launchers, matching, once_per_trace
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.vocabulary import RUNTIME_CATEGORIES
+
+__all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events"]
+
+_BLOCKS = re.compile(r"synchroni[sz]e|memcpy", re.I)
+"""Calls that may wait for the device; a copy from or to pageable memory does."""
+_STREAM_NS = 20_000
+"""So long after what its stream waited for an event begins at most."""
+_CALL_NS = 100_000
+"""So long after what it waited for a call returns at most."""
+_GRAIN_NS = 2_000
+"""Clocks of host and device agree to within this; a shorter wait is none."""
+_NEAREST = 8
+"""Events on other streams that are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceEvent:
+    """A kernel or copy, in absolute ns."""
+
+    row: int
+    """Of the trace's events."""
+    stream: int
+    called_ns: int
+    """When the host's call that launched it began; `UNKNOWN_NS` where that is not recorded."""
+    start_ns: int
+    end_ns: int
+    communicates: bool
+    before: int | None
+    """The place of the event before it on its stream."""
+    after: int | None
+    """The place of the event on another stream for which its stream waited; None where none made a difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocking:
+    """A call in which the host waited for a device event, in absolute ns."""
+
+    start_ns: int
+    end_ns: int
+    until: int
+    """The event's place."""
+
+
+@once_per_trace
+def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
+    """The device's work in order of start; places count from 0."""
+    events, calls, works = trace.events, launchers(trace), classify(trace)
+    on_device = (events["stream"] >= 0).to_numpy() & (works != Work.NOTHING)
+    rows = np.flatnonzero(on_device)
+    starts = events["ts_ns"].to_numpy(np.int64)
+    ends = starts + events["dur_ns"].to_numpy(np.int64)
+    rows = rows[np.lexsort((ends[rows], starts[rows]))]
+    called = np.where(calls[rows] >= 0, starts[calls[rows]], UNKNOWN_NS).tolist()
+    streams = events["stream"].to_numpy()[rows].tolist()
+    by_end = np.argsort(ends[rows], kind="stable").tolist()
+    ended = np.sort(ends[rows]).tolist()
+    last: dict[int, int] = {}
+    found: list[DeviceEvent] = []
+    for place, row in enumerate(rows.tolist()):
+        start, before = int(starts[row]), last.get(streams[place])
+        free_ns = max(called[place], UNKNOWN_NS if before is None else found[before].end_ns)
+        nearest = by_end[
+            max(bisect_right(ended, start + _GRAIN_NS) - _NEAREST, 0) : bisect_right(ended, start + _GRAIN_NS)
+        ]
+        after = next(
+            (
+                other
+                for other in reversed(nearest)
+                if streams[other] != streams[place]
+                and free_ns + _GRAIN_NS < ends[rows[other]]
+                and start - _STREAM_NS <= ends[rows[other]]
+                and called[other] <= called[place]
+            ),
+            None,
+        )
+        last[streams[place]] = place
+        found.append(
+            DeviceEvent(
+                row=row,
+                stream=streams[place],
+                called_ns=called[place],
+                start_ns=start,
+                end_ns=int(ends[row]),
+                communicates=works[row] is Work.COMMUNICATION,
+                before=before,
+                after=after,
+            )
+        )
+    return tuple(found)
+
+
+@once_per_trace
+def blocking_calls(trace: Trace) -> tuple[Blocking, ...]:
+    """The calls in which the host waited for the device, in order of start."""
+    events, found = trace.events, device_events(trace)
+    waits = matching(events["name"], _BLOCKS.search) & matching(events["category"], RUNTIME_CATEGORIES.__contains__)
+    by_end = sorted(range(len(found)), key=lambda place: found[place].end_ns)
+    ends = [found[place].end_ns for place in by_end]
+    spans = events.loc[waits, ["ts_ns", "dur_ns"]].to_numpy(np.int64).tolist()
+    blocking = (_blocking(start, start + took, found, by_end, ends) for start, took in spans)
+    return tuple(call for call in blocking if call is not None)
+
+
+def _blocking(
+    start_ns: int, end_ns: int, found: Sequence[DeviceEvent], by_end: Sequence[int], ends: Sequence[int]
+) -> Blocking | None:
+    """It waited for what ended last while it was on, of what had been launched."""
+    for place in reversed(by_end[: bisect_right(ends, end_ns + _GRAIN_NS)]):
+        own = found[place]
+        if own.end_ns <= start_ns + _GRAIN_NS or own.end_ns < end_ns - _CALL_NS:
+            return None
+        if own.called_ns <= start_ns:
+            return Blocking(start_ns=start_ns, end_ns=end_ns, until=place)
+    return None

@@ -1,0 +1,95 @@
+"""Recorded runs on GPUs played as programs of hosts and streams: their four dependencies, and whole traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import made_gpu
+import pytest
+from made_traces import event, launched, op, run_of, step
+
+from overlaplab import OverlaplabError, load_run, summary
+from overlaplab.evidence.dependencies import blocking_calls, device_events
+from overlaplab.manifest import Link
+from overlaplab.report.predicted_run import write_run
+from overlaplab.simulate.device import device_programs
+from overlaplab.simulate.player import End, Note, Wait, Work, play
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.replayed import replayed
+
+
+def synchronize(start: float, end: float) -> dict[str, Any]:
+    return event("cudaStreamSynchronize", start, end, cat="cuda_runtime", correlation=99)
+
+
+EVENTS = [
+    step(3, 0, 400),
+    op("forward", 0, 10),
+    *launched("gemm", 10, 20, 60, correlation=1),
+    *launched("gemm", 30, 61, 100, correlation=2),  # behind the one before
+    *launched("copy", 40, 110, 150, stream=9, correlation=3),  # its stream waits for the second
+    *launched("gemm", 50, 160, 200, correlation=4),  # and this one for the copy
+    synchronize(70, 205),
+    *launched("gemm", 240, 250, 300, correlation=5),  # the host comes late
+]
+
+
+def test_what_each_event_waited_for(tmp_path: Path) -> None:
+    trace = run_of(tmp_path, EVENTS, backend="nccl").traces[0]
+    found = device_events(trace)
+    assert [(own.before, own.after) for own in found] == [(None, None), (0, None), (None, 1), (1, 2), (3, None)]
+    assert [call.until for call in blocking_calls(trace)] == [3]
+
+
+def test_recorded_steps_are_played_to_the_nanosecond(tmp_path: Path) -> None:
+    table = replayed(run_of(tmp_path, EVENTS, backend="nccl"))
+    assert table["span_ns"].tolist() == table["replayed_ns"].tolist() == [280_000]
+
+
+def test_what_waits_comes_earlier(tmp_path: Path) -> None:
+    """With the copy, the third event, half as long, all behind it is 20 µs earlier, also what the host launches."""
+    found = device_programs(run_of(tmp_path, EVENTS, backend="nccl"))
+    assert found is not None
+    programs = [list(program) for program in found.programs]
+    for program in programs:
+        for place, move in enumerate(program):
+            if isinstance(move, Note) and move.key == (0, "begun", 2):
+                program[place + 1] = Work(20_000)
+    assert play(programs).spans_ns(found.steps[0]) == [260_000]
+
+
+def test_notes_are_waited_for() -> None:
+    host = [Work(5), Note("a"), Wait("b", 1), Work(2), End()]
+    stream = [Wait("a", 3), Work(10), Note("b")]
+    assert play([host, stream]).ends_ns[0] == (5 + 3 + 10 + 1 + 2,)
+
+
+@pytest.mark.parametrize("make", [made_gpu.bucketed, lambda: made_gpu.zero3(1), made_gpu.fsdp2])
+def test_ranks_that_wait_for_each_other_replay(tmp_path: Path, make: Any) -> None:
+    table = replayed(run_of(tmp_path, make(), make(), backend="nccl"))
+    assert ((table["replayed_ns"] / table["span_ns"] - 1).abs() < 0.01).all()
+
+
+def test_another_link_is_predicted_of_anybodys_run(tmp_path: Path) -> None:
+    """A reduction of 4 MB takes 40 µs; at 1 Gbit/s it takes 32 ms, which the second gemm waits for."""
+    rank = [
+        step(3, 0, 90),
+        *launched("gemm", 1, 10, 20, correlation=1),
+        event("c10d::allreduce_", 2, 4, **{"Input Dims": [[1_000_000]], "Input type": ["float"]}),
+        *launched("ncclDevKernel_AllReduce_Sum_f32", 3, 21, 61, stream=9, correlation=2),
+        *launched("gemm", 5, 62, 80, correlation=3),
+    ]
+    run_of(tmp_path / "run", rank, rank, backend="nccl")
+    run = load_run(tmp_path / "run")
+    slow = Link(emulated=True, bandwidth_gbps=1.0, latency_us=0.0, world_size=2)
+    assert predict(run, Setting()).step_ns == predict(run, Setting()).recorded_step_ns == 70_000
+    found = predict(run, Setting(link=slow))
+    assert found.step_ns == 70_000 - 40_000 + 32_000_000
+    write_run(tmp_path / "predicted", found.manifest, found.ranks)
+    again = load_run(tmp_path / "predicted", cache=False)
+    assert summary(again)["span_ns"].tolist() == [found.step_ns] * 2
+    assert summary(again)["exposed_comm_ns"].tolist() == [32_000_000] * 2
+    with pytest.raises(OverlaplabError, match="nothing but the link"):
+        predict(run, Setting(bucket_cap_mb=1.0))
