@@ -72,7 +72,7 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
     ],
 )
 def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None:
-    run = sample(name)
+    run = sample_run(name)
     result = play(programs_of(run, setting))
     found = what_if.played(run, setting)[1]
     assert found.ends_ns.T.tolist() == [list(ends) for ends in result.ends_ns]
