@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 __all__ = ["PRECISIONS", "STAGES", "Held", "Precision", "fits_from", "held", "quick_look"]
@@ -64,21 +65,13 @@ def held(parameters: int, precision: Precision, stage: int, ranks: int, activati
 
 def fits_from(parameters: int, precision: Precision, stage: int, memory: int, activations: int = 0) -> int | None:
     """The smallest number of ranks of which each holds no more than `memory` bytes; None if none does."""
-    whole = held(parameters, precision, stage, 1, activations).total
-    if whole <= memory:
-        return 1
-    sharded = parameters * sum(
-        share
-        for share, at in ((precision.optimizer, 1), (precision.gradients, 2), (precision.parameters, 3))
-        if stage >= at
-    )
-    room = memory - (whole - sharded)
-    if not sharded or room < 1:
-        return None
-    ranks = max(_shard(sharded, room) - 1, 1)
-    while held(parameters, precision, stage, ranks, activations).total > memory:  # shards are rounded up
-        ranks += 1
-    return ranks
+    most = parameters * precision.total  # with more ranks no shard gets smaller
+    ranks = range(1, max(most, 1) + 1)
+
+    def fits(count: int) -> bool:
+        return held(parameters, precision, stage, count, activations).total <= memory
+
+    return ranks[bisect_left(ranks, True, key=fits)] if fits(ranks[-1]) else None
 
 
 def quick_look(parameters: int) -> int:
