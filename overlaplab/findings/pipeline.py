@@ -52,10 +52,10 @@ def pipeline_tiles(step: Mapping[Any, Any]) -> tuple[Tile, ...]:
         Tile(label="overhead", value=_ms(step["overhead_ns"]), note=f"per action; {hop}".rstrip("; ")),
         Tile(
             label="slowest stage",
-            value="none" if even else str(step["slowest_stage"]),
+            value="none" if even else str(int(step["slowest_stage"])),
             note="all equally fast" if even else f"{_share(step['slower'])} over the median",
         ),
-        Tile(label="activations", value=f"{step['held']} of {m}", note="microbatches held at most"),
+        Tile(label="activations", value=f"{int(step['held'])} of {m}", note="microbatches held at most"),
     )
 
 
