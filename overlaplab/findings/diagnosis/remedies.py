@@ -60,6 +60,8 @@ def remedy_for(
         if len(own) and int(own["gain_ns"].iloc[0]) > LITTLE_GAIN * span_ns:
             row = own.iloc[0].to_dict()
             return Remedy(text=pipeline_words(row), gain_ns=int(row["gain_ns"]), replayed=True)
+        if len(own) and cause in _BEYOND_PIPELINES:
+            return Remedy(text=_BEYOND_PIPELINES[cause])
     if cause is Cause.LINK and not bytes_explain:
         return Remedy(text=OPEN_ALL)
     if cause not in (Cause.STRAGGLER, Cause.GAP) and _moved_most(rows) == "activations":
@@ -82,6 +84,11 @@ _OF_PIPELINES = {
     Cause.SEND: ("schedule",),
 }
 """Which of `simulate.pipeline_remedies` answer a cause."""
+_BEYOND_PIPELINES = {
+    Cause.BUBBLE: "a schedule with several stages on each rank: neither more microbatches nor the other schedule gains",
+    Cause.IMBALANCE: "less work in the slowest stage: no other split of whole layers gains",
+}
+"""What is left to try where those that answer a cause were played, and none gains."""
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "interleaved 1F1B", "zbv": "ZB-V"}
 """What pipelines' schedules are called."""
 
