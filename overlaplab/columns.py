@@ -308,6 +308,14 @@ _ANYWHERE = (
         "held MB",
     ),
     Column("theory_memory_bytes", "bytes", "theory: memory", "What that rank should hold.", short="theory held"),
+    Column(
+        "activation_bytes",
+        "bytes",
+        "activations",
+        "What autograd keeps of a microbatch for its backward pass, besides parameters, on the rank that keeps most.",
+        short="act. MB",
+    ),
+    Column("recompute_ms", "ms", "recomputed", "What runs again of the forward pass, the median step.", "again ms"),
     Column("peak_memory_bytes", "bytes", "peak memory", "The allocator's highest mark on any rank.", short="peak MB"),
     # Which settings are faster
     Column("tier", "count", "tier", "1 for the fastest; settings of one tier are not told apart by their recordings."),
@@ -443,6 +451,25 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("unit", "text", "unit", "The unit that computed; empty between units."),
         Column("phase", "text", "pass", "The pass of the unit: forward or backward; empty between units."),
         Column("span_ns", "ns", "time", "How long it took."),
+    ),
+    ("staleness",): (
+        Column("worker", "count", "worker", "The rank whose gradients were applied."),
+        Column("staleness", "count", "staleness", "Updates since the worker got the parameters that it computed with."),
+        Column("start_ns", "ns", "start", "When the update began, from the run's start, by the first rank's clock."),
+        Column("end_ns", "ns", "end", "When the update ended, from the run's start, by the first rank's clock."),
+    ),
+    ("recomputation",): (
+        Column("module", "text", "module", "The checkpointed module."),
+        Column("passes", "count", "passes", "How many of its forward passes ran again."),
+        Column("recompute_ns", "ns", "recomputed", "How long they took on the host when they ran again."),
+    ),
+    ("copies",): (
+        Column("way", "text", "way", "Down, from the device to its host, or up."),
+        Column("count", "count", "copies", "How many copies."),
+        Column("bytes", "bytes", "size", "What was copied."),
+        Column("theory_bytes", "bytes", "theory", "What should be copied, without padding."),
+        Column("copy_ns", "ns", "copying", "Time in which at least one of them was under way."),
+        Column("hidden_ns", "ns", "hidden", "Of that, time in which the rank computed."),
     ),
     ("collective_times",): (
         Column("ranks", "text", "group", "The ranks of the group."),

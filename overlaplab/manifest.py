@@ -236,6 +236,10 @@ class Held:
     gradients: Size
     optimizer: Size
     """Moments, and master weights of higher precision."""
+    host: Size | None = None
+    """What an offloaded optimizer keeps in the host's memory: parameters, gradients and states."""
+    activations: Size | None = None
+    """What autograd keeps of a microbatch for its backward pass, besides parameters; None on GPUs, and if unknown."""
     peak_allocated: Size | None = None
     """The CUDA allocator's peak, without `scratch`; None on CPU."""
     scratch: Size | None = None
@@ -321,10 +325,18 @@ class Manifest:
     """How many units are gathered ahead of the one in use."""
     keep_last: bool | None = None
     """Whether the last layer stays gathered from its forward to its backward pass."""
+    offload: bool | None = None
+    """Whether the optimizer, its states and the gradients that it reads lie in the host's memory."""
+    asynchronous: bool | None = None
+    """Whether a server applies each rank's gradients as they come; None where none does anything of the kind."""
+    max_staleness: Size | None = None
+    """How stale they may be; None: any."""
+    reshard_after_forward: bool | None = None
+    """Whether layers are freed between their forward and backward passes; None in older recordings, where they are."""
     overlap_param_gather: bool | None = None
     """Whether updated parameters are gathered during the next forward pass."""
-    checkpointing: bool | None = None
-    """Activation checkpointing."""
+    checkpointing: bool | Size | None = None
+    """Activation checkpointing: of all layers, of none, or of every so many."""
     losses: tuple[float | None, ...] = ()
     """One per recorded step, the mean over the ranks."""
     memory: tuple[Held, ...] = ()

@@ -10,8 +10,9 @@ from typing import Literal
 class Traits:
     """What a strategy does, whatever its name. The defaults describe plain data parallelism: all is replicated."""
 
-    gradients: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
-    """The collective that averages the gradients."""
+    gradients: Literal["all_reduce", "reduce_scatter", "server"] = "all_reduce"
+    """The collective that averages the gradients. `server`: they are sent to rank 0, which alone updates the
+    parameters, and sends them back."""
     sends_every_microbatch: bool = False
     """Whether gradients are sent with each microbatch, rather than once per step."""
     buckets: bool = False
@@ -31,7 +32,7 @@ class Traits:
     @property
     def is_played(self) -> bool:
         """Whether its steps can be predicted from a recording of another strategy (`simulate/programs`)."""
-        return not (self.cuts_layers or self.hops or self.stages)
+        return not (self.cuts_layers or self.hops or self.stages or self.gradients == "server")
 
 
 BUCKETS = Traits(buckets=True)
@@ -64,6 +65,7 @@ TRAITS = {
         sharded=("gradients", "optimizer"),
     ),
     "zero3": UNITS,
+    "parameter-server": Traits(gradients="server"),
     "pipeline": Traits(stages=True),
     "torch-ddp": BUCKETS,
     "torch-fsdp2": UNITS,

@@ -83,6 +83,7 @@ _REQUIRED = {
     "bucket_ready": {"bucket", "bytes", "parameters"},
     "collective": {"kind", "bytes"},
     "comm": {"seq"},
+    "copy": {"way", "bytes"},
     "first_use": {"unit", "phase", "microbatch"},
     "free": {"unit", "phase", "microbatch", "bytes"},
     "gather_launch": {"unit", "phase", "microbatch", "bytes"},
@@ -94,9 +95,11 @@ _REQUIRED = {
     "param_gather_launch": {"bucket", "bytes"},
     "param_gather_wait": {"bucket"},
     "processor": {"ran_ns", "delayed_ns"},
+    "recompute": {"module"},
     "replica_launch": {"unit", "microbatch", "bytes"},
     "scatter_done": {"unit", "microbatch"},
     "scatter_launch": {"unit", "microbatch", "bytes"},
+    "serve": {"worker", "staleness"},
     **{word: {"stage", "microbatch"} for word in STAGE_WORDS},
     "update": {"unit"},
 }
@@ -114,7 +117,9 @@ _INTEGERS = {
         "seq",
         "source",
         "stage",
+        "staleness",
         "to",
+        "worker",
     ),
 }
 _LISTS = {"parameters"}

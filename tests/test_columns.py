@@ -13,7 +13,8 @@ import pytest
 from loaded_script import script
 from made_diagnosis import exposed_rows, summary_rows
 from made_pipeline import made_pipeline
-from made_runs import made_gathering, made_runs, made_sweep
+from made_runs import label, made_gathering, made_runs, made_sweep
+from made_traces import op, run_of
 
 import overlaplab
 from overlaplab import analyses
@@ -63,6 +64,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["each_collective"] = analyses.each_collective(found["collectives"])
     found["stragglers_of"] = analyses.stragglers_of(found["collectives"])
     found |= {"bound": bound(bucketed), "replay": replay(bucketed, link)}
+    served = [op("mm", 0, 9), label("serve worker=1 staleness=1", 1, 2)]
+    found["staleness"] = analyses.staleness(run_of(folder / "server", served))
+    again = [op("mm", 0, 9), label("recompute module=layers.1", 1, 2)]
+    found["recomputation"] = analyses.recomputation(run_of(folder / "checkpointed", again))
+    copied = [op("mm", 0, 9), label("copy way=up bytes=8 link=1Gbps,5us modelled_ns=1", 1, 2, tid=8)]
+    found["copies"] = analyses.copies(run_of(folder / "offloaded", copied, manifest={}))
     found["transfer_lines"] = analyses.transfer_lines(overlaplab.load_run(SAMPLE))
     found["slowdowns"] = analyses.slowdowns(overlaplab.load_run(folder / "foreign"))
     found["collective_times"] = analyses.collective_times(overlaplab.load_run(SAMPLE))

@@ -44,6 +44,8 @@ PLAIN = {
     "modelled_ns": 5,
     "ran_ns": 7,
     "delayed_ns": 9,
+    "worker": 1,
+    "staleness": 2,
     "hop": 2,
     "sends": 1,
     "to": 2,
@@ -64,6 +66,7 @@ def test_the_analyser_reads_every_label_that_the_engine_writes(word: labels.Word
         "unit": "a b.1",
         "module": "layers.3.up",
         "phase": "forward",
+        "way": "down",
     }
     values = {key: {**PLAIN, **texts}[key] for key in labels.KEYS[word]}
     found = label_fields(labels.label(word, **values))

@@ -186,7 +186,7 @@ def sharded_run(out: Path, *options: str) -> Path:
         ([], 3, 5, 4, 1),
         pytest.param(["--link", "1Gbps,200us", "--prefetch", "0"], 3, 5, 4, 1, marks=pytest.mark.slow),
         (["--tied", "--prefetch", "2"], 3, 4, 3, 1),
-        (["--accumulate", "2", "--checkpointing", "--link", "1Gbps,200us"], 6, 10, 8, 2),
+        (["--accumulate", "2", "--checkpointing", "all", "--link", "1Gbps,200us"], 6, 10, 8, 2),
     ],
 )
 def test_zero3_gathers_and_frees_what_it_says(

@@ -394,9 +394,9 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
 
 def _owned(strategy: Strategy) -> list[_Owned]:
     """This rank's parts of all parameters and buffers."""
-    sharded = _sharded_names(strategy)
+    sharded, optimized = _sharded_names(strategy), dict(strategy.named_optimized())
     parts = [
-        _Owned(PARAMETERS, name, 0, p.detach(), p if p.requires_grad else None)
+        _Owned(PARAMETERS, name, 0, p.detach(), optimized.get(name))
         for name, p in strategy.model.named_parameters()
         if name not in sharded
     ]

@@ -126,6 +126,7 @@ def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
         if name in values:
             values[name] = _member(Dtype, values[name], f"--{name.replace('_', '-')}")
     values["link"] = _link(values["link"], cuda)
+    values["host_link"] = Link.parse(values["host_link"])
     values["compute"] = None if values["compute"] == "real" else Sleep.parse(values["compute"])
     if "slow_rank" in values:
         values["slow_rank"] = _slow_rank(values["slow_rank"], ranks)
@@ -151,6 +152,12 @@ def _require_possible(config: Config, ranks: int, cuda: bool) -> None:
     if config.communicators == 2 and not cuda:
         raise EngineError("--communicators 2 is for NCCL, and these ranks are to run on the CPU; leave it out")
     alone = config.link is not None and config.link.stands_alone(ranks)
+    if config.asynchronous and (cuda or alone):
+        raise EngineError("--asynchronous is for ranks on the CPU, each a process: add --device cpu, or leave it out")
+    if config.offload and cuda:
+        raise EngineError("--offload emulates a device and its host on CPUs: add --device cpu, or leave it out")
+    if config.max_staleness is not None and config.max_staleness < ranks - 1:
+        raise EngineError(f"--max-staleness must be {ranks - 1} or more with {ranks} ranks")
     if config.save is None and config.resume is None:
         return
     if alone:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.mesh import Mesh
 from overlaplab_engine.models.times import Sleep
-from overlaplab_engine.network.link import Link, LinkWait
+from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategy_names import StrategyName
 
@@ -136,8 +136,45 @@ class Config:
     keep_last: Annotated[
         bool, Option("torch-fsdp2: keep the last layer from forward into backward, as zero3 does.", "--keep-last")
     ] = False
-    checkpointing: Annotated[bool, Option("Activation checkpointing of each layer.", "--checkpointing")] = False
-    """Each layer's forward pass runs again in the backward pass."""
+    offload: Annotated[
+        bool,
+        Option("zero2, zero3: update on the host, which gets the gradients and gives back parameters.", "--offload"),
+    ] = False
+    """ZeRO-Offload: optimizer states lie in the host's memory."""
+    host_link: Annotated[
+        Link,
+        Option(
+            "With --offload on the CPU: the emulated link to the host's memory, BANDWIDTH,LATENCY.",
+            default=str(HOST_LINK),
+        ),
+    ] = HOST_LINK
+    reshard_after_forward: Annotated[
+        bool,
+        Option(
+            "torch-fsdp2: free layers after their forward pass, and gather them again (FULL_SHARD), or keep them "
+            "(SHARD_GRAD_OP).",
+            "--reshard-after-forward/--no-reshard-after-forward",
+        ),
+    ] = True
+    """FSDP2's `reshard_after_forward`."""
+    asynchronous: Annotated[
+        bool,
+        Option("parameter-server: rank 0 applies each rank's gradients as they come; none waits.", "--asynchronous"),
+    ] = False
+    """Gradients are computed with parameters that others' updates have made old."""
+    max_staleness: Annotated[
+        int | None,
+        Option(
+            "With --asynchronous: the most updates between the parameters that gradients were computed with and those "
+            "that they are applied to, --nproc − 1 or more; default any."
+        ),
+    ] = None
+    """The least that is possible makes the ranks take turns."""
+    checkpointing: Annotated[
+        str,
+        Option("Activation checkpointing: all (layers), K (every K-th layer, from the first on) or none."),
+    ] = "none"
+    """A checkpointed layer's forward pass runs again in the backward pass."""
     clip_norm: Annotated[float | None, Option("Clip gradients to this global norm.")] = None
     """None: gradients are not clipped."""
     lr: Annotated[float, Option("AdamW's learning rate.")] = 1e-3
@@ -224,6 +261,20 @@ class Config:
             self.compute is None or (self.save is None and self.resume is None),
             "--compute sleep has no numerics to keep: leave --save and --resume out",
         )
+        _require(self.offload or self.host_link == HOST_LINK, "--host-link is for --offload")
+        _require(self.asynchronous or self.max_staleness is None, "--max-staleness is for --asynchronous: others wait")
+        _require(
+            not self.asynchronous or self.clip_norm is None,
+            "--asynchronous applies each rank's gradients by themselves: leave --clip-norm out",
+        )
+        _require(
+            not self.asynchronous or (self.save is None and self.resume is None),
+            "--asynchronous: updates are always under way, and no state can be kept; leave --save and --resume out",
+        )
+        _require(
+            self.checkpointing in ("all", "none") or (self.checkpointing.isdecimal() and int(self.checkpointing) > 0),
+            f"--checkpointing {self.checkpointing!r} is none of all, none, or a number K such as 2",
+        )
         _require(self.prefetch >= 0, "--prefetch must be 0 or more")
         _require(self.communicators in (1, 2), "--communicators must be 1 or 2")
         _require(
@@ -250,6 +301,11 @@ class Config:
         )
         _require(self.trace or self.trace_ranks is None, "--trace-ranks and --no-trace exclude each other")
         _require(not self.out.exists() or self.out.is_dir(), f"--out {self.out} is a file; name a directory")
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Every how many layers one is checkpointed; 0: none."""
+        return int({"none": "0", "all": "1"}.get(self.checkpointing, self.checkpointing))
 
     def mesh(self, ranks: int) -> Mesh:
         """How so many ranks share the work. EngineError if the sizes asked for do not fit them."""

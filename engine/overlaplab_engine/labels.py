@@ -40,12 +40,15 @@ class Word(StrEnum):
     FREE = "free"
     SCATTER_LAUNCH = "scatter_launch"
     SCATTER_DONE = "scatter_done"
+    RECOMPUTE = "recompute"
+    SERVE = "serve"
     REPLICA_LAUNCH = "replica_launch"
     ACTIVATION_LAUNCH = "activation_launch"
     WAIT = "wait"
     COLLECTIVE = "collective"
     LAUNCH = "launch"
     COMM = "comm"
+    COPY = "copy"
     HOP = "hop"
     PROCESSOR = "processor"
 
@@ -72,12 +75,15 @@ KEYS: dict[Word, tuple[str, ...]] = {
     Word.FREE: ("unit", "phase", "microbatch", "bytes"),
     Word.SCATTER_LAUNCH: ("unit", "microbatch", "bytes"),
     Word.SCATTER_DONE: ("unit", "microbatch"),
+    Word.RECOMPUTE: ("module",),
+    Word.SERVE: ("worker", "staleness"),
     Word.REPLICA_LAUNCH: ("unit", "microbatch", "bytes"),
     Word.ACTIVATION_LAUNCH: ("module", "phase", "microbatch"),
     Word.WAIT: (),
     Word.COLLECTIVE: ("seq", "kind", "dtype", "bytes", "group"),
     Word.LAUNCH: ("seq", "group"),
     Word.COMM: ("seq", "kind", "dtype", "bytes", "group", "link", "modelled_ns"),
+    Word.COPY: ("way", "bytes", "link", "modelled_ns"),
     Word.HOP: ("bucket", "kind", "hop", "bytes", "sends", "to", "receives", "source"),
     Word.PROCESSOR: ("ran_ns", "delayed_ns", "unit", "phase"),
 }

@@ -16,6 +16,7 @@ class StrategyName(StrEnum):
     ZERO1 = "zero1"
     ZERO2 = "zero2"
     ZERO3 = "zero3"
+    PARAMETER_SERVER = "parameter-server"
     PIPELINE = "pipeline"
     TORCH_DDP = "torch-ddp"
     TORCH_FSDP2 = "torch-fsdp2"

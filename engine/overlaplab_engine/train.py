@@ -57,7 +57,7 @@ def train_step(
     if clip_norm is not None:
         strategy.clip(clip_norm)
     with labels.span(Word.OPTIMIZER):
-        optimizer.step()
+        strategy.update(optimizer.step)
     strategy.updated()
     return loss
 
@@ -79,6 +79,7 @@ def record(config: Config, argv: list[str]) -> None:
         before = _calibrate(config, comm, strategy, borders) if config.trace and device.type == "cpu" else None
         done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
         kept, made = _record_steps(config, comm, strategy, optimizer, done)
+        strategy.close()
         if config.trace:
             ranks = comm.world_size - len(comm.phantom_ranks)
             outcome = Outcome(
@@ -124,7 +125,7 @@ def model_of(config: Config) -> Transformer:
         seq=config.seq,
         vocab=config.vocab,
         tied=config.tied,
-        checkpointing=config.checkpointing,
+        checkpointing=config.checkpoint_every,
         seed=config.seed,
     ).to(_DTYPES[config.dtype])
 
@@ -135,9 +136,12 @@ def _calibrate(config: Config, comm: Communicator, strategy: Strategy, borders: 
     sizes = [nbytes for nbytes, _ in strategy.buckets] + [
         sum(p.nbytes for p in unit.parameters.values()) for unit in policy(config.units)(strategy.model)
     ]
+    probed_ns = probe_ns()
+    passes, kept = ({}, None) if strategy.traits.stages else unit_passes(strategy, borders, batches)
     return Before(
-        probe_ns=probe_ns(),
-        passes={} if strategy.traits.stages else unit_passes(strategy, borders, batches),
+        probe_ns=probed_ns,
+        passes=passes,
+        kept=kept if config.compute is None else None,
         idle=idle_collectives(comm, max(sizes)),
     )
 
@@ -172,6 +176,11 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
         activation_shape=(config.batch, config.seq, config.width) if config.compute is not None else None,
         overlap_param_gather=config.overlap_param_gather,
         keep_last=config.keep_last,
+        offload=config.offload,
+        host_link=config.host_link,
+        reshard_after_forward=config.reshard_after_forward,
+        asynchronous=config.asynchronous,
+        max_staleness=config.max_staleness,
         units=units,
         schedule=config.schedule,
         stages=config.stages,
@@ -215,6 +224,7 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     units = policy(config.units)(model)
     times = unit_times(config.compute, units, config.batch * config.seq)
     clock, span = Clock(), labels.Span("sleep::update")
+    updates = Clock() if config.asynchronous else clock  # a server's threads sleep beside the one that trains
     slow_rank, factor = config.slow_rank or (comm.rank, 1.0)
     slower = factor if comm.rank == slow_rank else 1.0
     put_to_sleep(model, units, times, clock, slower=slower, pause_ms=config.pause_ms or 0)
@@ -227,7 +237,7 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
             if name in parameters[unit]
         )
         whole = sum(p.numel() for p in parameters[unit].values())
-        clock.take(round(slower * times[unit].update_ns * owned / whole), span)
+        updates.take(round(slower * times[unit].update_ns * owned / whole), span)
 
     return update
 
@@ -307,7 +317,8 @@ def _run(
             warmup=config.warmup,
             steps=config.steps,
             gpu=comm.device if comm.device.type == "cuda" else None,
-            all_threads=comm.device.type == "cpu" and (comm.link is not None or strategy.traits.hops is not None),
+            all_threads=comm.device.type == "cpu"
+            and (comm.link is not None or strategy.traits.hops is not None or config.asynchronous or config.offload),
             hold=True,
         )
         if config.traces(comm.rank)

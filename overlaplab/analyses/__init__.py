@@ -9,6 +9,7 @@ from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
+from overlaplab.analyses.copies import copies
 from overlaplab.analyses.delays import delays
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed, exposed_moments
 from overlaplab.analyses.gathered import gathered_bytes, held_limit, schedule_steps
@@ -18,10 +19,12 @@ from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_b
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.pipeline import pipeline, pipeline_held, pipeline_ranks, pipeline_steps
 from overlaplab.analyses.ranks import load_ranks
+from overlaplab.analyses.recomputation import recomputation
 from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.analyses.scatters import scatter_steps, scatters
 from overlaplab.analyses.schedule import schedule
 from overlaplab.analyses.slowdown import slowdowns
+from overlaplab.analyses.staleness import staleness
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals
 from overlaplab.analyses.transfer_lines import transfer_lines
@@ -46,6 +49,7 @@ __all__ = [
     "communication_by",
     "comparable",
     "compare",
+    "copies",
     "delays",
     "each_collective",
     "exposed",
@@ -67,6 +71,7 @@ __all__ = [
     "pipeline_held",
     "pipeline_ranks",
     "pipeline_steps",
+    "recomputation",
     "recordings_before",
     "rows_of",
     "same_but_cap",
@@ -76,6 +81,7 @@ __all__ = [
     "schedule",
     "schedule_steps",
     "slowdowns",
+    "staleness",
     "stored_baseline",
     "stragglers",
     "stragglers_of",

@@ -15,18 +15,21 @@ _PEAKS = ("rank", "peak_bytes", "scratch_bytes")
 def memory(run: Run) -> pd.DataFrame:
     """Three rows per rank: what it held after the last step's update, as measured from its tensors' storages.
 
-    Columns: `rank` (Int64), `part` (`parameters`, `gradients`, `optimizer`), `bytes`, `formula_bytes` (Int64; what the
-    strategy should hold), `formula` (its text, such as `12Ψ/N`, where Ψ is the number of parameters and N the number of
-    ranks). The formulas ignore padding. Mixed precision adds up to 16Ψ with bfloat16 gradients, and to 18Ψ with fp32
-    `main_grad` alone. Empty if the manifest has no memory; the formulas are null if it does not name parameters.
+    Columns: `rank` (Int64), `part` (`parameters`, `gradients`, `optimizer`; in a fourth row `host`, what an offloaded
+    optimizer keeps there), `bytes`, `formula_bytes` (Int64; what the strategy should hold), `formula` (its text, such
+    as `12Ψ/N`, where Ψ is the number of parameters and N the number of ranks). The formulas ignore padding. Mixed
+    precision adds up to 16Ψ with bfloat16 gradients, and to 18Ψ with fp32 `main_grad` alone. Empty if the manifest has
+    no memory; the formulas are null if it does not name parameters.
     """
     manifest = run.manifest
     rows = []
     for held in manifest.memory if manifest else ():
         assert manifest is not None
         measured = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer}
+        if held.host is not None:
+            measured["host"] = held.host
         for part, size in measured.items():
-            rows.append((held.rank, part, size, *formula(manifest, traits_of(manifest), part)))
+            rows.append((held.rank, part, size, *formula(manifest, traits_of(manifest), part, held.rank)))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.astype(dict.fromkeys(("rank", "bytes", "formula_bytes"), "Int64"))
 

@@ -14,6 +14,7 @@ from overlaplab.charts.notebook import draw_offline
 from overlaplab.charts.pipeline import pipeline, pipeline_held
 from overlaplab.charts.plan import planned_memory
 from overlaplab.charts.readiness import buckets
+from overlaplab.charts.staleness import staleness
 from overlaplab.charts.sweep import caps, links
 from overlaplab.charts.what_if import caps_predicted, held_predicted, ranks_predicted, step_lanes, throughput_predicted
 
@@ -40,6 +41,7 @@ __all__ = [
     "schedule",
     "schedule_window",
     "sent_compared",
+    "staleness",
     "step_lanes",
     "step_marks",
     "summary",

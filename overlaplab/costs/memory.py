@@ -22,12 +22,13 @@ _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int | None, str | None]:
-    """Bytes that each rank holds of `parameters`, `gradients` or `optimizer`, and the formula as text.
+def formula(manifest: Manifest, traits: Traits | None, part: str, rank: int = 0) -> tuple[int | None, str | None]:
+    """Bytes that a rank holds of `parameters`, `gradients`, `optimizer` or, offloaded, on its `host`, and the formula.
 
     Ψ is the number of parameters that a rank computes with, N that of the ranks that shard them. Without traits all is
     replicated. None where the manifest does not name the parameters, or they have a dtype of which it is not known what
-    AdamW keeps; and of pipelines, whose ranks hold different layers.
+    AdamW keeps; and of pipelines, whose ranks hold different layers. Where rank 0 updates alone, it has what that
+    takes, and if it does so asynchronously parameters of its own beside those it computes with.
     """
     count = _elements(manifest)
     if (
@@ -36,14 +37,23 @@ def formula(manifest: Manifest, traits: Traits | None, part: str) -> tuple[int |
         or any(parameter.dtype not in _OPTIMIZER_BYTES for parameter in manifest.parameters)
     ):
         return None, None
-    full = {
+    sizes = {
         "parameters": parameter_bytes(manifest),
         "gradients": _BYTES["float32"] * count if manifest.main_grad else parameter_bytes(manifest),
         "optimizer": sum(prod(p.shape) * _OPTIMIZER_BYTES[p.dtype] for p in manifest.parameters),
-    }[part]
+    }
+    if manifest.offload and part != "parameters":
+        whole = sum(sizes.values())
+        return (round(whole / manifest.axes.owners), f"{whole / count:.3g}Ψ/N") if part == "host" else (0, "0")
+    full = sizes[part]
     text = f"{full / count:.3g}Ψ"
     if traits is not None and part in traits.sharded:
         return round(full / manifest.axes.owners), f"{text}/N"
+    if traits is not None and traits.gradients == "server":
+        if part != "parameters":
+            return (full, text) if rank == 0 else (0, "0")
+        if rank == 0 and manifest.asynchronous:
+            return 2 * full, f"{2 * full / count:.3g}Ψ"
     return full, text
 
 

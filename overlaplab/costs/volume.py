@@ -31,8 +31,11 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     """What a strategy with these traits should send; None where the manifest does not name the parameters.
 
     Also None of a pipeline, whose ranks send activations and hold different layers, and if it depends on the number of
-    microbatches and that is unknown, as in loops other than the engine's.
+    microbatches and that is unknown, as in loops other than the engine's. And of a server, which sends more than the
+    other ranks.
     """
+    if traits.gradients == "server":
+        return None
     units, every = traits.gathers == "units", traits.sends_every_microbatch
     if traits.stages or not manifest.parameters or (manifest.accumulate is None and (units or every)):
         return None
@@ -41,8 +44,9 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
         return None
     microbatches = manifest.accumulate or 1
     gradients = ROUNDS[traits.gradients]
-    parameters = {None: 0, "updated_parameters": 1, "units": 2}[traits.gathers]  # all-gathers of all parameters
-    once = _gathered_once(manifest) if units else []
+    kept = manifest.reshard_after_forward is False
+    parameters = {None: 0, "updated_parameters": 1, "units": 1 if kept else 2}[traits.gathers]  # all-gathers of all
+    once = _gathered_once(manifest) if units and not kept else []
     upper = gradients * reduced * (microbatches if every else 1)
     upper += parameters * gathered * (microbatches if units else 1)
     full = upper - microbatches * sum(unit.bytes for unit in once)

@@ -194,14 +194,16 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     def follows(work: Work, *parts: Part) -> NDArray[np.bool_]:
         return matching(names, lambda name: (rule := rules[name]) and rule.counts_as is work and rule.part in parts)
 
-    communication = _annotated(events) & follows(Work.COMMUNICATION, *Part)
-    owning = _annotated(events) & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
+    annotated = _annotated(events)
+    communication, memory = (annotated & follows(work, *Part) for work in (Work.COMMUNICATION, Work.MEMORY))
+    owning = (communication | memory) & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
     operator = events["category"].isin(OPERATOR_CATEGORIES).to_numpy() & ~np.isin(thread, np.unique(thread[owning]))
     counted = operator & follows(Work.COMPUTE, *Part)
     whole = operator & follows(Work.COMPUTE, Part.WHOLE)
     codes = np.full(len(events), _WORKS.index(Work.NOTHING), dtype=np.int8)
     codes[whole | (counted & _leaves(events, thread, counted))] = _WORKS.index(Work.COMPUTE)
     codes[communication] = _WORKS.index(Work.COMMUNICATION)
+    codes[memory] = _WORKS.index(Work.MEMORY)
     return codes
 
 

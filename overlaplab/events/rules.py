@@ -152,6 +152,7 @@ HOST_RULES: tuple[HostRule, ...] = (
     HostRule(Work.COMMUNICATION, _CALLERS, Part.WHOLE, "gloo notes these on the thread that calls, which computes"),
     HostRule(Work.COMMUNICATION, ("gloo:",), Part.WHOLE, "gloo's own thread at work", owns_thread=True),
     HostRule(Work.COMMUNICATION, ("engine::comm",), Part.WHOLE, "the emulated link's thread at work", owns_thread=True),
+    HostRule(Work.MEMORY, ("engine::copy",), Part.WHOLE, "the emulated link to the host at work", owns_thread=True),
     HostRule(Work.COMPUTE, ("aten::",), Part.WHOLE, "torch's operators, the optimizer's included"),
     HostRule(Work.NOTHING, _COLLECTIVES, Part.CUT, "launches or awaits communication"),
     HostRule(Work.NOTHING, _WAITS, Part.CUT, "the main thread is blocked by communication"),

@@ -154,6 +154,7 @@ from overlaplab.findings.sharded import (
     scatters_exposed,
     scatters_exposed_title,
 )
+from overlaplab.findings.staleness import staleness_remark, staleness_title
 from overlaplab.findings.summary import ranks_left_out, summary_scope, summary_title
 from overlaplab.findings.warnings import not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.what_if import (
@@ -310,6 +311,8 @@ __all__ = [
     "sent_notes",
     "setting_words",
     "short_names",
+    "staleness_remark",
+    "staleness_title",
     "step_marks",
     "summary_scope",
     "summary_title",

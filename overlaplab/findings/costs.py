@@ -71,7 +71,7 @@ def unknown_sizes(volume: pd.DataFrame) -> str:
 
 def held_lead(held: pd.DataFrame) -> str:
     """The memory of the rank that holds most, measured and in theory, from rows of `overlaplab.memory`."""
-    sums = held.groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
+    sums = held[held["part"] != "host"].groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
     most = sums.loc[[sums["bytes"].astype("int64").idxmax()]].iloc[0]
     measured = f"{size_exact(int(most['bytes']))} on the rank that holds most"
     if pd.isna(most["formula_bytes"]):

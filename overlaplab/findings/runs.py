@@ -180,10 +180,18 @@ def describe_settings(manifest: Manifest | None) -> str:
         parts.append(f"{manifest.accumulate} microbatches")
     if manifest.overlap_param_gather is not None:
         parts.append("gathers in forward" if manifest.overlap_param_gather else "gathers before forward")
-    if manifest.keep_last is not None:
+    if manifest.offload:
+        parts.append("offloaded")
+    if manifest.asynchronous:
+        bound = "" if manifest.max_staleness is None else f", staleness {manifest.max_staleness} or less"
+        parts.append(f"asynchronous{bound}")
+    if manifest.reshard_after_forward is False:
+        parts.append("layers kept for backward")
+    elif manifest.keep_last is not None:
         parts.append("last layer kept" if manifest.keep_last else "last layer freed")
     if manifest.checkpointing:
-        parts.append("checkpointing")
+        every = "" if manifest.checkpointing is True else f" of every {manifest.checkpointing} layers"
+        parts.append(f"checkpointing{every}")
     if manifest.main_grad:
         parts.append("fp32 gradients")
     if manifest.param_dtype is not None:

@@ -56,6 +56,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             note,
             said,
             tables.communication_by,
+            tables.staleness,
             tables.hops,
             tables.transfer_lines,
         ),

@@ -171,10 +171,12 @@ def collectives_section(
     note: str | None,
     found: findings.Diagnosis | None,
     by_kind: pd.DataFrame | None = None,
+    stale: pd.DataFrame | None = None,
     hops: pd.DataFrame | None = None,
     lines: pd.DataFrame | None = None,
 ) -> Section | None:
-    """Rows of `collectives`, `stragglers` and, if given, `communication_by` about the same ranks and steps.
+    """Rows of `collectives`, `stragglers` and, if given, `communication_by` and `staleness` about the same ranks and
+    steps.
 
     `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn. `found`: the diagnosis of a rank's
     step among them. `lines`: rows of `transfer_lines`.
@@ -192,6 +194,9 @@ def collectives_section(
     if ((rows["bus_gb_per_s"] > 0) & (rows["bytes"] > 0)).any():
         draw = partial(charts.bus_bandwidth, rows, link=link)
         blocks.append(Chart(key="bus_bandwidth", draw=draw, note=note, table=held))
+    if stale is not None and len(stale):
+        draw = partial(charts.staleness, stale)
+        blocks.append(Chart(key="staleness", draw=draw, note=note, table=as_held(stale, "staleness")))
     if hops is not None:
         blocks += _hops(hops, None if found is None else found.step, note)
     blocks.append(tables.collectives_rows(rows))

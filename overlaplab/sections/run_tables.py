@@ -49,6 +49,8 @@ class RunTables:
     collectives = _selected(analyses.collectives)
     stragglers = _selected(analyses.stragglers)
     communication_by = _selected(analyses.communication_by)
+    copies = _selected(analyses.copies)
+    staleness = _selected(analyses.staleness)
     volume = _selected(analyses.volume)
     pipeline = _selected(analyses.pipeline)
     pipeline_ranks = _selected(analyses.pipeline_ranks)

@@ -97,6 +97,8 @@ def _costs(of: RunTables) -> list[TableBlock | Lines]:
         blocks.append(replace(sent, lead=f"{lead} {findings.sent_notes(of.manifest)}"))
     elif unknown := findings.unknown_sizes(volume):
         blocks.append(Lines(key="volume", heading="Sent per rank and step", lines=(unknown,)))
+    if (copied := tables.copies_rows(of.copies)) is not None:
+        blocks.append(copied)
     if held is not None:
         lead = findings.held_lead(memory)
         blocks.append(replace(held, lead=f"{lead} {findings.held_notes(of.manifest, peaks)}"))

@@ -25,6 +25,7 @@ __all__ = [
     "causes_rows",
     "collectives_rows",
     "compare_rows",
+    "copies_rows",
     "costs_rows",
     "gathers_rows",
     "held_rows",
@@ -73,7 +74,8 @@ _COMPARE = columns(
     *("run", "strategy", "bucket_cap_mb", "ranks", "steps", "step_ms_median", "step_ms_iqr"),
     *("compute_ms_median", "comm_ms_median", "exposed_ms_median", "overlap_ratio"),
 )
-_COSTS = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes")
+_COSTS = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes")
+_ALSO = ("peak_memory_bytes", "activation_bytes", "recompute_ms")
 
 
 def pipeline_rows(table: pd.DataFrame) -> TableBlock:
@@ -405,17 +407,23 @@ def compare_rows(table: pd.DataFrame, settings: Sequence[str] | None = None) -> 
 
 def costs_rows(table: pd.DataFrame) -> TableBlock | None:
     """Rows of `compare`: what each run sent and held, beside theory; None where nothing is known of either."""
-    if table[list(_COSTS)].isna().all(axis=None):
+    if table[[*_COSTS, *_ALSO]].isna().all(axis=None):
         return None
-    peaks = table["peak_memory_bytes"].notna().any()
+    known = [name for name in _ALSO if table[name].notna().any()]
+    legends = (
+        "; peak: the allocator's highest mark, activations included",
+        "; act.: activations that autograd keeps of a microbatch",
+        "; again: forward passes that run again in a step",
+    )
+    shown = columns("compare", "run", *_COSTS, *known)
     legend = "MB; sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
     return TableBlock(
         key="costs_table",
         caption="Per run",
         frame=table.assign(run=findings.run_labels(table)[1], terse_run=findings.short_names(table)),
-        columns=columns("compare", "run", *_COSTS),
-        narrow=columns("compare", "run", *(_COSTS if peaks else _COSTS[:-1])),
-        legend=legend + ("; peak: the allocator's highest mark, activations included" if peaks else ""),
+        columns=shown,
+        narrow=shown,
+        legend=legend + "".join(said for name, said in zip(_ALSO, legends, strict=True) if name in known),
     )
 
 
@@ -462,6 +470,23 @@ def sent_rows(volume: pd.DataFrame, windows: int) -> TableBlock | None:
         caption="Sent per rank and step",
         frame=rows.assign(kind=[str(kind).replace("_", "-") for kind in rows.index]),
         columns=columns("volume", "kind", "count", "bytes", "sent_bytes"),
+    )
+
+
+def copies_rows(copies: pd.DataFrame) -> TableBlock | None:
+    """Rows of `copies` as means per rank and step of each direction; None without any."""
+    if copies.empty:
+        return None
+    figures = ["count", "bytes", "theory_bytes", "copy_ns", "hidden_ns"]
+    means = copies.groupby("way", sort=False)[figures].mean().reset_index()
+    shown = columns("copies", "way", *figures)
+    return TableBlock(
+        key="copies_table",
+        caption="Copied between the device and its host, per rank and step",
+        frame=means,
+        columns=shown,
+        narrow=shown,
+        legend="MB and ms; down: gradients, to the host; up: parameters",
     )
 
 

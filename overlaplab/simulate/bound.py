@@ -61,14 +61,11 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     T follows from the given link, else from the run's own; without a link it is the measured transfer, and for other
     sizes a line through those measured. Each rank is simulated alone, so bounds include no waiting for other ranks.
     Steps whose collectives are unknown have no row, nor have DDP's steps that also exchange other data than gradients,
-    nor runs where updated parameters are gathered, which reaches into the next step, nor meshes of several axes. Raises
-    `OverlaplabError` for an unknown rank or step.
+    nor runs where updated parameters are gathered, which reaches into the next step, or sent by a server, nor meshes of
+    several axes. Raises `OverlaplabError` for an unknown rank or step.
     """
     link = link or (run.manifest.link if run.manifest else None)
-    traits = traits_of(run.manifest)
-    across_steps = traits is not None and traits.gathers == "updated_parameters"
-    unknown = across_steps or not _is_one_axis(run)
-    rows = [] if unknown else rows_by_rank(run, selection, partial(_of_trace, run, link))
+    rows = rows_by_rank(run, selection, partial(_of_trace, run, link)) if _has_bounds(run) else []
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
@@ -80,16 +77,20 @@ def best_buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     the step's start, with computation at its recorded times up to the last gradient's, `last_ns`, and what is sent
     after that right behind it. Raises `OverlaplabError` for an unknown rank or step.
     """
-    traits = traits_of(run.manifest)
-    across_steps = traits is not None and traits.gathers == "updated_parameters"
-    unknown = across_steps or not _is_one_axis(run)
-    rows = [] if unknown else rows_by_rank(run, selection, partial(_best_of_trace, run))
+    rows = rows_by_rank(run, selection, partial(_best_of_trace, run)) if _has_bounds(run) else []
     return pd.DataFrame(rows, columns=list(_BEST)).astype("Int64")
 
 
-def _is_one_axis(run: Run) -> bool:
-    """Whether no collective is of another axis of the mesh, which shares the link and whose waits are not labelled."""
-    return run.manifest is None or run.manifest.axes.is_one_axis
+def _has_bounds(run: Run) -> bool:
+    """Whether a step stands for itself, and all that it sends is known.
+
+    Not where it waits for updated parameters that are gathered, or that a server sends; nor where collectives are of
+    another axis of the mesh, which share the link and whose waits are not labelled.
+    """
+    if run.manifest is not None and not run.manifest.axes.is_one_axis:
+        return False
+    traits = traits_of(run.manifest)
+    return traits is None or (traits.gathers != "updated_parameters" and traits.gradients != "server")
 
 
 def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
@@ -206,8 +207,7 @@ def sendable(run: Run, window: Mapping[str, Any]) -> Sendable | None:
         ranks=None if pd.isna(window["rank"]) else [int(window["rank"])],
         steps=None if pd.isna(window["step"]) else [int(window["step"])],
     )
-    traits = traits_of(run.manifest)
-    if not _is_one_axis(run) or (traits is not None and traits.gathers == "updated_parameters"):
+    if not _has_bounds(run):
         return None
     for trace in selected_traces(run, selection):
         took = transfers(run, trace, run.manifest.link if run.manifest else None)

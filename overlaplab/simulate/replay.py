@@ -23,12 +23,13 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
 
     Columns: `step`, `index`, `ready_ns` (of the last rank), `end_ns` (measured, of the last rank),
     `predicted_start_ns`, `predicted_end_ns`. Buckets without size or ready time are left out. The ranks' clocks must
-    agree.
+    agree. Empty where a server averages gradients.
     """
     traits = traits_of(run.manifest)
     kind = traits.gradients if traits else "all_reduce"
     starts = summary(run)[["rank", "step", "start_ns"]].rename(columns={"start_ns": "begins_ns"})
-    table = buckets(run).dropna(subset=["ready_ns", "bytes"]).merge(starts, on=["rank", "step"])
+    sent = buckets(run).dropna(subset=["ready_ns", "bytes"])
+    table = sent.head(0 if kind == "server" else len(sent)).merge(starts, on=["rank", "step"])
     table["order"] = table.groupby(["rank", "step"], dropna=False).cumcount()
     for column in ("ready_ns", "end_ns"):
         table[column] += table["begins_ns"]
@@ -37,8 +38,8 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
     )
     predicted: list[tuple[int, int]] = []
     for _, step in last.groupby("step", dropna=False):
-        sent = zip(step["ready_ns"], step["bytes"], strict=True)
-        launched = [(int(ready_ns), transfer_ns(kind, int(size), link)) for ready_ns, size in sent]
+        ready = zip(step["ready_ns"], step["bytes"], strict=True)
+        launched = [(int(ready_ns), transfer_ns(kind, int(size), link)) for ready_ns, size in ready]
         carried = play([list(_program(launched))]).carried
         predicted += [carried[number] for number in range(len(launched))]
     result = last.reset_index()[["step", "index", "ready_ns", "end_ns"]]

@@ -52,7 +52,7 @@ def test_medians_and_spread_are_over_every_step(tmp_path: Path) -> None:
         "emulated": True,
         "predicted": False,
         **dict.fromkeys(("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "model")),
-        "peak_memory_bytes": None,
+        **dict.fromkeys(("peak_memory_bytes", "activation_bytes", "recompute_ms")),
         "phantoms": 0,
         "spread_ms": 10,
         "recording_of": 0,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_trials import BATCHES, OURS, SMALL_CAP_MB, STRATEGIES, transformer
+from engine_trials import BATCHES, COLLECTIVE, OURS, SMALL_CAP_MB, transformer
 from gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.labels import parse
 from overlaplab_engine.network.link import Link
@@ -118,7 +118,7 @@ def test_a_collective_takes_its_time_within_2_percent(beside: str, tmp_path: Pat
         assert one.end_ns <= after.start_ns + 2_000, "one after another; a stream's kernels may meet"
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", COLLECTIVE)
 def test_every_rank_among_phantoms_trains_as_one_process_does(name: StrategyName) -> None:
     for rank in range(3):
         train(name, rank, 3, accumulate=1 + rank % 2, device=GPU)

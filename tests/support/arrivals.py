@@ -54,6 +54,19 @@ class Arriving(Work):
         return self._comm.arrives_early and self._flight.carried
 
 
+class Received(Work):
+    """What an exchange of messages returns."""
+
+    def __init__(self, work: Work, tensors: list[torch.Tensor], arrived: list[torch.Tensor]) -> None:
+        self._inner, self._tensors, self._arrived = work, tensors, arrived
+
+    def wait(self) -> None:
+        self._inner.wait()
+        with torch.no_grad():
+            for tensor, values in zip(self._tensors, self._arrived, strict=True):
+                tensor.copy_(values)
+
+
 class Late(Communicator):
     """Nothing arrives until it is waited for: until then the destination holds NaN, and then the source is read."""
 
@@ -81,6 +94,14 @@ class Late(Communicator):
             while self.queue and any(flight.due < self.launches for flight in self.queue):
                 self.carry_one()
         return Arriving(self, flight)
+
+    def exchange(self, sends: Any, receives: Any) -> Work:
+        """Messages arrive when they are waited for, and what was launched before them has been carried out."""
+        self.flush()
+        arrived = [(torch.empty_like(tensor), peer) for tensor, peer in receives]
+        for tensor, _ in receives:
+            poison(tensor)
+        return Received(super().exchange(sends, arrived), [t for t, _ in receives], [t for t, _ in arrived])
 
     def delay(self) -> float:
         return float("inf")

@@ -16,6 +16,7 @@ from overlaplab_engine.strategies import Options, Strategy, class_of, make
 from overlaplab_engine.strategies.sharded import Sharded
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategy_names import StrategyName
+from strategies import ALONE
 from torch import nn
 
 REPLICATED = (StrategyName.NAIVE, StrategyName.PER_PARAM, StrategyName.BUCKETED)
@@ -26,8 +27,10 @@ DATA_PARALLEL = tuple(
     name for name in StrategyName if not (class_of(name).traits.cuts_layers or class_of(name).traits.stages)
 )
 """Those that need no other axis of the mesh."""
-STRATEGIES = (*OURS, StrategyName.TORCH_DDP)  # torch-fsdp2 has a file of its own
-ANY_ORDER = (*REPLICATED, *PARTITIONED, StrategyName.TORCH_DDP)
+COLLECTIVE = tuple(name for name in ALONE if name is not StrategyName.TORCH_FSDP2)
+"""Those whose ranks all do the same, by the library's collectives."""
+STRATEGIES = (*COLLECTIVE, StrategyName.PARAMETER_SERVER)  # torch-fsdp2 has a file of its own
+ANY_ORDER = (*REPLICATED, *PARTITIONED, StrategyName.PARAMETER_SERVER, StrategyName.TORCH_DDP)
 """Those for which the ranks may use different parts of the model, in different orders."""
 SMALL_CAP_MB = 0.004  # several buckets for these small models
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "seq": 8, "vocab": 32}
@@ -47,10 +50,11 @@ class Trial:
     clip: float | None = None
     main_grad: bool = False
     find_unused: bool = False
+    offload: bool = False
 
     def __post_init__(self) -> None:
         self.alone = copy.deepcopy(self.model)
-        options = Options(bucket_cap_mb=SMALL_CAP_MB, main_grad=self.main_grad)
+        options = Options(bucket_cap_mb=SMALL_CAP_MB, main_grad=self.main_grad, offload=self.offload)
         if self.find_unused and self.name is StrategyName.TORCH_DDP:
             self.strategy: Strategy = TorchDDP(self.model, self.comm, options, find_unused=True)
         else:
@@ -105,6 +109,8 @@ class Trial:
 
 def gradients(strategy: Strategy) -> dict[str, torch.Tensor | None]:
     """The averaged gradients by name, whoever holds them."""
+    if strategy.traits.gradients == "server":
+        return strategy.comm.broadcast_object(local_gradients(strategy))
     if not isinstance(strategy, Sharded):
         return {n: gradient(p) for n, p in strategy.model.named_parameters()}
     everyones = gathered(strategy.comm.shards, gradients_here(strategy))  # a parameter's pieces lie with ranks in order

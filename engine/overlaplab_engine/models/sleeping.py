@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from overlaplab_engine.alarm import Alarm, wake_on_time
 from overlaplab_engine.labels import Span
@@ -161,8 +160,7 @@ def _part(model: Transformer, layers: range, x: torch.Tensor, targets: torch.Ten
     batch, seq = x.shape[:2]
     y = model.embedding(torch.ones(1, dtype=model.dtype)) if layers.start == 0 else x.flatten()[:1]
     for number in layers:
-        layer = model.layers[number]
-        y = checkpoint(layer, y, use_reentrant=False) if model.checkpointing else layer(y)
+        y = model.through_layer(number, y)
     if layers.stop < len(model.layers):
         return y.expand(batch, seq, model.width).contiguous()
     out: torch.Tensor = model.head(y)

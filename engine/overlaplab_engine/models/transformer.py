@@ -1,11 +1,16 @@
 """A small decoder-only transformer (GPT-2's layout, pre-norm, biases, learned positions)."""
 
 import zlib
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Word
 
 __all__ = ["Transformer", "initial_values"]
 
@@ -92,13 +97,14 @@ class Transformer(nn.Module):
         seq: int,
         vocab: int,
         tied: bool = False,
-        checkpointing: bool = False,
+        checkpointing: int = 0,
         seed: int = 0,
     ) -> None:
         """Parameters get their `initial_values`, in float32; `.to(dtype)` afterwards. On `meta` they have none.
 
-        `checkpointing` keeps of each layer only its input, and runs its forward pass again in the backward pass (Chen
-        et al. 2016, arXiv 1604.06174).
+        Every `checkpointing`-th layer, from the first on, keeps only its input, and runs its forward pass again in the
+        backward pass (Chen et al. 2016, arXiv 1604.06174); 0: none does. torch ends that pass where nothing more is
+        needed: before the last matrix product.
         """
         super().__init__()
         self.checkpointing = checkpointing
@@ -135,8 +141,7 @@ class Transformer(nn.Module):
         if layers.start == 0:
             x = self.embedding(x)
         for number in layers:
-            layer = self.layers[number]
-            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing else layer(x)
+            x = self.through_layer(number, x)
         if layers.stop < len(self.layers):
             return x
         assert targets is not None
@@ -144,6 +149,20 @@ class Transformer(nn.Module):
         if logits.dtype == torch.bfloat16:
             logits = logits.float()
         return functional.cross_entropy(logits, targets.flatten())
+
+    def through_layer(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, width) → (batch, seq, width), checkpointed or not."""
+        layer = self.layers[number]
+        if not self.checkpointing or number % self.checkpointing:
+            out: torch.Tensor = layer(x)
+        else:
+            out = checkpoint(layer, x, use_reentrant=False, context_fn=partial(_contexts, f"layers.{number}"))
+        return out
+
+
+def _contexts(module: str) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Around a module's forward pass, and around the one that runs again."""
+    return nullcontext(), labels.span(Word.RECOMPUTE, module=module)
 
 
 def initial_values(name: str, shape: torch.Size, device: torch.device, *, seed: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["Kind", "Link", "LinkWait"]
+__all__ = ["HOST_LINK", "Kind", "Link", "LinkWait"]
 
 
 class Kind(StrEnum):
@@ -102,6 +102,10 @@ class Link:
         latency_ns = Fraction(self.latency_us) * 1000
         transfer_ns = share * nbytes * 8 / Fraction(self.bandwidth_gbps)  # a bit at 1 Gbit/s takes 1 ns
         return round(steps * latency_ns + transfer_ns)
+
+
+HOST_LINK = Link(bandwidth_gbps=200, latency_us=5)
+"""What stands for the link between a device and its host: PCIe 4.0 with 16 lanes carries some 25 GB/s."""
 
 
 def _ring(kind: Kind, n: int) -> tuple[int, Fraction]:

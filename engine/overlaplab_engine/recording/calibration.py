@@ -17,6 +17,7 @@ from overlaplab_engine.models.times import UnitTime
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.recording.borders import BACKWARD, FORWARD, UnitBorders
+from overlaplab_engine.recording.memory import keeping
 from overlaplab_engine.strategies import Strategy
 
 __all__ = ["Idle", "calibration", "idle_collectives", "probe_ns", "unit_passes"]
@@ -56,17 +57,21 @@ def probe_ns() -> int:
     return int(statistics.median(took))
 
 
-def unit_passes(strategy: Strategy, borders: UnitBorders, batches: Batches) -> dict[tuple[str, str], int]:
+def unit_passes(strategy: Strategy, borders: UnitBorders, batches: Batches) -> tuple[dict[tuple[str, str], int], int]:
     """How long each (unit, phase) of one microbatch takes in ns, whose gradients are not sent but forgotten.
 
-    One microbatch goes before it, as the first takes longer.
+    One microbatch goes before it, as the first takes longer; how many bytes that keeps for its backward pass.
     """
     tokens, targets = batches.of_rank(0, 0, strategy.comm.rank)
-    for _ in range(2):
-        with strategy.no_sync(), borders.measuring() as times:
+    with strategy.no_sync():
+        with keeping(strategy.model) as kept:
+            loss = strategy(tokens, targets)
+        strategy.backward(loss)
+        strategy.zero_grad()
+        with borders.measuring() as times:
             strategy.backward(strategy(tokens, targets))
         strategy.zero_grad()
-    return times
+    return times, kept.nbytes
 
 
 def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:

@@ -29,6 +29,8 @@ class Before:
 
     probe_ns: int
     passes: dict[tuple[str, str], int]
+    kept: int | None
+    """Bytes that autograd keeps of a microbatch; None on a sleeping device."""
     idle: list[Idle]
 
 
@@ -96,7 +98,12 @@ def manifest(
         "prefetch": config.prefetch if traits.gathers == "units" else None,
         "overlap_param_gather": config.overlap_param_gather if traits.gathers == "updated_parameters" else None,
         "keep_last": strategy.keeps_last,
-        "checkpointing": config.checkpointing,
+        "offload": config.offload,
+        "host_link": _told(config.host_link, 2) if config.offload else None,
+        "asynchronous": config.asynchronous if traits.gradients == "server" else None,
+        "max_staleness": config.max_staleness,
+        "reshard_after_forward": config.reshard_after_forward if traits.gathers == "units" else None,
+        "checkpointing": config.checkpoint_every if config.checkpoint_every > 1 else bool(config.checkpoint_every),
         "main_grad": config.main_grad,
         "param_dtype": config.param_dtype,
         "reduce_dtype": config.reduce_dtype,
@@ -120,9 +127,7 @@ def manifest(
         if comm.device.type == "cpu" and config.compute is None
         else None,
         "machine": _machine(outcomes) if comm.device.type == "cpu" else None,
-        "calibration": _calibration(
-            outcomes, strategy.comm.shards.world_size if "optimizer" in traits.sharded else None
-        ),
+        "calibration": _calibration(outcomes, _owners(strategy)),
         "warmup": config.warmup,
         "steps": config.steps,
         "trace_ranks": config.trace_ranks,
@@ -137,11 +142,24 @@ def manifest(
         "units": named_units(strategy.units(), strategy.options.param_dtype),
         "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes if o.losses), strict=True)],
         "memory": [
-            {"rank": rank, **o.held, "peak_allocated": o.peak_allocated, "scratch": o.scratch}
+            {
+                "rank": rank,
+                **o.held,
+                "activations": o.before and o.before.kept,
+                "peak_allocated": o.peak_allocated,
+                "scratch": o.scratch,
+            }
             for rank, o in enumerate(outcomes)
         ],
         "collectives": collectives([o.carried for o in outcomes], config.warmup) if emulated else None,
     }
+
+
+def _owners(strategy: Strategy) -> int | None:
+    """How many ranks together update each parameter once; None where each rank updates all of them."""
+    if strategy.traits.gradients == "server":
+        return strategy.comm.world_size
+    return strategy.comm.shards.world_size if "optimizer" in strategy.traits.sharded else None
 
 
 def _pipeline(config: Config, strategy: Strategy) -> dict[str, Any] | None:

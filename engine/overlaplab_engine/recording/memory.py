@@ -1,27 +1,74 @@
-"""The memory of a rank's model states: parameters, gradients, optimizer states (ZeRO, arXiv 1910.02054, §3.1)."""
+"""The memory of a rank's model states (ZeRO, arXiv 1910.02054, §3.1), and of what autograd keeps of a pass."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Strategy
+from overlaplab_engine.strategies.sharded import Sharded
 
-__all__ = ["held_bytes"]
+__all__ = ["Kept", "held_bytes", "keeping"]
+
+
+class Kept:
+    """What autograd keeps of a forward pass for the backward pass, besides parameters."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._storages: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, each storage once."""
+        return sum(self._storages.values())
+
+    def add(self, tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:
+        """Count what holds `tensor`, unless it holds a parameter of `model` now; returns the tensor."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in {_local(p).untyped_storage().data_ptr() for p in model.parameters()}:
+            self._storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+
+@contextmanager
+def keeping(model: nn.Module) -> Iterator[Kept]:
+    """Within it, what forward passes of `model` keep is counted; of checkpointed modules that is their inputs."""
+    kept = Kept()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.add(tensor, model), lambda tensor: tensor):
+        yield kept
 
 
 def held_bytes(strategy: Strategy, optimizer: AdamW) -> dict[str, int]:
-    """Bytes of `parameters`, `gradients` and `optimizer` states that this rank holds now, each storage counted once."""
-    parameters = [*strategy.model.parameters(), *strategy.optimized()]
-    gradients = [g for p in parameters for name in ("grad", "main_grad") if (g := getattr(p, name, None)) is not None]
+    """Bytes of `parameters`, `gradients` and `optimizer` states that this rank holds now, each storage counted once.
+
+    With `offload` the device holds parameters alone, and `host` counts what lies in the host's memory.
+    """
+    parameters, updated = list(strategy.model.parameters()), strategy.optimized()
+    gradients = [
+        g
+        for p in (*parameters, *updated)
+        for name in ("grad", "main_grad")
+        if (g := getattr(p, name, None)) is not None
+    ]
+    if isinstance(strategy, Sharded) and strategy.options.offload:
+        resident = _bytes([*parameters, *(flat.resident for flat in strategy.flats)])
+        host = _bytes(updated) + _bytes(gradients) + _bytes(optimizer.states())
+        return {"parameters": resident, "gradients": 0, "optimizer": 0, "host": host}
     return {
-        "parameters": _bytes(parameters),
+        "parameters": _bytes([*parameters, *updated]),
         "gradients": _bytes(gradients),
         "optimizer": _bytes(optimizer.states()),
     }
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    local = (getattr(t, "_local_tensor", t) for t in tensors)  # a DTensor's shard
-    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in local)}
+    storages = {s.data_ptr(): s.nbytes() for s in (_local(t).untyped_storage() for t in tensors)}
     return sum(storages.values())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor this rank's shard."""
+    return getattr(tensor, "_local_tensor", tensor)

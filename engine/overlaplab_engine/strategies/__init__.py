@@ -24,4 +24,4 @@ def class_of(name: str) -> type[Strategy]:
 
 def make(name: str, model: nn.Module, comm: Communicator, options: Options) -> Strategy:
     """The strategy of that name around `model`. EngineError on all ranks if their models differ."""
-    return class_of(name)(model, comm, options)
+    return class_of(name).variant(options)(model, comm, options)

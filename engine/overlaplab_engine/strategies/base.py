@@ -17,6 +17,7 @@ from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, units_of
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import HOST_LINK, Link
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategies.buckets import Gradients
 
@@ -49,6 +50,16 @@ class Options:
     """Gather updated parameters during the next forward pass, or else before it."""
     keep_last: bool = False
     """torch-fsdp2: keep the last layer gathered from its forward into its backward."""
+    reshard_after_forward: bool = True
+    """torch-fsdp2: free layers between their forward and backward passes (FULL_SHARD), or keep them (SHARD_GRAD_OP)."""
+    offload: bool = False
+    """zero2, zero3: update on the host, which gets gradients and gives back parameters."""
+    host_link: Link = HOST_LINK
+    """With `offload`: the emulated link to the host's memory."""
+    asynchronous: bool = False
+    """parameter-server: apply each rank's gradients as they come."""
+    max_staleness: int | None = None
+    """With `asynchronous`: the most updates between what gradients were computed with and what they are applied to."""
     units: UnitPolicy = by_block
     """Which modules form the units that are gathered together; all ranks must be given the same policy."""
     schedule: Schedule = Schedule.GPIPE
@@ -70,8 +81,9 @@ class Traits:
     The defaults are plain data parallelism: all is replicated, and gradients are all-reduced once per step.
     """
 
-    gradients: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
-    """The collective that averages the gradients."""
+    gradients: Literal["all_reduce", "reduce_scatter", "server"] = "all_reduce"
+    """The collective that averages the gradients. `server`: they are sent to rank 0, which alone updates the
+    parameters, and sends them back."""
     sends_every_microbatch: bool = False
     """Whether each microbatch's gradients are sent, and only their sum kept, or all with the last (`no_sync`)."""
     buckets: bool = False
@@ -98,8 +110,13 @@ class Strategy(ABC):
     """What it does; it goes into run.json."""
     refuses: ClassVar[Mapping[str, str]] = {
         "keep_last": "--keep-last is for torch-fsdp2; zero3 always keeps the last layer",
+        "reshard_after_forward": "--no-reshard-after-forward is for torch-fsdp2; zero2 keeps all parameters anyway",
         **dict.fromkeys(
             ("param_dtype", "reduce_dtype"), "--param-dtype and --reduce-dtype are for zero3 and torch-fsdp2"
+        ),
+        **dict.fromkeys(("offload", "host_link"), "--offload and --host-link are for zero2 and zero3"),
+        **dict.fromkeys(
+            ("asynchronous", "max_staleness"), "--asynchronous and --max-staleness are for parameter-server"
         ),
         "communicators": "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
         "pp": "--pp: this strategy does not cut the model into stages",
@@ -154,6 +171,11 @@ class Strategy(ABC):
         for field in fields(config):
             if field.name in cls.refuses and getattr(config, field.name) != field.default:
                 raise EngineError(cls.refuses[field.name])
+
+    @classmethod
+    def variant(cls, options: Options) -> "type[Strategy]":
+        """The class that `options` ask for, this one or a subclass."""
+        return cls
 
     @classmethod  # noqa: B027  # most cut nothing
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
@@ -259,17 +281,28 @@ class Strategy(ABC):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or fill them with zeros; call it before the passes of each update."""
-        for tensor in {id(t): t for t in (*self.parameters, *self.optimized())}.values():
+        for tensor in {id(t): t for t in self._with_gradients()}.values():
             for name in ("grad", "main_grad"):
                 old = getattr(tensor, name, None)
                 if old is not None:
                     setattr(tensor, name, None if set_to_none else old.zero_())
+
+    def _with_gradients(self) -> list[torch.Tensor]:
+        """What may have gradients between two updates."""
+        return [*self.parameters, *self.optimized()]
+
+    def update(self, step: Callable[[], None]) -> None:
+        """Make the optimizer's update, `step`."""
+        step()
 
     def updated(self) -> None:  # noqa: B027  # most have nothing to do
         """After the optimizer's update: bring the parameters to where the next forward pass needs them."""
 
     def settle(self) -> None:  # noqa: B027
         """Wait for what `updated` left in flight, so that the parameters may be read."""
+
+    def close(self) -> None:  # noqa: B027
+        """End what runs beside the training; every rank must call it after its last step."""
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """All parameters by name, up to date; every rank must call it."""

@@ -94,7 +94,7 @@ class Partitioned(Sharded):
             index,
             members,
             full,
-            Flat(names, layout, layout.own(full), [True] * len(members)),
+            Flat(names, layout, layout.own(full), [True] * len(members), offload=self.options.offload),
             Marks.of(index, sum(self.gradients.nbytes(p) for p in parameters), names),
             labels.span(Word.PARAM_GATHER_LAUNCH, bucket=index, bytes=full.nbytes),
             labels.span(Word.PARAM_GATHER_WAIT, bucket=index),
@@ -161,9 +161,11 @@ class Partitioned(Sharded):
         """All-gather the updated parameters, those that the next forward pass needs first at first."""
         self.settle()  # of buckets that no module has needed
         self._expect_parameters()
+        self._bring([bucket.flat for bucket in reversed(self._buckets)])
         for bucket in reversed(self._buckets):
+            self._brought(bucket.flat)
             with bucket.gather:
-                self._gathering[bucket.index] = self.comm.all_gather(bucket.full, bucket.flat.shard)
+                self._gathering[bucket.index] = self.comm.all_gather(bucket.full, bucket.flat.resident)
         if not self.options.overlap_param_gather:
             self.settle()
 

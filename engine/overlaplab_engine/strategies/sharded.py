@@ -6,7 +6,7 @@ reduce-scattered within groups of ranks, and each part is then all-reduced acros
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.network.host_link import Copy, HostLink, Way
 from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.shards import Flat, Piece
 
@@ -66,6 +67,9 @@ class Sharded(Strategy):
         self._wait = labels.span(Word.WAIT)
         self._in_forward = False
         self._in_flight: deque[_ReduceScatter] = deque()
+        self._host = HostLink(options.host_link) if options.offload else None
+        self._landing: deque[tuple[Flat, torch.Tensor, Copy]] = deque()  # gradients on their way to the host
+        self._rising: dict[int, Copy] = {}  # parameters on their way to the device, by the flat's identity
         self._averaging: deque[_ReduceScatter] = deque()  # HSDP: all-reduces across the replicas
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
@@ -139,13 +143,14 @@ class Sharded(Strategy):
         for scatter in self._arrived_of(self._in_flight, leave):
             labels.instant(scatter.done)
             if self.comm.replicas is None:
-                self._first_gradients += scatter.flat.accumulate(self.gradients, scatter.received)
+                self._land(scatter)
                 continue
             with scatter.average or nullcontext():
                 work = self.comm.replicas.all_reduce_mean(scatter.received)
             self._averaging.append(replace(scatter, work=work))
         for average in self._arrived_of(self._averaging, leave):
-            self._first_gradients += average.flat.accumulate(self.gradients, average.received)
+            self._land(average)
+        self._accumulate_landed(leave)
 
     def _arrived_of(self, under_way: deque[_ReduceScatter], leave: int) -> Iterator[_ReduceScatter]:
         """Remove the first of them, waiting until no more than `leave` remain."""
@@ -154,6 +159,34 @@ class Sharded(Strategy):
             with self._wait:
                 first.work.wait()
             yield first
+
+    def _land(self, arrived: _ReduceScatter) -> None:
+        """Accumulate the mean gradients, or with `offload` begin their copy to the host."""
+        if self._host is None:
+            self._first_gradients += arrived.flat.accumulate(self.gradients, arrived.received)
+            return
+        landed = torch.empty_like(arrived.received)
+        self._landing.append((arrived.flat, landed, self._host.copy(Way.DOWN, landed, arrived.received)))
+
+    def _accumulate_landed(self, leave: int) -> None:
+        """Accumulate what has been copied to the host, and wait until no more than `leave` copies are under way."""
+        while self._landing and (len(self._landing) > leave or self._landing[0][2].is_completed()):
+            flat, landed, copy = self._landing.popleft()
+            copy.wait()
+            self._first_gradients += flat.accumulate(self.gradients, landed)
+
+    def _bring(self, flats: Iterable[Flat]) -> None:
+        """Copy what the host has updated to the device, in this order."""
+        if self._host is None:
+            return
+        for flat in flats:
+            self._rising[id(flat)] = self._host.copy(Way.UP, flat.resident, flat.shard)
+
+    def _brought(self, flat: Flat) -> None:
+        """Wait until the device has what the host has updated."""
+        copy = self._rising.pop(id(flat), None)
+        if copy is not None:
+            copy.wait()
 
     def _finish_gradients(self, unused: Collection[int]) -> None:
         """Wait for all reduce-scatters, and remove the gradients of parameters that no rank has used, which are zeros.
@@ -175,5 +208,6 @@ class Sharded(Strategy):
             for scatter in (*self._in_flight, *self._averaging):
                 scatter.work.wait()
         self._in_flight.clear()
+        self._landing.clear()
         self._averaging.clear()
         self._first_gradients = []

@@ -36,13 +36,14 @@ class ShardedUnit:
         gradients: Gradients,
         on_read: "Callable[[ShardedUnit], None]",
         dtype: torch.dtype | None = None,
+        offload: bool = False,
     ) -> None:
         """Take over the parameters, with rank 0's values, and free what other ranks own.
 
         The shard keeps their type; from now on they have `dtype`, if one is given and they are floating-point numbers.
-        `gradients` tells the type in which theirs are sent. Deferred parameters are materialised here, one by one.
-        `on_read` is called before a parameter is read that is not here; it makes sure of it, or raises. EngineError if
-        they have several dtypes.
+        With `offload` the optimizer updates a copy of the shard on the host. `gradients` tells the type in which theirs
+        are sent. Deferred parameters are materialised here, one by one. `on_read` is called before a parameter is read
+        that is not here; it makes sure of it, or raises. EngineError if they have several dtypes.
         """
         parameters = list(unit.parameters.values())
         dtypes = {p.dtype for p in parameters}
@@ -73,11 +74,11 @@ class ShardedUnit:
         """Whether the gradients of this pass are on their way."""
         self.label = cache(self._label)
         self._on_read = partial(on_read, self)
-        self._shard(unit, comm, dtype)
+        self._shard(unit, comm, dtype, offload)
         self.gradient_dtype = gradients.dtype(self.full)
         """The type in which gradients are sent."""
 
-    def _shard(self, unit: Unit, comm: Communicator, dtype: torch.dtype | None) -> None:
+    def _shard(self, unit: Unit, comm: Communicator, dtype: torch.dtype | None, offload: bool) -> None:
         """Move the parameters to a flat buffer, share rank 0's, keep this rank's part and free the rest."""
         first = self.parameters[0]
         whole = torch.zeros(self.layout.padded, dtype=first.dtype, device=first.device)
@@ -87,7 +88,8 @@ class ShardedUnit:
             parameter.data = hollow(parameter)
         comm.broadcast([whole])
         shard = self.layout.own(whole).clone()
-        self.flat = Flat(list(unit.parameters), self.layout, shard, [p.requires_grad for p in self.parameters])
+        trained = [p.requires_grad for p in self.parameters]
+        self.flat = Flat(list(unit.parameters), self.layout, shard, trained, offload=offload)
         self.full = torch.empty_like(whole, dtype=dtype if whole.is_floating_point() else None)
         self._views = self.layout.views(self.full)
         self._hollows = [hollow(view) for view in self._views]
@@ -97,7 +99,7 @@ class ShardedUnit:
         """Launch the all-gather of the full parameters."""
         self.full.untyped_storage().resize_(self.full.nbytes)
         self.held = True
-        shard = self.flat.shard
+        shard = self.flat.resident
         if shard.dtype != self.full.dtype:
             with torch.no_grad():
                 shard = self.layout.own(self.full).copy_(shard)

@@ -63,13 +63,27 @@ class Piece:
 class Flat:
     """This rank's part of some parameters, and of their gradients."""
 
-    def __init__(self, names: Sequence[str], layout: Layout, shard: torch.Tensor, trained: Sequence[bool]) -> None:
-        """`shard` (chunk,) holds the values; `trained` tells which parameters get gradients."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        layout: Layout,
+        shard: torch.Tensor,
+        trained: Sequence[bool],
+        *,
+        offload: bool = False,
+    ) -> None:
+        """`shard` (chunk,) holds the values; `trained` tells which parameters get gradients.
+
+        With `offload` the optimizer updates a copy of it on the host.
+        """
         self.names = list(names)
         self.layout = layout
-        self.shard = shard
+        self.shard = shard.clone() if offload else shard
+        """What the optimizer updates."""
+        self.resident = shard
+        """What other ranks gather; on the device, if the shard is on the host."""
         self.pieces = [
-            Piece(self.names[number], part_of(part)) for number, part in layout.pieces(shard) if trained[number]
+            Piece(self.names[number], part_of(part)) for number, part in layout.pieces(self.shard) if trained[number]
         ]
 
     def accumulate(self, gradients: Gradients, received: torch.Tensor) -> list[Piece]:

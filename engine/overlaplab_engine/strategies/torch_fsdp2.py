@@ -31,6 +31,9 @@ from overlaplab_engine.strategies.optimizers import part_of
 
 __all__ = ["TorchFSDP2"]
 
+_OWN = ("keep_last", "reshard_after_forward", "param_dtype", "reduce_dtype", "hsdp")
+"""Options that other strategies refuse."""
+
 
 @register
 class TorchFSDP2(Strategy):
@@ -47,7 +50,7 @@ class TorchFSDP2(Strategy):
         sharded=("parameters", "gradients", "optimizer"),
     )
     refuses: ClassVar[Mapping[str, str]] = {
-        **{name: Strategy.refuses[name] for name in ("communicators", "pp", "tp", "sequence_parallel")},
+        **{name: text for name, text in Strategy.refuses.items() if name not in _OWN},
         "main_grad": "torch-fsdp2 has no fp32 main_grad; leave --main-grad out",
         **dict.fromkeys(
             ("save", "resume"),
@@ -178,7 +181,7 @@ class TorchFSDP2(Strategy):
         """The units that FSDP2 wraps by themselves. EngineError for one of several modules."""
         layers = [unit for unit in super().units() if unit.block]
         for unit in layers:
-            unit.kept &= self.options.keep_last
+            unit.kept = (unit.kept and self.options.keep_last) or not self.options.reshard_after_forward
             if len(unit.modules) > 1:
                 raise EngineError(
                     f"torch-fsdp2 wraps layer by layer, and {unit.name} shares a parameter with another unit"

@@ -74,6 +74,10 @@ class _Use:
     in_backward: bool = False
 
 
+_OWN = ("offload", "host_link", "communicators", "param_dtype", "reduce_dtype", "hsdp")
+"""Options that other strategies refuse."""
+
+
 @register
 class Zero3(Sharded):
     """Hooks around each unit's forward and backward gather, free, and reduce-scatter. See [Note: one step of layer 5].
@@ -91,9 +95,7 @@ class Zero3(Sharded):
     )
     labels_units = True
     keeps_last = True
-    refuses: ClassVar[Mapping[str, str]] = {
-        name: Sharded.refuses[name] for name in ("keep_last", "pp", "tp", "sequence_parallel")
-    }
+    refuses: ClassVar[Mapping[str, str]] = {name: why for name, why in Sharded.refuses.items() if name not in _OWN}
 
     @classmethod
     def require(cls, config: Any) -> None:
@@ -111,7 +113,8 @@ class Zero3(Sharded):
         if options.reduce_dtype != options.param_dtype and options.reduce_dtype is not None:
             self.whole_gradients = Gradients(options.reduce_dtype)
         self.sharded_units = [
-            ShardedUnit(unit, comm, self.whole_gradients, self._read, options.param_dtype) for unit in self.units()
+            ShardedUnit(unit, comm, self.whole_gradients, self._read, options.param_dtype, options.offload)
+            for unit in self.units()
         ]
         self.flats = [unit.flat for unit in self.sharded_units]
         self._expected_order: list[ShardedUnit] = []  # in which the forward pass uses the units, if it is as before
@@ -246,6 +249,7 @@ class Zero3(Sharded):
         for unit in window:
             if not unit.held:
                 self._agreement.require(f"the gather of {unit.name}")
+                self._brought(unit.flat)
                 with unit.label(Word.GATHER_LAUNCH, self.microbatch, phase):
                     unit.gather(self.comm)
         unit = window[0]
@@ -272,6 +276,7 @@ class Zero3(Sharded):
         """The shards are updated, so what a forward pass without a backward pass has left gathered is stale."""
         self._backward_order = []
         self._free_all()
+        self._bring(self.flats)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """See `Strategy`."""

@@ -12,6 +12,7 @@ from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, 
 from overlaplab.analyses.across_runs.spread import Steps, spread, step_times
 from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
 from overlaplab.analyses.memory import memory, peaks
+from overlaplab.analyses.recomputation import recomputation
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run, once_per_run
@@ -28,7 +29,15 @@ MEASURES = {
 }
 """The compared figures and the column of `summary` that each shows, in ms."""
 
-_SIZES = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes")
+_SIZES = (
+    "sent_bytes",
+    "theory_sent_bytes",
+    "memory_bytes",
+    "theory_memory_bytes",
+    "peak_memory_bytes",
+    "activation_bytes",
+)
+_COSTS = (*_SIZES, "recompute_ms")
 
 
 def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -40,7 +49,9 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     emulated link), `predicted` (bool: nobody recorded it), `sent_bytes` (median over all steps of all ranks, see
     `volume`), `theory_sent_bytes` (see `volume_theory`), `memory_bytes` (parameters, gradients and optimizer states of
     the rank that holds most), `theory_memory_bytes` (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with
-    most): all five Float64, null where unknown, `phantoms` (emulated ranks without a process), `spread_ms` (which
+    most), `activation_bytes` (what autograd keeps of a microbatch, the rank with most): all six Float64, null where
+    unknown, `recompute_ms` (Float64; median over all steps of all ranks, see `recomputation`; null without any),
+    `phantoms` (emulated ranks without a process), `spread_ms` (which
     decides whether a run is fastest, see `spread`; Float64, null with too few steps), `model` (the model and its input
     in run.json, as JSON, without the precision; null where unknown), `recording_of` (the place of the first run of the
     same setting, from 0), `tier` (1 for the fastest settings; Int64, null among runs of different models).
@@ -64,7 +75,7 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     table["recording_of"] = settings
     table["tier"] = pd.array([tier_of.get(setting) for setting in settings], dtype="Int64")
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
-    numbers = ("bucket_cap_mb", "overlap_ratio", "spread_ms", *figures, *_SIZES)
+    numbers = ("bucket_cap_mb", "overlap_ratio", "spread_ms", *figures, *_COSTS)
     table = table.astype(dict.fromkeys(numbers, "Float64"))
     shown = [
         "path",
@@ -78,13 +89,14 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
         "emulated",
         "predicted",
     ]
-    return table[[*shown, *_SIZES, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
+    return table[[*shown, *_COSTS, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
 
 
 def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A run's `summary`, and its row without the columns that depend on other runs."""
     table = summary(run, selection)
-    return table, _row(run, table) | _sizes(run, volume(run, selection))
+    again = to_ms(recomputation(run, selection).groupby(["rank", "step"], dropna=False)["recompute_ns"].sum())
+    return table, _row(run, table) | _sizes(run, volume(run, selection)) | {"recompute_ms": again.median()}
 
 
 @once_per_run
@@ -120,8 +132,9 @@ def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
     """What was sent and held, and both in theory."""
     by_step = table.groupby(["rank", "step"], dropna=False)["sent_bytes"]
     sent = by_step.apply(lambda kinds: kinds.sum(skipna=False)) if len(table) else table["sent_bytes"]
-    theory = volume_theory(run)
-    held = memory(run).groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
+    theory, memories = volume_theory(run), run.manifest.memory if run.manifest else ()
+    held = memory(run)
+    held = held[held["part"] != "host"].groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
     largest = held.max()
     return {
         "sent_bytes": sent.median() if len(sent) and sent.notna().all() else None,
@@ -129,4 +142,5 @@ def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
         "memory_bytes": largest["bytes"],
         "theory_memory_bytes": largest["formula_bytes"],
         "peak_memory_bytes": peaks(run)["peak_bytes"].max(),
+        "activation_bytes": max((held.activations or 0 for held in memories), default=0) or None,
     }

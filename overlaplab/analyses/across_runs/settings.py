@@ -12,9 +12,9 @@ from overlaplab.manifest import Manifest
 
 _SAME = (
     *("strategy", "device", "backend", "world_size", "mesh", "model", "first_bucket_mb", "prefetch"),
-    "overlap_param_gather",
-    *("keep_last", "checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
-    *("unit_policy", "swept"),
+    *("overlap_param_gather", "keep_last", "reshard_after_forward", "asynchronous", "max_staleness"),
+    *("checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
+    *("offload", "host_link", "unit_policy", "swept"),
     *("link", "link_wait", "phantom_ranks", "hardware", "predicted"),
 )
 """The keys of run.json that a sweep holds fixed."""

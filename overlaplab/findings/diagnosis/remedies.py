@@ -163,6 +163,8 @@ def _ahead_of(rows: pd.DataFrame) -> str:
 def _in_general(cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: Loop) -> str:
     """What helps, where no replay tells by how much."""
     moved = _moved_most(rows)
+    if loop.traits is not None and loop.traits.gradients == "server" and cause in _SENT_TO_A_SERVER:
+        return _ALL_REDUCE
     match cause:
         case Cause.BUBBLE:
             return "more microbatches per step, or a schedule with several stages on each rank"
@@ -214,6 +216,10 @@ _TAILS = {
     "unknown": "sending the last one earlier, or making it smaller",
 }
 """The remedy for a tail, by what it moves."""
+
+
+_SENT_TO_A_SERVER = (Cause.BLOCKING, Cause.TAIL, Cause.QUEUED, Cause.LATE)
+_ALL_REDUCE = "an all-reduce in place of a server (strategy bucketed): no link carries what all ranks send"
 
 
 def _fewer_bytes(loop: Loop) -> str:

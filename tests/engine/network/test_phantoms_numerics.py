@@ -1,7 +1,7 @@
 """Numerics of one rank of an emulated group, whose phantoms are stepped outside the timed region: each rank in turn."""
 
 import pytest
-from engine_trials import STRATEGIES, transformer
+from engine_trials import COLLECTIVE, transformer
 from overlaplab_engine.network.phantoms import Phantoms
 from overlaplab_engine.strategy_names import StrategyName
 from phantom_trials import Stepped, train
@@ -10,7 +10,7 @@ RANKS = 3  # the last one's parts end in padding
 ELEMENTS = sum(p.numel() for p in transformer().parameters())
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", COLLECTIVE)
 def test_every_rank_among_phantoms_trains_as_one_process_does(name: StrategyName) -> None:
     compared = [train(name, rank, RANKS, accumulate=1 + rank % 2) for rank in range(RANKS)]
     sharded = name.startswith("zero")
@@ -40,8 +40,8 @@ class Elsewhere(Stepped):
 @pytest.mark.parametrize(
     ("peers", "name"),
     [
-        *((OneTooFew, name) for name in STRATEGIES),
-        *((mutant, name) for mutant in (Stale, Elsewhere) for name in STRATEGIES if name.startswith("zero")),
+        *((OneTooFew, name) for name in COLLECTIVE),
+        *((mutant, name) for mutant in (Stale, Elsewhere) for name in COLLECTIVE if name.startswith("zero")),
     ],
 )
 def test_mutants_are_caught(peers: type[Stepped], name: StrategyName) -> None:

@@ -53,10 +53,13 @@ class Trial:
     send_all: bool = True
     prefetch: int = 1
     keep_last: bool = False
+    reshard_after_forward: bool = True
 
     def __post_init__(self) -> None:
         self.alone = copy.deepcopy(self.model)
-        options = Options(prefetch=self.prefetch, keep_last=self.keep_last)
+        options = Options(
+            prefetch=self.prefetch, keep_last=self.keep_last, reshard_after_forward=self.reshard_after_forward
+        )
         self.strategy = make(StrategyName.TORCH_FSDP2, self.model, self.comm, options)
         self.optimizer = AdamW(self.strategy.optimized(), lr=1e-3)
         self.alone_optimizer = AdamW(self.alone.parameters(), lr=1e-3)
@@ -294,6 +297,7 @@ COUNTED: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {  # gathe
     "prefetched": ({}, {}, 17, 9),
     "serial": ({"prefetch": 0}, {}, 17, 9),
     "last layer kept": ({"keep_last": True}, {}, 16, 9),
+    "layers kept": ({"reshard_after_forward": False}, {}, 9, 9),
     "checkpointing": ({}, {"checkpointing": True}, 17, 9),
     "two microbatches": ({"accumulate": 2}, {}, 34, 18),
     "two microbatches sent once": ({"accumulate": 2, "send_all": False}, {}, 34, 9),

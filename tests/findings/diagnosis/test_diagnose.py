@@ -13,9 +13,10 @@ from made_traces import launched, run_of
 from overlaplab.analyses import worst_step
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps
-from overlaplab.findings import Diagnosis, diagnose, what_to_do
+from overlaplab.findings import Diagnosis, Loop, diagnose, what_to_do
 from overlaplab.findings.diagnosis.diagnose import outliers_finding, where_chosen
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.traits import TRAITS
 
 STEP = summary_rows((0, 1, 100, 30))
 
@@ -95,6 +96,12 @@ def test_beside_sending_less_an_option_is_named_if_it_gains(gain: int, also: str
     assert "half the bytes" in first
     assert f" Also{rest}".startswith(also) if also else not rest
     assert found.gain_ns == 12 * MS
+
+
+@pytest.mark.parametrize("cause", ["tail", "blocking"])
+def test_no_cap_is_advised_where_a_server_averages(cause: str) -> None:
+    found = diagnosed(exposed_rows((0, 1, cause, 30, None)), loop=Loop(traits=TRAITS["parameter-server"]))
+    assert found.advice.startswith("Try an all-reduce in place of a server (strategy bucketed)")
 
 
 def test_short_pauses_of_the_host_are_not_the_aim() -> None:

@@ -1,0 +1,348 @@
+"""parameter-server: gradients go to rank 0, which updates the parameters and sends them back.
+
+Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server" (OSDI). Rank 0 trains, too: so n ranks
+train on n batches, as with every other strategy, and what differs is who updates. For each update rank 0 receives n − 1
+times the gradients and sends n − 1 times the parameters, which a ring spreads over all links.
+
+[Note: asynchronous]
+Each worker's gradients are applied as they come, and the worker goes on with what results, whatever the others do
+(Downpour SGD, fetching and pushing in every step: Dean et al. 2012, "Large Scale Distributed Deep Networks"). On rank 0
+a thread serves each other worker. The updates since a worker got its parameters are the *staleness* of the gradients
+that it computes with them. n gradients are being computed at a time, and each update makes n − 1 of them staler: so
+n − 1 is the mean, and of slow workers it is more. `max_staleness` holds updates back that would make another worker's
+gradients too stale (Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server").
+With n − 1, the least that is possible, the workers take turns.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from overlaplab_engine import labels
+from overlaplab_engine.alarm import wake_on_time
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Word
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
+from overlaplab_engine.strategies.buckets import Bucket, assign
+from overlaplab_engine.strategies.hooks import after_accumulation
+from overlaplab_engine.strategies.shards import Layout
+
+__all__ = ["AsynchronousServer", "ParameterServer"]
+
+
+@register
+class ParameterServer(Strategy):
+    """After `backward` rank 0 has the mean gradients, and the others none; `updated` brings them its parameters.
+
+    Gradients lie in one buffer, followed by a flag for each parameter that says whether a rank has used it. (Types do
+    not mix: each has a buffer.)
+    """
+
+    name = "parameter-server"
+    traits = Traits(gradients="server")
+    refuses: ClassVar[Mapping[str, str]] = {
+        option: why for option, why in Strategy.refuses.items() if option not in ("asynchronous", "max_staleness")
+    }
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`."""
+        super().__init__(model, comm, options)
+        self._wait = labels.span(Word.WAIT)
+        self._serves = comm.rank == 0
+        self._prescale = comm.prescale
+        nbytes = [self.gradients.nbytes(p) for p in self.parameters]
+        keys = [(p.device, p.dtype) for p in self.parameters]
+        self._buckets = [
+            Bucket.make(index, members, self.parameters, self.names, self.gradients.dtype(self.parameters[members[0]]))
+            for index, members in enumerate(assign(range(len(keys)), nbytes, keys, [sys.maxsize]))
+        ]
+        self._values = [_joined([self.parameters[m] for m in bucket.members]) for bucket in self._buckets]
+        if self.gradients.main:
+            for parameter in self.parameters:
+                after_accumulation(parameter, self._keep)
+
+    def _keep(self, parameter: torch.Tensor) -> None:
+        self.gradients.place(parameter, None, 1.0)
+
+    @classmethod
+    def variant(cls, options: Options) -> type[Strategy]:
+        """See `Strategy`."""
+        return AsynchronousServer if options.asynchronous else cls
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """All gradients together."""
+        return [(bucket.nbytes, [self.names[m] for m in bucket.members]) for bucket in self._buckets]
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """See `Strategy`; rank 0 tells the others the norm."""
+        norm = super().clip(max_norm)
+        self.comm.broadcast([norm])
+        return norm
+
+    def updated(self) -> None:
+        """Rank 0 sends the parameters, to all at once."""
+        if self.comm.world_size > 1:
+            work = self._send_values() if self._serves else self.comm.exchange([], [(v, 0) for v in self._values])
+            with self._wait:
+                work.wait()
+
+    def _send_values(self) -> Any:
+        return self.comm.exchange([(v, worker) for worker in range(1, self.comm.world_size) for v in self._values], [])
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        self._fill()
+        self._add_up()
+        for bucket in self._buckets:
+            for i, view, used in zip(bucket.members, bucket.views, bucket.flags.tolist(), strict=True):
+                if used or not self._serves:  # unused everywhere, the gradient stays untouched
+                    self.gradients.set(self.parameters[i], view if self._serves else None)
+
+    def _fill(self) -> None:
+        """Put the gradients into the buffers, prescaled, and tell which there are."""
+        for bucket in self._buckets:
+            grads = [self.gradients.get(self.parameters[m]) for m in bucket.members]
+            for grad, view in zip(grads, bucket.views, strict=True):
+                torch.mul(grad, self._prescale, out=view) if grad is not None else view.zero_()
+            bucket.flags.copy_(torch.tensor([float(grad is not None) for grad in grads]))
+            labels.instant(bucket.marks.ready)
+
+    def _add_up(self) -> None:
+        """On rank 0 the buffers become the sum over the ranks, always in their order; the others send theirs."""
+        senders = range(1, self.comm.world_size) if self._serves else []
+        for bucket in self._buckets:
+            received = [(torch.empty_like(bucket.flat), rank) for rank in senders]
+            with bucket.marks.launch:
+                works = [self.comm.exchange([], [one]) for one in received]
+                sent = None if self._serves else self.comm.exchange([(bucket.flat, 0)], [])
+            for work, (theirs, _) in zip(works, received, strict=True):
+                with self._wait:
+                    work.wait()
+                bucket.flat += theirs
+            if sent is not None:
+                with self._wait:
+                    sent.wait()
+            labels.instant(bucket.marks.done)
+
+    @torch.no_grad()
+    def _abandon(self) -> None:
+        if self._sync:
+            with suppress(Exception):  # a lost peer: the exception on its way says more
+                for bucket in self._buckets:  # keep the ranks' messages matched
+                    bucket.flat.fill_(torch.nan)
+                self._add_up()
+
+
+class AsynchronousServer(ParameterServer):
+    """`updated` pushes this rank's gradients and brings the parameters that result; see [Note: asynchronous].
+
+    The server's parameters, which the optimizer updates, are not those that rank 0 computes with. Buffers are each
+    rank's own. The update must be made by `update`, as the server makes it when gradients come.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`. EngineError if `max_staleness` is less than the number of other ranks."""
+        super().__init__(model, comm, options)
+        self._prescale = 1.0
+        self._running = False
+        self._server = _Server(self, self._buckets, self._values) if self._serves else None
+        others = comm.world_size - 1
+        if options.max_staleness is not None and options.max_staleness < others:
+            raise EngineError(
+                f"--max-staleness {options.max_staleness}: with {others} other ranks it is {others} or more"
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass; the server runs from the first synchronised one on."""
+        if self._sync and not self._running:
+            self._running = True
+            if self._server is not None:
+                self._server.start()
+        return self.model(*args, **kwargs)
+
+    def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
+        """On rank 0 the server's parameters; on others their own, which never have a gradient then."""
+        if self._server is None:
+            return super().named_optimized()
+        return list(zip(self.names, self._server.parameters, strict=True))
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """EngineError: no rank ever has the mean over the ranks."""
+        raise EngineError("--asynchronous applies each rank's gradients by themselves: leave --clip-norm out")
+
+    def update(self, step: Callable[[], None]) -> None:
+        """From now on the server updates by `step`, with each worker's gradients."""
+        if self._server is not None:
+            self._server.use(step)
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Push the gradients, and get what the server then has."""
+        gradients = [bucket.flat for bucket in self._buckets]
+        if self._server is not None:
+            for own, new in zip(self._values, self._server.apply(0, gradients), strict=True):
+                own.copy_(new)
+            return
+        sends = [(flat, 0) for flat in (_MORE, *gradients)]
+        work = self.comm.exchange(sends, [(values, 0) for values in self._values])
+        with self._wait:
+            work.wait()
+
+    def close(self) -> None:
+        """Wait until the server has applied all that was pushed; every rank must call it."""
+        if not self._running:
+            return
+        self._running = False
+        if self._server is not None:
+            self._server.finish()
+        else:
+            self.comm.exchange([(_NO_MORE, 0)], []).wait()
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The server's, which all ranks go on with."""
+        self.close()
+        if self._server is not None:
+            for own, served in zip(self._values, self._server.values, strict=True):
+                own.copy_(served)
+        self.comm.broadcast(self._values)
+        return super().full_parameters()
+
+    def _with_gradients(self) -> list[torch.Tensor]:
+        """Not the server's parameters, whose gradients are its own."""
+        return list(self.parameters)
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        self._fill()
+        for parameter in self.parameters:
+            self.gradients.set(parameter, None)
+
+    def _abandon(self) -> None:
+        """Nothing is under way in a backward pass."""
+
+
+_MORE, _NO_MORE = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+"""What a worker sends before gradients, and when there will be no more."""
+
+
+class _Server:
+    """The parameters, and on rank 0 a thread for each other worker, which applies its gradients."""
+
+    def __init__(self, strategy: Strategy, buckets: Sequence[Bucket], values: Sequence[torch.Tensor]) -> None:
+        """Begin with a copy of `values`, in which the parameters lie as their gradients do in `buckets`."""
+        self._comm, self._gradients = strategy.comm, strategy.gradients
+        self._most = strategy.options.max_staleness
+        self.values = [flat.clone() for flat in values]
+        shapes = [[view.shape for view in bucket.views] for bucket in buckets]
+        self._layouts = [Layout(own, 0, 1) for own in shapes]
+        self._places = [m for bucket in buckets for m in bucket.members]
+        self._served = [v.requires_grad_() for v in _split(self._layouts, self.values)]
+        self.parameters = [p for _, p in sorted(zip(self._places, self._served, strict=True), key=lambda pair: pair[0])]
+        self._buffers = [bucket.flat for bucket in buckets]
+        self._step: Callable[[], None] | None = None
+        self._turn = threading.Condition()
+        self._version = 0
+        """Updates made."""
+        self._given = [0] * self._comm.world_size
+        """By worker: the version that it computes with."""
+        self._active: set[int] = set()
+        self._threads: list[threading.Thread] = []
+        self._failure: Exception | None = None
+
+    def start(self) -> None:
+        """Serve all workers, which begin with the present version."""
+        self._active = set(range(self._comm.world_size))
+        self._given = [self._version] * self._comm.world_size
+        others = sorted(self._active - {0})
+        self._threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in others]
+        for thread in self._threads:
+            thread.start()
+
+    def use(self, step: Callable[[], None]) -> None:
+        """Update by `step`."""
+        if self._step == step:  # asking for the turn would wait for an update under way
+            return
+        with self._turn:
+            self._step = step
+            self._turn.notify_all()
+
+    def finish(self) -> None:
+        """Serve the other workers to their end. Raises what a thread failed with."""
+        self._leave(0)
+        for thread in self._threads:
+            thread.join()
+        self._check()
+
+    @torch.no_grad()
+    def apply(self, worker: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Update by one worker's gradients (with their flags), once it is its turn; a copy of what results."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._failure is not None or self._may_go(worker))
+            self._check()
+            assert self._step is not None
+            with labels.span(Word.SERVE, worker=worker, staleness=self._version - self._given[worker]):
+                self._place(gradients)
+                self._step()
+            self._version += 1
+            self._given[worker] = self._version
+            self._turn.notify_all()
+            return [flat.clone() for flat in self.values]
+
+    def _may_go(self, worker: int) -> bool:
+        """Whether all others can still be applied in time, the stalest first."""
+        if self._step is None:
+            return False
+        others = sorted(self._given[other] for other in self._active - {worker})
+        behind = [self._version + 1 + place - given for place, given in enumerate(others)]
+        return self._most is None or max(behind, default=0) <= self._most
+
+    def _place(self, gradients: Sequence[torch.Tensor]) -> None:
+        flags = [f for own, flat in zip(self._layouts, gradients, strict=True) for f in flat[own.numel :].tolist()]
+        for parameter, view, used in zip(self._served, _split(self._layouts, gradients), flags, strict=True):
+            self._gradients.set(parameter, view if used else None)
+
+    def _serve(self, worker: int) -> None:
+        wake_on_time()
+        more = torch.zeros_like(_MORE)
+        try:
+            while self._receive([more], worker) and more:
+                gradients = [torch.empty_like(flat) for flat in self._buffers]
+                self._receive(gradients, worker)
+                new = self.apply(worker, gradients)
+                self._comm.exchange([(flat, worker) for flat in new], []).wait()
+        except Exception as error:  # the training thread raises it
+            self._failure = error
+        self._leave(worker)
+
+    def _receive(self, tensors: Sequence[torch.Tensor], worker: int) -> bool:
+        self._comm.exchange([], [(tensor, worker) for tensor in tensors]).wait()
+        return True
+
+    def _leave(self, worker: int) -> None:
+        with self._turn:
+            self._active.discard(worker)
+            self._turn.notify_all()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _joined(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """A flat buffer (elements,) in which these parameters lie from now on."""
+    flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+    for parameter, view in zip(parameters, Layout([p.shape for p in parameters], 0, 1).views(flat), strict=True):
+        parameter.data = view
+    return flat
+
+
+def _split(layouts: Sequence[Layout], flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of flat buffers, in their shapes."""
+    return [view for layout, flat in zip(layouts, flats, strict=True) for view in layout.views(flat)]

@@ -1,0 +1,38 @@
+"""A histogram of how stale the gradients were that an asynchronous server applied."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.parts import tooltip
+from overlaplab.charts.theme import finish, palette
+from overlaplab.columns import column
+from overlaplab.findings import staleness_remark, staleness_title
+
+_HEIGHT = 220
+
+
+def staleness(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """A bar per staleness, as high as updates had it. Takes rows of `overlaplab.analyses.staleness`."""
+    tones = palette(dark)
+    counted = table.groupby("staleness").agg(updates=("worker", "size"), by=("worker", _ranks)).reset_index()
+    every = pd.DataFrame({"staleness": range(int(table["staleness"].max()) + 1)})
+    rows = every.merge(counted, how="left").fillna({"updates": 0, "by": ""})
+    x = alt.X("staleness:O", title="staleness (updates)", axis=alt.Axis(labelAngle=0))
+    y = alt.Y("updates:Q", title="updates", axis=alt.Axis(tickMinStep=1, format="d"))
+    lines = tooltip({"staleness": column("staleness", "staleness").header, "updates": "", "by": "of ranks"})
+    drawn = alt.Chart(rows).mark_bar(color=tones.compute, opacity=1).encode(x=x, y=y, tooltip=lines)
+    title = staleness_title(table)
+    return finish(
+        [drawn],
+        title=title,
+        subtitle=[staleness_remark(table), note],
+        description=f"Bars of {len(table)} updates by their staleness. {title}.",
+        dark=dark,
+        height=_HEIGHT,
+    )
+
+
+def _ranks(workers: pd.Series[int]) -> str:
+    return ", ".join(str(worker) for worker in sorted({*workers}))
