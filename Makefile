@@ -5,8 +5,6 @@ BIN := .venv/bin
 RUNS ?= runs/demo
 PORT ?= 8501
 SERVE ?= 1
-DEMO := --batch 16 --steps 5 --bucket-cap-mb 4
-ZERO3 := --strategy zero3 --layers 32 --width 128 --batch 16 --steps 3
 
 .PHONY: help env demo docs test suite check format screenshots notebooks chromium clean
 .DELETE_ON_ERROR:
@@ -31,17 +29,7 @@ env: .venv/made
 	touch $@
 
 demo: env
-	$(BIN)/overlaplab record --strategy naive     --out $(RUNS)/naive     $(DEMO) --link auto
-	$(BIN)/overlaplab record --strategy per-param --out $(RUNS)/per-param $(DEMO) --link $(RUNS)/naive
-	$(BIN)/overlaplab record --strategy bucketed  --out $(RUNS)/bucketed  $(DEMO) --link $(RUNS)/naive
-	$(BIN)/overlaplab record $(ZERO3) --prefetch 0    --out $(RUNS)/zero3-serial  --link auto
-	$(BIN)/overlaplab record $(ZERO3) --prefetch 1    --out $(RUNS)/zero3         --link $(RUNS)/zero3-serial
-	$(BIN)/overlaplab summary $(RUNS)/naive
-	$(BIN)/overlaplab summary $(RUNS)/per-param
-	$(BIN)/overlaplab summary $(RUNS)/bucketed
-	$(BIN)/overlaplab compare $(RUNS)/naive $(RUNS)/per-param $(RUNS)/bucketed
-	$(BIN)/overlaplab schedule $(RUNS)/zero3
-	$(BIN)/overlaplab compare $(RUNS)/zero3-serial $(RUNS)/zero3
+	scripts/demo.sh $(RUNS)
 ifeq ($(SERVE),1)
 	@echo "The dashboard is at http://127.0.0.1:$(PORT) (Ctrl-C ends it)."
 	$(BIN)/overlaplab app $(RUNS) --port $(PORT)
