@@ -280,6 +280,13 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "by_group_and_kind": many(
                 row("communication_by", "rank? group? group_description? kind? count bytes? busy_ns exposed_ns")
             ),
+            "lines": many(
+                both(
+                    row("transfer_lines", "kind bus_gb_per_s? deviation? r_squared? count sizes"),
+                    keys(ranks=many(WHOLE), latency_ns=null_or(NUMBER)),
+                )
+            ),
+            "slowdowns": many(row("slowdowns", "name pairs alone_ns beside_ns slowdown")),
             "clocks": many(row("clocks", "rank? offset_ns? iqr_ns? collectives applied error_ns")),
             **_NOTES,
         },
@@ -292,8 +299,8 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                     row(
                         "compare",
                         "path strategy? bucket_cap_mb? ranks steps overlap_ratio? emulated predicted sent_bytes?"
-                        " theory_sent_bytes? memory_bytes? theory_memory_bytes? peak_memory_bytes? phantoms spread_ms?"
-                        " model? recording_of tier?",
+                        " theory_sent_bytes? memory_bytes? theory_memory_bytes? peak_memory_bytes? activation_bytes?"
+                        " recompute_ms? phantoms spread_ms? model? recording_of tier?",
                     ),
                     keys(**{figure: keys(**_FIGURE) for figure in MEASURES}),
                 )

@@ -110,7 +110,7 @@ def test_options_of_record_are_the_engines(shell: str) -> None:
     asked |= {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     line = [sys.executable, "-m", "overlaplab"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ | asked)
-    assert set(re.findall(r"--[a-z-]+", done.stdout)) == {"--strategy", "--steps"}
+    assert set(re.findall(r"--[a-z-]+", done.stdout)) == {"--strategy", "--steps", "--stages"}
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
