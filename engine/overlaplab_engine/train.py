@@ -142,7 +142,7 @@ def _calibrate(config: Config, comm: Communicator, strategy: Strategy, borders: 
         probe_ns=probed_ns,
         passes=passes,
         kept=kept if config.compute is None else None,
-        idle=idle_collectives(comm, max(sizes)),
+        idle=idle_collectives(comm, max(comm.gather_objects(max(sizes)))),  # stages differ
     )
 
 

@@ -10,7 +10,7 @@ from warm_ranks import run_warm
 
 import overlaplab
 from overlaplab import findings, simulate
-from overlaplab.analyses import Cause, communication_by, memory, volume, volume_theory
+from overlaplab.analyses import Cause, communication_by, memory, pipeline_steps, volume, volume_theory
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings.diagnosis.causes import loop_of
 from overlaplab.findings.diagnosis.remedies import remedy_for
@@ -116,3 +116,10 @@ def test_lanes_are_named_by_axis(cut: overlaplab.Run) -> None:
     assert any("link (tp)" in name for name in names)
     assert any("link (dp)" in name for name in names)
     assert "4 ranks (dp 2 × tp 2)" in findings.describe_ranks(cut.manifest)
+
+
+def test_pipelines_side_by_side_are_recorded(tmp_path: Path) -> None:
+    """Their stages differ in size, but the collectives that are measured before the first step must not."""
+    run = recorded(tmp_path / "dp-pp", "--strategy", "pipeline", "--dp", "2", "--pp", "2", "--microbatches", "2")
+    assert set(pipeline_steps(run)["pipeline"]) == {0, 1}
+    assert set(communication_by(run)["group_description"].dropna()) == {"dp"}  # messages have groups of their own
