@@ -196,7 +196,7 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
 
     annotated = _annotated(events)
     communication, memory = (annotated & follows(work, *Part) for work in (Work.COMMUNICATION, Work.MEMORY))
-    owning = (communication | memory) & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
+    owning = annotated & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
     operator = events["category"].isin(OPERATOR_CATEGORIES).to_numpy() & ~np.isin(thread, np.unique(thread[owning]))
     counted = operator & follows(Work.COMPUTE, *Part)
     whole = operator & follows(Work.COMPUTE, Part.WHOLE)
