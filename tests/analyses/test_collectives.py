@@ -273,6 +273,8 @@ def test_the_samples_match_and_take_as_long_as_their_link(folder: Path) -> None:
         return
     told = pd.DataFrame(run.manifest.raw["collectives"])
     told = told[told["rank"] == 0].tail(len(own))
+    if own["group"].nunique() > 1:  # run.json has them group by group
+        own, told = own.sort_values("arrived_ns"), told.sort_values("arrived_ns")
     assert own["bytes"].tolist() == told["bytes"].tolist()
     share = own["transfer_ns"].to_numpy(float) / told["modelled_ns"].to_numpy(float)
     assert np.median(share) == pytest.approx(1, abs=0.05)
