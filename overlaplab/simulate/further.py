@@ -37,21 +37,25 @@ def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]
 
 
 def _steps(program: Program) -> Iterator[list[Move]]:
-    """The moves up to each end of a step, without waits that do nothing, since a later collective was waited for."""
+    """The moves up to each end of a step.
+
+    Where a later collective was waited for before, a wait does nothing. It is left out if its collective is an earlier
+    step's: among other steps it may do something, or there may be no such collective.
+    """
     numbers: dict[Hashable, int] = {}
-    waited = -1
+    waited, begun = -1, 0
     step: list[Move] = []
     for move in program:
         if isinstance(move, Launch):
             numbers[move.key] = len(numbers)
         if isinstance(move, Wait):
-            if numbers[move.key] <= waited:
+            if numbers[move.key] < begun and numbers[move.key] <= waited:
                 continue
-            waited = numbers[move.key]
+            waited = max(waited, numbers[move.key])
         step.append(move)
         if isinstance(move, End):
             yield step
-            step = []
+            step, begun = [], len(numbers)
     yield step
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import sample_run
 
-from overlaplab.simulate.player import End, Launch, Mark, Move, StuckError, Wait, Work, play
+from overlaplab.simulate.further import with_further
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.simulate.wide import PASSES, WideProgram, drawn, play_wide, retimed, widen
 
@@ -33,7 +35,7 @@ def narrowed(program: WideProgram) -> list[list[Move]]:
     ]
 
 
-def same(programs: list[list[Move]], wide: WideProgram) -> None:
+def same(programs: Sequence[Program], wide: WideProgram) -> None:
     """Both players give the same times."""
     expected, got = play(programs), play_wide(wide)
     assert got.ends_ns.T.tolist() == [list(ends) for ends in expected.ends_ns]
@@ -73,6 +75,7 @@ def test_against_the_event_player(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(1, 4)))
     ]
     same(programs, widen(programs))
+    same(with_further(programs, 6), drawn(widen(programs), 6))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,6 +110,13 @@ def test_a_drawn_rank_does_what_one_rank_did_in_a_step_with_these_moves() -> Non
     assert {*zip(*program.work_ns[4:6].tolist(), strict=True)} == pairs
     assert {*program.work_ns[7].tolist()} == {7, 107}
     assert not np.array_equal(program.work_ns[1], program.work_ns[4])
+
+
+def test_a_further_rank_waits_again_only_for_what_its_step_launched() -> None:
+    """Each last wait comes after one for a later collective, and does nothing."""
+    first = (End(), Launch("a", 1), Launch("b", 1), Wait("b"), Wait("a"), End())
+    second = (Launch("c", 1), Launch("d", 1), Wait("d"), Wait("c"))
+    assert with_further([[*first, *second, Wait("b")]], 2)[1] == [*first, *second]
 
 
 def test_the_seed_decides() -> None:
