@@ -148,6 +148,13 @@ _SWEEP = keys(
         )
     ),
 )
+_PLAYED = both(
+    both(row("pipeline_steps", "bubble held"), row("advise", "setting step_ns gain_ns")),
+    keys(
+        remedy={"type": "string", "enum": ["microbatches", "schedule", "split"]},
+        recorded_ns=WHOLE | {"description": "The step as recorded, played in the same way."},
+    ),
+)
 _MEANS = keys(step_ns=WHOLE, exposed_comm_ns=WHOLE)
 
 DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
@@ -337,6 +344,49 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "interval": keys(**dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "half_ns"), WHOLE)),
             "extrapolated": {"type": "object", "additionalProperties": NUMBER},
             "warnings": many(TEXT),
+        },
+    ),
+    "pipeline": (
+        "Each step's bubble and its parts, what each rank and stage did, and what other settings gain; times in ns.",
+        {
+            "pipeline": null_or(ANY) | {"description": "That of run.json; null where there is none."},
+            "steps": many(
+                both(
+                    row(
+                        "pipeline_steps",
+                        "pipeline step? ranks microbatches span_ns bubble theory? imbalance? sending? overhead?"
+                        " overhead_ns? hop_ns? slowest_stage? slower held",
+                    ),
+                    keys(stages=WHOLE | {"description": "How many there are."}),
+                )
+            ),
+            "ranks": many(
+                row(
+                    "pipeline_ranks",
+                    "pipeline rank? step? stages span_ns busy_ns idle_ns wait_ns? transfer_ns? overhead_ns?"
+                    " schedule_ns? imbalance_ns? actions held",
+                )
+            ),
+            "actions": many(
+                row(
+                    "pipeline",
+                    "pipeline rank? step? stage action microbatch begun_ns start_ns end_ns took_ns gap_ns wait_ns?"
+                    " transfer_ns? overhead_ns? held",
+                )
+            ),
+            "played": many(_PLAYED),
+            "warnings": many(TEXT),
+        },
+    ),
+    "bench-collectives": (
+        "How long all-reduces take, by size and algorithm.",
+        {
+            "ranks": WHOLE,
+            "device": TEXT,
+            "link": null_or(keys(bandwidth_gbps=NUMBER, latency_us=NUMBER)),
+            "rows": many(
+                row("bench_collectives", "bytes algorithm time_ns algbw_gb_per_s bus_gb_per_s modelled_ns? wrong")
+            ),
         },
     ),
     "plan": (

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from schemas import expect_schema
 from warm_ranks import run_launcher
 
 from overlaplab.analyses.bench import bench_collectives, link_of
 from overlaplab.cli.bench import _sizes
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import bench_finding, bench_remarks
+from overlaplab.report.documents import bench_document
 from overlaplab.sections.bench import bench_rows
 
 MEASURED = {
@@ -33,6 +36,12 @@ def test_bandwidths_are_nccl_tests() -> None:
     assert table["bus_gb_per_s"].tolist()[2] == pytest.approx(1e6 / 18e6 * 2 * 3 / 4)
     assert table["modelled_ns"].tolist() == [6_012_000, 4_032_000, 18_000_000, 36_000_000]
     assert bench_collectives(MEASURED | {"link": None})["modelled_ns"].isna().all()
+
+
+@pytest.mark.parametrize("measured", [MEASURED, MEASURED | {"link": None}], ids=["with a link", "without"])
+def test_the_document(measured: dict[str, Any]) -> None:
+    document = bench_document(measured, bench_collectives(measured))
+    expect_schema("bench-collectives", json.loads(json.dumps({"schema_version": 1} | document)))
 
 
 def test_ring_and_tree_stand_side_by_side_and_cross() -> None:

@@ -65,10 +65,12 @@ def test_what_cannot_be_is_one_line(ranks: int, sizes: dict[str, int], message: 
 
 
 def test_the_command_line() -> None:
-    sizes = {"dp": None, "pp": None, "tp": None, "hsdp": None}
+    sizes = {"dp": None, "pp": None, "tp": None, "hsdp": None, "stages": None, "schedule": "gpipe"}
     assert _needed(sizes) == 1
     assert _needed(sizes | {"dp": 2, "tp": 2}) == 4
     assert _needed(sizes | {"hsdp": _hsdp("2x3"), "pp": 2}) == 12
+    assert _needed(sizes | {"dp": 2, "stages": "3"}) == 6
+    assert _needed(sizes | {"stages": "4", "schedule": "interleaved-1f1b"}) == 2
     with pytest.raises(EngineError, match="--hsdp '2' is not REPLICASxSHARDS such as 2x2"):
         _hsdp("2")
 

@@ -29,6 +29,7 @@ LINES = {
     "buckets": ["buckets", ENGINE, "--rank", "0"],
     "schedule": ["schedule", ENGINE],
     "schedule of one": ["schedule", ENGINE, "--rank", "0", "--step", "0"],
+    "pipeline": ["pipeline", ENGINE],
     "collectives": ["collectives", ENGINE],
     "collectives of kernels": ["collectives", GPU],
     "exposed": ["exposed", ENGINE],
@@ -51,6 +52,7 @@ LINES = {
     "the app on nothing": ["app", "\x1b[41;5m no such folder"],
 }
 ELSEWHERE = {
+    "bench-collectives": "reads no trace",
     "doctor": "reads no trace; tests/cli/test_doctor.py has an nvidia-smi that writes orders to a terminal",
     "plan": "reads no trace",
     "record": "reads no trace",
