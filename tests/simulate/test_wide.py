@@ -75,7 +75,6 @@ def test_against_the_event_player(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(1, 4)))
     ]
     same(programs, widen(programs))
-    same(with_further(programs, 6), drawn(widen(programs), 6))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,6 +109,22 @@ def test_a_drawn_rank_does_what_one_rank_did_in_a_step_with_these_moves() -> Non
     assert {*zip(*program.work_ns[4:6].tolist(), strict=True)} == pairs
     assert {*program.work_ns[7].tolist()} == {7, 107}
     assert not np.array_equal(program.work_ns[1], program.work_ns[4])
+
+
+@given(st.data())
+def test_further_ranks_play_as_those_drawn(data: st.DataObject) -> None:
+    """Steps alike, in which each rank waits, or does not, for one of the last collectives."""
+    times = st.integers(0, 9)
+    waits = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    programs: list[list[Move]] = [[End()] for _ in range(2)]
+    for number in range(len(waits) * 4):
+        last = number % len(waits) == len(waits) - 1
+        for program in programs:
+            program += (Work(data.draw(times)), Launch(number, 5))
+            if data.draw(st.booleans()):
+                program.append(Wait(max(number - waits[number % len(waits)], 0), data.draw(times)))
+            program += (Work(data.draw(times)), *([End()] if last else []))
+    same(with_further(programs, 6), drawn(widen(programs), 6))
 
 
 def test_a_further_rank_waits_again_only_for_what_its_step_launched() -> None:
