@@ -22,6 +22,7 @@ from overlaplab.events import (
 )
 from overlaplab.evidence.collective_facts import could_start
 from overlaplab.evidence.matching import steps_and_labels
+from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import recorded
 from overlaplab.load import load_run
@@ -31,7 +32,7 @@ __all__ = ["load_ranks"]
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded),
-    *(recorded, steps_and_labels, could_start, purposes, idle_gaps),
+    *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels),
 )
 
 
