@@ -7,7 +7,7 @@ from overlaplab.charts.costs import memory_compared, sent_compared
 from overlaplab.charts.gather_waits import gather_waits, scatters_exposed
 from overlaplab.charts.gathers import schedule, schedule_window
 from overlaplab.charts.held import gathered
-from overlaplab.charts.hops import MOST_CELLS, hops
+from overlaplab.charts.hops import hops
 from overlaplab.charts.lanes import timeline, timeline_rows
 from overlaplab.charts.marks import step_marks
 from overlaplab.charts.notebook import draw_offline
@@ -19,7 +19,6 @@ from overlaplab.charts.sweep import caps, links
 from overlaplab.charts.what_if import caps_predicted, held_predicted, ranks_predicted, step_lanes, throughput_predicted
 
 __all__ = [
-    "MOST_CELLS",
     "buckets",
     "bus_bandwidth",
     "caps",

@@ -11,6 +11,7 @@ from functools import partial
 import pandas as pd
 
 from overlaplab import analyses, charts, findings
+from overlaplab.charts.hops import MOST_CELLS
 from overlaplab.charts.theme import LINE
 from overlaplab.formats import as_held
 from overlaplab.manifest import Link, Manifest
@@ -220,7 +221,7 @@ def _hops(table: pd.DataFrame, step: int | None, note: str | None) -> Iterator[C
     own = table[table["step"].isin([step if (steps == step).any() else steps.max()])] if len(steps) else table
     own = own[own["bucket"] == own.groupby("bucket")["bytes"].sum().idxmax()]
     moments = analyses.chunks_after_hops(own)
-    if 0 < len(moments) <= charts.MOST_CELLS:
+    if 0 < len(moments) <= MOST_CELLS:
         draw = partial(charts.hops, own, moments)
         yield Chart(key="hops_chart", draw=draw, note=note, table=as_held(own, "hops"))
 

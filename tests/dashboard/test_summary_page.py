@@ -57,14 +57,14 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
     assert not app.dataframe  # all tables are folded away
 
 
-def test_charts_are_drawn_once_for_all_who_look(opened, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_charts_are_drawn_once_for_all_who_look(opened, own_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a file of the run changes."""
     drawn: list[QuietChart] = []
     to_dict = QuietChart.to_dict
     monkeypatch.setattr(QuietChart, "to_dict", lambda chart, **told: drawn.append(chart) or to_dict(chart, **told))
 
     def charts() -> list[str]:
-        return [chart.proto.spec for chart in opened(runs, run="bucketed").get("vega_lite_chart")]
+        return [chart.proto.spec for chart in opened(own_runs, run="bucketed").get("vega_lite_chart")]
 
     first = charts()
     assert len(first) == 2
@@ -72,7 +72,7 @@ def test_charts_are_drawn_once_for_all_who_look(opened, runs: Path, monkeypatch:
     assert count >= 2
     assert charts() == first
     assert len(drawn) == count
-    (runs / "bucketed" / "run.json").touch()
+    (own_runs / "bucketed" / "run.json").touch()
     assert charts() == first
     assert len(drawn) > count
 
