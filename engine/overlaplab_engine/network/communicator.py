@@ -204,11 +204,6 @@ class Communicator:
         return [one.group for one in self.groups if isinstance(one.group, process_group.EmulatedLinkGroup)]
 
     @property
-    def messages(self) -> Sequence[Carried]:
-        """The messages that an emulated link has carried from and to this rank, in order of their ends."""
-        return self.group.messages if isinstance(self.group, process_group.EmulatedLinkGroup) else ()
-
-    @property
     def phantom_ranks(self) -> list[int]:
         """Emulated ranks without a process. If there are any, losses are meaningless; see `network.phantoms`."""
         return self.group.phantom_ranks if isinstance(self.group, process_group.EmulatedLinkGroup) else []

@@ -39,6 +39,7 @@ from overlaplab_engine.strategies.tensor_layers import (
     COLUMNS,
     ROWS,
     cut_parameters,
+    reduce_together,
     require_tensor_parallel,
     shared_layers,
     tensor_group,
@@ -210,11 +211,7 @@ class TensorParallel(Bucketed):
             super()._finish()
         grads = [p.grad for p in self._summed if p.grad is not None]
         if grads:
-            total = torch.cat([grad.flatten() for grad in grads])
-            with labels.span(Word.WAIT):
-                self._tensor.all_reduce_sum(total).wait()
-            for grad, values in zip(grads, torch.split(total, [g.numel() for g in grads]), strict=True):
-                grad.copy_(values.view_as(grad))
+            reduce_together(grads, self._tensor.all_reduce_sum)
 
     def _abandon(self) -> None:
         if self.comm.world_size > 1:

@@ -1,16 +1,28 @@
 """What the tensor-parallel strategies share: which parameters are cut, and what must hold for that."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Word
 from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.transformer import Transformer
-from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import require_same_model
 
-__all__ = ["COLUMNS", "ROWS", "cut_parameters", "require_tensor_parallel", "shared_layers", "tensor_group"]
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "cut_parameters",
+    "reduce_together",
+    "require_tensor_parallel",
+    "shared_layers",
+    "tensor_group",
+]
 
 COLUMNS, ROWS = ("attention.qkv", "up"), ("attention.output", "down")
 """A layer's modules whose weights are cut: by columns of the transposed weight, as papers write it, and by rows."""
@@ -52,6 +64,17 @@ def shared_layers(strategy: str, model: nn.Module, comm: Communicator) -> list[n
         materialise(parameter)
     tensor.broadcast(list(model.parameters()))
     return layers
+
+
+def reduce_together(
+    grads: Sequence[torch.Tensor], reduce: Callable[[torch.Tensor], Work], prescale: float = 1.0
+) -> None:
+    """One collective for all these gradients, in place; returns when it has ended."""
+    flat = torch.cat([grad.flatten() for grad in grads]).mul_(prescale)
+    with labels.span(Word.WAIT):
+        reduce(flat).wait()
+    for grad, values in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
+        grad.copy_(values.view_as(grad))
 
 
 def require_tensor_parallel(strategy: str, config: Any) -> None:

@@ -22,14 +22,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from overlaplab_engine import labels
-from overlaplab_engine.labels import Word
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.optimizers import part_of
 from overlaplab_engine.strategies.tensor_layers import (
     cut_parameters,
+    reduce_together,
     require_tensor_parallel,
     shared_layers,
     tensor_group,
@@ -103,13 +102,8 @@ class TorchTensorParallel(Strategy):
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
                 held.grad = _local(parameter.grad)
         grads = [held.grad for held in self._held if held.grad is not None]
-        if self.comm.world_size == 1 or not grads:
-            return
-        flat = torch.cat([grad.flatten() for grad in grads]).mul_(self.comm.prescale)
-        with labels.span(Word.WAIT):
-            self.comm.all_reduce_mean(flat).wait()
-        for grad, mean in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
-            grad.copy_(mean.view_as(grad))
+        if self.comm.world_size > 1 and grads:
+            reduce_together(grads, self.comm.all_reduce_mean, self.comm.prescale)
 
     def _abandon(self) -> None:
         """Nothing is in flight: every collective was waited for."""
