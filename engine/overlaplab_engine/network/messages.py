@@ -3,9 +3,10 @@
 [Note: lanes]
 A rank that sends and receives must do both at once, or two ranks that first send to each other would wait forever. So
 messages do not queue behind collectives: each peer, direction and tag has a lane, a thread that carries its messages in
-order. The real message is posted by the calling thread, so that gloo sees messages in the order of the calls. A message
-takes T from when both ends have called, on a link that other lanes and groups may occupy ([Note: one link for all
-groups]).
+order. The lane posts the real message, too. Gloo's thread has real-time priority and tries again and again for a lock
+that whoever posts is holding; a caller without that priority would not get a core to let go of it, for up to a second.
+A message takes T from when both ends have called, on a link that other lanes and groups may occupy ([Note: one link for
+all groups]).
 """
 
 import threading
@@ -37,10 +38,8 @@ __all__ = ["Messages"]
 class _Message:
     seq: int
     tensors: Sequence[torch.Tensor]
-    works: list[Any]
-    """The real message, and the exchange of the two ends' times."""
-    mine: torch.Tensor
-    theirs: torch.Tensor
+    post: Callable[[], Any]
+    queued_ns: int  # by rank 0's clock
     future: torch.futures.Future[Any]
 
 
@@ -55,7 +54,7 @@ class Messages:
         """The messages carried so far, in order of their ends."""
 
     def submit(self, way: int, peer: int, tag: int, tensors: Sequence[torch.Tensor], post: Callable[[], Any]) -> Any:
-        """Post a message and return its work at once; `way` is `OUT` to the peer, or `IN` from it."""
+        """Queue a message that `post` begins; returns its work. `way` is `OUT` to the peer, or `IN` from it."""
         self._carrier.check()
         lane = self._lanes.get((peer, way, tag))
         if lane is None:
@@ -64,7 +63,7 @@ class Messages:
         return lane.submit(tensors, post)
 
     def exchange(self, way: int, peer: int, tag: int, mine: torch.Tensor, theirs: torch.Tensor) -> list[Any]:
-        """Tell the peer a number, and be told its; `tag` tells exchanges of different purposes apart."""
+        """Begin to tell the peer a number, and to be told its."""
         upwards = (self._rank < peer) == (way == OUT)
         slot = 2 * tag + int(upwards)
         return [self._clock.send([mine], peer, slot), self._clock.recv([theirs], peer, slot)]
@@ -98,13 +97,13 @@ class _Lane:
         return self._owner.lane_name(self._way, self._peer, self._tag)
 
     def submit(self, tensors: Sequence[torch.Tensor], post: Callable[[], Any]) -> Any:
-        mine, theirs = torch.tensor([self._carrier.now_ns()]), torch.zeros(1, dtype=torch.int64)
-        with labels.span(Word.LAUNCH, seq=self._posted, group=self._group):
-            works = [post(), *self._owner.exchange(self._way, self._peer, 2 * self._tag, mine, theirs)]
         future: torch.futures.Future[Any] = torch.futures.Future()
-        message = _Message(seq=self._posted, tensors=tensors, works=works, mine=mine, theirs=theirs, future=future)
+        with labels.span(Word.LAUNCH, seq=self._posted, group=self._group):
+            queued_ns = self._carrier.now_ns()
+            self._messages.put(
+                _Message(seq=self._posted, tensors=tensors, post=post, queued_ns=queued_ns, future=future)
+            )
         self._posted += 1
-        self._messages.put(message)
         return create_work_from_future(future)
 
     def close(self) -> None:
@@ -132,9 +131,9 @@ class _Lane:
         key = (id(self), message.seq)
         span = comm_span(carrier.link, self._group, message.seq, Kind.SEND_RECV, message.tensors, modelled_ns)
         with perhaps_recorded(span):
-            for work in message.works:
-                work.wait()
-            arrived_ns = max(int(message.mine), int(message.theirs))
+            real = message.post()
+            arrived_ns = self._later_of_both(message.queued_ns, 2 * self._tag)
+            real.wait()
             begin_ns = carrier.book(key, arrived_ns, modelled_ns, self._way, self._latest)
             self._alarm.sleep_until(begin_ns + modelled_ns)
             end_ns = carrier.now_ns()
@@ -150,7 +149,11 @@ class _Lane:
         )
 
     def _latest(self, ns: int) -> int:
+        return self._later_of_both(ns, 2 * self._tag + 1)
+
+    def _later_of_both(self, ns: int, tag: int) -> int:
+        """The greater of the two ends' numbers; `tag` tells exchanges of different purposes apart."""
         mine, theirs = torch.tensor([ns]), torch.zeros(1, dtype=torch.int64)
-        for work in self._owner.exchange(self._way, self._peer, 2 * self._tag + 1, mine, theirs):
+        for work in self._owner.exchange(self._way, self._peer, tag, mine, theirs):
             work.wait()
         return max(ns, int(theirs))

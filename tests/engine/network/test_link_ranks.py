@@ -1,7 +1,9 @@
 """The emulated link between two real processes."""
 
 import statistics
+import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +152,29 @@ def messages_take_their_time(comm: Communicator) -> None:
 
 
 @scenario()
+@scenario()
+def lanes_post_their_messages(comm: Communicator) -> None:
+    """A caller with a normal priority would hold gloo's lock while gloo's thread, which is urgent, takes its core."""
+    peer, threads = 1 - comm.rank, []
+    group, mover = comm.group, comm.group._mover
+
+    def noted(name: str) -> Any:
+        def post(*arguments: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return getattr(mover, name)(*arguments)
+
+        return post
+
+    group._mover = SimpleNamespace(send=noted("send"), recv=noted("recv"))
+    try:
+        sent = dist.isend(torch.ones(1), peer, tag=7)
+        dist.recv(torch.zeros(1), peer, tag=7)
+        sent.wait()
+    finally:
+        group._mover = mover
+    assert threads == ["emulated-link-lane"] * 2
+
+
 def exchanged_messages_keep_their_order(comm: Communicator) -> None:
     peer, got = 1 - comm.rank, torch.zeros(2, 3)
     since = len(comm.group.messages)
