@@ -89,13 +89,14 @@ def main() -> None:
     pages = all_pages()
     page = st.navigation(list(pages.values()), position="hidden")
     links.begin()
-    listed = st.sidebar.empty()
+    at_first, at_last = st.sidebar.empty(), st.sidebar.empty()
     needs_run = page.url_path not in WITHOUT_RUN
     there = _pick_run(needs_run)
-    told = list_pages(listed, pages, page)
+    told = list_pages(at_first, pages, page)
     if there or not needs_run:
         page.run()
-        list_pages(listed, pages, page, told)
+        if list_pages(at_last, pages, page, told) != told:
+            at_first.empty()  # two places, since a shorter list drawn over a longer one would leave its end standing
     links.write()
 
 

@@ -79,6 +79,7 @@ def page_of_gpu(shared: Page) -> Page:
     shared.keyboard.press("Escape")
     shared.keyboard.press("f")
     shared.wait_for_function(f"{FIND}.dataset.window === '0,1000000'")
+    expect(shared.locator("h3").first).to_have_text("Visible: 0.000 to 1.000 ms")
     return shared
 
 
@@ -313,6 +314,13 @@ def test_marks_stand_where_the_events_are(page_of_gpu: Page, folder: Path) -> No
         ["compute", "all-reduce"],
         ["exposed:", "nothing left to overlap (tail)", "waited for at once (blocking)", "waited for other ranks"],
     ]
+
+
+def test_each_page_is_listed_once(page_of_gpu: Page) -> None:
+    """The list is drawn again, and shorter, when the page knows what the run has nothing of."""
+    links = page_of_gpu.locator("[data-testid=stSidebar] [data-testid=stPageLink]").all_text_contents()
+    assert "Timeline" in links
+    assert len(links) == len(set(links)), links
 
 
 def test_keys_move_the_window(page_of_gpu: Page) -> None:
