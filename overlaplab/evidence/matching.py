@@ -34,8 +34,8 @@ _LAUNCHES = (
 )
 _NAMES = ("bucket", "unit", "module", "phase", "microbatch")
 """Labels that launch one collective, and their fields that say which, the same on all ranks."""
-_LANE = re.compile(r".+%3A\d+-\d+(?:%3A\d+)?")
-"""The group of the engine's messages from one rank to another, percent-encoded: group, sender, receiver, tag."""
+_LANE = re.compile(r".+:\d+-\d+(?::\d+)?")
+"""The group of the engine's messages from one rank to another: group, sender, receiver, tag."""
 _WORLD = ("", "0", "default_pg")
 """Names of the group of the whole job."""
 
@@ -80,7 +80,7 @@ def matched(run: Run) -> pd.DataFrame:
     table = table.astype({"match": "int64", "doubtful": "bool"})
     ranks = table.groupby("match")["trace"].transform("nunique")
     table["complete"] = table["reason"].isna() & (ranks + phantoms == table["size"])
-    lanes = [number for number, key in enumerate(keys) if _LANE.fullmatch(key.name)]
+    lanes = [number for number, key in enumerate(keys) if _is_lane(key)]
     table["message"] = table["key"].isin(lanes)
     return table[["trace", "row", "match", "reason", "size", "complete", "doubtful", "message"]]
 
@@ -137,9 +137,14 @@ def _key(trace: Trace, name: str, description: str, size: int) -> _Key:
     return _Key(name, description, (), size if size > 0 else None)
 
 
+def _is_lane(key: _Key) -> bool:
+    """Whether it carries the engine's messages; the trace lists groups, but no lanes."""
+    return not key.ranks and _LANE.fullmatch(key.name) is not None
+
+
 def _size(key: _Key, own: pd.DataFrame, run: Run) -> int | None:
     """Ranks in the group. Collectives of an unknown group are assumed to be of the whole job."""
-    if _LANE.fullmatch(key.name):
+    if _is_lane(key):
         return 2
     if key.size is not None or key.name not in _WORLD:
         return key.size
@@ -156,7 +161,7 @@ def _phantoms(key: _Key, size: int | None, run: Run) -> int:
 def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
     """`match` and `reason` for one group's rows."""
     result = own[_PAIRS].copy()
-    if _LANE.fullmatch(key.name):
+    if _is_lane(key):
         return paired_messages(own)
     point_to_point = (own["kind"] == "send_recv") & own["kind_known"]
     untimed = own["start_ns"] == UNKNOWN_NS

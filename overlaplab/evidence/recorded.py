@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -352,7 +353,7 @@ def _label_rows(labels: Sequence[Label]) -> pd.DataFrame:
             "thread": label.thread,
             "kind": label.fields.get("kind", ""),
             "dtype": label.fields.get("dtype", ""),
-            "group": label.fields.get("group", ""),
+            "group": unquote(label.fields.get("group", "")),
             "bytes": int(label.fields.get("bytes", -1)),
             "sequence": int(label.fields.get("seq", -1)),
         }
