@@ -38,7 +38,7 @@ from overlaplab.timeline.window_statistics import timeline_window
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
-from browser import app_on
+from browsing.browser import app_on
 
 FOLDER = Path(tempfile.gettempdir()) / "overlaplab-benchmarks" / "dashboard"
 SMALL = "a-small-run"

@@ -24,8 +24,8 @@ import typer
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
 
-from browser import app_on  # noqa: E402
-from stream_client import User  # noqa: E402
+from browsing.browser import app_on  # noqa: E402
+from browsing.stream_client import User  # noqa: E402
 
 PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
 RUNS = ("bucketed", "naive", "zero3", "torch-ddp-gloo")

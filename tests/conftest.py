@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-pytest.register_assert_rewrite("browser")
+pytest.register_assert_rewrite("browsing.browser")
 # A change is not held up by an example that was drawn at random: `FUZZ=N` draws new ones, the suite always the same.
 settings.register_profile("repeatable", derandomize="FUZZ" not in os.environ)
 settings.load_profile("repeatable")
@@ -25,11 +25,11 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 SLOWEST = (
     *("engine/strategies/test_zoo.py", "engine/strategies/test_parity.py", "engine/test_faults.py"),
-    *("engine/test_checkpoint.py", "dashboard/test_canvas.py", "examples/test_examples.py"),
-    *("dashboard/test_links_in_chromium.py", "engine/strategies/test_mixed_precision.py", "test_gpu_tests.py"),
-    *("dashboard/test_in_chromium.py", "safety/test_hostile_app.py", "engine/strategies/test_zero.py"),
+    *("engine/test_checkpoint.py", "dashboard/in_chromium/test_canvas.py", "examples/test_examples.py"),
+    *("dashboard/in_chromium/test_links.py", "engine/strategies/test_mixed_precision.py", "test_gpu_tests.py"),
+    *("dashboard/in_chromium/test_drawn.py", "safety/test_hostile_app.py", "engine/strategies/test_zero.py"),
     *("test_end_to_end.py", "test_notebooks.py", "safety/test_hostile_files.py", "cli/test_sweep_command.py"),
-    *("dashboard/test_compare_in_chromium.py", "dashboard/test_permalinks.py", "engine/strategies/test_library.py"),
+    *("dashboard/in_chromium/test_compare.py", "dashboard/test_permalinks.py", "engine/strategies/test_library.py"),
     *("engine/strategies/test_fsdp2.py", "load/test_slice.py", "load/test_malformed_traces.py"),
     *("safety/test_hostile_terminal.py", "test_users_folder.py", "test_gpu_scripts.py", "load/test_executors.py"),
     *("test_hta.py",),
@@ -52,7 +52,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "in Chromium" if file.endswith(("_in_chromium.py", "dashboard/test_canvas.py")) else file
+            return "in Chromium" if "in_chromium" in file else file
 
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
@@ -106,7 +106,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One Chromium for all tests."""
-    from browser import chromium
+    from browsing.browser import chromium
 
     with chromium() as found:
         yield found
@@ -117,7 +117,7 @@ def page(browser: Browser) -> Iterator[Page]:
     """A blank page, 1280 wide and light, that fails the test on a request that leaves 127.0.0.1, an error in the
     console, an uncaught exception, and injected script that ran.
     """
-    from browser import watched
+    from browsing.browser import watched
 
     with watched(browser) as found:
         yield found

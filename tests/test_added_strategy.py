@@ -14,7 +14,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.strategies import Traits, class_of, register
 from overlaplab_engine.strategies.base import REGISTERED
 from overlaplab_engine.strategies.naive import Naive
-from warm_ranks import run_warm
+from ranks.warm_ranks import run_warm
 
 import overlaplab
 from overlaplab.analyses import memory, volume, volume_theory

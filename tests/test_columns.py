@@ -11,15 +11,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from loaded_script import script
-from made_diagnosis import exposed_rows, summary_rows
-from made_pipeline import made_pipeline
-from made_runs import label, made_gathering, made_runs, made_sweep
-from made_traces import op, run_of
+from made.pipeline import made_pipeline
+from made.runs import label, made_gathering, made_runs, made_sweep
+from made.step_rows import exposed_rows, summary_rows
+from made.traces import op, run_of
 
 import overlaplab
 from overlaplab import analyses
-from overlaplab.analyses.bench import bench_collectives, bench_side_by_side
-from overlaplab.analyses.plan import plan_stages
+from overlaplab.analyses.systems.bench import bench_collectives, bench_side_by_side
+from overlaplab.analyses.systems.plan import plan_stages
 from overlaplab.columns import REGISTRY, column, columns
 from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.plan import Plan

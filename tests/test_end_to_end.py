@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks.warm_ranks import run_warm
 from samples import sample_run
 from typer.testing import CliRunner
-from warm_ranks import run_warm
 
 import overlaplab
 from overlaplab.analyses import PARTS, scatters, schedule_steps, volume, volume_theory
@@ -105,7 +105,7 @@ def test_every_collective_took_at_least_what_the_link_takes(recorded: Path) -> N
 
 @pytest.mark.alone
 def test_a_blocking_all_reduce_in_hooks_is_exposed(tmp_path: Path) -> None:
-    on_two_ranks(str(SUPPORT / "blocking_hooks.py"), str(tmp_path))
+    on_two_ranks(str(SUPPORT / "programs" / "blocking_hooks.py"), str(tmp_path))
     table = overlaplab.totals(overlaplab.load_run(tmp_path))
     assert table["rank"].tolist() == [0, 1]
     assert (table["comm_ns"] > 1_000_000).all()
@@ -145,7 +145,7 @@ def test_the_sample_runs_attained_their_link_in_every_step() -> None:
 @pytest.fixture(scope="module", params=["stock", "keep-last"])
 def fsdp2_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fsdp2") / str(request.param)
-    on_two_ranks(str(SUPPORT / "fsdp2_ranks.py"), str(out), str(request.param))
+    on_two_ranks(str(SUPPORT / "programs" / "fsdp2_ranks.py"), str(out), str(request.param))
     return out
 
 

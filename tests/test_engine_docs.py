@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from warm_ranks import run_warm
+from ranks.warm_ranks import run_warm
 
 ROOT = Path(__file__).parents[1]
 LOOP = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engine.md").read_text(), re.DOTALL)[0]

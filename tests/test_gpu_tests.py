@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from gpu_testing import GPU_TESTS, environment, run
+from devices.gpu_testing import GPU_TESTS, environment, run
 from loaded_script import script
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.device_clock import EDGES_NS
@@ -97,7 +97,14 @@ def test_every_file_records_where_nothing_is_installed(
 
 
 def recorded_runs(out: Path, *names: str, **more: str) -> tuple[int, str]:
-    line = [sys.executable, str(ROOT / "tests" / "support" / "phantom_runs.py"), str(out), *TINY, "--", *names]
+    line = [
+        sys.executable,
+        str(ROOT / "tests" / "support" / "programs" / "phantom_runs.py"),
+        str(out),
+        *TINY,
+        "--",
+        *names,
+    ]
     return run(line, 800, **more)
 
 
@@ -131,7 +138,7 @@ def test_after_a_strategy_that_hangs_the_others_are_recorded(
     monkeypatch.setattr(sys, "argv", ["phantom_runs.py", str(tmp_path), "--", "naive", "bucketed", "zero2", "zero3"])
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit, match="1"):
-        script("tests/support/phantom_runs.py").main()
+        script("tests/support/programs/phantom_runs.py").main()
     signal.signal(signal.SIGTERM, before)
     assert capsys.readouterr().err == "bucketed: took too long (LIMIT_S=4)\n"
     assert sorted(path.stem for path in tmp_path.glob("*.recorded")) == ["naive", "zero2", "zero3"]
@@ -153,7 +160,7 @@ def test_what_the_links_kernels_take_is_set_from_outside(monkeypatch: pytest.Mon
 
 MADE = """
 import warnings
-from gpu_testing import GPU_TESTS
+from devices.gpu_testing import GPU_TESTS
 
 pytestmark = GPU_TESTS
 
@@ -223,7 +230,7 @@ def test_one_kernel_beside_a_collective_shows_that_computation_goes_on(
 HEAD = """
 import ctypes, json, os, sys, types
 import pytest
-from gpu_testing import GPU_TESTS, limit
+from devices.gpu_testing import GPU_TESTS, limit
 
 pytestmark = GPU_TESTS
 

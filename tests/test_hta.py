@@ -17,7 +17,7 @@ from hta.common.trace import Trace as HtaTrace
 from hta.trace_analysis import TraceAnalysis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_traces import event, gloo, launched, op, run_of, step, write
+from made.traces import event, gloo, launched, op, run_of, step, write
 from samples import sample_run
 
 import overlaplab

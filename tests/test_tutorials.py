@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from ranks.warm_ranks import run_warm
 from samples import TRACES
 from typer.testing import CliRunner
-from warm_ranks import run_warm
 
 from overlaplab.cli import app
 

@@ -9,10 +9,10 @@ from overlaplab_engine.lazily import lazily
 
 if TYPE_CHECKING:
     from overlaplab_engine.errors import EngineError
-    from overlaplab_engine.mesh import Mesh
     from overlaplab_engine.models.units import Unit, by_block, by_size
     from overlaplab_engine.network.communicator import Communicator, connect
     from overlaplab_engine.network.link import Link
+    from overlaplab_engine.network.mesh import Mesh
     from overlaplab_engine.optimizer import AdamW
     from overlaplab_engine.recording.recorder import Recorder
     from overlaplab_engine.strategies import Options, Strategy, register
@@ -35,7 +35,7 @@ _HOMES = {
     "Communicator": "network.communicator",
     "EngineError": "errors",
     "Link": "network.link",
-    "Mesh": "mesh",
+    "Mesh": "network.mesh",
     "Naive": "strategies.naive",
     "Options": "strategies",
     "PerParam": "strategies.per_param",

@@ -42,7 +42,7 @@ from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
 from overlaplab_engine.recording.trace_file import whole, write_json
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.sharded import Sharded
+from overlaplab_engine.strategies.sharding.sharded import Sharded
 
 __all__ = [
     "full_state",

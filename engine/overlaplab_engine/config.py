@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.mesh import Mesh
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
+from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategy_names import StrategyName
 

@@ -9,24 +9,24 @@ from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
-from overlaplab.analyses.copies import copies
 from overlaplab.analyses.delays import delays
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed, exposed_moments
-from overlaplab.analyses.gathered import gathered_bytes, held_limit, schedule_steps
-from overlaplab.analyses.hops import chunks_after_hops, hops
 from overlaplab.analyses.idle import idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.memory import memory, peaks
-from overlaplab.analyses.pipeline import pipeline, pipeline_held, pipeline_ranks, pipeline_steps
 from overlaplab.analyses.ranks import load_ranks
-from overlaplab.analyses.recomputation import recomputation
 from overlaplab.analyses.scalars import Scalars, scalars
-from overlaplab.analyses.scatters import scatter_steps, scatters
-from overlaplab.analyses.schedule import schedule
+from overlaplab.analyses.sharding.gathered import gathered_bytes, held_limit, schedule_steps
+from overlaplab.analyses.sharding.scatters import scatter_steps, scatters
+from overlaplab.analyses.sharding.schedule import schedule
 from overlaplab.analyses.slowdown import slowdowns
-from overlaplab.analyses.staleness import staleness
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals
+from overlaplab.analyses.systems.copies import copies
+from overlaplab.analyses.systems.hops import chunks_after_hops, hops
+from overlaplab.analyses.systems.pipeline import pipeline, pipeline_held, pipeline_ranks, pipeline_steps
+from overlaplab.analyses.systems.recomputation import recomputation
+from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import rows_of, worst_step

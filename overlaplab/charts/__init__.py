@@ -4,18 +4,18 @@ from overlaplab.charts.breakdown import summary
 from overlaplab.charts.collectives import bus_bandwidth, late_ranks, waits
 from overlaplab.charts.comparison import compare
 from overlaplab.charts.costs import memory_compared, sent_compared
-from overlaplab.charts.gather_waits import gather_waits, scatters_exposed
-from overlaplab.charts.gathers import schedule, schedule_window
-from overlaplab.charts.held import gathered
-from overlaplab.charts.hops import hops
 from overlaplab.charts.lanes import timeline, timeline_rows
 from overlaplab.charts.marks import step_marks
 from overlaplab.charts.notebook import draw_offline
-from overlaplab.charts.pipeline import pipeline, pipeline_held
-from overlaplab.charts.plan import planned_memory
 from overlaplab.charts.readiness import buckets
-from overlaplab.charts.staleness import staleness
+from overlaplab.charts.sharding.gather_waits import gather_waits, scatters_exposed
+from overlaplab.charts.sharding.gathers import schedule, schedule_window
+from overlaplab.charts.sharding.held import gathered
 from overlaplab.charts.sweep import caps, links
+from overlaplab.charts.systems.hops import hops
+from overlaplab.charts.systems.pipeline import pipeline, pipeline_held
+from overlaplab.charts.systems.plan import planned_memory
+from overlaplab.charts.systems.staleness import staleness
 from overlaplab.charts.what_if import caps_predicted, held_predicted, ranks_predicted, step_lanes, throughput_predicted
 
 __all__ = [

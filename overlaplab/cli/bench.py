@@ -64,7 +64,7 @@ def bench_collectives(
 
 def _print(measured: dict[str, Any], *, as_json: bool) -> None:
     from overlaplab import findings
-    from overlaplab.analyses.bench import bench_collectives, link_of
+    from overlaplab.analyses.systems.bench import bench_collectives, link_of
     from overlaplab.report.documents import bench_document
     from overlaplab.report.terminal import terminal_table
     from overlaplab.sections.bench import bench_rows

@@ -38,7 +38,6 @@ from overlaplab.findings.advice import (
     record_options,
     verified_finding,
 )
-from overlaplab.findings.bench import bench_finding, bench_remarks
 from overlaplab.findings.bucket_causes import best_buckets_remark, bucket_cause_words, bucket_causes
 from overlaplab.findings.buckets import (
     bucket_notes,
@@ -101,30 +100,7 @@ from overlaplab.findings.first_screen import (
     step_marks,
     tiles,
 )
-from overlaplab.findings.gathers import (
-    GatherCost,
-    gathered_peak,
-    gathered_title,
-    gathers_lead,
-    prefetch_gain,
-    schedule_line,
-    schedule_notes,
-    schedule_remarks,
-    schedule_title,
-    turn_label,
-)
-from overlaplab.findings.hops import hops_remark, hops_title
 from overlaplab.findings.marks import exposed_name, group_name, mark_name, mark_word
-from overlaplab.findings.pipeline import (
-    NO_PIPELINE,
-    pipeline_advice,
-    pipeline_held_title,
-    pipeline_lead,
-    pipeline_note,
-    pipeline_tiles,
-    pipeline_title,
-)
-from overlaplab.findings.plan import plan_advice, plan_lead, plan_notes, plan_title
 from overlaplab.findings.predictions import (
     extrapolation,
     figure_line,
@@ -147,15 +123,39 @@ from overlaplab.findings.runs import (
     run_title,
     says_predicted,
 )
-from overlaplab.findings.sharded import (
+from overlaplab.findings.sharding.gathers import (
+    GatherCost,
+    gathered_peak,
+    gathered_title,
+    gathers_lead,
+    prefetch_gain,
+    schedule_line,
+    schedule_notes,
+    schedule_remarks,
+    schedule_title,
+    turn_label,
+)
+from overlaplab.findings.sharding.sharded import (
     CHOOSE_A_CELL,
     gather_waits_title,
     held_limit,
     scatters_exposed,
     scatters_exposed_title,
 )
-from overlaplab.findings.staleness import staleness_remark, staleness_title
 from overlaplab.findings.summary import ranks_left_out, summary_scope, summary_title
+from overlaplab.findings.systems.bench import bench_finding, bench_remarks
+from overlaplab.findings.systems.hops import hops_remark, hops_title
+from overlaplab.findings.systems.pipeline import (
+    NO_PIPELINE,
+    pipeline_advice,
+    pipeline_held_title,
+    pipeline_lead,
+    pipeline_note,
+    pipeline_tiles,
+    pipeline_title,
+)
+from overlaplab.findings.systems.plan import plan_advice, plan_lead, plan_notes, plan_title
+from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.what_if import (
     caps_predicted_title,

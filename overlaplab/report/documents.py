@@ -37,7 +37,7 @@ from overlaplab.analyses import (
 )
 from overlaplab.analyses.across_runs.compare import MEASURES
 from overlaplab.analyses.across_runs.settings import is_emulated
-from overlaplab.analyses.plan import plan_stages
+from overlaplab.analyses.systems.plan import plan_stages
 from overlaplab.costs.plan import Plan
 from overlaplab.costs.states import quick_look
 from overlaplab.events import Run

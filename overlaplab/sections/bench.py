@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses.bench import bench_side_by_side
+from overlaplab.analyses.systems.bench import bench_side_by_side
 from overlaplab.columns import columns
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.words import size_exact

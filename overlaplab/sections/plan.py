@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from overlaplab import charts, findings
-from overlaplab.analyses.plan import plan_over_ranks, plan_stages
+from overlaplab.analyses.systems.plan import plan_over_ranks, plan_stages
 from overlaplab.columns import columns
 from overlaplab.costs.plan import Plan
 from overlaplab.sections.blocks import Chart, Section, TableBlock

@@ -11,7 +11,7 @@ from functools import partial
 import pandas as pd
 
 from overlaplab import analyses, charts, findings
-from overlaplab.charts.hops import MOST_CELLS
+from overlaplab.charts.systems.hops import MOST_CELLS
 from overlaplab.charts.theme import LINE
 from overlaplab.formats import as_held
 from overlaplab.manifest import Link, Manifest

@@ -15,7 +15,7 @@ from statistics import fmean
 
 import pandas as pd
 
-from overlaplab.analyses.pipeline import pipeline
+from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, Action, held, order
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections

@@ -11,9 +11,9 @@ import pandas as pd
 
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collectives import collectives
-from overlaplab.analyses.hops import hops
-from overlaplab.analyses.scatters import scatters
-from overlaplab.analyses.schedule import schedule
+from overlaplab.analyses.sharding.scatters import scatters
+from overlaplab.analyses.sharding.schedule import schedule
+from overlaplab.analyses.systems.hops import hops
 from overlaplab.events import Run, Trace, rule_of
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.executions import executions

@@ -17,12 +17,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_exposed import backward, bucket, gather, scatter
-from made_gpu import bucketed, fsdp2, zero3
-from made_ranks import group
-from made_runs import engine_events
-from made_traces import document, gloo, op, step
-from mutations import mutated
+from hostile.mutations import mutated
+from made.exposed import backward, bucket, gather, scatter
+from made.gpu import bucketed, fsdp2, zero3
+from made.ranks import group
+from made.runs import engine_events
+from made.traces import document, gloo, op, step
 
 from overlaplab import OverlaplabError, Run, buckets, collectives, exposed, load_run, schedule, summary
 from overlaplab.analyses import PARTS

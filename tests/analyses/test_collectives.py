@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_ranks import carried, group, groups_of
-from made_traces import gloo, launched, op, run_of, step
+from made.ranks import carried, group, groups_of
+from made.traces import gloo, launched, op, run_of, step
 from samples import TRACES, cpu_samples, gpu_samples, sample_run
 
 import overlaplab

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_traces import event, gloo, launched, op, run_of, step
+from made.traces import event, gloo, launched, op, run_of, step
 from samples import unlabelled
 
 import overlaplab

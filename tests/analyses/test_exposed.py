@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_exposed import backward, bucket, gather, label, scatter
-from made_ranks import carried, group, groups_of
-from made_traces import event, launched, op, run_of, step
+from made.exposed import backward, bucket, gather, label, scatter
+from made.ranks import carried, group, groups_of
+from made.traces import event, launched, op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import CAUSES, rows_of, worst_step

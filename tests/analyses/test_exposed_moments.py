@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_exposed import backward, bucket, gather, scatter
-from made_ranks import carried
-from made_traces import op, run_of, step
+from made.exposed import backward, bucket, gather, scatter
+from made.ranks import carried
+from made.traces import op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import exposed_moments

@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from exposed_rules import Key, expected
-from made_gpu import bucketed, fsdp2, zero3
-from made_phantoms import phantom_run
+from made.gpu import bucketed, fsdp2, zero3
+from made.phantoms import phantom_run
 from samples import cpu_samples, gpu_samples, sample_run
 
 import overlaplab

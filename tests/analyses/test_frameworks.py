@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import event, gloo, launched, op, step, write
+from made.traces import event, gloo, launched, op, step, write
 
 import overlaplab
 from overlaplab import Run, load_run

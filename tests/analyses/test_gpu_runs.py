@@ -1,4 +1,4 @@
-"""What the engine writes on one GPU behind an emulated link, from traces made by rule (see `made_gpu`): all figures can
+"""What the engine writes on one GPU behind an emulated link, from traces made by rule (see `made.gpu`): all figures can
 be told by hand from how long kernels and collectives take, since the host runs ahead.
 """
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_gpu import COMPUTE, GATHER_US, LINK, SCATTER_US, Gpu, bucketed, fsdp2, zero3
-from made_phantoms import phantom_run
+from made.gpu import COMPUTE, GATHER_US, LINK, SCATTER_US, Gpu, bucketed, fsdp2, zero3
+from made.phantoms import phantom_run
 from rich.text import Text
 
 import overlaplab

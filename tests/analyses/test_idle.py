@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_traces import event, launched, op, run_of
+from made.traces import event, launched, op, run_of
 
 import overlaplab
 from overlaplab.analyses import idle

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import label
-from made_traces import event, op, step, write
+from made.runs import label
+from made.traces import event, op, step, write
 
 import overlaplab
 from overlaplab import Run, findings, load_run

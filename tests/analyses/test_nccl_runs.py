@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_ranks import group
-from made_traces import event, launched, step, write
+from made.ranks import group
+from made.traces import event, launched, step, write
 
 import overlaplab
 from overlaplab import Run, load_run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_phantoms import phantom_run
-from made_runs import engine_events
-from made_traces import run_of
+from made.phantoms import phantom_run
+from made.runs import engine_events
+from made.traces import run_of
 
 from overlaplab import collectives, compare, exposed, findings, summary
 from overlaplab.analyses import is_sweep, memory, peaks

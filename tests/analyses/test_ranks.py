@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_gpu import bucketed
-from made_traces import op, run_of
+from made.gpu import bucketed
+from made.traces import op, run_of
 from pandas.testing import assert_frame_equal
 from typer.testing import CliRunner
 

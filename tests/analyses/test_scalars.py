@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_traces import gloo, op, run_of, step
+from made.traces import gloo, op, run_of, step
 from samples import sample_run
 
 import overlaplab

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from made_traces import launched, run_of, step
+from made.traces import launched, run_of, step
 
 from overlaplab.analyses import slowdowns
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from made_ranks import carried_all
-from made_traces import run_of
+from made.ranks import carried_all
+from made.traces import run_of
 
 import overlaplab
 from overlaplab import OverlaplabError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_traces import event, gloo, launched, op, run_of, step
+from made.traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_traces import event, launched, op, run_of, step
+from made.traces import event, launched, op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import memory, volume, volume_theory

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import pytest
-from made_diagnosis import exposed_rows, summary_rows
+from made.step_rows import exposed_rows, summary_rows
 
 from overlaplab import charts
 from overlaplab.analyses import each_collective, stragglers_of, worst_step

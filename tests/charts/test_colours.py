@@ -16,7 +16,7 @@ import overlaplab
 from overlaplab import charts
 from overlaplab.analyses import each_collective, rows_of, scatters, stragglers_of
 from overlaplab.analyses.exposed import Cause
-from overlaplab.analyses.plan import plan_over_ranks
+from overlaplab.analyses.systems.plan import plan_over_ranks
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT, Palette, cause_colours
 from overlaplab.costs.batch import planned_batch

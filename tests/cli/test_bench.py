@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks.warm_ranks import run_launcher
 from schemas import expect_schema
-from warm_ranks import run_launcher
 
-from overlaplab.analyses.bench import bench_collectives, link_of
+from overlaplab.analyses.systems.bench import bench_collectives, link_of
 from overlaplab.cli.bench import _sizes
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import bench_finding, bench_remarks

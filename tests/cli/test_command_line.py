@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import event, gloo, op, run_of, step, write
+from made.traces import event, gloo, op, run_of, step, write
 
 SUMMARY_KEYS = [
     "step",

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_exposed import backward, bucket
-from made_ranks import carried
-from made_traces import event, gloo, op, run_of, step
+from made.exposed import backward, bucket
+from made.ranks import carried
+from made.traces import event, gloo, op, run_of, step
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.findings import collective_label

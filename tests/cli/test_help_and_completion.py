@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from made_runs import engine_events
-from made_traces import run_of
+from made.runs import engine_events
+from made.traces import run_of
 from overlaplab_engine.strategy_names import StrategyName
 from rich.cells import cell_len
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from made_pipeline import made_pipeline
+from made.pipeline import made_pipeline
 
 from overlaplab.sections.blocks import Chart
 from overlaplab.sections.run import pipeline_section

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from warm_ranks import run_launcher
+from ranks.warm_ranks import run_launcher
 
 import overlaplab
 from overlaplab import OverlaplabError
 from overlaplab.cli import script
 from overlaplab.cli.script import settings
 
-LOOP = Path(__file__).parents[1] / "support" / "swept_loop.py"
+LOOP = Path(__file__).parents[1] / "support" / "programs" / "swept_loop.py"
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path

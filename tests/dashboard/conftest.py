@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from made_runs import engine_events, made_gathering, made_runs, made_sweep
-from made_traces import run_of
+from made.runs import engine_events, made_gathering, made_runs, made_sweep
+from made.traces import run_of
 from streamlit.testing.v1 import AppTest
 
 import overlaplab.dashboard
@@ -45,7 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The app, started as the README says, on a folder with the runs of `runs`, the two of `gathering` and a sweep;
     tests only read it.
     """
-    from browser import app_on
+    from browsing.browser import app_on
 
     folder = made_gathering(made_runs(tmp_path_factory.mktemp("served") / "runs"))
     made_sweep(folder / "sweep")

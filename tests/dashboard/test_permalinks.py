@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_ranks import carried
-from made_traces import launched, op, run_of, step
+from made.ranks import carried
+from made.traces import launched, op, run_of, step
 
 import overlaplab.dashboard
 

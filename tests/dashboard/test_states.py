@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import engine_events, gpu_events
-from made_traces import event, gloo, op, run_of, step, write
-from made_zero3 import zero3_events
+from made.runs import engine_events, gpu_events
+from made.traces import event, gloo, op, run_of, step, write
+from made.zero3 import zero3_events
 from streamlit.testing.v1 import AppTest
 
 Open = Callable[..., AppTest]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_traces import event, gloo, launched, op, run_of, step, write
+from made.traces import event, gloo, launched, op, run_of, step, write
 
 from overlaplab import load_run, summary
 from overlaplab.timeline.level_of_detail import merged_marks

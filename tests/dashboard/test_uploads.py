@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_runs import engine_events
-from made_traces import run_of
+from made.runs import engine_events
+from made.traces import run_of
 from streamlit.testing.v1 import AppTest
 
 from overlaplab.dashboard import uploads as rules

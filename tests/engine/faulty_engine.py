@@ -13,7 +13,7 @@ import no_dns
 import overlaplab_engine.cli
 import overlaplab_engine.launch
 import overlaplab_engine.recording.trace_file
-import overlaplab_engine.strategies.agreement
+import overlaplab_engine.strategies.sharding.agreement
 import overlaplab_engine.train
 from overlaplab_engine.network.communicator import Communicator
 
@@ -54,7 +54,7 @@ else:
             if kind == "other-order":
                 layers = strategy.model.layers
                 layers[0], layers[1] = layers[1], layers[0]
-                overlaplab_engine.strategies.agreement.TIMEOUT_S = 3
+                overlaplab_engine.strategies.sharding.agreement.TIMEOUT_S = 3
         if kind in ("lose-peer", "raise-in-backward") and at == int(step) and not mine:
             time.sleep(600)
         if kind == "raise-in-forward" and at == int(step) and not mine:  # its gathers meet nobody's

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engine_ranks import Scenarios
-from engine_trials import BATCHES, SHARDED, Branches, transformer
 from overlaplab_engine.checkpoint import full_state, load_full, load_full_state, load_sharded, save_full, save_sharded
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
@@ -24,8 +22,10 @@ from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import BATCHES, SHARDED, Branches, transformer
+from ranks.warm_ranks import run_launcher, run_warm
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from warm_ranks import run_launcher, run_warm
 
 scenario = Scenarios(__file__)
 NAIVE, BUCKETED, ZERO1, ZERO2, ZERO3 = (StrategyName(n) for n in ("naive", "bucketed", "zero1", "zero2", "zero3"))

@@ -6,12 +6,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from engine_ranks import Scenarios
 from overlaplab_engine import labels
 from overlaplab_engine.bench import ALGORITHMS, measured
 from overlaplab_engine.collectives import ring, tree
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
+from ranks.engine_ranks import Scenarios
 
 from overlaplab.costs import hops_ns
 from overlaplab.manifest import Link

@@ -18,8 +18,8 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.faults import MANAGED
 from overlaplab_engine.launch import _first_cause, launch
 from overlaplab_engine.network.communicator import is_lost_peer
+from ranks.warm_ranks import WarmProcess
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from warm_ranks import WarmProcess
 
 FAULTY = Path(__file__).with_name("faulty_engine.py")
 SMALL = ["--layers", "2", "--width", "32", "--seq", "16", "--vocab", "50", "--batch", "2", "--warmup", "1"]

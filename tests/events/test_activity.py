@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import event, gloo, launched, op, run_of
+from made.traces import event, gloo, launched, op, run_of
 
 from overlaplab.events import Trace, activity, rule_of
 from overlaplab.vocabulary import Rule

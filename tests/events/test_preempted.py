@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_traces import event, gloo, op, run_of, step
+from made.traces import event, gloo, op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import PARTS, delays, idle

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_gpu import bucketed
-from made_phantoms import phantom_run
-from made_traces import gloo, op, run_of, step
+from made.gpu import bucketed
+from made.phantoms import phantom_run
+from made.traces import gloo, op, run_of, step
 
 import overlaplab
 from overlaplab import Run

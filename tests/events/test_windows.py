@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import event, gloo, launched, op, run_of, step
+from made.traces import event, gloo, launched, op, run_of, step
 
 from overlaplab.events import step_windows, window_warnings, windows
 

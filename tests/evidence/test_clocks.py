@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from made_ranks import carried_all
-from made_traces import op, run_of, step
+from made.ranks import carried_all
+from made.traces import op, run_of, step
 
 import overlaplab
 from overlaplab import Run

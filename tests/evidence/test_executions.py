@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import event, launched, run_of
+from made.traces import event, launched, run_of
 
 from overlaplab.evidence.executions import executions
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_traces import event, gloo, launched, op, run_of
+from made.traces import event, gloo, launched, op, run_of
 
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Span

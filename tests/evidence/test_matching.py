@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_ranks import carried, carried_all, group, groups_of
-from made_traces import event, gloo, launched, run_of, step
+from made.ranks import carried, carried_all, group, groups_of
+from made.traces import event, gloo, launched, run_of, step
 
 import overlaplab
 from overlaplab import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_traces import event, launched, run_of, step
+from made.traces import event, launched, run_of, step
 
 import overlaplab
 from overlaplab.vocabulary import is_tensor_parallel

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_ranks import carried, group
-from made_traces import event, gloo, launched, op, run_of, write
+from made.ranks import carried, group
+from made.traces import event, gloo, launched, op, run_of, write
 
 import overlaplab
 from overlaplab import load_run

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_ranks import carried, groups_of
-from made_traces import event, op, run_of, step
+from made.ranks import carried, groups_of
+from made.traces import event, op, run_of, step
 
 import overlaplab
 from overlaplab.selection import Selection

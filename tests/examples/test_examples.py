@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks.warm_ranks import run_launcher, run_warm
 from streamlit.testing.v1 import AppTest
-from warm_ranks import run_launcher, run_warm
 
 import overlaplab
 import overlaplab.dashboard
@@ -19,7 +19,7 @@ EXAMPLES = {
     "ddp": ROOT / "examples" / "ddp.py",
     "fsdp2": ROOT / "examples" / "fsdp2.py",
     "accelerate": ROOT / "examples" / "with_accelerate.py",
-    "accelerate-fsdp2": ROOT / "tests" / "support" / "accelerate_fsdp2.py",
+    "accelerate-fsdp2": ROOT / "tests" / "support" / "programs" / "accelerate_fsdp2.py",
     "lightning": ROOT / "examples" / "with_lightning.py",
     "transformers": ROOT / "examples" / "with_transformers.py",
 }

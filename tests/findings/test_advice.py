@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from made_diagnosis import BOUND, MS, exposed_rows, summary_rows
+from made.step_rows import BOUND, MS, exposed_rows, summary_rows
 from samples import sample_run, sample_tables
 
 import overlaplab

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from diagnoses import MS, diagnosis, share
+from made.diagnoses import MS, diagnosis, share
 
 from overlaplab import findings
 from overlaplab.analyses import Cause

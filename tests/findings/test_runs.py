@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from made_traces import op, run_of
+from made.traces import op, run_of
 
 from overlaplab.costs import attained_steps, link_attained
 from overlaplab.findings import describe_link, describe_settings, link_missed, link_note, links_note, note, run_title

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import launched, op, run_of
+from made.traces import launched, op, run_of
 
 import overlaplab
 from overlaplab import OverlaplabError, Run, findings, load_run

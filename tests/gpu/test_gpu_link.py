@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from engine_trials import BATCHES, COLLECTIVE, OURS, SMALL_CAP_MB, transformer
-from gpu_testing import GPU_TESTS, limit, run
+from devices.gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.labels import parse
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
-from phantom_trials import group_of, train
+from ranks.engine_trials import BATCHES, COLLECTIVE, OURS, SMALL_CAP_MB, transformer
+from ranks.phantom_trials import group_of, train
 from strategies import ALONE
 from torch.profiler import ProfilerActivity, profile
 
@@ -155,7 +155,7 @@ COUNTS = {  # of a step, at least
 
 def recorded(out: Path, *options: str) -> Path:
     """Every strategy's run, from one process if none fails; what is missing fails in `read`."""
-    script = Path(__file__).parents[1] / "support" / "phantom_runs.py"
+    script = Path(__file__).parents[1] / "support" / "programs" / "phantom_runs.py"
     command = [sys.executable, str(script), str(out), *MODEL, "--layers", str(LAYERS), *options, "--", *ALONE]
     code, said = run(command, RECORDING_S, LIMIT_S=f"{RECORDING_S / 2}")
     print(said, file=sys.stderr)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_testing import GPU_TESTS, limit, run
+from devices.gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine import Recorder
 from overlaplab_engine.labels import Word, parse
 from torch import nn

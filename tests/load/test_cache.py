@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import op, write
+from made.traces import op, write
 from pandas.testing import assert_frame_equal
 
 from overlaplab import OverlaplabError, Run, load_run

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import op, run_of, write
+from made.traces import op, run_of, write
 from pandas.testing import assert_frame_equal
 
 from overlaplab import OverlaplabError, Run, exposed, load_ranks, load_run

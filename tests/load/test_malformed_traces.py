@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import document, event, op
+from made.traces import document, event, op
 
 from overlaplab import OverlaplabError, load_run
 from overlaplab.load.file import inflate, slices

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import op, run_of, step
+from made.traces import op, run_of, step
 
 from overlaplab.errors import OverlaplabError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import event, launched, op, step, write
+from made.traces import event, launched, op, step, write
 
 from overlaplab import OverlaplabError, Run, load_run, summary
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from made_traces import op, run_of, write
+from made.traces import op, run_of, write
 
 from overlaplab import OverlaplabError, load_ranks, load_run
 

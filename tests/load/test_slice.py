@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pandas as pd
 import pytest
-from made_traces import event, gloo, launched, op, run_of, step, write
+from made.traces import event, gloo, launched, op, run_of, step, write
 from pandas.testing import assert_frame_equal
 
 from overlaplab import OverlaplabError, Run, buckets, load_run, schedule, summary, volume

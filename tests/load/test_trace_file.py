@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import event, op, write
+from made.traces import event, op, write
 
 from overlaplab import OverlaplabError, load_run
 from overlaplab.events import EVENT_COLUMNS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import document, event, op
+from made.traces import document, event, op
 
 from overlaplab import OverlaplabError
 from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS, Group

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutations import damage_once, mutated, seeds
+from hostile.mutations import damage_once, mutated, seeds
 
 from overlaplab import OverlaplabError
 from overlaplab.events import COLLECTIVE_COLUMNS, EVENT_COLUMNS, INPUT_COLUMNS

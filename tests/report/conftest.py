@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browser import PWNED
-from made_runs import EMULATED, engine_events, made_gathering
-from made_traces import event, gloo, op, run_of, step
+from browsing.browser import PWNED
+from made.runs import EMULATED, engine_events, made_gathering
+from made.traces import event, gloo, op, run_of, step
 
 from overlaplab import load_run
 from overlaplab.report.page import report_page

@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_phantoms import phantom_run
-from made_runs import engine_events, gpu_events, made_gathering
-from made_traces import event, launched, run_of, step, write
+from made.phantoms import phantom_run
+from made.runs import engine_events, gpu_events, made_gathering
+from made.traces import event, launched, run_of, step, write
 from samples import sample_run
 
 import overlaplab

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from browser import PWNED, watch_of, watched
+from browsing.browser import PWNED, watch_of, watched
 from PIL import Image, ImageColor
 from playwright.sync_api import Browser, Page
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_runs import EMULATED, engine_events, gpu_events, made_gathering, made_sweep
-from made_traces import event, run_of, step, write
+from made.runs import EMULATED, engine_events, gpu_events, made_gathering, made_sweep
+from made.traces import event, run_of, step, write
 
 from overlaplab import OverlaplabError, charts, collectives, compare, load_run, schedule, stragglers, summary
 from overlaplab import buckets as bucket_table

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import engine_step, zero3_manifest
-from made_traces import MANIFEST, write
-from made_zero3 import zero3_events
+from made.runs import engine_step, zero3_manifest
+from made.traces import MANIFEST, write
+from made.zero3 import zero3_events
 from rich.cells import cell_len
 
 from overlaplab.cli import main

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from audited_server import Served, audited
-from hostile import hostile_runs
+from browsing.audited_server import Served, audited
+from hostile.traces import hostile_runs
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from browser import rerun, settle, visit, wait_until, watch_of, watched
-from hostile import EVIL, FOLDERS, PAYLOADS, markup_of
+from browsing.browser import rerun, settle, visit, wait_until, watch_of, watched
+from hostile.traces import EVIL, FOLDERS, PAYLOADS, markup_of
 from playwright.sync_api import Browser, Page
 
 from overlaplab import load_run

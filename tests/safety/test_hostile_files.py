@@ -13,8 +13,8 @@ import altair as alt
 import nbformat
 import pandas as pd
 import pytest
-from browser import Watch, watch_of, watched
-from hostile import FOLDERS, PAYLOADS, TEXTS, markup_of
+from browsing.browser import Watch, watch_of, watched
+from hostile.traces import FOLDERS, PAYLOADS, TEXTS, markup_of
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from playwright.sync_api import Browser, Page

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from hostile import FOLDERS
+from hostile.traces import FOLDERS
 
 from overlaplab import cli
 

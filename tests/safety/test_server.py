@@ -11,14 +11,14 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from audited_server import Served
-from bombs import write_bomb
-from browser import visit
-from hostile import FOLDERS
-from made_runs import engine_events
-from made_traces import run_of
+from browsing.audited_server import Served
+from browsing.browser import visit
+from browsing.stream_client import User, words
+from hostile.bombs import write_bomb
+from hostile.traces import FOLDERS
+from made.runs import engine_events
+from made.traces import run_of
 from playwright.sync_api import Page
-from stream_client import User, words
 
 SECRET = "the-strategy-of-a-run-outside"
 

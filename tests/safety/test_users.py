@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from browser import serving
-from stream_client import User, words
+from browsing.browser import serving
+from browsing.stream_client import User, words
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 USERS = (

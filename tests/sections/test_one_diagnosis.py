@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pages import pages
+from browsing.pages import pages
 from rich.console import Console
 from samples import cpu_samples, gpu_samples, sample_tables
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from made_runs import made_runs
+from made.runs import made_runs
 
 from overlaplab import analyses
 from overlaplab.load import load_run

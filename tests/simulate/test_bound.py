@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import made_gpu
 import pandas as pd
 import pytest
-from made_phantoms import phantom_run
-from made_traces import event, gloo, launched, op, run_of, step
-from made_zero3 import USE, sizes, zero3_events
+from made import gpu as made_gpu
+from made.phantoms import phantom_run
+from made.traces import event, gloo, launched, op, run_of, step
+from made.zero3 import USE, sizes, zero3_events
 from samples import sample_run, unlabelled
 
 import overlaplab

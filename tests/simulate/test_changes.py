@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
-from overlaplab_engine.strategies.buckets import assign as engine_assign
+from overlaplab_engine.strategies.gradients.buckets import assign as engine_assign
 
 from overlaplab.simulate.changes import Bucket, assign, balanced, earlier, prefetched, recut, without_pauses
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play

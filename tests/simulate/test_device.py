@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import made_gpu
 import pytest
-from made_traces import event, launched, op, run_of, step
+from made import gpu as made_gpu
+from made.traces import event, launched, op, run_of, step
 
 from overlaplab import OverlaplabError, load_run, summary
 from overlaplab.evidence.dependencies import blocking_calls, device_events

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_pipeline import made_pipeline
+from made.pipeline import made_pipeline
 
 from overlaplab.costs.pipeline import bubble, order, starts
 from overlaplab.manifest import Link

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pages import pages, timeline_page
+from browsing.pages import pages, timeline_page
 from situations import SITUATIONS, Situation, record
 
 import overlaplab

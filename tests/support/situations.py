@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from warm_ranks import run_warm
+from ranks.warm_ranks import run_warm
 
 LINK = "0.05Gbps,200us"
 COMMON = (

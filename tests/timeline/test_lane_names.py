@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from made_traces import event, gloo, launched, op, run_of, step
+from made.traces import event, gloo, launched, op, run_of, step
 
 from overlaplab import Run
 from overlaplab.analyses import Cause

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_traces import event, gloo, launched, op, run_of, step, write
-from made_zero3 import zero3_events
+from made.traces import event, gloo, launched, op, run_of, step, write
+from made.zero3 import zero3_events
 
 from overlaplab import Run, collectives, load_run, summary
 from overlaplab.errors import OverlaplabError

@@ -20,10 +20,10 @@ from overlaplab_engine import labels
 from overlaplab_engine.alarm import wake_on_time
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
-from overlaplab_engine.mesh import Mesh
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.carrier import Carried, urgent_threads
 from overlaplab_engine.network.link import Kind, Link, LinkWait
+from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.network.streams import CommStreams
 
 __all__ = ["Communicator", "Place", "Work", "connect", "is_lost_peer"]

@@ -20,7 +20,7 @@ from overlaplab_engine import labels
 from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.recording import processor
-from overlaplab_engine.strategies.hooks import before_backward
+from overlaplab_engine.strategies.gradients.hooks import before_backward
 
 __all__ = ["UnitBorders"]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.sharded import Sharded
+from overlaplab_engine.strategies.sharding.sharded import Sharded
 
 __all__ = ["Kept", "held_bytes", "keeping"]
 

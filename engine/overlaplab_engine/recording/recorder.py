@@ -27,7 +27,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.recording.on_signal import Asked
 from overlaplab_engine.recording.recording import Recording
 from overlaplab_engine.recording.subject import Subject
-from overlaplab_engine.strategies.ddp_buckets import Hook, NamedBuckets, unnamed_because
+from overlaplab_engine.strategies.gradients.ddp_buckets import Hook, NamedBuckets, unnamed_because
 
 __all__ = ["Recorder"]
 

@@ -23,8 +23,8 @@ from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_pa
 from overlaplab_engine.recording.machine import Reading, between, marked
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
-from overlaplab_engine.strategies.ddp_buckets import NamedBuckets, unnamed_because
-from overlaplab_engine.strategies.hooks import before_backward
+from overlaplab_engine.strategies.gradients.ddp_buckets import NamedBuckets, unnamed_because
+from overlaplab_engine.strategies.gradients.hooks import before_backward
 
 __all__ = ["Recording"]
 

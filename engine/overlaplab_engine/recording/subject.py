@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.units import Unit, by_block
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.ddp_buckets import uncompiled
+from overlaplab_engine.strategies.gradients.ddp_buckets import uncompiled
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 

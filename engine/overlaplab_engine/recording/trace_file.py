@@ -21,7 +21,7 @@ from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.device_events import holds_device_events
 from overlaplab_engine.recording.shorten import shortened
-from overlaplab_engine.strategies.hooks import after_accumulation
+from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 __all__ = ["MANIFEST", "NO_STEP", "TRACE", "TraceFile", "clear", "label_gradients", "sweep", "whole", "write_json"]
 

@@ -19,7 +19,7 @@ from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, units_of
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import HOST_LINK, Link
 from overlaplab_engine.schedules import Schedule
-from overlaplab_engine.strategies.buckets import Gradients
+from overlaplab_engine.strategies.gradients.buckets import Gradients
 
 __all__ = ["REGISTERED", "Options", "Strategy", "Traits", "register", "require_same_model"]
 

@@ -3,8 +3,8 @@
 import torch
 
 from overlaplab_engine.network.communicator import Work
+from overlaplab_engine.strategies.averaging.in_buckets import InBuckets
 from overlaplab_engine.strategies.base import Traits, register
-from overlaplab_engine.strategies.in_buckets import InBuckets
 
 __all__ = ["Bucketed"]
 

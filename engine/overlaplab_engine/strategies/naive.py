@@ -14,8 +14,8 @@ from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Strategy, register
-from overlaplab_engine.strategies.buckets import Marks
-from overlaplab_engine.strategies.hooks import after_accumulation
+from overlaplab_engine.strategies.gradients.buckets import Marks
+from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 __all__ = ["Naive"]
 

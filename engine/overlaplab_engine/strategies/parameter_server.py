@@ -29,9 +29,9 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
-from overlaplab_engine.strategies.buckets import Bucket, assign
-from overlaplab_engine.strategies.hooks import after_accumulation
-from overlaplab_engine.strategies.shards import Layout
+from overlaplab_engine.strategies.gradients.buckets import Bucket, assign
+from overlaplab_engine.strategies.gradients.hooks import after_accumulation
+from overlaplab_engine.strategies.sharding.shards import Layout
 
 __all__ = ["AsynchronousServer", "ParameterServer"]
 

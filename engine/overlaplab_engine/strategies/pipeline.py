@@ -34,7 +34,7 @@ from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.schedules import Schedule, cut, require_microbatches, stages_of_rank
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
-from overlaplab_engine.strategies.buckets import Bucket, assign
+from overlaplab_engine.strategies.gradients.buckets import Bucket, assign
 
 __all__ = ["Pipeline"]
 

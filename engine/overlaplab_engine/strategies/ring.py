@@ -6,8 +6,8 @@ See `overlaplab_engine.collectives.ring`.
 import torch
 
 from overlaplab_engine.collectives import ring
+from overlaplab_engine.strategies.averaging.by_hand import ByHand
 from overlaplab_engine.strategies.base import Traits, register
-from overlaplab_engine.strategies.by_hand import ByHand
 
 __all__ = ["Ring"]
 

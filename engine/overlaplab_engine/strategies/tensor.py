@@ -33,14 +33,14 @@ from overlaplab_engine import labels
 from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
+from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.bucketed import Bucketed
-from overlaplab_engine.strategies.tensor_layers import (
+from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers, refused_by
+from overlaplab_engine.strategies.tensor_parallel.layers import (
     COLUMNS,
     ROWS,
     cut_parameters,
     reduce_together,
-    require_tensor_parallel,
     shared_layers,
     tensor_group,
 )
@@ -118,7 +118,7 @@ class _Operators:
 
 
 @register
-class TensorParallel(Bucketed):
+class TensorParallel(CutsLayers, Bucketed):
     """Megatron's layers over one axis of the mesh, `bucketed` over the other. `cut` comes first.
 
     It takes this package's `Transformer`, whose heads and sequence the group's size divides.
@@ -126,16 +126,7 @@ class TensorParallel(Bucketed):
 
     name = "tensor"
     traits = Traits(buckets=True, cuts_layers=True)
-    refuses: ClassVar[Mapping[str, str]] = {
-        **{name: text for name, text in Strategy.refuses.items() if name not in ("tp", "sequence_parallel")},
-        "main_grad": "tensor has no fp32 main_grad; leave --main-grad out",
-    }
-
-    @classmethod
-    def require(cls, config: Any) -> None:
-        """See `Strategy`."""
-        super().require(config)
-        require_tensor_parallel(cls.name, config)
+    refuses: ClassVar[Mapping[str, str]] = refused_by(name)
 
     @classmethod
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
@@ -216,12 +207,6 @@ class TensorParallel(Bucketed):
     def _abandon(self) -> None:
         if self.comm.world_size > 1:
             super()._abandon()
-
-    def _parts_among(self) -> Communicator | None:
-        return self._tensor
-
-    def _holds_part(self, name: str) -> bool:
-        return name in self._cut
 
     @torch.no_grad()
     def full_parameters(self) -> dict[str, torch.Tensor]:

@@ -16,8 +16,8 @@ from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
-from overlaplab_engine.strategies.buckets import Marks
-from overlaplab_engine.strategies.ddp_buckets import BucketLabels
+from overlaplab_engine.strategies.gradients.buckets import Marks
+from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels
 
 __all__ = ["TorchDDP"]
 

@@ -24,10 +24,10 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.deferred import hollow
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.absent import read_early
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
-from overlaplab_engine.strategies.hooks import after_accumulation
-from overlaplab_engine.strategies.optimizers import part_of
+from overlaplab_engine.strategies.gradients.hooks import after_accumulation
+from overlaplab_engine.strategies.sharding.absent import read_early
+from overlaplab_engine.strategies.sharding.optimizers import part_of
 
 __all__ = ["TorchFSDP2"]
 

@@ -6,7 +6,7 @@ all-reduce averages this rank's parts over the data-parallel ranks.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -24,12 +24,12 @@ from torch.distributed.tensor.parallel import (
 
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
-from overlaplab_engine.strategies.optimizers import part_of
-from overlaplab_engine.strategies.tensor_layers import (
+from overlaplab_engine.strategies.base import Options, Traits, register
+from overlaplab_engine.strategies.sharding.optimizers import part_of
+from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers, refused_by
+from overlaplab_engine.strategies.tensor_parallel.layers import (
     cut_parameters,
     reduce_together,
-    require_tensor_parallel,
     shared_layers,
     tensor_group,
 )
@@ -38,7 +38,7 @@ __all__ = ["TorchTensorParallel"]
 
 
 @register
-class TorchTensorParallel(Strategy):
+class TorchTensorParallel(CutsLayers):
     """DTensors in the place of the parameters that are cut; the optimizer gets plain tensors that share their memory.
 
     `cut` comes first.
@@ -47,16 +47,9 @@ class TorchTensorParallel(Strategy):
     name = "torch-tensor"
     traits = Traits(cuts_layers=True)
     refuses: ClassVar[Mapping[str, str]] = {
-        **{name: text for name, text in Strategy.refuses.items() if name not in ("tp", "sequence_parallel")},
-        "main_grad": "torch-tensor has no fp32 main_grad; leave --main-grad out",
+        **refused_by(name),
         "compute": "torch-tensor computes with DTensors, which cannot sleep; use tensor",
     }
-
-    @classmethod
-    def require(cls, config: Any) -> None:
-        """See `Strategy`."""
-        super().require(config)
-        require_tensor_parallel(cls.name, config)
 
     @classmethod
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
@@ -107,12 +100,6 @@ class TorchTensorParallel(Strategy):
 
     def _abandon(self) -> None:
         """Nothing is in flight: every collective was waited for."""
-
-    def _parts_among(self) -> Communicator | None:
-        return self._tensor
-
-    def _holds_part(self, name: str) -> bool:
-        return name in self._cut
 
     @torch.no_grad()
     def full_parameters(self) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ and an all-gather of updated parameters send as much as an all-reduce (§7.1).
 """
 
 from overlaplab_engine.strategies.base import Traits, register
-from overlaplab_engine.strategies.partitioned import Partitioned, ShardedBucket
+from overlaplab_engine.strategies.sharding.partitioned import Partitioned, ShardedBucket
 
 __all__ = ["Zero1"]
 

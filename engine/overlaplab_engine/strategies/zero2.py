@@ -11,8 +11,8 @@ from torch import nn
 
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Traits, register
-from overlaplab_engine.strategies.buckets import InOrder
-from overlaplab_engine.strategies.partitioned import Partitioned, ShardedBucket
+from overlaplab_engine.strategies.gradients.buckets import InOrder
+from overlaplab_engine.strategies.sharding.partitioned import Partitioned, ShardedBucket
 
 __all__ = ["Zero2"]
 

@@ -44,19 +44,19 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.units import reads_parameters_in_backward
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.absent import read_early
-from overlaplab_engine.strategies.agreement import OrderAgreement
 from overlaplab_engine.strategies.base import Options, Traits, register
-from overlaplab_engine.strategies.buckets import Gradients
-from overlaplab_engine.strategies.hooks import (
+from overlaplab_engine.strategies.gradients.buckets import Gradients
+from overlaplab_engine.strategies.gradients.hooks import (
     after_accumulation,
     after_backward,
     aliased,
     before_backward,
     differentiable,
 )
-from overlaplab_engine.strategies.sharded import Sharded
-from overlaplab_engine.strategies.sharded_unit import ShardedUnit
+from overlaplab_engine.strategies.sharding.absent import read_early
+from overlaplab_engine.strategies.sharding.agreement import OrderAgreement
+from overlaplab_engine.strategies.sharding.sharded import Sharded
+from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit
 
 __all__ = ["Zero3"]
 

@@ -12,8 +12,8 @@ from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, 
 from overlaplab.analyses.across_runs.spread import Steps, spread, step_times
 from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
 from overlaplab.analyses.memory import memory, peaks
-from overlaplab.analyses.recomputation import recomputation
 from overlaplab.analyses.summary import summary
+from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.events import Run, once_per_run
 from overlaplab.selection import EVERYTHING, Selection

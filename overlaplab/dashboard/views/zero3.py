@@ -10,7 +10,7 @@ import streamlit as st
 
 from overlaplab import charts, findings
 from overlaplab.analyses import gathered_bytes, rows_of, schedule_steps
-from overlaplab.charts.gather_waits import CELL
+from overlaplab.charts.sharding.gather_waits import CELL
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import HERE, traits_told

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_ranks import Scenarios
-from engine_trials import DATA_PARALLEL
-from live_bytes import LiveBytes
+from devices.live_bytes import LiveBytes
 from overlaplab_engine.config import Config, Dtype
 from overlaplab_engine.models.deferred import defer, hollow, materialise
 from overlaplab_engine.models.transformer import Transformer
@@ -19,7 +17,9 @@ from overlaplab_engine.network import communicator
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import build, model_of
-from phantom_trials import group_of
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import DATA_PARALLEL
+from ranks.phantom_trials import group_of
 from torch import nn
 
 scenario = Scenarios(__file__)

@@ -33,9 +33,9 @@ from overlaplab_engine.network.process_group import _gloo, _gloo_device
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.trace_file import clear, whole
-from overlaplab_engine.strategies.absent import absent, present
-from overlaplab_engine.strategies.buckets import InOrder, assign
-from overlaplab_engine.strategies.shards import Layout
+from overlaplab_engine.strategies.gradients.buckets import InOrder, assign
+from overlaplab_engine.strategies.sharding.absent import absent, present
+from overlaplab_engine.strategies.sharding.shards import Layout
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import _device
 from torch import nn

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import REFUSED, FakeGpu
+from devices.fake_gpu import REFUSED, FakeGpu
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network import host_clock
 from overlaplab_engine.network.gate import Gate

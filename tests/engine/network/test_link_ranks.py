@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from engine_ranks import Scenarios, run_ranks
 from overlaplab_engine.config import AUTO_LINK
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network import carrier
 from overlaplab_engine.network.calibration import LATENCIES_US, choose_link
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind
+from ranks.engine_ranks import Scenarios, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

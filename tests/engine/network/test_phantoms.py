@@ -27,7 +27,7 @@ from overlaplab_engine.network.process_group import Emulation
 from overlaplab_engine.network.stream_carrier import StreamCarrier
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import _connected, _device
-from phantom_trials import CPU, group_of
+from ranks.phantom_trials import CPU, group_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel

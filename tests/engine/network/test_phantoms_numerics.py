@@ -1,10 +1,10 @@
 """Numerics of one rank of an emulated group, whose phantoms are stepped outside the timed region: each rank in turn."""
 
 import pytest
-from engine_trials import COLLECTIVE, transformer
 from overlaplab_engine.network.phantoms import Phantoms
 from overlaplab_engine.strategy_names import StrategyName
-from phantom_trials import Stepped, train
+from ranks.engine_trials import COLLECTIVE, transformer
+from ranks.phantom_trials import Stepped, train
 
 RANKS = 3  # the last one's parts end in padding
 ELEMENTS = sum(p.numel() for p in transformer().parameters())

@@ -1,6 +1,6 @@
 """What each strategy asks of a GPU's streams: passes on the `meta` device, where a read by the host raises.
 
-`Device` (support/streams.py) also judges happens-before, so that every test here fails on a race.
+`Device` (support/devices/streams.py) also judges happens-before, so that every test here fails on a race.
 """
 
 from collections import Counter
@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from engine_trials import OURS, SHARDED
+from devices.streams import META, Device, HostReadError, RaceError, Stream, on_streams
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network import communicator as comm_module
 from overlaplab_engine.network.streams import StreamWork
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies import base as base_module
-from overlaplab_engine.strategies.sharded_unit import ShardedUnit
+from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit
 from overlaplab_engine.strategy_names import StrategyName
-from streams import META, Device, HostReadError, RaceError, Stream, on_streams
+from ranks.engine_trials import OURS, SHARDED
 from torch import nn
 
 CAP_MB = 0.00025

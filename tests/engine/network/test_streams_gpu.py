@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_trials import BATCHES, SMALL_CAP_MB, transformer
-from gpu_testing import GPU_TESTS, limit, run
+from devices.gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.models.batches import place
 from overlaplab_engine.network.communicator import Communicator, connect
 from overlaplab_engine.network.link import Kind, Link
@@ -19,6 +18,7 @@ from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
+from ranks.engine_trials import BATCHES, SMALL_CAP_MB, transformer
 from strategies import ALONE
 
 pytestmark = GPU_TESTS

@@ -11,7 +11,7 @@ from overlaplab_engine.network.calibration import LATENCIES_US, floor_ns, keeps,
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, is_attained, link_step
-from warm_ranks import run_launcher
+from ranks.warm_ranks import run_launcher
 
 import overlaplab
 from overlaplab.findings import run_warnings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from warm_ranks import run_warm
+from ranks.warm_ranks import run_warm
 
 import overlaplab
 from overlaplab import findings, simulate

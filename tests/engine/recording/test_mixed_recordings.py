@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from overlaplab_engine.cli import main
-from warm_ranks import run_warm
+from ranks.warm_ranks import run_warm
 
 import overlaplab
 from overlaplab.analyses import memory, volume, volume_theory

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.warm_ranks import run_launcher
 from strategies import ALONE
-from warm_ranks import run_launcher
 
 import overlaplab
 
@@ -38,7 +38,7 @@ COUNTS = {  # of a step: 29 parameters, which lie in 3 buckets, 4 units, 3 of FS
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every strategy's run, from one process."""
     out = tmp_path_factory.mktemp("phantoms")
-    script = Path(__file__).parents[2] / "support" / "phantom_runs.py"
+    script = Path(__file__).parents[2] / "support" / "programs" / "phantom_runs.py"
     options = [*SMALL, "--layers", str(LAYERS), "--steps", str(STEPS)]
     ended = run_launcher(str(script), str(out), *options, "--", *ALONE, RECORDS="1")
     assert ended.code == 0, ended.stderr

@@ -15,7 +15,7 @@ from overlaplab_engine import Recorder
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.recording.trace_file import TraceFile
-from overlaplab_engine.strategies.ddp_buckets import BucketLabels
+from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels
 from torch import nn
 from torch.profiler import profile
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engine_ranks import Scenarios
 from overlaplab_engine.network.communicator import Communicator
-from recorded_ranks import NAMES, SIZES, fit, folder
+from ranks.engine_ranks import Scenarios
+from ranks.recorded_ranks import NAMES, SIZES, fit, folder
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

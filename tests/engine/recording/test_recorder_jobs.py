@@ -10,11 +10,11 @@ import warnings
 
 import pytest
 import torch
-from engine_ranks import Scenarios
 from overlaplab_engine import Recorder
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
-from recorded_ranks import NAMES, expect_named, expect_same, fit, folder, labels_of, train, tripled, wrapped
+from ranks.engine_ranks import Scenarios
+from ranks.recorded_ranks import NAMES, expect_named, expect_same, fit, folder, labels_of, train, tripled, wrapped
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engine_ranks import Scenarios
 from overlaplab_engine import Recorder
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
-from recorded_ranks import NAMES, SIZES, expect_named, expect_same, folder, labels_of, train, tripled, wrapped
+from ranks.engine_ranks import Scenarios
+from ranks.recorded_ranks import NAMES, SIZES, expect_named, expect_same, folder, labels_of, train, tripled, wrapped
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from overlaplab_engine.labels import Word, parse
-from warm_ranks import WarmProcess, run_warm
+from ranks.warm_ranks import WarmProcess, run_warm
 
 import overlaplab
 from overlaplab.analyses import delays

@@ -12,8 +12,8 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import parse
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.warm_ranks import run_launcher, run_warm
 from strategies import ALONE
-from warm_ranks import run_launcher, run_warm
 
 import overlaplab
 from overlaplab.findings import note
@@ -29,7 +29,7 @@ UNITS = ("embedding", "layers.0", "layers.1", "head")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every strategy's run, one rank of eight, from one process."""
     out = tmp_path_factory.mktemp("asleep")
-    script = Path(__file__).parents[2] / "support" / "phantom_runs.py"
+    script = Path(__file__).parents[2] / "support" / "programs" / "phantom_runs.py"
     options = [*SMALL, "--nproc", "1", "--steps", "2", "--link", "10Gbps,100us,8", "--compute", "sleep:2ms,4ms,20ms"]
     ended = run_launcher(str(script), str(out), *options, "--", *ALONE, RECORDS="1")
     assert ended.code == 0, ended.stderr

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from engine_ranks import Scenarios
-from engine_trials import branches_trial, expect_failure, transformer_trial
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.by_hand import ByHand
+from overlaplab_engine.strategies.averaging.by_hand import ByHand
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import branches_trial, expect_failure, transformer_trial
 
 scenario = Scenarios(__file__)
 BY_HAND = (StrategyName.RING, StrategyName.TREE)

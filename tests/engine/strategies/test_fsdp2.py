@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engine_ranks import Scenarios, run_ranks
-from engine_trials import BATCHES, SHAPE, Branches, Trapped, compare64, expect_failure
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
@@ -24,8 +22,10 @@ from overlaplab_engine.network.link import Kind
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategies import Options, make
-from overlaplab_engine.strategies.hooks import after_accumulation
+from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.engine_ranks import Scenarios, run_ranks
+from ranks.engine_trials import BATCHES, SHAPE, Branches, Trapped, compare64, expect_failure
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor

@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_ranks import Scenarios
-from engine_trials import (
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategy_names import StrategyName
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import (
     BATCHES,
     OURS,
     PARTITIONED,
@@ -25,11 +30,6 @@ from engine_trials import (
     gradients,
     transformer,
 )
-from overlaplab_engine.errors import EngineError
-from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.optimizer import AdamW
-from overlaplab_engine.strategies import Options, Strategy, make
-from overlaplab_engine.strategy_names import StrategyName
 from torch import nn
 from torch.nn import functional
 

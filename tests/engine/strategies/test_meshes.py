@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from engine_ranks import Scenarios
-from engine_trials import BATCHES, SHAPE, SMALL_CAP_MB, compare64, expect_failure, transformer, transformer_trial
 from overlaplab_engine.config import Config
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.mesh import Mesh
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind
+from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, Strategy, class_of
 from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel, whole
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import BATCHES, SHAPE, SMALL_CAP_MB, compare64, expect_failure, transformer, transformer_trial
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 

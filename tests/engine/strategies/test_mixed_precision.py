@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_ranks import Scenarios
-from engine_trials import BATCHES, DATA_PARALLEL, gradients, transformer
 from overlaplab_engine.checkpoint import full_state, load_full_state
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word, parse
@@ -21,6 +19,8 @@ from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import BATCHES, DATA_PARALLEL, gradients, transformer
 from torch import nn
 
 scenario = Scenarios(__file__)

@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engine_ranks import Scenarios
-from engine_trials import expect_failure, transformer_trial
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.host_link import Copy, HostLink, Way
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategy_names import StrategyName
-from warm_ranks import run_warm
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import expect_failure, transformer_trial
+from ranks.warm_ranks import run_warm
 
 import overlaplab
 from overlaplab.analyses import copies, memory

@@ -10,8 +10,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engine_ranks import Scenarios
-from engine_trials import BATCHES, transformer, transformer_trial
 from overlaplab_engine import labels
 from overlaplab_engine.config import Config
 from overlaplab_engine.errors import EngineError
@@ -20,6 +18,8 @@ from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import BATCHES, transformer, transformer_trial
 
 scenario = Scenarios(__file__)
 

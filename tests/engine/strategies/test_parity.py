@@ -11,9 +11,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from arrivals import Late
-from engine_ranks import Scenarios
-from engine_trials import (
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network import communicator
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Kind
+from overlaplab_engine.strategies import Options, make
+from overlaplab_engine.strategies.sharding.sharded import Sharded
+from overlaplab_engine.strategy_names import StrategyName
+from ranks.arrivals import Late
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import (
     ANY_ORDER,
     BATCHES,
     OURS,
@@ -37,13 +44,6 @@ from engine_trials import (
     transformer,
     transformer_trial,
 )
-from overlaplab_engine.errors import EngineError
-from overlaplab_engine.network import communicator
-from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.network.link import Kind
-from overlaplab_engine.strategies import Options, make
-from overlaplab_engine.strategies.sharded import Sharded
-from overlaplab_engine.strategy_names import StrategyName
 from torch import nn
 
 scenario = Scenarios(__file__)

@@ -7,16 +7,16 @@ import copy
 
 import pytest
 import torch
-from engine_ranks import Scenarios
-from engine_trials import BATCHES, SHAPE
 from overlaplab_engine.labels import parse
-from overlaplab_engine.mesh import Mesh
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategies import Options
 from overlaplab_engine.strategies.pipeline import Pipeline
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import BATCHES, SHAPE
 from torch.profiler import ProfilerActivity, profile
 
 from overlaplab.costs.pipeline import order

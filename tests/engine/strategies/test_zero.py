@@ -10,9 +10,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from arrivals import Delayed, Late
-from engine_ranks import Scenarios
-from engine_trials import (
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.models.units import Unit
+from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.link import Kind
+from overlaplab_engine.optimizer import AdamW
+from overlaplab_engine.recording.memory import held_bytes
+from overlaplab_engine.strategies import Options, make
+from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit
+from overlaplab_engine.strategies.zero3 import Zero3
+from overlaplab_engine.strategy_names import StrategyName
+from ranks.arrivals import Delayed, Late
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import (
     BATCHES,
     PARTITIONED,
     SHARDED,
@@ -23,17 +34,6 @@ from engine_trials import (
     transformer,
     transformer_trial,
 )
-from overlaplab_engine.errors import EngineError
-from overlaplab_engine.models.transformer import Transformer
-from overlaplab_engine.models.units import Unit
-from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.network.link import Kind
-from overlaplab_engine.optimizer import AdamW
-from overlaplab_engine.recording.memory import held_bytes
-from overlaplab_engine.strategies import Options, make
-from overlaplab_engine.strategies.sharded_unit import ShardedUnit
-from overlaplab_engine.strategies.zero3 import Zero3
-from overlaplab_engine.strategy_names import StrategyName
 from torch import nn
 
 scenario = Scenarios(__file__)

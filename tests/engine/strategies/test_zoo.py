@@ -7,8 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from engine_ranks import Scenarios
-from engine_trials import SHARDED, STRATEGIES
 from layouts import ZOO, build, inputs
 from overlaplab_engine.models.units import policy
 from overlaplab_engine.network.communicator import Communicator
@@ -16,6 +14,8 @@ from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.engine_ranks import Scenarios
+from ranks.engine_trials import SHARDED, STRATEGIES
 
 scenario = Scenarios(__file__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from made_diagnosis import MS, exposed_rows, replays
+from made.step_rows import MS, exposed_rows, replays
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.findings import CAUSE_LABELS, CAUSE_MEANINGS, Loop, cause_words, loop_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_diagnosis import BOUND, MS, exposed_rows, replays, summary_rows
-from made_traces import launched, run_of
+from made.step_rows import BOUND, MS, exposed_rows, replays, summary_rows
+from made.traces import launched, run_of
 
 from overlaplab.analyses import worst_step
 from overlaplab.analyses.exposed import Cause

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_diagnosis import MS, exposed_rows, summary_rows
+from made.step_rows import MS, exposed_rows, summary_rows
 from samples import sample_tables
 
 from overlaplab import findings

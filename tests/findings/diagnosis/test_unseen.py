@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_traces import event, gloo, launched, op, run_of, step
+from made.traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
 from overlaplab import Run, findings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from made_diagnosis import BOUND, exposed_rows, summary_rows
-from made_traces import event, launched, op, run_of
+from made.step_rows import BOUND, exposed_rows, summary_rows
+from made.traces import event, launched, op, run_of
 
 import overlaplab
 from overlaplab.analyses import idle, worst_step

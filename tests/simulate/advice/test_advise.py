@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_traces import event, gloo, op, run_of, step
+from made.traces import event, gloo, op, run_of, step
 from samples import sample_run
 
 import overlaplab

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from warm_ranks import run_warm
+from ranks.warm_ranks import run_warm
 
 import overlaplab
 from overlaplab.simulate.player import Launch, Program, Wait
@@ -21,7 +21,7 @@ COMMON = (
     *("--link", "100Gbps,500us"),
 )
 """Layers of 20 kB, an embedding and a head of 3 kB, in 31 parameters."""
-SCRIPT = Path(__file__).parents[2] / "support" / "patient_ranks.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "programs" / "patient_ranks.py"
 SOURCES = (
     Setting(strategy="bucketed", bucket_cap_mb=0.01),
     Setting(strategy="zero3"),

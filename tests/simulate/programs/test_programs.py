@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from made_gpu import bucketed as on_a_gpu
-from made_traces import run_of
+from made.gpu import bucketed as on_a_gpu
+from made.traces import run_of
 from samples import TRACES, sample_run, unlabelled
 
 import overlaplab

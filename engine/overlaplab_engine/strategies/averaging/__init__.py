@@ -1,0 +1,1 @@
+"""What strategies share that average buckets of gradients while the backward pass goes on."""

@@ -1,0 +1,163 @@
+"""Gradients travel in buckets, each as soon as it is full, while the backward pass goes on.
+
+Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), §3.2: bucketing (3.2.2), overlap by hooks in one order on all
+ranks (3.2.3), accumulation (3.2.4); §4.2.3: the bitmap of used parameters; §6.2.1: buckets in the order of arrival.
+"""
+
+from abc import abstractmethod
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import nn
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Word
+from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.strategies.base import Options, Strategy
+from overlaplab_engine.strategies.gradients.buckets import Bucket, InOrder, assign
+from overlaplab_engine.strategies.gradients.hooks import after_accumulation
+
+__all__ = ["InBuckets"]
+
+
+class InBuckets(Strategy):
+    """Hooks mark gradients ready; a full bucket's all-reduce is launched at once; one wait after the backward pass.
+
+    At first buckets hold parameters in reverse order, as gradients are expected. After the first synchronised backward
+    pass they are rebuilt, once, in the order in which rank 0's gradients arrived.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`."""
+        super().__init__(model, comm, options)
+        self._wait = labels.span(Word.WAIT)
+        self._arrivals: list[int] | None = []  # None once the buckets are rebuilt
+        self._build(list(reversed(range(len(self.parameters)))))
+        for i, parameter in enumerate(self.parameters):
+            after_accumulation(parameter, partial(self._arrived, i))
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """Bytes and parameter names of each bucket, in launch order."""
+        return [(b.nbytes, [self.names[m] for m in b.members]) for b in self._buckets]
+
+    # Building
+
+    def _build(self, order: list[int]) -> None:
+        dtypes = [self.gradients.dtype(p) for p in self.parameters]
+        nbytes = [self.gradients.nbytes(p) for p in self.parameters]
+        keys = [(p.device, d) for p, d in zip(self.parameters, dtypes, strict=True)]
+        self._buckets = [
+            Bucket.make(index, members, self.parameters, self.names, dtypes[members[0]])
+            for index, members in enumerate(assign(order, nbytes, keys, self.options.caps))
+        ]
+        self._home = {
+            i: (index, view)
+            for index, bucket in enumerate(self._buckets)
+            for i, view in zip(bucket.members, bucket.views, strict=True)
+        }
+        self._launcher: InOrder[Work] = InOrder(len(self._buckets), self._launch)
+
+    def _rebuild(self) -> None:
+        """Once: buckets anew in rank 0's order of arrival, what did not arrive last; gradients move along."""
+        if self._arrivals is None:
+            return
+        self._build(self._agreed_order(self._arrivals))
+        self._arrivals = None
+        for i, parameter in enumerate(self.parameters):
+            if self.gradients.get(parameter) is not None:
+                self.gradients.move(parameter, self._home[i][1])
+
+    @property
+    def order(self) -> list[str] | None:
+        """The parameters' names as they lie in the buckets, once these are rebuilt."""
+        return None if self._arrivals is not None else [self.names[m] for b in self._buckets for m in b.members]
+
+    def rebuild_as(self, order: list[str]) -> None:
+        """Rebuild the buckets in another run's `order`, before there are any gradients."""
+        number = {name: i for i, name in enumerate(self.names)}
+        self._build([number[name] for name in order])
+        self._arrivals = None
+
+    # The backward pass
+
+    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+        """Autograd has accumulated the gradient of parameter `i`."""
+        _, view = self._home[i]
+        self.gradients.place(parameter, view, self.comm.prescale if self._sync else 1.0)
+        if self._sync:
+            if self._arrivals is not None:
+                self._arrivals.append(i)
+            self._ready(i)
+
+    def _ready(self, i: int) -> None:
+        index, _ = self._home[i]
+        bucket = self._buckets[index]
+        bucket.missing.discard(i)
+        if not bucket.missing:
+            labels.instant(bucket.marks.ready)
+            self._launcher.ready(index)
+
+    def _launch(self, index: int) -> Work:
+        bucket = self._buckets[index]
+        with bucket.marks.launch:
+            return self._average(index, bucket.flat)
+
+    @abstractmethod
+    def _average(self, index: int, flat: torch.Tensor) -> Work:
+        """Launch the all-reduce of bucket `index`: prescaled gradients become their mean over the ranks, in place."""
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        absent = self._count_missing_ready()
+        with self._wait:
+            for bucket, work in zip(self._buckets, self._launcher.handles, strict=True):
+                work.wait()
+                labels.instant(bucket.marks.done)
+        if absent:
+            self._adopt(absent)
+        self._reset()
+        self._rebuild()
+
+    def _count_missing_ready(self) -> list[int]:
+        """Count ready what did not arrive; returns the parameters that this rank has no gradient for."""
+        absent = []
+        for bucket in self._buckets:
+            for k, i in enumerate(bucket.members):
+                if i not in bucket.missing:
+                    continue
+                parameter, view = self.parameters[i], bucket.views[k]
+                if self.gradients.get(parameter) is None:
+                    view.zero_()
+                    bucket.flags[k] = 0
+                    absent.append(i)
+                else:  # from an earlier microbatch
+                    self.gradients.move(parameter, view).mul_(self.comm.prescale)
+                self._ready(i)
+        return absent
+
+    def _adopt(self, absent: list[int]) -> None:
+        """What another rank used gets its gradient; unused everywhere, the gradient stays untouched."""
+        for i in absent:
+            index, view = self._home[i]
+            bucket = self._buckets[index]
+            if bucket.flags[bucket.members.index(i)] != 0:
+                self.gradients.set(self.parameters[i], view)
+
+    def _reset(self) -> None:
+        for bucket in self._buckets:
+            bucket.reset()
+        self._launcher.reset()
+
+    @torch.no_grad()
+    def _abandon(self) -> None:
+        if self._sync:
+            with suppress(Exception):  # a lost peer: the exception on its way says more
+                for index in self._launcher.waiting:  # keep the ranks' collectives matched
+                    self._buckets[index].flat.fill_(torch.nan)
+                    self._launcher.ready(index)
+                for work in self._launcher.handles:
+                    work.wait()
+                self._rebuild()  # other ranks may have come through
+        self._reset()

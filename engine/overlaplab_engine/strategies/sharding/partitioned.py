@@ -1,0 +1,246 @@
+"""What ZeRO-1 and ZeRO-2 share: every rank has all parameters, and the optimizer's work and state are partitioned.
+
+Parameters lie in flat buckets, in reverse order, as gradients are expected. A rank updates its part of every bucket,
+and an all-gather brings it the others' parts, which the next forward pass can hide as the backward pass hides the
+gradients (Megatron-LM's `overlap_param_gather`, megatron/core/distributed/param_and_grad_buffer.py).
+"""
+
+from abc import abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from overlaplab_engine import labels
+from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.models.units import Unit
+from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.strategies.base import Options
+from overlaplab_engine.strategies.gradients.buckets import Marks, assign
+from overlaplab_engine.strategies.gradients.hooks import after_accumulation
+from overlaplab_engine.strategies.sharding.absent import absent, present, read_early
+from overlaplab_engine.strategies.sharding.sharded import Sharded
+from overlaplab_engine.strategies.sharding.shards import Flat, Layout
+
+__all__ = ["Partitioned", "ShardedBucket"]
+
+
+@dataclass(slots=True)
+class ShardedBucket:
+    """Parameters in one flat buffer, of which this rank updates a part."""
+
+    index: int
+    """In launch order."""
+    members: list[int]
+    """Positions of the parameters in the strategy's list, in the order of the buffer."""
+    full: torch.Tensor
+    """(padded,), the parameters' memory."""
+    flat: Flat
+    marks: Marks
+    gather: Span
+    wait: Span
+    gradients: torch.Tensor | None = None
+    """(padded,), where there is room for them."""
+    views: list[torch.Tensor] = field(default_factory=list)
+    """Each parameter's gradient in it."""
+    missing: set[int] = field(default_factory=set)
+    """Members whose gradient has not arrived in this backward pass."""
+
+
+class Partitioned(Sharded):
+    """Gradients move to their buckets as they arrive; after the optimizer's update each bucket's all-gather follows.
+
+    With `overlap_param_gather` the next forward pass runs meanwhile: when a module of a unit is called, it waits for
+    the buckets that the unit's parameters lie in. EngineError if a forward pass reads them before; who reads them
+    outside of it waits, too.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`."""
+        super().__init__(model, comm, options)
+        nbytes = [self.gradients.nbytes(p) for p in self.parameters]
+        keys = [(p.device, p.dtype) for p in self.parameters]
+        self._number = {name: i for i, name in enumerate(self.names)}
+        order = reversed(range(len(self.parameters)))
+        self._buckets = [
+            self._bucket(index, members) for index, members in enumerate(assign(order, nbytes, keys, options.caps))
+        ]
+        self.flats = [bucket.flat for bucket in self._buckets]
+        self._home = {
+            member: (bucket, k) for bucket in self._buckets for k, member in enumerate(bucket.members)
+        }  # bucket and place in it
+        self._gathering: dict[int, Work] = {}
+        for i, parameter in enumerate(self.parameters):
+            after_accumulation(parameter, partial(self._arrived, i))
+        self._expected: set[str] = set()  # units whose parameters must not be read before `_receive`
+        self._units = [unit for unit in map(self._trained, self.units()) if unit.parameters]
+        for unit in self._units:
+            for module in unit.modules:
+                module.register_forward_pre_hook(partial(self._before_forward, unit))
+        self._expect_parameters()
+
+    def _bucket(self, index: int, members: list[int]) -> ShardedBucket:
+        parameters = [self.parameters[m] for m in members]
+        names = [self.names[m] for m in members]
+        layout = Layout([p.shape for p in parameters], self.comm.rank, self.comm.world_size)
+        full = torch.zeros(layout.padded, dtype=parameters[0].dtype, device=parameters[0].device)
+        for parameter, view in zip(parameters, layout.views(full), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        return ShardedBucket(
+            index,
+            members,
+            full,
+            Flat(names, layout, layout.own(full), [True] * len(members), offload=self.options.offload),
+            Marks.of(index, sum(self.gradients.nbytes(p) for p in parameters), names),
+            labels.span(Word.PARAM_GATHER_LAUNCH, bucket=index, bytes=full.nbytes),
+            labels.span(Word.PARAM_GATHER_WAIT, bucket=index),
+            missing=set(members),
+        )
+
+    @property
+    def buckets(self) -> list[tuple[int, list[str]]]:
+        """Bytes and parameter names of each bucket, in launch order."""
+        return [
+            (sum(self.gradients.nbytes(self.parameters[m]) for m in b.members), b.flat.names) for b in self._buckets
+        ]
+
+    # The backward pass
+
+    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+        """Autograd has accumulated the gradient of parameter `i`."""
+        if not self._sync:
+            self.gradients.place(parameter, None, 1.0)
+            return
+        self._place(i)
+
+    def _place(self, i: int) -> None:
+        """Put parameter `i`'s gradient, or zeros for none, into its bucket."""
+        bucket, k = self._home[i]
+        if len(bucket.missing) == len(bucket.members):
+            self._open(bucket)
+        if self._has_gradient(self.parameters[i]):
+            self._move_prescaled(self.parameters[i], bucket.views[k])
+        else:
+            bucket.views[k].zero_()
+        bucket.missing.discard(i)
+        if not bucket.missing:
+            labels.instant(bucket.marks.ready)
+            self._full(bucket)
+
+    @abstractmethod
+    def _open(self, bucket: ShardedBucket) -> None:
+        """The bucket's first gradient is about to arrive: see to it that there is room."""
+
+    @abstractmethod
+    def _full(self, bucket: ShardedBucket) -> None:
+        """The bucket holds all its gradients."""
+
+    def _make_room(self, bucket: ShardedBucket) -> None:
+        dtype = self.gradients.dtype(self.parameters[bucket.members[0]])
+        bucket.gradients = torch.empty_like(bucket.full, dtype=dtype)
+        bucket.gradients[bucket.flat.layout.numel :].zero_()
+        bucket.views = bucket.flat.layout.views(bucket.gradients)
+
+    def _place_missing(self) -> list[int]:
+        """Place what did not arrive; tells which parameters this rank has no gradient for."""
+        unused = []
+        for bucket in self._buckets:
+            for i in sorted(bucket.missing):
+                if not self._has_gradient(self.parameters[i]):
+                    unused.append(i)
+                self._place(i)
+        return unused
+
+    # Parameters
+
+    def updated(self) -> None:
+        """All-gather the updated parameters, those that the next forward pass needs first at first."""
+        self.settle()  # of buckets that no module has needed
+        self._expect_parameters()
+        self._bring([bucket.flat for bucket in reversed(self._buckets)])
+        for bucket in reversed(self._buckets):
+            self._brought(bucket.flat)
+            with bucket.gather:
+                self._gathering[bucket.index] = self.comm.all_gather(bucket.full, bucket.flat.resident)
+        if not self.options.overlap_param_gather:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until all parameters are up to date."""
+        for unit in self._units:
+            self._receive(unit)
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """See `Strategy`."""
+        self.settle()
+        return super().full_parameters()
+
+    def _trained(self, unit: Unit) -> Unit:
+        """The unit without its frozen parameters, which nobody updates."""
+        return replace(unit, parameters={name: p for name, p in unit.parameters.items() if p.requires_grad})
+
+    def _expect_parameters(self) -> None:
+        for unit in self._units:
+            self._expected.add(unit.name)
+            absent(unit.parameters.values(), partial(self._read_early, unit))
+
+    def _receive(self, unit: Unit) -> None:
+        """Wait for the buckets with a unit's parameters."""
+        if unit.name not in self._expected:
+            return
+        self._expected.remove(unit.name)
+        homes = {self._home[self._number[name]][0].index for name in unit.parameters}
+        for index in sorted(homes & self._gathering.keys(), reverse=True):
+            with self._buckets[index].wait:
+                self._gathering.pop(index).wait()
+        present(unit.parameters.values())
+
+    def _before_forward(self, unit: Unit, module: nn.Module, inputs: Any) -> None:
+        self._receive(unit)
+
+    def _read_early(self, unit: Unit) -> None:
+        """A unit's parameters are read, and none of its modules has been called since the update."""
+        if self._in_forward:
+            raise read_early(self.name, unit.name)
+        self._receive(unit)
+
+    # The end of a pass
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        unused = self._place_missing()
+        self._send_rest()
+        self._finish_gradients(unused)
+        self._restart()
+
+    def _send_rest(self) -> None:
+        """All buckets are full: send those that have not been sent."""
+
+    @torch.no_grad()
+    def _abandon(self) -> None:
+        if self._sync:
+            with suppress(Exception):  # a lost peer: the exception on its way says more
+                for bucket in self._buckets:  # keep the ranks' collectives matched
+                    self._poison(bucket)
+                self._send_rest()
+                self._finish_gradients(())
+        self._drain()
+        self._restart()
+
+    def _poison(self, bucket: ShardedBucket) -> None:
+        """Fill what has not been sent with NaN: the other ranks must not take it for gradients."""
+        if bucket.missing:
+            if len(bucket.missing) == len(bucket.members):
+                self._open(bucket)
+            bucket.missing = set()
+            assert bucket.gradients is not None
+            bucket.gradients.fill_(torch.nan)
+            self._full(bucket)
+
+    def _restart(self) -> None:
+        for bucket in self._buckets:
+            bucket.missing = set(bucket.members)

@@ -1,0 +1,101 @@
+"""Flat shards: parameters end to end in one buffer, of which every rank owns an equal part.
+
+ZeRO partitions optimizer states, gradients and parameters so (Rajbhandari et al. 2020, arXiv 1910.02054, §5); one flat
+buffer per unit, padded to a multiple of the world size, is FSDP's FlatParameter (Zhao et al. 2023, arXiv 2304.11277,
+§3.2.3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from overlaplab_engine.strategies.gradients.buckets import Gradients
+from overlaplab_engine.strategies.sharding.optimizers import part_of
+
+__all__ = ["Flat", "Layout", "Piece"]
+
+
+class Layout:
+    """Where parameters lie in a flat buffer, and which part of it is this rank's."""
+
+    def __init__(self, shapes: Sequence[torch.Size], rank: int, world_size: int) -> None:
+        """Parameters of these shapes one after the other, then padding."""
+        self.shapes = list(shapes)
+        self.sizes = [shape.numel() for shape in shapes]
+        self.numel = sum(self.sizes)
+        """Elements without padding."""
+        self.chunk = -(-self.numel // world_size)
+        """Elements that each rank owns; only the last ranks' end in padding."""
+        self.padded = self.chunk * world_size
+        self._begin = rank * self.chunk
+
+    def views(self, full: torch.Tensor) -> list[torch.Tensor]:
+        """Each parameter's part of a (padded,) buffer, in its shape."""
+        parts = torch.split(full[: self.numel], self.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def own(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's (chunk,) part of a (padded,) buffer."""
+        return full[self._begin : self._begin + self.chunk]
+
+    def pieces(self, shard: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        """The parameters that this rank owns some of: number, and its elements of a (chunk,) shard."""
+        pieces = []
+        begin = -self._begin  # of the parameter, seen from the shard
+        for number, size in enumerate(self.sizes):
+            low, high = max(begin, 0), min(begin + size, self.chunk)
+            if low < high:
+                pieces.append((number, shard[low:high]))
+            begin += size
+        return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What this rank owns of one parameter; the optimizer updates it like a parameter of its own."""
+
+    name: str
+    tensor: torch.Tensor
+    """(elements,), a leaf that shares the shard's memory and carries `.grad` or `.main_grad`."""
+
+
+class Flat:
+    """This rank's part of some parameters, and of their gradients."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        layout: Layout,
+        shard: torch.Tensor,
+        trained: Sequence[bool],
+        *,
+        offload: bool = False,
+    ) -> None:
+        """`shard` (chunk,) holds the values; `trained` tells which parameters get gradients.
+
+        With `offload` the optimizer updates a copy of it on the host.
+        """
+        self.names = list(names)
+        self.layout = layout
+        self.shard = shard.clone() if offload else shard
+        """What the optimizer updates."""
+        self.resident = shard
+        """What other ranks gather; on the device, if the shard is on the host."""
+        self.pieces = [
+            Piece(self.names[number], part_of(part)) for number, part in layout.pieces(self.shard) if trained[number]
+        ]
+
+    def accumulate(self, gradients: Gradients, received: torch.Tensor) -> list[Piece]:
+        """Add mean gradients (chunk,) of any type to what the pieces have; returns those that had none."""
+        received = received.to(gradients.dtype(self.shard))
+        parts = {self.names[number]: part for number, part in self.layout.pieces(received)}
+        without = []
+        for piece in self.pieces:
+            kept = gradients.get(piece.tensor)
+            if kept is None:
+                gradients.set(piece.tensor, parts[piece.name])
+                without.append(piece)
+            else:
+                kept.add_(parts[piece.name])
+        return without

@@ -1,0 +1,75 @@
+"""Which parameters are cut among a tensor-parallel group, and what must hold for that."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from overlaplab_engine import labels
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Word
+from overlaplab_engine.models.deferred import materialise
+from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.strategies.base import require_same_model
+
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "cut_parameters",
+    "reduce_together",
+    "shared_layers",
+    "tensor_group",
+]
+
+COLUMNS, ROWS = ("attention.qkv", "up"), ("attention.output", "down")
+"""A layer's modules whose weights are cut: by columns of the transposed weight, as papers write it, and by rows."""
+
+
+def cut_parameters(model: nn.Module) -> dict[str, int]:
+    """The parameters of which a rank holds a part, and the dimension that is cut. Biases of `ROWS` are whole."""
+    found = {}
+    for name, _ in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if module.endswith(tuple(f".{column}" for column in COLUMNS)):
+            found[name] = 0
+        elif module.endswith(tuple(f".{row}" for row in ROWS)) and kind == "weight":
+            found[name] = 1
+    return found
+
+
+def tensor_group(strategy: str, comm: Communicator) -> Communicator:
+    """The ranks that cut the layers. EngineError if there are none."""
+    if comm.tensor is None:
+        raise EngineError(f"{strategy} needs a tensor-parallel group: connect(…).along(Mesh(…, tp=2))")
+    return comm.tensor
+
+
+def shared_layers(strategy: str, model: nn.Module, comm: Communicator) -> list[nn.Module]:
+    """The model's layers, with the values of rank 0 of the group that will cut them.
+
+    EngineError on all ranks for a model that cannot be cut, or if the ranks' models differ.
+    """
+    tensor = tensor_group(strategy, comm)
+    if not isinstance(model, Transformer):
+        raise EngineError(f"{strategy} cuts overlaplab_engine's Transformer, not a {type(model).__name__}")
+    layers = list(model.layers)
+    heads = layers[0].attention.qkv.out_features // (3 * layers[0].attention.head_width)  # type: ignore[union-attr, operator]
+    if heads % tensor.world_size:
+        raise EngineError(f"{strategy}: {tensor.world_size} ranks cannot share {heads} attention heads equally")
+    require_same_model(model, tensor)
+    for parameter in model.parameters():
+        materialise(parameter)
+    tensor.broadcast(list(model.parameters()))
+    return layers
+
+
+def reduce_together(
+    grads: Sequence[torch.Tensor], reduce: Callable[[torch.Tensor], Work], prescale: float = 1.0
+) -> None:
+    """One collective for all these gradients, in place; returns when it has ended."""
+    flat = torch.cat([grad.flatten() for grad in grads]).mul_(prescale)
+    with labels.span(Word.WAIT):
+        reduce(flat).wait()
+    for grad, values in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
+        grad.copy_(values.view_as(grad))

@@ -1,0 +1,1 @@
+"""Sharded parameters: when units are gathered, used and freed, and their gradients reduce-scattered."""

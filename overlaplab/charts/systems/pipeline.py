@@ -1,0 +1,152 @@
+"""Charts of a pipeline's step: who does what when, and how many microbatches' activations each stage holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.parts import WHEN, bars, tooltip
+from overlaplab.charts.sharding.held import LABELS_WIDTH, time_axis
+from overlaplab.charts.theme import LINE, Palette, colours, finish, palette
+from overlaplab.findings import pipeline_held_title
+from overlaplab.words import to_ms
+
+__all__ = ["pipeline", "pipeline_held"]
+
+_PARTS = {
+    "bubble": "bubble",
+    "forward": "forward",
+    "backward": "backward",
+    "backward_input": "backward, inputs",
+    "backward_weight": "backward, weights",
+}
+_STEP = 46
+_FITS = 0.011
+"""Of the chart's width: a narrower bar has no room for its microbatch's number."""
+
+
+def pipeline(
+    table: pd.DataFrame, *, title: str, dark: bool = False, note: str | None = None, line: int = LINE
+) -> alt.LayerChart:
+    """Rows of `analyses.pipeline` of one pipeline and step, all its ranks: a row per stage, bars with microbatches'
+    numbers, and the time in which the stage's rank does nothing.
+    """
+    tones = palette(dark)
+    names = _names(table)
+    end = int(table["end_ns"].max())
+    rows = pd.concat([_bubbles(table, end), table.assign(part=table["action"].map(_PARTS))])
+    drawn = pd.DataFrame(
+        {
+            "row": rows["stage"].map(names),
+            "part": rows["part"],
+            "microbatch": rows["microbatch"].astype("object").where(rows["microbatch"].notna(), ""),
+            "begin": to_ms(rows["start_ns"].astype("float64")),
+            "end": to_ms(rows["end_ns"].astype("float64")),
+            "wait": to_ms(rows["wait_ns"].astype("Float64")).astype("object").where(rows["wait_ns"].notna(), None),
+        }
+    )
+    drawn["middle"] = (drawn["begin"] + drawn["end"]) / 2
+    fills = [(part, tone) for part, tone in _fills(tones) if part in set(drawn["part"])]
+    labels = list(names.values())
+    axis = alt.Axis(
+        domain=False, ticks=False, grid=False, labelOverlap=False, minExtent=LABELS_WIDTH, maxExtent=LABELS_WIDTH
+    )
+    y = alt.Y("row:N", sort=labels, title=None, scale=alt.Scale(domain=labels), axis=axis)
+    x = time_axis((0, end), line, title=None)
+    colour = colours(fills, columns=5)
+    bubble = drawn["part"] == "bubble"
+    wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _FITS * to_ms(end))]
+    lines = tooltip({"row": "stage", "part": "what", "microbatch": ""} | WHEN | {"wait:Q": "waited before ms"})
+    light = wide["part"].isin(["forward", "backward, weights"])
+    return finish(
+        [
+            bars(drawn[bubble], x, y, colour, lines[:2] + lines[3:5], 0.7),
+            bars(drawn[~bubble], x, y, colour, lines, 0.7, stroke=tones.on_dark, strokeWidth=0.6),
+            _numbers(wide[light], y, tones.on_light),
+            _numbers(wide[~light], y, tones.on_dark),
+        ],
+        title=title,
+        subtitle=["The number is the microbatch; a bubble is time in which the stage's rank does nothing.", note],
+        description=f"{len(names)} stages on a time axis: {', '.join(part for part, _ in fills)}. {title}.",
+        dark=dark,
+        height=alt.Step(_STEP),
+        line=line,
+    )
+
+
+def pipeline_held(
+    table: pd.DataFrame, *, end_ns: int, dark: bool = False, note: str | None = None, line: int = LINE
+) -> alt.LayerChart:
+    """Rows of `analyses.pipeline_held`: a curve per stage, up to the end of the pipeline's step."""
+    tones = palette(dark)
+    stages = sorted(int(stage) for stage in table["stage"].unique())
+    last = table.groupby("stage", as_index=False).tail(1).assign(time_ns=end_ns)
+    rows = pd.concat([table, last])
+    drawn = pd.DataFrame(
+        {
+            "part": [f"stage {stage}" for stage in rows["stage"]],
+            "begin": to_ms(rows["time_ns"].astype("float64")),
+            "held": rows["held"].astype("float64"),
+        }
+    )
+    scheme = (tones.reduce, tones.compute, tones.gather, tones.hidden, tones.exposed, tones.blocking, tones.scatter)
+    fills = [(f"stage {stage}", scheme[place % len(scheme)]) for place, stage in enumerate(stages)]
+    axis: dict[str, Any] = {"minExtent": LABELS_WIDTH, "maxExtent": LABELS_WIDTH, "tickMinStep": 1, "format": "d"}
+    y = alt.Y("held:Q", title="microbatches", axis=alt.Axis(domain=False, ticks=False, tickCount=4, **axis))
+    chart: alt.Chart = (
+        alt.Chart(drawn)
+        .mark_line(interpolate="step-after", strokeWidth=2)
+        .encode(x=time_axis((0, end_ns), line), y=y, color=colours(fills, columns=8, symbolType="stroke"))
+    )
+    title = pipeline_held_title(table)
+    return finish(
+        [chart],
+        title=title,
+        subtitle=["Microbatches that were forward in a stage, and not yet backward.", note],
+        description=f"A step curve for each of {len(stages)} stages. {title}.",
+        dark=dark,
+        height=150,
+        line=line,
+    )
+
+
+def _names(table: pd.DataFrame) -> dict[int, str]:
+    """The stages in order, as rows are called."""
+    pairs = table[["stage", "rank"]].drop_duplicates().sort_values("stage")
+    return {
+        int(stage): f"stage {stage}" + ("" if pd.isna(rank) else f", rank {rank}") for stage, rank in pairs.to_numpy()
+    }
+
+
+def _bubbles(table: pd.DataFrame, end_ns: int) -> pd.DataFrame:
+    """Where the rank of each stage does nothing, as rows of the part `bubble`."""
+    rows = []
+    for rank, own in table.groupby("rank", dropna=False):
+        own = own.sort_values("start_ns")
+        begins, ends = [0, *own["end_ns"].tolist()], [*own["start_ns"].tolist(), end_ns]
+        for stage in own["stage"].unique():
+            rows += [
+                {"rank": rank, "stage": stage, "start_ns": begin, "end_ns": end, "part": "bubble"}
+                for begin, end in zip(begins, ends, strict=True)
+                if end > begin
+            ]
+    names = ["rank", "stage", "start_ns", "end_ns", "part"]
+    whole = pd.DataFrame(rows, columns=names).astype({"start_ns": "Int64", "end_ns": "Int64", "stage": "Int64"})
+    return whole.assign(
+        microbatch=pd.array([pd.NA] * len(whole), "Int64"), wait_ns=pd.array([pd.NA] * len(whole), "Int64")
+    )
+
+
+def _fills(tones: Palette) -> list[tuple[str, str]]:
+    """The colour of each part."""
+    of = (tones.idle, tones.forward, tones.compute, tones.compute, tones.hidden)
+    return list(zip(_PARTS.values(), of, strict=True))
+
+
+def _numbers(table: pd.DataFrame, y: alt.Y, ink: str) -> alt.Chart:
+    """The microbatches' numbers in the middle of their bars."""
+    drawn = alt.Chart(table).mark_text(color=ink, fontSize=12, fontWeight="bold")
+    chart: alt.Chart = drawn.encode(x=alt.X("middle:Q"), y=y, text=alt.Text("microbatch:N"))
+    return chart

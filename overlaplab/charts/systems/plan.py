@@ -1,0 +1,60 @@
+"""What a planned training run would hold per GPU, over the number of GPUs."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.analyses.systems.plan import PLAN_PARTS
+from overlaplab.charts.parts import tooltip
+from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.words import size_exact, unit_of
+
+__all__ = ["planned_memory"]
+
+
+def planned_memory(
+    table: pd.DataFrame, *, limit: int | None, planned: int, title: str, dark: bool = False, note: str | None = None
+) -> alt.LayerChart:
+    """A stacked bar per number of GPUs, from one stage of `plan_over_ranks`; a dashed line at the GPU's `limit` bytes.
+
+    The planned number's label is marked.
+    """
+    tones = palette(dark)
+    unit, scale = unit_of(float(max(table["total_bytes"].max(), limit or 0)))
+    labels = {ranks: f"{ranks:,}" + (" ◂ planned" if ranks == planned else "") for ranks in table["ranks"]}
+    drawn = table.melt(["ranks", "total_bytes"], [f"{part}_bytes" for part in PLAN_PARTS], "part", "bytes")
+    drawn = drawn.assign(
+        part=drawn["part"].str.removesuffix("_bytes"),
+        order=drawn["part"].str.removesuffix("_bytes").map(PLAN_PARTS.index),
+        held=drawn["bytes"] / scale,
+        label=drawn["ranks"].map(labels),
+        word=drawn["bytes"].map(size_exact),
+        whole=drawn["total_bytes"].map(size_exact),
+    )
+    fills = (tones.gather, tones.scatter, tones.to_all, tones.memory)
+    axis = alt.Axis(domain=False, ticks=False, labelOverlap=False)
+    bars = (
+        alt.Chart(drawn)
+        .mark_bar(height={"band": 0.7}, opacity=1)
+        .encode(
+            y=alt.Y("label:N", sort=list(labels.values()), title="GPUs", axis=axis),
+            x=alt.X("held:Q", title=f"memory per GPU ({unit})", stack="zero"),
+            order=alt.Order("order:Q"),
+            color=colours(list(zip(PLAN_PARTS, fills, strict=True))),
+            tooltip=tooltip({"label": "GPUs", "part": "", "word": "takes", "whole": "of"}),
+        )
+    )
+    layers = [bars]
+    if limit is not None:
+        rule = alt.Chart(pd.DataFrame({"held": [limit / scale], "word": [f"{size_exact(limit)} per GPU"]}))
+        layers.append(rule.mark_rule(strokeDash=[6, 4], strokeWidth=2, color=tones.ink).encode(x="held:Q"))
+    subtitle = ["States by ZeRO's formulas, and activations of one microbatch.", note]
+    return finish(
+        layers,
+        title=title,
+        subtitle=subtitle,
+        description=f"Stacked bars of the memory per GPU over {len(labels)} numbers of GPUs. {title}.",
+        dark=dark,
+        height=alt.Step(26),
+    )

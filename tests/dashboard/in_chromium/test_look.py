@@ -1,0 +1,109 @@
+"""How every page looks, in a real browser: narrow windows cut nothing, text reads in both themes, charts have words."""
+
+from __future__ import annotations
+
+import pytest
+from browsing.browser import settle, visit, watched
+from colours import contrast
+from playwright.sync_api import Browser, Page
+
+PAGES = (
+    ("summary", "bucketed"),
+    ("timeline", "bucketed"),
+    ("buckets", "bucketed"),
+    ("zero3", "ahead"),
+    ("collectives", "bucketed"),
+    ("compare", "sweep/cap-5"),
+    ("compare", "ahead"),
+)
+"""Pages, and the run that each is shown of."""
+
+CUT = """() => {
+  const main = document.querySelector('[data-testid=stMain]');
+  const found = main.scrollWidth > main.clientWidth + 1 ? ['the page scrolls sideways'] : [];
+  const right = main.getBoundingClientRect().right;
+  const table = '[data-testid=stDataFrame], [data-testid=stElementToolbar]';  // scrolls; floats
+  for (const one of main.querySelectorAll('p, h1, h2, h3, button, a, canvas, img, svg, [data-testid=stText], dd, dt')) {
+    if (one.closest(table) || !one.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
+    const {left, right: end, width} = one.getBoundingClientRect();
+    const name = `${one.tagName} ${(one.innerText ?? '').slice(0, 60)}`;
+    if (width > 0 && (end > right + 1 || left < -1)) found.push(`${name}: beside the page`);
+    if (one.innerText && one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== 'visible') {
+      found.push(`${name}: cut`);
+    }
+  }
+  for (const chart of main.querySelectorAll('[data-testid=stVegaLiteChart]')) {
+    const {left, right: end} = chart.getBoundingClientRect();
+    for (const word of chart.querySelectorAll('svg text')) {
+      const place = word.getBoundingClientRect();
+      const text = word.textContent;
+      if (place.width > 0 && (place.right > end + 2 || place.left < left - 2)) found.push(`${text}: beside its chart`);
+    }
+  }
+  return found;
+}"""
+
+TEXTS = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = (top, ground, share) => ground.map((value, at) => value + (top[at] - value) * top[3] * share);
+  const hex = (tone) => '#' + tone.map((value) => Math.round(value).toString(16).padStart(2, '0')).join('');
+  const found = {};
+  const walk = document.createTreeWalker(document.querySelector('[data-testid=stApp]'), NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const one = walk.currentNode.parentElement;
+    const text = walk.currentNode.data.trim();
+    if (!text || one.closest('style, script, [disabled]') || !one.checkVisibility({visibilityProperty: true})) continue;
+    let chain = [];
+    for (let at = one; at !== null; at = at.parentElement) chain.push(getComputedStyle(at));
+    let ground = [255, 255, 255];
+    for (const style of chain.toReversed()) ground = over(rgba(style.backgroundColor), ground.slice(0, 3), 1);
+    const opacity = chain.reduce((share, style) => share * Number(style.opacity), 1);
+    const size = parseFloat(chain[0].fontSize);
+    const large = size >= 24 || (size >= 18.66 && Number(chain[0].fontWeight) >= 700);
+    const pair = `${hex(over(rgba(chain[0].color), ground, opacity))} ${hex(ground)} ${large ? 3 : 4.5}`;
+    found[pair] ??= text.slice(0, 60);
+  }
+  return found;
+}"""
+
+
+SAID = """() => [...document.querySelectorAll('[data-testid=stVegaLiteChart]')].map((one) =>
+  (one.closest('[aria-label]') ?? one.querySelector('[aria-label]'))?.getAttribute('aria-label') ?? '')"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page(browser: Browser, address: str, theme: str) -> None:
+    weak, cut, unsaid = {}, {}, {}
+    with watched(browser, color_scheme=theme) as page:
+        for name, run in PAGES:
+            visit(page, address, name, query=f"run={run}")
+            assert page.get_by_text("The link names a run that is not here").count() == 0
+            for pair, text in page.evaluate(TEXTS).items():
+                ink, ground, least = pair.split()
+                if contrast(ink, ground) < float(least):
+                    weak[f"{name} of {run}: {text}"] = (ink, ground, round(contrast(ink, ground), 2))
+            unsaid[name, run] = [text for text in page.evaluate(SAID) if len(text) < 40 or not text.endswith(".")]
+            for width in (1280, 800) if theme == "light" else ():
+                cut[name, run, width] = cut_at(page, width)
+    assert weak == {}
+    assert [found for found in cut.items() if found[1]] == []
+    assert [found for found in unsaid.items() if found[1]] == []
+
+
+def cut_at(page: Page, width: int) -> list[str]:
+    """What is cut in a window of this width, once the charts have taken it."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('[data-testid=stVegaLiteChart]')].every((chart) =>
+             chart.querySelector('canvas, svg.marks').getBoundingClientRect().width <= chart.clientWidth + 1)"""
+    )
+    settle(page)
+    found: list[str] = page.evaluate(CUT)
+    return found

@@ -1,0 +1,20 @@
+"""The Pipeline page: what it says of a run with stages, and of one without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from made.pipeline import made_pipeline
+from streamlit.testing.v1 import AppTest
+
+
+def test_the_page(opened: Callable[..., AppTest], runs: Path) -> None:
+    made_pipeline(runs / "stages")
+    app = opened(runs, "pipeline", "stages")
+    said = "\n".join(element.value for element in app.text).replace("\u00a0", " ")
+    assert "45 % of the stages' time is bubble" in said
+    assert len(app.get("vega_lite_chart")) == 2
+    app.selectbox(key="run_picker").set_value("bucketed").run()
+    assert not app.exception
+    assert "This run has no pipeline." in app.info[0].value

@@ -1,0 +1,167 @@
+"""The Timeline page in its states, run by Streamlit's own tester, and the words it says; its canvas: test_canvas.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made.traces import event, run_of
+from streamlit.testing.v1 import AppTest
+
+import overlaplab
+from overlaplab import findings
+from overlaplab.dashboard.canvas import shown_lanes, state_of
+from overlaplab.findings import event_facts
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.timeline.event_details import event_details
+from overlaplab.timeline.timeline import timeline_events
+
+
+def diagnosis_of(path: Path) -> findings.Diagnosis:
+    found = RunTables(run=overlaplab.load_run(path)).diagnosis
+    assert found is not None
+    return found
+
+
+def words(app: AppTest) -> str:
+    return "\n".join(element.value for element in app.text)
+
+
+def headlines(app: AppTest) -> list[str]:
+    return [headline.value for headline in app.subheader]
+
+
+def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    assert app.caption[0].value.startswith("What every rank's streams did over time")
+    # It opens at the step that speaks for the run. Of its 1000 µs, 500 are communication, 150 of them hidden.
+    assert words(app).startswith(
+        "2 ranks, step 0 (the most exposed rank's median step), 1.0 ms: 0.70 ms of 1.0 ms of communication is exposed"
+        " (35\u00a0% of the time, all ranks together). Most on rank 0: 0.35 ms."
+    )
+    assert app.selectbox(key="step_picker").placeholder == "Step 0 at first"
+    assert "emulated link 1Gbps,200us" in words(app)
+    assert headlines(app) == [
+        "Visible: 0.000 to 1.000 ms",
+        "Why it was exposed, all ranks",
+        "What took most time there",
+    ]
+    ranks, causes = app.dataframe[0].value, app.dataframe[1].value
+    assert ranks["exposed (ms)"].tolist() == [0.35, 0.35]
+    assert causes.to_numpy().tolist() == [[0.7, "longer than compute (link-bound)"]]
+    assert ranks["overlap ratio (% of comm.)"].tolist() == [30.0, 30.0]
+    assert app.header[-1].value == "What to do about it"
+    assert words(app).rstrip().endswith(diagnosis_of(runs / "bucketed").advice)
+
+
+def test_a_link_brings_the_window_and_the_event(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    app.query_params["from"], app.query_params["to"] = "450000", "600000"
+    rows = overlaplab.load_run(runs / "bucketed").traces[1].events
+    row = int(np.flatnonzero(rows["name"].astype(str).str.startswith("engine::comm seq=0"))[0])
+    app.query_params["event"] = f"1-{row}"
+    app.run()
+    assert not app.exception
+    assert headlines(app)[:3] == ["Selected event", "Its collective by rank", "Visible: 0.450 to 0.600 ms"]
+    table = app.dataframe[0].value.set_index("what")["value"]
+    assert (table["rank"], table["start"], table["lasts"]) == ("1", "0.450000 ms", "0.150000 ms")
+    assert table["bytes"] == "4,000,000 (4.00 MB)"
+    assert app.dataframe[1].value["rank"].tolist() == [0, 1]
+    assert app.query_params["from"] == "450000"
+    assert app.query_params["event"] == f"1-{row}"
+
+
+def test_an_event_alone_brings_its_surroundings(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "one-rank")
+    rows = overlaplab.load_run(runs / "one-rank").traces[0].events
+    row = int(np.flatnonzero(rows["name"].astype(str) == "aten::mm")[0])
+    app.query_params["event"] = f"0-{row}"
+    app.run()
+    assert headlines(app)[1] == "Visible: -1.000 to 1.800 ms"  # 200 to 600 µs, and three times as much on either side
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"from": "9", "to": "3"},
+        {"from": "1e5", "to": "2e5"},
+        {"event": "7-0"},
+        {"event": "0-999999"},
+        {"event": "<script>"},
+    ],
+)
+def test_a_link_that_cannot_be_followed_shows_the_run(opened, runs: Path, query: dict[str, str]) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    for name, value in query.items():
+        app.query_params[name] = value
+    app.run()
+    assert not app.exception
+    assert headlines(app)[0] == "Visible: 0.000 to 1.000 ms"
+    assert "Selected event" not in headlines(app)
+
+
+def test_a_step_is_a_window(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    app.selectbox(key="step_picker").set_value(1).run()
+    assert words(app).startswith("2 ranks, 1.0 ms from 1.0 ms on: ")
+    assert headlines(app)[0] == "Visible: 1.000 to 2.000 ms"
+    app.multiselect(key="ranks_picker").set_value([1]).run()
+    assert headlines(app)[0] == "Visible: 1.000 to 2.000 ms"
+    assert app.dataframe[0].value["rank"].tolist() == [1]
+
+
+def test_device_activity_that_was_not_recorded_is_said(opened, tmp_path: Path) -> None:
+    run_of(tmp_path / "host", [event("cudaLaunchKernel", 0, 5, cat="cuda_runtime", correlation=1)])
+    app = opened(tmp_path, "timeline", "host")
+    assert not app.get("bidi_component")
+    assert "Device activity was not recorded" in app.warning[0].value
+
+
+def test_a_run_without_steps_is_one_window(opened, tmp_path: Path) -> None:
+    run_of(tmp_path / "plain", [event("aten::mm", 100, 400)])
+    app = opened(tmp_path, "timeline", "plain")
+    assert headlines(app)[0] == "Visible: 0.000 to 0.300 ms"
+    assert "no communication; 100\u00a0% of the ranks' time is busy." in words(app)
+
+
+def test_what_the_browser_tells_is_checked() -> None:
+    def told(**more: object) -> tuple[object, object, object]:
+        told = {"id": "a", "asked": [[5, 9], 3, 0], "window": [1, 2], "range": None, "event": None} | more
+        found = state_of(told, {"id": "a", "asked": [[5, 9], 3, 0]}, 10)
+        return found.window, found.selected, found.mark
+
+    assert told() == ((1, 2), None, None)
+    assert told(window=[7, 7]) == ((5, 9), None, None)
+    assert told(window=["1", 2]) == ((5, 9), None, None)
+    assert told(range=[3, 4], event=9) == ((1, 2), (3, 4), 9)
+    assert told(range="x", event=10) == ((1, 2), None, None)
+    assert told(event=True) == ((1, 2), None, None)
+    assert told(id="b") == ((5, 9), None, 3)
+    assert told(asked=[[5, 9], 3, 1]) == ((5, 9), None, 3)  # before it was asked this
+    assert state_of(None, {"id": "a", "asked": [[5, 9], None, 0]}, 10).window == (5, 9)
+
+
+def test_lanes_of_chosen_ranks(runs: Path) -> None:
+    timeline = timeline_events(overlaplab.load_run(runs / "bucketed"))
+    every = shown_lanes(timeline, None)
+    assert every == list(range(len(timeline.lanes)))
+    chosen = shown_lanes(timeline, frozenset({1}))
+    assert chosen == every[len(every) // 2 :]
+
+
+def test_an_event_fact_by_fact(runs: Path) -> None:
+    run = overlaplab.load_run(runs / "foreign")
+    names = run.traces[0].events["name"].astype(str)
+    facts = dict(event_facts(event_details(run, 0, int(np.flatnonzero(names == "ampere_sgemm")[0]))))
+    assert facts["start"] == "0.020000 ms"
+    assert facts["lasts"] == "0.060000 ms"
+    assert facts["correlation"] == "1"
+    assert facts["launched by"] == "cudaLaunchKernel"
+    assert facts["launch began"].endswith("0.015000 ms before the event")
+    details = event_details(run, 0, int(np.flatnonzero(names.str.startswith("nccl"))[0]))
+    facts = dict(event_facts(details))
+    assert facts["counts as"] == "communication (kernel)"
+    assert facts["collective"] == "0: all-reduce"
+    assert details["collective"] is not None
+    assert [peer["end_ns"] for peer in details["collective"]["peers"]] == [110_000]

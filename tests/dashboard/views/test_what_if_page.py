@@ -1,0 +1,136 @@
+"""The page What if: its controls, and that what is predicted says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from overlaplab.cli import main
+
+Open = Callable[..., AppTest]
+SAMPLES = Path(__file__).parents[3] / "traces"
+
+
+def texts(app: AppTest) -> list[str]:
+    return [element.value for element in app.text]
+
+
+def specs(app: AppTest) -> list[dict[str, Any]]:
+    return [json.loads(chart.proto.spec) for chart in app.get("vega_lite_chart")]
+
+
+def slide(app: AppTest, label: str, run: str, value: Any) -> None:
+    app.select_slider(key=f"asked_{label} of {run}").set_value(value).run()
+    assert not app.exception
+
+
+@pytest.fixture
+def on(opened: Open) -> Callable[[str], AppTest]:
+    return lambda run: opened(SAMPLES, "what_if", run)
+
+
+def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest]) -> None:
+    app = on("bucketed")
+    assert texts(app)[0].startswith("As recorded, a step took ")
+    assert len(specs(app)) == 5
+    slide(app, "bucket_cap_mb", "bucketed", 1.0)
+    assert texts(app)[0].startswith("With bucket_cap_mb 1 a step is predicted to take ")
+    assert texts(app)[1].startswith("A recording's mean step lies within ± ")
+    slide(app, "ranks", "bucketed", 10_000)
+    assert "Extrapolated beyond what was recorded: the number of ranks by a factor of 5,000." in texts(app)
+    assert "bucket_cap_mb 1 and 10000 ranks" in texts(app)[0]
+
+
+@pytest.mark.parametrize("root", [SAMPLES, SAMPLES / "sweep"])
+def test_page_and_command_predict_the_same(
+    opened: Open, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str((SAMPLES / "sweep" / "cap-25").relative_to(root))
+    app = opened(root, "what_if", run)
+    slide(app, "bucket_cap_mb", run, 1.0)
+    arguments = ["predict", str(SAMPLES / "sweep" / "cap-25"), "--bucket-cap-mb", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", ["overlaplab", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    document = json.loads(capsys.readouterr().out)
+    step, half, measured = (
+        f"{ns / 1e6:.1f} ms"
+        for ns in (document["predicted"]["step_ns"], document["interval"]["half_ns"], document["recorded"]["step_ns"])
+    )
+    assert texts(app)[0].startswith(
+        f"With bucket_cap_mb 1 a step is predicted to take {step} ± {half} instead of the {measured} measured: "
+    )
+
+
+def test_what_is_asked_stands_in_the_link(followed: Open) -> None:
+    app = followed(SAMPLES, "what_if", run="bucketed", setting="bucket_cap_mb:1,first_bucket:0.5,ranks:4")
+    assert texts(app)[0].startswith("With bucket_cap_mb 1, a first bucket of 0.5 MiB and 4 ranks a step is predicted")
+    assert not app.warning
+    slide(app, "ranks", "bucketed", 2)
+    assert app.query_params["setting"] == "bucket_cap_mb:1,first_bucket:0.5"
+    app.switch_page("views/buckets.py").run()
+    app.switch_page("views/what_if.py").run()
+    assert texts(app)[0].startswith("With bucket_cap_mb 1 and a first bucket of 0.5 MiB")
+    app.selectbox(key="run_picker").set_value("torch-ddp").run()
+    assert "setting" not in app.query_params
+
+
+@pytest.mark.parametrize("setting", ["bucket_cap_mb:3", "prefetch:1", "<script>", "ranks:1e99", "a:b," * 40])
+def test_a_setting_that_cannot_be_asked_for_is_one_line(followed: Open, setting: str) -> None:
+    app = followed(SAMPLES, "what_if", run="bucketed", setting=setting)
+    assert [own.value.partition(" that")[0] for own in app.warning] == ["The link names a setting"]
+    assert texts(app)[0].startswith("As recorded")
+    assert "setting" not in app.query_params
+
+
+def test_every_chart_has_its_table_and_picture(on: Callable[[str], AppTest]) -> None:
+    labels = [button.label for button in on("bucketed").get("download_button")]
+    assert labels == ["Download CSV", "Download PNG"] * 5
+
+
+def test_every_chart_marks_what_is_predicted(on: Callable[[str], AppTest]) -> None:
+    app = on("bucketed")
+    for spec in specs(app):
+        assert "predicted" in json.dumps(spec)
+        assert any("strokeDash" in layer["mark"] for layer in spec["layer"] if isinstance(layer["mark"], dict))
+    titles = [text for text in texts(app) if "redicted step by" in text or "redicted throughput" in text]
+    assert len(titles) == 3
+
+
+def test_a_strategy_has_its_own_controls(on: Callable[[str], AppTest]) -> None:
+    app = on("zero3")
+    labels = {slider.label for slider in app.select_slider}
+    assert "Prefetch" in labels
+    assert "bucket_cap_mb" not in labels
+    slide(app, "prefetch", "zero3", 2)
+    assert texts(app)[0].startswith("With prefetch 2 a step is predicted")
+    app.selectbox(key="asked_strategy of zero3").set_value("bucketed").run()
+    assert "bucket_cap_mb" in {slider.label for slider in app.select_slider}
+    assert texts(app)[0].startswith("With strategy bucketed")
+
+
+def test_another_run_begins_as_it_was_recorded(on: Callable[[str], AppTest]) -> None:
+    app = on("bucketed")
+    slide(app, "bucket_cap_mb", "bucketed", 1.0)
+    app.selectbox(key="run_picker").set_value("torch-ddp").run()
+    assert texts(app)[0].startswith("As recorded")
+
+
+def test_a_run_that_does_not_tell_says_why(on: Callable[[str], AppTest]) -> None:
+    app = on("torch-ddp-gloo")
+    assert "no other setting can be predicted" in app.info[0].value
+    assert any("its traces do not tell what every rank launched" in text for text in texts(app))
+    assert not specs(app)
+
+
+def test_what_a_setting_cannot_be_made_of_is_one_line(on: Callable[[str], AppTest]) -> None:
+    app = on("bucketed")
+    app.selectbox(key="asked_strategy of bucketed").set_value("zero3").run()
+    assert not app.exception
+    assert "where units' passes begin and end" in app.code[0].value

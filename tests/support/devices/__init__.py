@@ -1,0 +1,1 @@
+"""GPUs, real and imitated: streams, clocks, memory."""

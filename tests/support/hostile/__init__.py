@@ -1,0 +1,1 @@
+"""What a reader must survive: bombs, mutations, attacks in every string."""

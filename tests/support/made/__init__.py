@@ -1,0 +1,1 @@
+"""Traces, runs and tables written by hand or by rule."""

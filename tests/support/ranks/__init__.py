@@ -1,0 +1,1 @@
+"""Real ranks: how they start, what they train, and what must then hold."""
