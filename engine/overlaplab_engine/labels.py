@@ -4,6 +4,8 @@ A span is a `_RecordFunctionFast`, which takes 0.2 µs when nothing records; `to
 Its name is built once, when the span is created, so that hot code only enters and leaves it.
 """
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, cast
@@ -124,6 +126,8 @@ def parse(text: str) -> tuple[Word, dict[str, str | list[str]]]:
 def span(word: Word, **values: str | int | Sequence[str]) -> Span:
     """A range in the trace with this label: a context manager that can be reused, but not nested in itself."""
     made = Span(label(word, **values))
+    if threading.current_thread() is not threading.main_thread():
+        return cast(Span, _AcrossBorders(made))
     return cast(Span, _Bordered(made)) if word in _BORDERED else made
 
 
@@ -136,6 +140,20 @@ def instant(mark: Span) -> None:
 _BORDERED = {Word.FORWARD, Word.BACKWARD, Word.OPTIMIZER, Word.WAIT, Word.GATHER_WAIT, Word.PARAM_GATHER_WAIT}
 at_borders: list[Callable[[], None]] = []
 """Called where passes and waits begin and end: `recording.processor` counts between these."""
+
+
+class _AcrossBorders:
+    """A span of another thread than the training's, within which the recording may begin or end."""
+
+    def __init__(self, inner: Span) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> None:
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # raised if the recording began or ended inside
+            self._inner.__exit__(*error)
 
 
 class _Bordered:

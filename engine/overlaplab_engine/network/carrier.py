@@ -40,7 +40,6 @@ __all__ = [
     "Carrier",
     "comm_span",
     "create_work_from_future",
-    "perhaps_recorded",
     "urgent_threads",
 ]
 
@@ -198,7 +197,7 @@ class Carrier:
         span = comm_span(self.link, self.group_name, request.seq, request.kind, request.tensors, modelled_ns)
         try:
             self.check()
-            with perhaps_recorded(span):
+            with span:
                 begin_ns, moved_ns = self._move(request, modelled_ns)
                 end_ns = self.now_ns()
             carried = Carried(
@@ -267,17 +266,6 @@ def comm_span(
         link=str(link),
         modelled_ns=modelled_ns,
     )
-
-
-@contextlib.contextmanager
-def perhaps_recorded(span: labels.Span) -> Iterator[None]:
-    """Enter the span; leaving it raises RuntimeError if the recording began or ended inside, which is ignored."""
-    span.__enter__()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(RuntimeError):
-            span.__exit__(None, None, None)
 
 
 def local_ns() -> int:

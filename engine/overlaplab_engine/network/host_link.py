@@ -15,7 +15,7 @@ import torch
 from overlaplab_engine import labels
 from overlaplab_engine.alarm import Alarm, wake_on_time
 from overlaplab_engine.labels import Word
-from overlaplab_engine.network.carrier import local_ns, perhaps_recorded, urgent_threads
+from overlaplab_engine.network.carrier import local_ns, urgent_threads
 from overlaplab_engine.network.link import Kind, Link
 
 __all__ = ["Copy", "HostLink", "Way"]
@@ -52,7 +52,7 @@ class Copy:
         nbytes = self._source.nbytes
         modelled_ns = link.modelled_ns(Kind.SEND_RECV, nbytes, 2)
         span = labels.span(Word.COPY, way=way, bytes=nbytes, link=str(link), modelled_ns=modelled_ns)
-        with perhaps_recorded(span):
+        with span:
             end_ns = local_ns() + modelled_ns
             self._destination.copy_(self._source)
             alarm.sleep_until(end_ns)

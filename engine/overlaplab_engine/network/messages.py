@@ -25,7 +25,6 @@ from overlaplab_engine.network.carrier import (
     Carrier,
     comm_span,
     create_work_from_future,
-    perhaps_recorded,
     urgent_threads,
 )
 from overlaplab_engine.network.link import Kind
@@ -130,7 +129,7 @@ class _Lane:
         modelled_ns = carrier.modelled_ns(Kind.SEND_RECV, message.tensors)
         key = (id(self), message.seq)
         span = comm_span(carrier.link, self._group, message.seq, Kind.SEND_RECV, message.tensors, modelled_ns)
-        with perhaps_recorded(span):
+        with span:
             real = message.post()
             arrived_ns = self._later_of_both(message.queued_ns, 2 * self._tag)
             real.wait()
