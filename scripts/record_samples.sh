@@ -18,6 +18,11 @@ done
     --link 1Gbps,5000us --layers 2 --width 128 --vocab 500 --seq 32 --bucket-cap-mb 1.2 --steps 2 "$@"
 .venv/bin/overlaplab record --strategy torch-ddp --out traces/torch-ddp-gloo --device cpu --nproc 2 --layers 2 \
     --width 64 --vocab 100 --seq 16 --bucket-cap-mb 0.15 --steps 2 --accumulate 2 "$@"
+.venv/bin/overlaplab record --strategy pipeline --schedule 1f1b --stages 1,2,2,1 --out traces/pipeline --device cpu \
+    --nproc 4 --compute sleep:10ms,20ms,1ms --link 1Gbps,2000us --layers 6 --width 64 --vocab 100 --seq 16 --batch 16 \
+    --microbatches 6 --warmup 1 --steps 1 "$@"
+.venv/bin/overlaplab record --strategy parameter-server --asynchronous --out traces/parameter-server --device cpu \
+    --nproc 4 --compute sleep:10ms,20ms,1ms --link 1Gbps,4000us --layers 2 --width 64 --vocab 100 --seq 16 --steps 4 "$@"
 for mesh in "--tp 2 --out traces/tensor" "--dp 2 --tp 2 --slow-rank 3:1.3 --out traces/dp-tp"; do
     .venv/bin/overlaplab record --strategy tensor $mesh --device cpu --link 0.05Gbps,1000us --layers 2 --width 128 --heads 4 \
         --seq 32 --vocab 200 --batch 8 --bucket-cap-mb 0.5 --steps 3 --compute sleep:20ms,40ms,2ms "$@"
