@@ -11,7 +11,7 @@ from typing import Any, Literal
 import altair as alt
 
 from overlaplab.analyses.exposed import Cause
-from overlaplab.charts.quiet import QuietChart
+from overlaplab.charts.escaped import EscapedChart
 from overlaplab.findings import says_predicted
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
@@ -204,7 +204,7 @@ def finish(
     below = lines or alt.Undefined  # Vega leaves room for an empty subtitle, too
     head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=below)
     # All at once: each of Altair's `configure_…` would copy the whole chart.
-    return QuietChart(
+    return EscapedChart(
         layer=list(layers),
         title=head,
         description=description,

@@ -13,7 +13,7 @@ from made.ranks import carried
 from made.traces import event, launched, op, run_of, step
 from streamlit.testing.v1 import AppTest
 
-from overlaplab.charts.quiet import QuietChart
+from overlaplab.charts.escaped import EscapedChart
 
 
 def words(app: AppTest) -> str:
@@ -59,9 +59,9 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
 
 def test_charts_are_drawn_once_for_all_who_look(opened, own_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a file of the run changes."""
-    drawn: list[QuietChart] = []
-    to_dict = QuietChart.to_dict
-    monkeypatch.setattr(QuietChart, "to_dict", lambda chart, **told: drawn.append(chart) or to_dict(chart, **told))
+    drawn: list[EscapedChart] = []
+    to_dict = EscapedChart.to_dict
+    monkeypatch.setattr(EscapedChart, "to_dict", lambda chart, **told: drawn.append(chart) or to_dict(chart, **told))
 
     def charts() -> list[str]:
         return [chart.proto.spec for chart in opened(own_runs, run="bucketed").get("vega_lite_chart")]

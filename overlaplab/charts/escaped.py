@@ -14,7 +14,7 @@ _JOINER = "\N{WORD JOINER}"
 """Invisible; put after each `<` that would begin a closing tag or a comment."""
 
 
-class QuietChart(alt.LayerChart):
+class EscapedChart(alt.LayerChart):
     """A layered chart whose `to_dict`, on which all of Altair's output is based, holds no `</` and no `<!`."""
 
     checked: ClassVar[bool] = False
