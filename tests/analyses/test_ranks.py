@@ -40,7 +40,10 @@ def assert_same(run: Run, whole: Run) -> None:
 
 
 @pytest.mark.usefixtures("no_tables")
-@pytest.mark.parametrize("name", ["bucketed", "zero3", "torch-ddp", "torch-ddp-gloo", "torch-fsdp2"])
+@pytest.mark.parametrize(
+    "name",
+    ["bucketed", "zero3", "torch-ddp-gloo", "torch-fsdp2", "ring", "pipeline", "parameter-server", "dp-tp"],
+)
 def test_the_figures_are_those_of_the_whole_tables(name: str) -> None:
     assert_same(load_ranks(SAMPLES / name), load_run(SAMPLES / name))
 
