@@ -425,7 +425,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("optimizer_bytes", "bytes", "optimizer", "The size of the optimizer's states that a GPU holds."),
         Column("activations_bytes", "bytes", "activations", "What a microbatch keeps between its passes.", "activ."),
         Column("total_bytes", "bytes", "per GPU", "All of these together."),
-        Column("fits_from", "count", "fits from", "The smallest number of GPUs whose memory suffices."),
+        Column("fits_from", "count", "fits from", "The smallest number of GPUs whose memory suffices.", shown="GPUs"),
     ),
     ("bench_collectives",): (
         Column("algorithm", "text", "algorithm", "ring and tree, both by hand, or torch: the library's."),

@@ -245,6 +245,7 @@ def _config(tones: Palette, *, predicted: bool) -> alt.Config:
             titleFontSize=12,
             titleFontWeight="normal",
             labelLimit=320,
+            labelSeparation=6,
         ),
         legend=alt.LegendConfig(labelColor=tones.ink, labelFontSize=12, columnPadding=14, offset=10),
     )

@@ -24,6 +24,7 @@ _HEIGHT = 190
 _LINE = 66  # characters of a line in half the dashboard's column at 1280 pixels
 _DASHES = [5, 4]
 _PALE = 0.35
+_ROOM = 0.15  # of a curve's height: as much as a word needs
 _PARTS = ("works", "communication, hidden", "communication, exposed")
 _ROWS = ("measured: rank", "measured: link", "predicted: rank", "predicted: link")
 
@@ -156,11 +157,14 @@ def _curve(
     layers.append(alt.Chart(_inline(at)).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x))
     layers.append(alt.Chart(lines_of).mark_line(color=tone, strokeDash=_DASHES, strokeWidth=2).encode(x=x, y=y))
     layers.append(alt.Chart(lines_of).mark_point(color=tone, size=45, filled=False).encode(x=x, y=y, tooltip=lines))
+    lowest = 0.0 if zero else (shown["value"] - (0 if half is None else half)).min()
+    room = _ROOM * (shown["value"].max() - lowest)  # below it, a word would stand on the axis
     falls = len(shown) > 1 and shown["value"].iloc[-1] < shown["value"].iloc[-2]
+    below = falls and shown["value"].iloc[-1] - lowest > room
     last = shown.tail(1).assign(word="predicted")
-    layers.append(words(_inline(last), x, y, tones.ink, align="right", dy=14 if falls else -10, fontStyle="italic"))
+    layers.append(words(_inline(last), x, y, tones.ink, align="right", dy=14 if below else -10, fontStyle="italic"))
     if dots is not None and len(dots):
-        layers += _measured(dots.assign(value=dots["ms"]), x, y, tones, lines)
+        layers += _measured(dots.assign(value=dots["ms"]), lowest + room, x, y, tones, lines)
     return finish(
         layers,
         title=title,
@@ -178,10 +182,14 @@ def _inline(table: pd.DataFrame) -> Any:
     return alt.InlineData(values=rows)
 
 
-def _measured(dots: pd.DataFrame, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip]) -> list[alt.Chart]:
+def _measured(
+    dots: pd.DataFrame, low: float, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip]
+) -> list[alt.Chart]:
+    """The dots, and a word below the lowest, or above it where it is under `low`."""
     drawn: alt.Chart = alt.Chart(_inline(dots)).mark_circle(color=tones.exposed, size=70, opacity=1)
     first = dots.sort_values("value").head(1).assign(word="measured")
-    look: dict[str, Any] = {"align": "left", "dx": 8, "dy": 10, "fontWeight": 600}
+    dy = 10 if first["value"].iloc[0] > low else -12
+    look: dict[str, Any] = {"align": "left", "dx": 8, "dy": dy, "fontWeight": 600}
     return [drawn.encode(x=x, y=y, tooltip=list(lines)), words(_inline(first), x, y, tones.ink, **look)]
 
 

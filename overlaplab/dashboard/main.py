@@ -66,7 +66,7 @@ _STYLE = """
 .stMain h2 {font-size: 1.5rem; padding: 1rem 0 0.25rem;}
 .stMain h3 {font-size: 1.1rem; padding: 0.5rem 0 0.35rem;}
 [class*="st-key-remarks_"] [data-testid="stText"] {font-size: 0.9rem; opacity: 0.8;}
-.st-key-side_by_side [data-testid="stColumn"] {min-width: 24rem;}
+[class*="st-key-side_by_side"] [data-testid="stColumn"] {min-width: 24rem;}
 [class*="st-key-downloads_"] {margin-top: -1.75rem;}
 [class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
 .st-key-timeline_beside h3 {font-size: 1rem; padding: 0.35rem 0 0;}

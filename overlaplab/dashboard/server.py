@@ -31,6 +31,8 @@ SETTINGS: dict[str, str | bool | int | tuple[str, ...]] = {
     "theme.light.primaryColor": "#0072B2",
     "theme.dark.primaryColor": "#56B4E9",
     "server.fileWatcherType": "none",
+    # Only what is called draws: otherwise each string that stands alone in a page's file would appear on it.
+    "runner.magicEnabled": False,
 }
 """Streamlit's options; `.streamlit/config.toml` says the same for `streamlit run app.py`, and a test compares them."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from overlaplab import findings
 from overlaplab.charts.theme import cause_colours, palette
@@ -50,6 +51,7 @@ __all__ = [
     "show_section",
     "show_table",
     "show_warnings",
+    "small_head",
     "what_to_do",
 ]
 
@@ -118,14 +120,20 @@ def lead(sentence: str, note: str | None) -> None:
                 st.text(note)
 
 
-def first_sentences(found: findings.Diagnosis) -> None:
-    """The headline of a run's first screen, and in a box what to try, and which steps are unlike this one."""
+def small_head(title: str) -> DeltaGenerator:
+    """The title of a page that begins with a verdict, small; what it is about is written beside it."""
+    head = st.container(key="head", horizontal=True, gap="small", vertical_alignment="center")
+    head.title(title, anchor=False, width="content")
+    return head
+
+
+def first_sentences(headline: str, advice: Iterable[str]) -> None:
+    """The headline of a page's first screen, and in a box what to try, a line each."""
     with st.container(key="headline"):
-        st.text(found.headline)
+        st.text(headline)
     with st.container(key="advice", gap="xxsmall"):
-        st.text(found.advice)
-        if found.outliers is not None:
-            st.text(found.outliers)
+        for line in advice:
+            st.text(line)
 
 
 def what_to_do(sentences: Iterable[str]) -> None:
@@ -239,7 +247,7 @@ def _show_bars(block: Bars) -> dict[Any, Any] | None:
 
 
 def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
-    label, drawn, words, link = st.columns((22, 17, 47, 14), gap="small", vertical_alignment="center")
+    label, drawn, words, link = st.columns((19, 23, 47, 11), gap="small", vertical_alignment="center")
     with label.container(key=f"{key}_label"):
         st.text(bar.label)
     tone = cause_colours(palette(dark()))[bar.cause]

@@ -52,7 +52,10 @@ def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     if launched_after_backward(table):
         return f"{number}: nothing was launched before backward ended, so no gradient held up a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
-    return f"{number}: {exposed} with exposed communication, {held} that made a ready bucket wait."
+    return (
+        f"{number}: {exposed or 'none'} with exposed communication, {held or 'none'} that kept a ready bucket from its"
+        " launch."
+    )
 
 
 def buckets_title(table: pd.DataFrame) -> str:

@@ -54,7 +54,7 @@ def setting_words(setting: Setting) -> str:
 def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: int, doubt_ns: int) -> str:
     """The predicted step with its interval beside the measured one; `doubt_ns`: by how much they must differ."""
     if setting == Setting():
-        return f"As recorded, a step took {ms(measured_ns)}. Played again it takes {ms(step_ns)}."
+        return f"As recorded, a step took {ms(measured_ns)} on average. Played again it takes {ms(step_ns)}."
     less = abs(measured_ns - step_ns)
     change = f"{percent(less, measured_ns)} {'shorter' if step_ns < measured_ns else 'longer'}"
     told = "" if less > doubt_ns else ", which is less than the model can tell"
@@ -124,13 +124,16 @@ def what_if_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
     best = _shortest(table)
-    if measured_ns - best["step_ns"] <= doubt_ns:
+    cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", measured_ns - best["step_ns"]
+    if gain_ns <= 0:
+        return f"No cap is predicted to make the step shorter: the shortest is {ms(best['step_ns'])}, with {cap}."
+    if gain_ns <= doubt_ns:
         return (
-            "No cap is predicted to gain more than the model can tell: the shortest step is"
-            f" {ms(best['step_ns'])}, with bucket_cap_mb {best['bucket_cap_mb']:g}."
+            f"With {cap} a step is predicted to be {ms(gain_ns)} shorter, which is not certain: differences count"
+            f" beyond {ms(doubt_ns)}. Record both settings several times to know."
         )
     return (
         f"Record with --bucket-cap-mb {best['bucket_cap_mb']:g}, which is predicted to gain"
-        f" {ms(measured_ns - best['step_ns'])}; in a script: DistributedDataParallel(model,"
+        f" {ms(gain_ns)}; in a script: DistributedDataParallel(model,"
         f" bucket_cap_mb={best['bucket_cap_mb']:g})."
     )

@@ -244,6 +244,8 @@ def pipeline_section(
     curves, end_ns = analyses.pipeline_held(table), int(table["end_ns"].max())
     draw = partial(charts.pipeline, table, title=findings.pipeline_title(figures, manifest))
     hold = partial(charts.pipeline_held, curves, end_ns=end_ns)
+    tried = findings.pipeline_advice(played)
+    told = {line.partition(":")[0] for line in tried}
     return Section(
         title="Pipeline",
         lead=findings.pipeline_lead(figures),
@@ -254,7 +256,7 @@ def pipeline_section(
             tables.pipeline_ranks_rows(ranks),
             tables.pipeline_rows(table),
         ],
-        advice=(*findings.pipeline_advice(played), *_advice(found)),
+        advice=(*tried, *(line for line in _advice(found) if line.partition(". ")[0] not in told)),
     )
 
 

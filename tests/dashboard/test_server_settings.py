@@ -26,6 +26,10 @@ def test_both_ways_to_start_have_the_same_settings() -> None:
     assert written == {key: list(value) if isinstance(value, tuple) else value for key, value in SETTINGS.items()}
 
 
+def test_no_string_of_a_pages_file_is_drawn_by_itself() -> None:
+    assert SETTINGS["runner.magicEnabled"] is False
+
+
 def test_the_settings_keep_the_app_to_this_machine(tmp_path: Path) -> None:
     line = command(tmp_path, 8502)
     for word in (

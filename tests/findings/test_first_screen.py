@@ -12,7 +12,13 @@ from overlaplab import findings
 from overlaplab.analyses import Cause
 from overlaplab.findings import OTHER_RANKS
 
-STEPS = pd.DataFrame({"span_ns": [90 * MS, 100 * MS, 110 * MS], "exposed_wait_ns": pd.array([0, 0, 0], dtype="Int64")})
+STEPS = pd.DataFrame(
+    {
+        "step": pd.array([3, 4, 5], dtype="Int64"),
+        "span_ns": [90 * MS, 100 * MS, 110 * MS],
+        "exposed_wait_ns": pd.array([0, 0, 0], dtype="Int64"),
+    }
+)
 
 
 def bound(**others: Any) -> dict[str, Any]:
@@ -30,6 +36,14 @@ def test_five_figures_with_one_denominator() -> None:
     ]
     waited = findings.tiles(replace(diagnosis(), late_rank=3, waited_ns=5 * MS), STEPS)[-1]
     assert (waited.value, waited.note) == ("3", "waited 5.0 ms for it")
+
+
+def test_waits_that_no_late_rank_causes_are_not_denied() -> None:
+    """In a pipeline ranks wait because its schedule has them do so."""
+    found = replace(diagnosis(), step=4)
+    for waits, said in (([0, 1, 0], "waits have other causes"), ([1, 0, 1], "no wait for a rank")):
+        tile = findings.tiles(found, STEPS.assign(exposed_wait_ns=pd.array(waits, dtype="Int64")))[-1]
+        assert (tile.value, tile.note) == ("none", said)
 
 
 def test_what_is_unknown_is_said_to_be() -> None:

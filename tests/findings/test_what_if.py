@@ -20,7 +20,7 @@ DOUBT_NS = 12_000_000
 
 def test_nothing_changed() -> None:
     said = findings.what_if_headline(Setting(), 497_100_000, 497_000_000, SURE.half_ns, DOUBT_NS)
-    assert said == "As recorded, a step took 497.0 ms. Played again it takes 497.1 ms."
+    assert said == "As recorded, a step took 497.0 ms on average. Played again it takes 497.1 ms."
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,12 @@ def test_advice_names_the_largest_of_the_best_caps() -> None:
     said = findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS)
     assert said.startswith("Record with --bucket-cap-mb 1, which is predicted to gain 26.0 ms;")
     said = findings.what_if_advice(caps(490, 495, 497), 497_000_000, DOUBT_NS)
-    assert said.startswith("No cap is predicted to gain more than the model can tell: the shortest step is 490.0 ms")
+    assert said == (
+        "With bucket_cap_mb 0.5 a step is predicted to be 7.0 ms shorter, which is not certain: differences count"
+        " beyond 12.0 ms. Record both settings several times to know."
+    )
+    said = findings.what_if_advice(caps(500, 510, 520), 497_000_000, DOUBT_NS)
+    assert said == "No cap is predicted to make the step shorter: the shortest is 500.0 ms, with bucket_cap_mb 0.5."
     assert "Change the setting" in findings.what_if_advice(caps(1, 1, 1).head(0), 497_000_000, DOUBT_NS)
 
 

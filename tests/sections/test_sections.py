@@ -25,7 +25,9 @@ def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_pa
         table[(table["rank"] == 0) & (table["step"] == 1)], RunTables(run=run).diagnosis_of(0, 1), "a note"
     )
     assert section is not None
-    assert section.lead == "2 buckets of rank 0, step 1: 1 with exposed communication, 0 that made a ready bucket wait."
+    assert section.lead == (
+        "2 buckets of rank 0, step 1: 1 with exposed communication, none that kept a ready bucket from its launch."
+    )
     lines, chart, rows = section.blocks
     assert isinstance(lines, Lines)
     assert [line.partition(":")[0] for line in lines.lines] == ["Bucket 1"]

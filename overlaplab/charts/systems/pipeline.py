@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import altair as alt
@@ -23,6 +24,10 @@ _PARTS = {
     "backward_weight": "backward, weights",
 }
 _STEP = 46
+_TALL = 29
+"""Pixels: how tall bars are, which take 0.7 of a row's band."""
+_HATCHES = 120
+"""How many strokes a bubble as long as the step would get."""
 _FITS = 0.011
 """Of the chart's width: a narrower bar has no room for its microbatch's number."""
 
@@ -54,21 +59,28 @@ def pipeline(
         domain=False, ticks=False, grid=False, labelOverlap=False, minExtent=LABELS_WIDTH, maxExtent=LABELS_WIDTH
     )
     y = alt.Y("row:N", sort=labels, title=None, scale=alt.Scale(domain=labels), axis=axis)
-    x = time_axis((0, end), line, title=None)
+    x = time_axis((0, end), line)
     colour = colours(fills, columns=5)
     bubble = drawn["part"] == "bubble"
     wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _FITS * to_ms(end))]
     lines = tooltip({"row": "stage", "part": "what", "microbatch": ""} | WHEN | {"wait:Q": "waited before ms"})
-    light = wide["part"].isin(["forward", "backward, weights"])
+    inks = {"forward": tones.ink, "backward, weights": tones.on_light}
     return finish(
         [
             bars(drawn[bubble], x, y, colour, lines[:2] + lines[3:5], 0.7),
+            _hatched(drawn[bubble], to_ms(end) / _HATCHES, y, tones.soft, lines[:2] + lines[3:5]),
             bars(drawn[~bubble], x, y, colour, lines, 0.7, stroke=tones.on_dark, strokeWidth=0.6),
-            _numbers(wide[light], y, tones.on_light),
-            _numbers(wide[~light], y, tones.on_dark),
+            *(
+                _numbers(wide[wide["part"] == part], y, inks.get(part, tones.on_dark))
+                for part, _ in fills
+                if part != "bubble"
+            ),
         ],
         title=title,
-        subtitle=["The number is the microbatch; a bubble is time in which the stage's rank does nothing.", note],
+        subtitle=[
+            "The number is the microbatch. Hatched: bubble, time in which the stage's rank does nothing.",
+            note,
+        ],
         description=f"{len(names)} stages on a time axis: {', '.join(part for part, _ in fills)}. {title}.",
         dark=dark,
         height=alt.Step(_STEP),
@@ -137,6 +149,21 @@ def _bubbles(table: pd.DataFrame, end_ns: int) -> pd.DataFrame:
     return whole.assign(
         microbatch=pd.array([pd.NA] * len(whole), "Int64"), wait_ns=pd.array([pd.NA] * len(whole), "Int64")
     )
+
+
+def _hatched(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, lines: list[alt.Tooltip]) -> alt.Chart:
+    """Slanted strokes over the bubbles; what sticks out of one is under the bars beside it, which are drawn later."""
+    strokes = [
+        {**row, "middle": number * apart_ms}
+        for row in bubbles.drop(columns="middle").to_dict("records")
+        for number in range(ceil(row["begin"] / apart_ms), ceil(row["end"] / apart_ms))
+    ]
+    table = pd.DataFrame(strokes, columns=list(bubbles.columns))
+    mark = alt.Chart(table).mark_point(
+        shape="M-0.7,1L0.7,-1", size=_TALL**2, color=ink, strokeWidth=1, opacity=0.5, clip=True
+    )
+    chart: alt.Chart = mark.encode(x=alt.X("middle:Q"), y=y, tooltip=lines)
+    return chart
 
 
 def _fills(tones: Palette) -> list[tuple[str, str]]:

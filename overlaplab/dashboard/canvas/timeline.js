@@ -619,7 +619,7 @@ class TimelineView {
       event: this.event,
       frameMs: (performance.now() - began).toFixed(2),
     });
-    const span = `${lasting(to - from)} visible, from ${axisTime(from, step / 10)}`;
+    const span = `${lasting(to - from)} visible, from ${axisTime(from, step / 1000)}`;
     const chosen = this.range ? ` · ${lasting(this.range[1] - this.range[0])} selected` : "";
     this.root.querySelector(".said").textContent = span + chosen;
   }

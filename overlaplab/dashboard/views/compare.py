@@ -86,8 +86,8 @@ def _choose(names: list[str]) -> list[str]:
     return found
 
 
+# The runs' paths and what tells whether their files have changed.
 Stamps = tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...]
-"""The runs' paths and what tells whether their files have changed."""
 
 
 @st.cache_resource(max_entries=8, show_spinner="Comparing the recordings")

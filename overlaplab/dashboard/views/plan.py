@@ -36,7 +36,7 @@ def _asked() -> tuple[Plan, int]:
         layers = st.number_input("Layers", 1, 1000, 32, width=_WIDTH)
         width = st.number_input("Width", 1, 65536, 4096, width=_WIDTH)
         heads = st.number_input("Heads", 1, 1024, 32, width=_WIDTH)
-        vocab = st.number_input("Words", 1, 10**6, 50257, width=_WIDTH)
+        vocab = st.number_input("Vocabulary", 1, 10**6, 50257, width=_WIDTH)
         seq = st.number_input("Tokens in a sequence", 1, 2**20, 4096, width=_WIDTH)
         microbatch = st.number_input("Sequences per microbatch", 1, 4096, 2, width=_WIDTH)
         samples = st.number_input("Sequences per step", 1, 10**7, 1024, width=_WIDTH)

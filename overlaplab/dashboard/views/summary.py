@@ -14,6 +14,7 @@ from overlaplab.dashboard.widgets import (
     run_or_stop,
     show_blocks,
     show_warnings,
+    small_head,
 )
 from overlaplab.findings import Diagnosis
 from overlaplab.sections.run_tables import window_of
@@ -22,8 +23,7 @@ from overlaplab.sections.summary import summary_section
 
 def page() -> None:
     """Draw the page."""
-    head = st.container(key="head", horizontal=True, gap="small", vertical_alignment="center")
-    head.title("Summary", anchor=False, width="content")
+    head = small_head("Summary")
     opened = run_or_stop()
     verdict = opened.diagnosis
     if verdict is None:
@@ -37,7 +37,7 @@ def page() -> None:
     run = findings.about(opened.manifest, len(opened.run.traces))
     head.text(f"{run} · {findings.place_name(found)}", width="stretch")
     with st.container(key="screen", gap="xsmall"):
-        first_sentences(found)
+        first_sentences(found.headline, filter(None, (found.advice, found.outliers)))
         chosen = show_blocks(section.blocks, choose="exposed_table")
         show_warnings(opened)
     if chosen is not None:

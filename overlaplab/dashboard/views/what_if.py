@@ -66,7 +66,7 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
         notes.text(line)
     for charts in filter(None, (parts.over, (parts.lanes,), parts.growing)):
         with st.container(key=f"side_by_side_{charts[0].key}"):
-            for column, chart in zip(st.columns(len(charts)), charts, strict=True):
+            for column, chart in zip(st.columns(len(charts), vertical_alignment="bottom"), charts, strict=True):
                 with column:
                     show_block(chart)
     what_to_do((parts.advice,))

@@ -37,7 +37,8 @@ def pipeline_lead(step: Mapping[Any, Any]) -> str:
     largest = sorted(_PARTS, key=lambda name: -float(step[name]))
     told = [f"{_share(step[name])} {_PARTS[name]}" for name in largest if float(step[name]) >= PIPELINE_PART]
     rest = f", {joined(told)}" if told else ", and little else"
-    return f"{share} of the stages' time is bubble: {_share(own)} is the schedule's own{rest}."
+    ideal = "" if _share(own) == _share(step["theory"]) else f" ({_share(step['theory'])} of an ideal step)"
+    return f"{share} of the stages' time is bubble: {_share(own)} is the schedule's own{ideal}{rest}."
 
 
 def pipeline_tiles(step: Mapping[Any, Any]) -> tuple[Tile, ...]:
