@@ -60,16 +60,6 @@ def category_of_uncategorised(name: str, process: object) -> str | None:
     return "cpu_op" if _UNCATEGORISED.match(name) else None
 
 
-AXES = ("pp", "dp", "replicate", "shard", "tp")
-"""A mesh's axes, as descriptions of the engine's process groups name them."""
-_TENSOR_PARALLEL = re.compile(r"(?:mesh_)?tp|tensor(?:_and_context)?(?:_model)?_parallel(?:_group)?", re.I)
-
-
-def is_tensor_parallel(group_description: str) -> bool:
-    """Whether a process group is described as tensor-parallel: by the engine, torchtitan (`mesh_tp`), Megatron-LM."""
-    return _TENSOR_PARALLEL.fullmatch(group_description) is not None
-
-
 PREDICTED = "predicted::"
 """What operators of predicted runs are called, before what they compute."""
 

@@ -118,8 +118,8 @@ _VERIFIED = keys(
 _COLLECTIVE = both(
     row(
         "collectives",
-        "index step? group? group_description? group_size? kind? dtype? bytes? transfer_ns? bus_gb_per_s?"
-        " bus_is_lower_bound skew_ns? within_clock_error? last_rank? doubtful",
+        "index step? group? group_description? axis? group_size? kind? dtype? bytes? transfer_ns?"
+        " bus_gb_per_s? bus_is_lower_bound skew_ns? within_clock_error? last_rank? doubtful",
     ),
     keys(
         ranks=many(
@@ -200,7 +200,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                                 causes=many(
                                     row(
                                         "exposed",
-                                        "cause collective? kind? what? late_rank? exposed_ns start_ns end_ns",
+                                        "cause collective? kind? what? axis? late_rank? exposed_ns start_ns end_ns",
                                     )
                                 ),
                             ),
@@ -285,7 +285,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                 row("stragglers", "rank collectives last late_median_ns? late_max_ns? cost_ns alone_ns")
             ),
             "by_group_and_kind": many(
-                row("communication_by", "rank? group? group_description? kind? count bytes? busy_ns exposed_ns")
+                row("communication_by", "rank? group? group_description? axis? kind? count bytes? busy_ns exposed_ns")
             ),
             "lines": many(
                 both(
@@ -365,6 +365,13 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                     "pipeline_ranks",
                     "pipeline rank? step? stages span_ns busy_ns idle_ns wait_ns? transfer_ns? overhead_ns?"
                     " schedule_ns? imbalance_ns? actions held",
+                )
+            ),
+            "waits": many(
+                row(
+                    "pipeline_waits",
+                    "rank? place? step? span_ns busy_ns bubble_ns bubble wait_ns? transfer_ns? sending_ns other_ns"
+                    " fill_ns received? sent?",
                 )
             ),
             "actions": many(

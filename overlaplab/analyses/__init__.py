@@ -25,6 +25,7 @@ from overlaplab.analyses.summary import PARTS, summary, totals
 from overlaplab.analyses.systems.copies import copies
 from overlaplab.analyses.systems.hops import chunks_after_hops, hops
 from overlaplab.analyses.systems.pipeline import pipeline, pipeline_held, pipeline_ranks, pipeline_steps
+from overlaplab.analyses.systems.pipeline_waits import pipeline_waits
 from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
@@ -71,6 +72,7 @@ __all__ = [
     "pipeline_held",
     "pipeline_ranks",
     "pipeline_steps",
+    "pipeline_waits",
     "recomputation",
     "recordings_before",
     "rows_of",

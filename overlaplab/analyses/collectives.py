@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.axes import axis_of
 from overlaplab.costs.link import ring_factor
 from overlaplab.events import Run, Trace, activity, step_windows
 from overlaplab.evidence.clocks import clocks, corrections
@@ -22,7 +23,7 @@ from overlaplab.vocabulary import Rule
 _TIMES = ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns", "transfer_ns", "skew_ns")
 _NUMBERS = ("step", "group_size", "bytes", *_TIMES, "last_rank")
 COLUMNS = (
-    *("index", "rank", "step", "group", "group_description", "group_size", "kind", "dtype", "bytes"),
+    *("index", "rank", "step", "group", "group_description", "axis", "group_size", "kind", "dtype", "bytes"),
     *("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"),
     *(
         "transfer_ns",
@@ -42,8 +43,9 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per collective and rank, in order of the collective's first start, then rank.
 
     Columns: `index` (the collective's, whatever the selection), `rank`, `step` (in which this rank launched it, null
-    outside all steps), `group`, `group_description`, `group_size`, `kind`, `dtype` (all known from any of its ranks,
-    else null), `bytes` (the larger of input and output, of the rank with most).
+    outside all steps), `group`, `group_description`, `axis` (of the mesh, by that description: see `axes`),
+    `group_size`, `kind`, `dtype` (all known from any of its ranks, else null), `bytes` (the larger of input and output,
+    of the rank with most).
 
     This rank's times, in ns from the run's start by the first rank's clock: `launch_ns` (host time), `start_ns`,
     `end_ns`, `arrived_ns` (its start; on an emulated link when it was launched and the link free, which is a little
@@ -60,9 +62,10 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     counterpart on other ranks; null if it is matched, or no other member's trace is present).
 
     `wait_ns` and `transfer_ns` are null unless every member's trace is present, where the match is doubtful (as are
-    `last_rank` and `bus_gb_per_s`), and for broadcast, reduce, gather, scatter, and messages other than the engine's.
-    Numbers are Int64 and
-    Float64, null where unknown. With selected steps, only collectives that a rank launched in one of them have rows.
+    `last_rank` and `bus_gb_per_s`), and for broadcast, reduce, gather, scatter, and messages
+    of which an end is not known. A kernel that carries several messages waits for all their other ends together; where
+    one of these came after a message's own, the message's `transfer_ns` is null. Numbers are Int64 and Float64, null
+    where unknown. With selected steps, only collectives that a rank launched in one of them have rows.
     Raises `OverlaplabError` for an unknown rank or step.
     """
     table = _all(run)
@@ -88,7 +91,8 @@ def _all(run: Run) -> pd.DataFrame:
         values = table[name].astype("Int64")
         unknown = UNKNOWN_NS if name in _TIMES else -1
         table[name] = values.mask(values == unknown)
-    for name in ("group", "group_description", "kind", "dtype"):
+    table["axis"] = table["group_description"].map(axis_of)
+    for name in ("group", "group_description", "axis", "kind", "dtype"):
         table[name] = table[name].where(table[name] != "", None).astype(object)
     table["unmatched"] = table["reason"].where(table["reason"].notna(), None).astype(object)
     return table
@@ -134,7 +138,8 @@ def _measure(table: pd.DataFrame, run: Run) -> None:
     duration = (table["end_ns"] - table["start_ns"]).where(ran)
     last = ran & (table["arrived_ns"] == table["arrived_ns"].groupby(by).transform("max")).to_numpy()
     waited = (table["wait_ns"] != UNKNOWN_NS).to_numpy()
-    of_last = (table["end_ns"] - table["arrived_ns"]).where(last).groupby(by).transform("max")
+    alone = table["last_ns"] == table["arrived_ns"]  # else its kernel waited for another message's end
+    of_last = (table["end_ns"] - table["arrived_ns"]).where(last & alone).groupby(by).transform("max")
     table["transfer_ns"] = of_last.where(waited).astype("Int64")
     rooted = table["kind"].isin({*ROOTED, ""}).to_numpy()
     grouped = duration.groupby(by)
@@ -158,7 +163,8 @@ def _measure(table: pd.DataFrame, run: Run) -> None:
 
 
 _FIRST = (
-    *("step", "group", "group_description", "group_size", "kind", "dtype", "bytes", "transfer_ns", "bus_gb_per_s"),
+    *("step", "group", "group_description", "axis", "group_size", "kind", "dtype", "bytes", "transfer_ns"),
+    "bus_gb_per_s",
     *("bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "doubtful", "unmatched"),
 )
 
@@ -169,8 +175,8 @@ def each_collective(table: pd.DataFrame) -> pd.DataFrame:
     Columns: `index`, `ranks` (int64, how many ranks have rows), `start_ns` (the first), `end_ns` (the last),
     `longest_ns` (the longest that a rank spent in it), `wait_ns` (the longest that a rank waited, null where unknown),
     `waits_ns` (the sum of all ranks' waits), `exposed_ns` (the largest of a rank), and as in `collectives`: `step` (the
-    first rank's), `group`, `group_description`, `group_size`, `kind`, `dtype`, `bytes`, `transfer_ns`, `bus_gb_per_s`,
-    `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `doubtful`, `unmatched`. Times
+    first rank's), `group`, `group_description`, `axis`, `group_size`, `kind`, `dtype`, `bytes`, `transfer_ns`,
+    `bus_gb_per_s`, `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `doubtful`, `unmatched`. Times
     in ns from the run's start, Int64.
     """
     own = table.assign(longest_ns=table["end_ns"] - table["start_ns"])

@@ -8,24 +8,25 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
+from overlaplab.axes import axis_of
 from overlaplab.events import Run, Trace, activity
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, intersect, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
 
-_COLUMNS = ("rank", "group", "group_description", "kind", "count", "bytes", "busy_ns", "exposed_ns")
+_COLUMNS = ("rank", "group", "group_description", "axis", "kind", "count", "bytes", "busy_ns", "exposed_ns")
 
 
 def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, process group and kind of collective, the one that took longest first within each rank.
 
-    Columns: `rank` (Int64), `group` and `group_description` (the group's purpose, such as `mesh_tp`), `kind` (all null
-    where unknown), `count`, `bytes` (Int64, the sum of `collectives`' bytes, null if any is), `busy_ns` (the union of
-    their times) and `exposed_ns` (its part during which the rank computed nothing). Counts and bytes are of the
-    collectives that the chosen steps launched; times are cut to the steps' windows. Groups may communicate at the same
-    time, so the parts may add up to more than `comm_ns`. A rank whose device activity was not recorded has no rows.
-    Raises `OverlaplabError` for an unknown rank or step.
+    Columns: `rank` (Int64), `group`, `group_description` (the group's purpose, such as `mesh_tp`), `axis` (of the mesh,
+    see `axes`), `kind` (all null where unknown), `count`, `bytes` (Int64, the sum of `collectives`' bytes, null if any
+    is), `busy_ns` (the union of their times) and `exposed_ns` (its part during which the rank computed nothing). Counts
+    and bytes are of the collectives that the chosen steps launched; times are cut to the steps' windows. Groups may
+    communicate at the same time, so the parts may add up to more than `comm_ns`. A rank whose device activity was not
+    recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     launched = collectives(run, selection)
     timed = collectives(run, Selection(ranks=selection.ranks))
@@ -60,6 +61,7 @@ def _of_trace(
             {
                 "rank": trace.rank,
                 **{name: text or None for name, text in zip(identity, key, strict=True)},
+                "axis": axis_of(str(key[1])) or None,
                 "count": len(own),
                 "bytes": int(own["bytes"].sum()) if own["bytes"].notna().all() else None,
                 "busy_ns": total(inside),

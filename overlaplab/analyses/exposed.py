@@ -50,14 +50,14 @@ class Cause(StrEnum):
 
 
 _ORDER = tuple(cause for cause in Cause if cause is not Cause.UNHIDEABLE)
-_LABELS = {"index": "collective", "kind": "kind", "what": "what", "late_rank": "late_rank"}
+_LABELS = {"index": "collective", "kind": "kind", "what": "what", "axis": "axis", "late_rank": "late_rank"}
 """Facts that become columns."""
 CAUSES = tuple(cause.value for cause in _ORDER)
 COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
     "cause": "object",
     "collective": "Int64",
-    **dict.fromkeys(("kind", "what"), "object"),
+    **dict.fromkeys(("kind", "what", "axis"), "object"),
     "late_rank": "Int64",
     **dict.fromkeys(("exposed_ns", "start_ns", "end_ns"), "int64"),
 }
@@ -69,9 +69,10 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
     Columns: `rank`, `step` (Int64), `cause` (one of `CAUSES`), `collective` (Int64: `index` of
     `overlaplab.collectives`, null for communication outside all), `kind`, `what` (`bucket 3`, the unit, or the
-    parameter that it moves; None where unknown), `late_rank` (Int64: the rank that a straggler wait waited for; null
-    for other causes, and where unknown or within clock error, see `clocks`), `exposed_ns`, `start_ns`, `end_ns`
-    (of the first and the last moment, from the run's start by the first rank's clock).
+    parameter that it moves; None where unknown), `axis` (of the mesh, see `axes`; None where unknown), `late_rank`
+    (Int64: the rank that a straggler wait waited for; null for other causes, and where unknown or within clock error,
+    see `clocks`), `exposed_ns`, `start_ns`, `end_ns` (of the first and the last moment, from the run's start by the
+    first rank's clock).
 
     Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
     not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
@@ -139,7 +140,8 @@ class _Found:
         for name, column in _LABELS.items():
             found[column] = np.array([*self.labels[name], None], dtype=object)[row]
         found["late_rank"] = found["late_rank"].where(waits, None)
-        found["kind"] = found["kind"].where(found["kind"] != "", None)
+        for name in ("kind", "axis"):
+            found[name] = found[name].where(found[name] != "", None)
         found["cause"] = np.array(CAUSES, dtype=object)[found["cause"]]
         ranks, numbers, zeros = zip(*self.steps, strict=True)
         place = found["place"].to_numpy()
@@ -189,6 +191,11 @@ def _of_trace(
         if window in idle:
             of_messages, moments = _messages(facts, moments)
             yield from ((number, *part) for part in _in_pipeline(of_messages, idle[window]) if len(part[1].row))
+        else:
+            along = (moments.row >= 0) & facts["of_pipeline"][moments.row]
+            sending, moments = moments.where(along), moments.where(~along)
+            if len(sending.row):
+                yield number, Cause.SEND, sending
         yield from ((number, cause, part) for cause, part in _decided(facts, moments, max(0, excess)) if len(part.row))
 
 
@@ -267,6 +274,11 @@ def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
     starts, ends = facts["start_ns"], facts["end_ns"]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
     until, asked = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
-    waits = _needless(facts, moments) & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
+    own = moments.row
+    at_once = np.append(starts, NEVER_NS)[follows] - ends[own] <= GRAIN_NS
+    for name in ("link", "group"):
+        values = facts[name]
+        at_once |= (np.append(values, values[:1])[follows] == values[own]) & (values[own] != "")
+    waits = _needless(facts, moments) & at_once & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
     before, after = moments.split(np.where(waits, asked, moments.end))
     return before, replace(after, row=np.searchsorted(starts, ends[after.row], side="left"))

@@ -67,6 +67,8 @@ def _sent(launch: Launch, rank: int | None, sizes: Mapping[str, int | None], ran
 
 
 def _received(launch: Launch, rank: int | None) -> bool:
-    """Whether it is a message from another rank: their groups are called `GROUP:SENDER-RECEIVER`."""
+    """Whether it is a message from another rank: the engine's groups of messages are called `GROUP:SENDER-RECEIVER`."""
+    if launch.source is not None:
+        return True
     receiver = _MESSAGES.search(launch.group or "") if launch.kind == "send_recv" else None
     return receiver is not None and rank is not None and int(receiver[1]) == rank

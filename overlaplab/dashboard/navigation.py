@@ -31,7 +31,7 @@ WITHOUT_RUN = ("plan",)
 _ABOUT = {
     "buckets": ("buckets", "no buckets"),
     "zero3": ("schedule", "gathers nothing"),
-    "pipeline": ("pipeline", "no stages"),
+    "pipeline": ("pipelined", "no stages"),
     "collectives": ("collectives", "none here"),
 }
 """What a page is about, a table of the run, and why it is folded where that is empty."""

@@ -66,13 +66,16 @@ COLLECTIVE_COLUMNS = {
     "group_description": "category",
     "group_size": "int64",
     "sequence": "int64",
+    "source": "int64",
+    "destination": "int64",
 }
 """The columns of `Trace.collectives` and their dtypes: collective metadata from event arguments.
 
 `event` is the row of `Trace.events` (a kernel, or an operator such as `record_param_comms`); `kind` is one of
 `vocabulary.collective_kind`; `dtype` is torch's name in lower case; `bytes` is the larger of input and output;
 `group` is the process group's name, `group_description` its purpose (`default_pg`, `mesh_tp`); `sequence` numbers a
-group's collectives. Unknown numbers are -1, unknown texts are empty.
+group's collectives; `source` is the rank in the job that a message comes from, where the rank receives it,
+`destination` the one that it goes to, where it sends it. Unknown numbers are -1, unknown texts are empty.
 """
 
 INPUT_COLUMNS = {"event": "int64", "shapes": "category", "types": "category"}

@@ -8,19 +8,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.axes import PIPELINE, axis_of
 from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import kernels_of, numbered
 from overlaplab.intervals import within
 from overlaplab.vocabulary import Rule
 
 __all__ = ["collective_facts", "could_start"]
 
 _COLUMNS = (
-    *("index", "kind", "what", "late_rank", "start_ns", "end_ns", "moves_ns", "matched", "message"),
+    *("index", "kind", "what", "axis", "late_rank", "start_ns", "end_ns", "moves_ns", "matched", "message"),
+    *("of_pipeline", "link", "group"),
     *("asked_ns", "late_ns", "queued_ns", "backward_end_ns", "after_backward"),
 )
 
@@ -36,6 +39,10 @@ def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
     - `moves_ns`: when the last rank had arrived; the start where that is unknown
     - `matched` (bool): whether the arrival of the last rank is known
     - `message` (bool): from one rank to another
+    - `axis` (of the mesh, empty where unknown), `of_pipeline` (bool): a message along the pipeline, whether or not its
+      other end is known
+    - `link` (int64): the stream, as streams of a device work at once; -1 where all share a link (on hosts, and behind
+      an emulated link); `group`
     - `asked_ns`: from when it could have started, given its launch
     - `late_ns`: how much earlier it would have moved data if every rank had launched it when its input was ready;
       counts only time in which the link was free
@@ -64,10 +71,13 @@ def _late_ranks(run: Run, every: pd.DataFrame) -> pd.Series:
     """The rank that arrived last at each collective; null where unknown, or where the clocks may differ by as much."""
     by, known = every["match"], every["last_ns"] != UNKNOWN_NS
     arrived = every["arrived_ns"].groupby(by)
+    latest = arrived.transform("max")
     error = pd.Series(clocks(run)["error_ns"].to_numpy(np.int64)[every["trace"]], index=every.index)
-    sure = known & (arrived.transform("max") - arrived.transform("min") > error.groupby(by).transform("max"))
-    last = sure & (every["arrived_ns"] == every["last_ns"])
-    return every["rank"].where(last).groupby(by).transform("max")
+    sure = latest - arrived.transform("min") > error.groupby(by).transform("max")
+    last = every["rank"].where(sure & (every["arrived_ns"] == latest)).groupby(by).transform("max")
+    last = last.where(known & (every["last_ns"] == latest))
+    kernels = kernels_of(every)
+    return last.where(kernels < 0, last.groupby(kernels).transform("max"))
 
 
 def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
@@ -81,15 +91,42 @@ def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
         np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), asked), asked
     )
     late = asked - since - within(activity(trace).communication, since, asked)
-    ends = np.sort((table["end_ns"].to_numpy(np.int64) + offset)[ran])
-    before = np.searchsorted(ends, starts, side="right") - 1
-    busy = np.append(ends, UNKNOWN_NS)[np.where(ran, before, len(ends))]
+    emulated = run.manifest is not None and run.manifest.emulated_link is not None
+    axes = table["group_description"].map(axis_of)
+    table = table.assign(
+        axis=axes,
+        of_pipeline=(axes == PIPELINE) & (table["kind"] == "send_recv"),
+        link=-1 if emulated or rule_of(trace) is not Rule.GPU else table["stream"],
+    )
+    busy = np.where(ran, _busy_until(table, starts, table["end_ns"].to_numpy(np.int64) + offset), UNKNOWN_NS)
     queued = np.where(busy > asked, busy - asked, 0)
     host = table["host_ns"].to_numpy(np.int64)
     begins = np.array([window.host_start_ns for window in step_windows(trace)], dtype=np.int64)
     launched = np.where(host != UNKNOWN_NS, host, starts - offset)  # a step's first gather may run before its window
     by_step = np.searchsorted(begins, launched, side="right")
     return table.assign(asked_ns=asked, late_ns=late, queued_ns=queued, launching_step=by_step)
+
+
+def _busy_until(table: pd.DataFrame, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each collective until when it may have queued behind another; `UNKNOWN_NS` for none.
+
+    That is the last end before its start, of one that shares its link or its group. Others work at once, unless it
+    began where one of them ended.
+    """
+    last = _last_before(starts, ends)
+    found = np.where(starts - last <= GRAIN_NS, last, UNKNOWN_NS)
+    for shared in (table["link"], table["group"]):
+        for value in shared.unique():
+            own = (shared == value).to_numpy()
+            if value != "":
+                found[own] = np.maximum(found[own], _last_before(starts[own], ends[own]))
+    return found
+
+
+def _last_before(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each start the last end until then, `UNKNOWN_NS` for none."""
+    order = np.sort(ends)
+    return np.append(order, UNKNOWN_NS)[np.searchsorted(order, starts, side="right") - 1]
 
 
 @once_per_trace

@@ -32,6 +32,10 @@ class Launch(Span):
     """Its number of ranks."""
     sequence: int | None = None
     """Its number among the group's collectives."""
+    source: int | None = None
+    """The rank that a message comes from; None for others than messages that the rank receives."""
+    destination: int | None = None
+    """The rank that a message goes to; None for others than messages that the rank sends."""
     ran: tuple[int, int] | None = None
     """Start and end of the communication itself; None where unknown."""
 

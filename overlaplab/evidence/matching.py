@@ -13,13 +13,25 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
-from overlaplab.evidence.pairing import SAME_BYTES, paired, paired_messages
+from overlaplab.evidence.pairing import SAME_BYTES, paired, paired_messages, paired_named
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.vocabulary import Rule
 
 __all__ = ["matched", "steps_and_labels"]
 
-_IDENTITY = ("launch_ns", "start_ns", "end_ns", "kind", "named", "kind_known", "dtype", "bytes", "sequence")
+_IDENTITY = (
+    "launch_ns",
+    "start_ns",
+    "end_ns",
+    "kind",
+    "named",
+    "kind_known",
+    "dtype",
+    "bytes",
+    "sequence",
+    "source",
+    "destination",
+)
 _GROUP = ("group", "group_description", "group_size")
 _PAIRS = ["match", "reason", "doubtful"]
 _LAUNCHES = (
@@ -60,8 +72,9 @@ def matched(run: Run) -> pd.DataFrame:
     (bool: matched without a number, by ends that lie more than `DOUBTFUL_NS` apart), `message` (bool: from one rank to
     another).
 
-    Groups are identified by name and members, and their collectives paired by `pairing`. Of sends and receives the
-    engine's alone are matched, whose group names the lane: the group, the sender and the receiver.
+    Groups are identified by name and members, and their collectives paired by `pairing`. Sends and receives are matched
+    where both ends are named: by the engine, whose group names the lane (the group, the sender and the receiver), or by
+    torch's arguments `Src Rank` and `Dst Rank`.
     """
     table = _all_recorded(run)
     table["match"] = np.arange(len(table), dtype=np.int64)
@@ -79,9 +92,11 @@ def matched(run: Run) -> pd.DataFrame:
     table["size"] = sizes
     table = table.astype({"match": "int64", "doubtful": "bool"})
     ranks = table.groupby("match")["trace"].transform("nunique")
-    table["complete"] = table["reason"].isna() & (ranks + phantoms == table["size"])
+    named = _names_other_end(table)
+    members = table["size"].where(~named, 2)
+    table["complete"] = table["reason"].isna() & (ranks + np.where(named, 0, phantoms) == members)
     lanes = [number for number, key in enumerate(keys) if _is_lane(key)]
-    table["message"] = table["key"].isin(lanes)
+    table["message"] = table["key"].isin(lanes) | named
     return table[["trace", "row", "match", "reason", "size", "complete", "doubtful", "message"]]
 
 
@@ -107,7 +122,7 @@ def _all_recorded(run: Run) -> pd.DataFrame:
 def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
     """For each of `recorded`'s rows the step in which it was launched, -1 outside all, and its label, empty without."""
     table = recorded(trace)
-    if (table["sequence"] >= 0).all():  # which are matched by their numbers
+    if ((table["sequence"] >= 0) & ~_names_other_end(table)).all():  # which are matched by their numbers
         return np.full(len(table), -1, dtype=np.int64), np.full(len(table), "", dtype=object)
     called, begun = table["host_ns"].to_numpy(np.int64), host_steps(trace)
     place = np.searchsorted([step.start_ns for step in begun], called, side="right") - 1
@@ -142,6 +157,11 @@ def _is_lane(key: _Key) -> bool:
     return not key.ranks and _LANE.fullmatch(key.name) is not None
 
 
+def _names_other_end(table: pd.DataFrame) -> pd.Series:
+    """Which are messages whose other end torch's arguments name."""
+    return (table["source"] >= 0) | (table["destination"] >= 0)
+
+
 def _size(key: _Key, own: pd.DataFrame, run: Run) -> int | None:
     """Ranks in the group. Collectives of an unknown group are assumed to be of the whole job."""
     if _is_lane(key):
@@ -163,9 +183,12 @@ def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.Da
     result = own[_PAIRS].copy()
     if _is_lane(key):
         return paired_messages(own)
-    point_to_point = (own["kind"] == "send_recv") & own["kind_known"]
+    named = _names_other_end(own)
+    point_to_point = ((own["kind"] == "send_recv") & own["kind_known"]) | named
     untimed = own["start_ns"] == UNKNOWN_NS
-    result.loc[point_to_point, "reason"] = "sends and receives are not matched"
+    result.loc[point_to_point, "reason"] = "its trace does not say between which ranks it was sent"
+    if (messages := own[named & ~untimed]).size:
+        result.loc[messages.index] = paired_named(messages, run)
     result.loc[untimed, "reason"] = "when it ran was not recorded"
     candidates = own[~point_to_point & ~untimed]
     here = _members_here(key, own, run)

@@ -1,11 +1,13 @@
 """How the collectives of one group are paired across ranks (docs/design.md, "Matching"): by number; where there is none
-by label, step and place in the sequence; last by times.
+by label, step and place in the sequence; last by times. Messages are paired by sender, receiver, step and order.
 
 All of this gives a table with the index of `candidates`: `match` (the same number for all rows of one collective),
 `reason` (why a row has no counterpart, else None), `doubtful` (bool: paired, but its ends lie too far apart).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +19,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
 
-__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "paired", "paired_messages"]
+__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "paired", "paired_messages", "paired_named"]
 
 DOUBTFUL_NS = 100_000
 """A collective that was paired on a device without a number ends on all ranks within less than this: on whole jobs of 8
@@ -67,6 +69,77 @@ def paired_messages(lane: pd.DataFrame) -> pd.DataFrame:
     firsts = timed.index.to_series().groupby(timed["sequence"]).transform("first")
     pairs.loc[timed.index[both], "match"] = firsts[both]
     return pairs
+
+
+def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """Pair one group's messages whose other ends are named: the n-th that a rank sent to another in a step is the n-th
+    that this one received from it, as NCCL carries them (ncclSend and ncclRecv between two ranks keep their order).
+
+    In steps in which the two ranks' counts, types or sizes differ none is paired, nor between ranks of whose messages
+    one would have been received before it was sent, by any offset between their clocks. Messages with a rank whose
+    trace is missing have no reason. `messages` has `source`, `destination` and what `paired` takes.
+    """
+    pairs = _table(messages.index, match=messages.index)
+    ranks = messages["trace"].map({place: trace.rank for place, trace in enumerate(run.traces)})
+    sends = messages["destination"] >= 0
+    ends = messages.assign(
+        sends=sends,
+        sender=messages["source"].where(~sends, ranks),
+        receiver=messages["destination"].where(sends, ranks),
+    )
+    here = {trace.rank for trace in run.traces}
+    for _, lane in ends.groupby(["sender", "receiver"]):
+        sender, receiver = (int(lane[name].iloc[0]) for name in ("sender", "receiver"))
+        if sender != receiver and {sender, receiver} <= here:
+            _pair_lane(pairs, _in_order(lane), sender, receiver)
+    _check_order(pairs, ends)
+    return pairs
+
+
+def _pair_lane(pairs: pd.DataFrame, lane: pd.DataFrame, sender: int, receiver: int) -> None:
+    """Pair the messages from one rank to another, in order, step by step, or say why not."""
+    stepped = bool((lane["step"] >= 0).groupby(lane["trace"]).any().all())
+    during = "its step" if stepped else "the recording"
+    for _, own in lane.groupby(lane["step"] if stepped else np.zeros(len(lane))):
+        sent, received = own[own["sends"]], own[~own["sends"]]
+        if stepped and own["step"].iloc[0] < 0:
+            reason = "it was launched outside all steps, where the ranks' recordings differ"
+        elif len(sent) != len(received):
+            reason = f"in {during} rank {sender} sent {len(sent)} to rank {receiver}, which received {len(received)}"
+        elif any(_differ(sent[name].to_numpy(), received[name].to_numpy()) for name in ("dtype", "bytes")):
+            reason = f"in {during} rank {receiver} received other types or sizes than rank {sender} sent it"
+        else:
+            pairs.loc[received.index.to_numpy(), "match"] = sent.index.to_numpy()
+            continue
+        pairs.loc[own.index.to_numpy(), "reason"] = reason
+
+
+def _differ(sent: NDArray[Any], received: NDArray[Any]) -> bool:
+    """Whether any that are known on both ends differ."""
+    return any(a != b for a, b in zip(sent, received, strict=True) if not {a, b} & {"", -1})
+
+
+def _check_order(pairs: pd.DataFrame, ends: pd.DataFrame) -> None:
+    """Dissolve the pairs between two ranks if some message would have been received before it was sent.
+
+    A receive does not end before its send began: one way that tells how far the second rank's clock is ahead at most,
+    the other way at least.
+    """
+    match = pairs["match"].to_numpy()
+    received = ends[~ends["sends"].to_numpy() & (match != pairs.index.to_numpy())]
+    sent = ends.loc[pairs.loc[received.index, "match"]]
+    least_ns: dict[tuple[int, int], int] = {}  # that a message takes from its send's begin to its receive's end
+    took = received["end_ns"].to_numpy(np.int64) - sent["start_ns"].to_numpy(np.int64)
+    for sender, receiver, ns in zip(received["sender"], received["receiver"], took.tolist(), strict=True):
+        least_ns[sender, receiver] = min(ns, least_ns.get((sender, receiver), ns))
+    for (one, other), ns in least_ns.items():
+        if one < other and ns + least_ns.get((other, one), -ns) < -NEAR_NS:
+            both = ends["sender"].isin([one, other]) & ends["receiver"].isin([one, other])
+            apart = pairs.index.to_numpy()[both.to_numpy() & pairs["reason"].isna().to_numpy()]
+            pairs.loc[apart, "match"] = apart
+            pairs.loc[apart, "reason"] = (
+                f"in their order, messages between ranks {one} and {other} would end before they began"
+            )
 
 
 def _table(index: pd.Index, *, match: object, reason: object = None, doubtful: object = False) -> pd.DataFrame:

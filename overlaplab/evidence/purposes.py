@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 
+from overlaplab.axes import TENSOR, axis_of
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
@@ -23,7 +24,7 @@ from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, fsdp2_ranges_of, labels_of
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.selection import launched_in
-from overlaplab.vocabulary import Rule, is_tensor_parallel, label_list
+from overlaplab.vocabulary import Rule, label_list
 
 
 class Role(StrEnum):
@@ -74,7 +75,7 @@ def purposes(trace: Trace) -> pd.DataFrame:
     names = [purpose.what if purpose else None for purpose in own]
     if not any(purpose.role is Role.ACTIVATIONS for purpose in known):  # else what has no label is something else
         for row, description in enumerate(table["group_description"]):
-            if own[row] is None and is_tensor_parallel(description):
+            if own[row] is None and axis_of(description) == TENSOR:
                 roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
     return pd.DataFrame(
         {

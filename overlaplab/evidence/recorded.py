@@ -31,18 +31,19 @@ UNKNOWN_NS = int(np.iinfo(np.int64).min)
 
 RECORDED_COLUMNS = {
     **dict.fromkeys(("launch_ns", "launch_end_ns", "thread", "host_ns", "arrived_ns", "start_ns", "end_ns"), "int64"),
+    "stream": "int64",
     **dict.fromkeys((*TEXTS, "named"), "object"),
     **dict.fromkeys(NUMBERS, "int64"),
     "kind_known": "bool",
 }
 """The columns of `recorded`.
 
-`launch_ns`, `launch_end_ns` and `thread`: the host range that launched it. `host_ns`: when it was launched, also
-for a CUDA graph's kernels. `start_ns`, `end_ns`: the communication itself. `arrived_ns`: when the rank arrived. That is
-the start, except on an emulated link: there it is the launch, or the end of the previous collective if that is later,
-since the link's thread wakes up a little later. Times are absolute, `UNKNOWN_NS` where unknown. `named`: the kind by
-the kernel's name alone. It is not certain: NCCL also calls the kernel of an all-to-all SendRecv. `kind`: the kind from
-labels or arguments (then `kind_known`), else `named`.
+`launch_ns`, `launch_end_ns` and `thread`: the host range that launched it. `host_ns`: when it was launched, also for a
+CUDA graph's kernels. `start_ns`, `end_ns`: the communication itself. `arrived_ns`: when the rank arrived. That is the
+start, except on an emulated link: there it is the launch, or the end of the previous collective if that is later, since
+the link's thread wakes up a little later. `stream`: of a device, -1 on a host. Times are absolute, `UNKNOWN_NS` where
+unknown. `named`: the kind by the kernel's name alone. It is not certain: NCCL also calls the kernel of an all-to-all
+SendRecv. `kind`: the kind from labels or arguments (then `kind_known`), else `named`.
 """
 
 
@@ -116,13 +117,57 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[pd.DataFrame, NDA
     graph = _of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
     _forget(table, graph & (in_label < 0))
+    batches = _batches(table, calls, np.flatnonzero(launched & ~graph & (in_label < 0) & (in_call < 0)), in_call)
+    for kernel, batch in batches.items():
+        in_call[kernel] = batch[0]
     _fill(table, calls, in_call)
     unit = np.where(in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls) + np.arange(len(table))))
     merged = _merged(table, unit)
     _fill_labelled(merged, comms, np.where(merged.index < 0, -1 - merged.index, -1))
     merged["kind_known"] |= merged.index < 0
     place = merged.index.get_indexer(pd.Index(unit))
-    return _stacked(merged, _not_run(comms, in_label)), place
+    others = [_others(merged.loc[batch[:1]], calls.iloc[batch[1:]]) for batch in batches.values() if len(batch) > 1]
+    return _stacked(merged, *others, _not_run(comms, in_label)), place
+
+
+def _batches(
+    table: pd.DataFrame, calls: pd.DataFrame, kernels: NDArray[np.intp], in_call: NDArray[np.int64]
+) -> dict[int, list[int]]:
+    """For rows of device events the calls whose messages they carry: those of `batch_isend_irecv`.
+
+    That calls for each message, and launches one kernel after the last call, outside all of them (`endCoalescing` in
+    torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). So such a kernel carries the messages that the same thread called
+    for since it launched the last one, and that launched nothing themselves. A batch has one group and, where calls are
+    numbered, one number; if calls before it have others, their kernels were not recorded.
+    """
+    kernels = kernels[(table["named"].to_numpy()[kernels] == "send_recv")]
+    messages = (calls["source"] >= 0) | (calls["destination"] >= 0)
+    waiting = np.setdiff1d(np.flatnonzero(messages), in_call)
+    found: dict[int, list[int]] = {}
+    if not len(waiting):
+        return found
+    threads, hosts = (table[name].to_numpy(np.int64)[kernels] for name in ("thread", "host_ns"))
+    same = calls[["group", "sequence"]].to_numpy()
+    for thread in np.unique(threads):
+        own = kernels[threads == thread][np.argsort(hosts[threads == thread], kind="stable")]
+        asked = waiting[calls["thread"].to_numpy()[waiting] == thread]
+        ends = calls["end_ns"].to_numpy()[asked]
+        order = np.argsort(ends, kind="stable")
+        borders = np.searchsorted(ends[order], table["host_ns"].to_numpy()[own], side="right")
+        for kernel, first, last in zip(own.tolist(), [0, *borders[:-1].tolist()], borders.tolist(), strict=True):
+            batch = asked[order[first:last]].tolist()
+            batch = [call for call in batch if (same[call] == same[batch[-1]]).all()]
+            if batch:
+                found[kernel] = batch
+    return found
+
+
+def _others(first: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
+    """The further messages of a batch, by their calls: carried as its first one was."""
+    table = pd.concat([first] * len(calls), ignore_index=True)
+    for name in (*TEXTS, *NUMBERS):
+        table[name] = calls[name].to_numpy()
+    return table
 
 
 def _renumbered(comms: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
@@ -144,6 +189,7 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> pd.DataFrame:
     table = _blank_rows(len(rows))
     table["start_ns"] = device["ts_ns"].to_numpy(np.int64)
     table["end_ns"] = table["start_ns"] + device["dur_ns"].to_numpy(np.int64)
+    table["stream"] = device["stream"].to_numpy(np.int64)
     call = launchers(trace)[rows]
     at = trace.events["ts_ns"].to_numpy(np.int64)[call]
     for name in ("launch_ns", "launch_end_ns", "host_ns"):
@@ -183,7 +229,9 @@ def _merged(events: pd.DataFrame, unit: NDArray[np.int64]) -> pd.DataFrame:
         table[name] = groups.reduced(np.maximum, events[name].to_numpy())
     table["arrived_ns"] = table["start_ns"]
     firsts = groups.first(np.ones(len(events), dtype=bool))
-    table["thread"], table["named"] = (events[name].to_numpy()[firsts] for name in ("thread", "named"))
+    table["thread"], table["stream"], table["named"] = (
+        events[name].to_numpy()[firsts] for name in ("thread", "stream", "named")
+    )
     table["kind_known"] = table["kind"] != ""
     table["kind"] = table["kind"].where(table["kind_known"], table["named"])
     return table[list(RECORDED_COLUMNS)]
@@ -308,7 +356,7 @@ def _gloo_ranges(trace: Trace) -> pd.DataFrame:
 def _blank_rows(rows: int) -> pd.DataFrame:
     """Rows in which every field is unknown."""
     unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True} | dict.fromkeys(
-        (*NUMBERS, "thread"), -1
+        (*NUMBERS, "thread", "stream"), -1
     )
     return pd.DataFrame(
         {

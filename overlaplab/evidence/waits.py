@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.events import Run, activity, once_per_run
 from overlaplab.evidence.arguments import TEXTS
@@ -19,7 +20,7 @@ from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.intervals import EMPTY, Intervals, intersect, subtract, total, union
 
-__all__ = ["Exposed", "arrivals", "exposed_parts", "numbered"]
+__all__ = ["Exposed", "arrivals", "exposed_parts", "kernels_of", "numbered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,9 @@ def arrivals(run: Run) -> pd.DataFrame:
 
     Columns: those of `matched`; `rank` (Int64); `launch_ns`, `host_ns`, `arrived_ns`, `start_ns`, `end_ns` (absolute
     int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (from any of the collective's
-    ranks, else empty), `bytes` (the largest rank's, -1 where unknown); `last_ns` (when its last rank arrived) and
-    `wait_ns` (this rank's; both `UNKNOWN_NS` where wait is unknown).
+    ranks, else empty), `bytes` (the largest rank's, -1 where unknown); `last_ns` (when its last rank arrived; of
+    messages that one kernel carries, the last of all their ranks) and `wait_ns` (this rank's; both `UNKNOWN_NS` where
+    wait is unknown).
     """
     own = matched(run)
     offsets = corrections(run)
@@ -56,10 +58,21 @@ def arrivals(run: Run) -> pd.DataFrame:
     mutual = joined["message"] | ~joined["kind"].isin({*ROOTED, ""})
     known = (joined["complete"] & ~joined["doubtful"] & mutual).to_numpy()
     last = joined.groupby("match")["arrived_ns"].transform("max").to_numpy()
+    kernels = kernels_of(joined)
+    if (kernels >= 0).any():  # all messages of a kernel are waited for together
+        known = known & ~np.isin(kernels, np.unique(kernels[~known & (kernels >= 0)]))
+        last = np.where(kernels >= 0, pd.Series(last).groupby(kernels).transform("max"), last)
     joined["last_ns"] = np.where(known, last, UNKNOWN_NS)
     wait = np.clip(last, joined["start_ns"], joined["end_ns"]) - joined["start_ns"].to_numpy()
     joined["wait_ns"] = np.where(known, wait, UNKNOWN_NS)
     return joined
+
+
+def kernels_of(table: pd.DataFrame) -> NDArray[np.int64]:
+    """For each row of `arrivals` that is a message by a kernel the kernel's number, else -1: one may carry several."""
+    own = ((table["source"] >= 0) | (table["destination"] >= 0)) & (table["start_ns"] != UNKNOWN_NS)
+    number = table.groupby(["trace", "start_ns", "end_ns"], sort=False).ngroup()
+    return np.asarray(number.where(own, -1), dtype=np.int64)
 
 
 def _agree(table: pd.DataFrame) -> None:

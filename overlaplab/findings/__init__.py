@@ -51,6 +51,7 @@ from overlaplab.findings.collectives import (
     bandwidth_remarks,
     bandwidth_title,
     collectives_lead,
+    exposed_by_axis,
     late_ranks_title,
     waits_title,
 )
@@ -147,12 +148,14 @@ from overlaplab.findings.systems.bench import bench_finding, bench_remarks
 from overlaplab.findings.systems.hops import hops_remark, hops_title
 from overlaplab.findings.systems.pipeline import (
     NO_PIPELINE,
+    PIPELINE_UNLABELLED,
     pipeline_advice,
     pipeline_held_title,
     pipeline_lead,
     pipeline_note,
     pipeline_tiles,
     pipeline_title,
+    pipeline_waits_lead,
 )
 from overlaplab.findings.systems.plan import plan_advice, plan_lead, plan_notes, plan_title
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
@@ -189,6 +192,7 @@ __all__ = [
     "NO_COLLECTIVES",
     "NO_PIPELINE",
     "OTHER_RANKS",
+    "PIPELINE_UNLABELLED",
     "PREDICTED",
     "CausePart",
     "CauseShare",
@@ -233,6 +237,7 @@ __all__ = [
     "describe_settings",
     "diagnose",
     "event_facts",
+    "exposed_by_axis",
     "exposed_lead",
     "exposed_name",
     "extrapolation",
@@ -283,6 +288,7 @@ __all__ = [
     "pipeline_note",
     "pipeline_tiles",
     "pipeline_title",
+    "pipeline_waits_lead",
     "place_name",
     "plan_advice",
     "plan_lead",

@@ -7,10 +7,19 @@ import pandas as pd
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.findings.diagnosis.unseen import why_waits_unknown
 from overlaplab.findings.thresholds import LARGE_COLLECTIVE
-from overlaplab.words import count, ms, percent, rank_word
+from overlaplab.words import count, joined, ms, percent, rank_word
 
 NO_COLLECTIVES = "This run has no collectives: nothing in its traces counts as communication between ranks."
 _ABSENT = "not all members' traces are here"
+
+
+def exposed_by_axis(table: pd.DataFrame) -> str | None:
+    """How much of the exposed time is each axis' of the mesh; rows of `overlaplab.exposed`. None if none is known."""
+    if table["axis"].isna().all():
+        return None
+    sums = table["exposed_ns"].groupby(table["axis"].fillna("others")).sum().sort_values(ascending=False, kind="stable")
+    told = joined([f"{axis} {ms(int(own))}" for axis, own in sums.items()])
+    return f"Exposed by axis, all these ranks and steps together: {told}."
 
 
 def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str:
@@ -19,6 +28,7 @@ def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str
     Takes rows of `overlaplab.collectives`, and the diagnosis of one of their ranks' steps.
     """
     number = count(int(table["index"].nunique()), "collective")
+    table = table[~table.duplicated(["rank", "start_ns", "end_ns"]) | table["start_ns"].isna()]  # a kernel counts once
     known = table[table["wait_ns"].notna()]
     if known.empty:
         took = table.dropna(subset=["start_ns", "end_ns"])

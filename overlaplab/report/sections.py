@@ -17,10 +17,11 @@ from overlaplab.sections.run import (
     collectives_section,
     gathers_section,
     pipeline_section,
+    pipeline_waits_section,
     strips,
     timeline_section,
 )
-from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, window_of
+from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, pipeline_waits_of, window_of
 from overlaplab.sections.summary import summary_section
 from overlaplab.sections.tables import summary_rows
 from overlaplab.timeline.timeline import timeline_view
@@ -59,6 +60,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             tables.staleness,
             tables.hops,
             tables.transfer_lines,
+            tables.exposed,
         ),
     )
     return (shown(section) for section in found if section is not None)
@@ -66,7 +68,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
 
 def _pipeline(tables: RunTables) -> Section | None:
     if tables.pipeline.empty:
-        return None
+        return pipeline_waits_section(pipeline_waits_of(tables), tables.diagnosis)
     own = pipeline_of(tables, *window_of(one_window(tables.pipeline, tables.window)))
     return pipeline_section(*own, tables.pipeline_remedies, tables.manifest, tables.diagnosis)
 

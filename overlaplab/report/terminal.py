@@ -18,7 +18,7 @@ from overlaplab.formats import UNKNOWN, digits, text
 from overlaplab.report.documents import predict_document
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import TableBlock
-from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, window_of
+from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, pipeline_waits_of, window_of
 from overlaplab.selection import Selection
 from overlaplab.simulate.predictions.predict import Prediction
 from overlaplab.words import visible
@@ -88,6 +88,8 @@ def exposed(run: Run, selection: Selection) -> Iterator[Printed]:
             left_out = f"the first {_MOST_CAUSES} of {rows}" if rows > _MOST_CAUSES else ""
             shown = replace(block, frame=block.frame.head(_MOST_CAUSES))
             yield terminal_table(shown, findings.exposed_lead(found.diagnosis), left_out=left_out)
+        if (by_axis := findings.exposed_by_axis(found.exposed)) is not None:
+            yield by_axis
         yield found.diagnosis.advice
     yield from warnings(found.warnings)
 
@@ -141,6 +143,8 @@ def collectives(run: Run, selection: Selection) -> Iterator[Printed]:
         if late["last"].any():
             yield terminal_table(tables.late_ranks_rows(late[late["last"] > 0]))
         yield terminal_table(tables.median_kinds_rows(found.communication_by))
+        if (by_axis := findings.exposed_by_axis(found.exposed)) is not None:
+            yield by_axis
         if len(found.transfer_lines):
             yield terminal_table(tables.lines_rows(found.transfer_lines))
         if len(slower := found.slowdowns):
@@ -156,7 +160,12 @@ def pipeline(run: Run, selection: Selection) -> Iterator[Printed]:
     found = RunTables(run=run, selection=selection)
     yield findings.run_title(run)
     if found.pipeline.empty:
-        yield findings.NO_PIPELINE
+        if (waits := pipeline_waits_of(found)).empty:
+            yield findings.NO_PIPELINE
+        else:
+            yield findings.pipeline_waits_lead(waits)
+            yield terminal_table(tables.pipeline_waits_rows(waits))
+            yield findings.PIPELINE_UNLABELLED
         yield from warnings(found.warnings)
         return
     _, ranks, step = pipeline_of(found, *window_of(one_window(found.pipeline, found.window)))

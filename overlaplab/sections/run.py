@@ -25,6 +25,7 @@ __all__ = [
     "collectives_section",
     "gathers_section",
     "pipeline_section",
+    "pipeline_waits_section",
     "strips",
     "timeline_section",
     "window_section",
@@ -175,9 +176,10 @@ def collectives_section(
     stale: pd.DataFrame | None = None,
     hops: pd.DataFrame | None = None,
     lines: pd.DataFrame | None = None,
+    exposed: pd.DataFrame | None = None,
 ) -> Section | None:
-    """Rows of `collectives`, `stragglers` and, if given, `communication_by` and `staleness` about the same ranks and
-    steps.
+    """Rows of `collectives`, `stragglers` and, if given, `communication_by`, `staleness` and `exposed` about the same
+    ranks and steps.
 
     `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn. `found`: the diagnosis of a rank's
     step among them. `lines`: rows of `transfer_lines`.
@@ -205,9 +207,10 @@ def collectives_section(
         blocks.append(tables.kinds_rows(by_kind))
     if lines is not None and len(lines):
         blocks.append(tables.lines_rows(lines))
+    by_axis = None if exposed is None else findings.exposed_by_axis(exposed)
     return Section(
         title="Collectives",
-        lead=findings.collectives_lead(table, found),
+        lead=" ".join(filter(None, (findings.collectives_lead(table, found), by_axis))),
         blocks=blocks,
         advice=_advice(found),
     )
@@ -257,6 +260,21 @@ def pipeline_section(
             tables.pipeline_rows(table),
         ],
         advice=(*tried, *(line for line in _advice(found) if line.partition(". ")[0] not in told)),
+    )
+
+
+def pipeline_waits_section(table: pd.DataFrame, found: findings.Diagnosis | None) -> Section | None:
+    """Rows of `pipeline_waits` of one step: all that is known of a pipeline whose stages are not labelled.
+
+    `found`: the diagnosis of one of its ranks in that step.
+    """
+    if table.empty:
+        return None
+    return Section(
+        title="Pipeline",
+        lead=findings.pipeline_waits_lead(table),
+        blocks=[tables.pipeline_waits_rows(table)],
+        advice=(findings.PIPELINE_UNLABELLED, *_advice(found)),
     )
 
 

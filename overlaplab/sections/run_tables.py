@@ -16,7 +16,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.timeline import Timeline, timeline_events
 
-__all__ = ["RunTables", "one_window", "pipeline_of", "window_of"]
+__all__ = ["RunTables", "one_window", "pipeline_of", "pipeline_waits_of", "window_of"]
 
 T = TypeVar("T")
 
@@ -55,6 +55,7 @@ class RunTables:
     pipeline = _selected(analyses.pipeline)
     pipeline_ranks = _selected(analyses.pipeline_ranks)
     pipeline_steps = _selected(analyses.pipeline_steps)
+    pipeline_waits = _selected(analyses.pipeline_waits)
     replays = _whole(simulate.remedies)
     advice = _whole(simulate.advise)
     pipeline_remedies = _whole(simulate.pipeline_remedies)
@@ -66,6 +67,11 @@ class RunTables:
     warnings = _whole(findings.run_warnings)
     unseen = _whole(findings.unseen)
     not_predicted = _whole(findings.not_predicted)
+
+    @cached_property
+    def pipelined(self) -> pd.DataFrame:
+        """What is known of a pipeline: `pipeline` where stages are labelled, else `pipeline_waits`."""
+        return self.pipeline_waits if self.pipeline.empty else self.pipeline
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -172,6 +178,15 @@ def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
             chosen = wanted.get(column)
             table = table[(table[column] == (chosen if chosen in known else known[place])).fillna(False)]
     return table
+
+
+def pipeline_waits_of(found: RunTables) -> pd.DataFrame:
+    """The rows of `pipeline_waits` of the step that speaks for the run, or of the last one that has any."""
+    table = found.pipeline_waits
+    if table.empty:
+        return table
+    _, step = window_of(one_window(table, found.window))
+    return table[(table["step"] == step).fillna(step is None)]
 
 
 def pipeline_of(

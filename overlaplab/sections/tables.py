@@ -36,6 +36,7 @@ __all__ = [
     "median_kinds_rows",
     "pipeline_ranks_rows",
     "pipeline_rows",
+    "pipeline_waits_rows",
     "schedule_rows",
     "sent_rows",
     "slowdown_rows",
@@ -69,6 +70,11 @@ _PIPELINE_RANKS = columns(
     *("step", "rank", "stages", "span_ns", "busy_ns", "idle_ns", "schedule_ns", "imbalance_ns", "wait_ns"),
     *("transfer_ns", "overhead_ns", "held"),
 )
+_PIPELINE_WAITS = columns(
+    "pipeline_waits",
+    *("step", "rank", "place", "span_ns", "busy_ns", "bubble_ns", "bubble", "wait_ns", "transfer_ns", "sending_ns"),
+    *("other_ns", "fill_ns", "received", "sent"),
+)
 _COMPARE = columns(
     "compare",
     *("run", "strategy", "bucket_cap_mb", "ranks", "steps", "step_ms_median", "step_ms_iqr"),
@@ -99,6 +105,20 @@ def pipeline_ranks_rows(table: pd.DataFrame) -> TableBlock:
         columns=_PIPELINE_RANKS,
         narrow=[one for one in _PIPELINE_RANKS if one.name not in left_out],
         legend="ms; step: from the first action of any rank to the last; sched., uneven: what must be idle in any case",
+    )
+
+
+def pipeline_waits_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `pipeline_waits` of one step."""
+    left_out = {"sending_ns", "other_ns", "sent"}
+    return TableBlock(
+        key="pipeline_waits_table",
+        caption="What each rank of the pipeline waited for in the step",
+        frame=table,
+        columns=_PIPELINE_WAITS,
+        narrow=[one for one in _PIPELINE_WAITS if one.name not in left_out],
+        legend="ms; span: from first to last computation; bubble: of it, in which a message was received and nothing"
+        " computed; before: the same, ahead of the span",
     )
 
 
@@ -312,8 +332,9 @@ def late_ranks_rows(table: pd.DataFrame) -> TableBlock:
 
 
 def kinds_rows(table: pd.DataFrame) -> TableBlock:
-    """Rows of `communication_by`."""
-    shown = columns("communication_by", "rank", "group", "kind", "count", "bytes", "busy_ns", "exposed_ns")
+    """Rows of `communication_by`; with their axes where one is known."""
+    axis = () if table["axis"].isna().all() else ("axis",)
+    shown = columns("communication_by", "rank", "group", *axis, "kind", "count", "bytes", "busy_ns", "exposed_ns")
     return TableBlock(key="by_kind_table", caption="By group and kind", frame=_worded(table), columns=shown)
 
 
@@ -324,12 +345,13 @@ def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
         middle = own[["count", "busy_ns", "exposed_ns"]].median().to_dict()
         size = own["bytes"].astype("Float64").median() if own["bytes"].notna().all() else None
         most = own["exposed_ns"].max()
-        rows.append({"group": group, "kind": kind, "ranks": len(own), "bytes": size, "exposed_max_ns": most} | middle)
+        words = {"group": group, "terse_group": own["terse_group"].iloc[0], "kind": kind}
+        rows.append(words | {"ranks": len(own), "bytes": size, "exposed_max_ns": most} | middle)
     shown = ("group", "kind", "ranks", "count", "bytes", "busy_ns", "exposed_ns", "exposed_max_ns")
     return TableBlock(
         key="by_kind_table",
         caption="By group and kind, the median rank",
-        frame=pd.DataFrame(rows, columns=list(shown)),
+        frame=pd.DataFrame(rows, columns=[*shown, "terse_group"]),
         narrow=columns("communication_by", *shown),
         legend="at most: of the rank most exposed; groups may work at once, so times may add up to more than there is",
     )
@@ -545,9 +567,11 @@ def kernels_rows(kernels: pd.DataFrame) -> TableBlock:
 
 
 def _worded(table: pd.DataFrame) -> pd.DataFrame:
-    """With the groups' descriptions where they have one, and kinds as people write them."""
+    """With the groups' descriptions where they have one, for a terminal their axes, and kinds as people write them."""
     group = table["group_description"].replace("", None).fillna(table["group"])
-    return table.assign(group=group, kind=table["kind"].map(kind_word, na_action="ignore"))
+    return table.assign(
+        group=group, terse_group=table["axis"].fillna(group), kind=table["kind"].map(kind_word, na_action="ignore")
+    )
 
 
 def _texts(values: pd.Series[Any], unit: str, digits: int = 0) -> list[str]:

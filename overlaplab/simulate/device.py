@@ -61,8 +61,12 @@ def _begin(trace: Trace) -> int:
 
 
 def _together(run: Run) -> dict[int, dict[int, Launch]]:
-    """By trace and row of `recorded` each collective whose last arrival is known."""
+    """By trace and row of `recorded` each collective whose last arrival is known.
+
+    Without messages by kernels, of which one may carry several: these take as long as they took.
+    """
     rows = arrivals(run)
+    rows = rows[(rows["source"] < 0) & (rows["destination"] < 0)]
     rows = rows[(rows["last_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
     took = (rows.groupby("match")["end_ns"].transform("max") - rows["last_ns"]).clip(lower=0)
     found: dict[int, dict[int, Launch]] = {}

@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.axes import AXES, axis_of
 from overlaplab.events import Trace, Work, counting_as, matching, thread_numbers
+from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.timeline.marks import Mark
-from overlaplab.vocabulary import AXES, label_fields
+from overlaplab.vocabulary import label_fields
 
 __all__ = ["Counted", "lane_names"]
 
@@ -32,7 +34,9 @@ class Counted:
 
 
 def lane_names(trace: Trace, lanes: Sequence[Counted], *, gpu: bool) -> list[str]:
-    """`stream 7 (compute)`, `stream 20 (NCCL)`; on the CPU `main`, `autograd`, `link`, `gloo`, numbered if several."""
+    """`stream 7 (compute)`, `stream 20 (NCCL, tp)`; on the CPU `main`, `autograd`, `link`, `gloo`, numbered if
+    several.
+    """
     if gpu:
         return _streams(trace, lanes)
     names = _threads(trace, lanes)
@@ -54,7 +58,7 @@ def _streams(trace: Trace, lanes: Sequence[Counted]) -> list[str]:
         what = {Mark.COMPUTE: "compute", Mark.MEMORY: "copies"}.get(lane.main)
         if what is None:
             own = lane.rows[communicates[lane.rows]]
-            what = "NCCL" if 2 * nccl[own].sum() > len(own) else "communication"
+            what = ", ".join(("NCCL" if 2 * nccl[own].sum() > len(own) else "communication", *_axes(trace, own)))
         begin = f"device {device[lane.rows[0]]} " if several else ""
         names.append(f"{begin}stream {stream[lane.rows[0]]} ({what})")
     return names
@@ -90,7 +94,15 @@ def _axis(trace: Trace, lane: Counted) -> str:
     """What the group is for whose collectives an emulated link's thread carries; empty if there is only one group."""
     carried = (label_fields(str(name)) for name in trace.events["name"].iloc[lane.rows[:1]])
     group = next((found[1].get("group", "") for found in carried if found), "")
-    return next((own.description for own in trace.groups if own.name == group and own.description in AXES), "")
+    return next((axis_of(own.description) for own in trace.groups if own.name == group), "")
+
+
+def _axes(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
+    """Along which axes of the mesh these events communicate, as far as their groups' descriptions tell."""
+    own = recorded_of_events(trace)[rows]
+    descriptions = recorded(trace)["group_description"].iloc[own[own >= 0]].unique()
+    found = {axis_of(str(description)) for description in descriptions}
+    return [axis for axis in AXES if axis in found]
 
 
 def _carrying(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[str], bool]) -> set[int]:

@@ -207,7 +207,7 @@ def test_the_document(tmp_path: Path) -> None:
     assert [rank["arrived_ns"] for rank in one["ranks"]] == [10_000, 18_000, 19_000]
     assert "arrived_ns" not in one  # it would be one rank's
     assert [rank["wait_ns"] for rank in one["ranks"]] == [9_000, 1_000, 0]
-    assert (other["step"], other["reason"]) == (3, "sends and receives are not matched")
+    assert (other["step"], other["reason"]) == (3, "its trace does not say between which ranks it was sent")
     assert document["stragglers"][0] | {"rank": 2, "cost_ns": 10_000} == document["stragglers"][0]
     assert [row["kind"] for row in document["by_group_and_kind"]][:2] == ["all_reduce", "send_recv"]
     assert collectives_document(run, Selection(ranks=[1]))["collectives"][0]["ranks"][0]["rank"] == 1
@@ -239,7 +239,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert max(map(len, lines)) <= 80
     (first, *_) = (line.split() for line in lines if "reduce-scatter" in line)
     assert first == ["0", "103", "expert_tens…", "reduce-scatter", "100000", "4000.0", "5000.0", "9000.0", "1", "10.00"]
-    why = "warning: 2 times a collective of one rank has no counterpart on the others: sends and receives are not"
+    why = "warning: 2 times a collective of one rank has no counterpart on the others: its trace does not"
     assert why in " ".join(text.split())
     assert "Who came last" in text
     document = json.loads(printed(capsys, monkeypatch, tmp_path, "--json", "--step", 103))

@@ -8,7 +8,7 @@ import pytest
 from made.traces import event, launched, run_of, step
 
 import overlaplab
-from overlaplab.vocabulary import is_tensor_parallel
+from overlaplab.axes import axis_of
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from overlaplab.vocabulary import is_tensor_parallel
     ],
 )
 def test_who_cuts_layers(description: str, known: bool) -> None:
-    assert is_tensor_parallel(description) is known
+    assert (axis_of(description) == "tp") is known
 
 
 @pytest.mark.parametrize(("description", "what"), [("mesh_tp", "activations of a layer"), ("mesh_dp", None)])

@@ -36,6 +36,7 @@ KERNEL = {
     "Process Group Description": "mesh_dp",
     "Group size": 8,
     "Seq": 41,
+    "Dst Rank": 2,
     "stream": 20,
 }
 
@@ -55,6 +56,8 @@ def test_a_kernel_tells_its_collective() -> None:
             "group_description": "mesh_dp",
             "group_size": 8,
             "sequence": 41,
+            "source": -1,
+            "destination": 2,
         }
     ]
 

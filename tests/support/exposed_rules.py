@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from overlaplab import Run
+from overlaplab.axes import axis_of
 from overlaplab.events import Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.matching import matched
@@ -58,6 +59,10 @@ class One:
     """Nothing is computed from when it could start to its end."""
     message: bool = False
     """From one rank to another."""
+    of_pipeline: bool = False
+    """A message of a group that is described as a pipeline's."""
+    stream: int = -1
+    """The device's, where streams work at once."""
 
     @property
     def gradients(self) -> bool:
@@ -85,9 +90,16 @@ class Rank:
         return resumes != NEVER and bool(ended) and resumes - max(ended) > WAKE_NS
 
     def follower(self, one: One) -> One | None:
-        return min(
+        found = min(
             (other for other in self.ones if other.start >= one.end), key=lambda other: other.start, default=None
         )
+        return found if found is not None and _queues(one, found) else None
+
+
+def _queues(first: One, second: One) -> bool:
+    """Whether the second may have waited for the first's end: streams of a device work at once."""
+    same = first.stream == second.stream or (first.kind[0] == second.kind[0] != "")
+    return same or second.start - first.end <= GRAIN_NS
 
 
 def expected(run: Run) -> Counter[Key]:
@@ -110,6 +122,7 @@ def expected(run: Run) -> Counter[Key]:
 def _ones(run: Run) -> list[list[One]]:
     pairs, index = matched(run), numbered(run).set_index(["trace", "row"])["index"]
     found: list[list[One]] = [[] for _ in run.traces]
+    emulated = run.manifest is not None and run.manifest.emulated_link is not None
     for place, trace in enumerate(run.traces):
         table, told = recorded(trace), purposes(trace)
         own = pairs[pairs["trace"] == place].set_index("row")
@@ -131,6 +144,8 @@ def _ones(run: Run) -> list[list[One]]:
                     backward_end=None if purpose["backward_end_ns"] == UNKNOWN_NS else purpose["backward_end_ns"],
                     launched_after=purpose["after_backward"],
                     message=bool(own["message"][row]),
+                    of_pipeline=axis_of(what["group_description"]) == "pp" and what["kind"] == "send_recv",
+                    stream=what["stream"] if rule_of(trace) is Rule.GPU and not emulated else -1,
                 )
             )
     return found
@@ -166,7 +181,8 @@ def _delays(rank: Rank) -> None:
                 since = max(since, gathers[place - 1].start)  # the one ahead
             since = min(since, one.asked)
         one.late = one.asked - since - _shared(rank.link, since, one.asked)
-        ended = max((other.end for other in rank.ones if other.end <= one.start), default=one.asked)
+        before = (other.end for other in rank.ones if other.end <= one.start and _queues(other, one))
+        ended = max(before, default=one.asked)
         one.queued = max(0, ended - one.asked)
 
 
@@ -224,6 +240,11 @@ def _of_window(rank: Rank, window: Window) -> Counter[Key]:
     found: Counter[Key] = Counter()
     if window in rank.idle:
         moments = _messages(rank, window, moments, found)
+    else:
+        for a, b, one in moments:
+            if one is not None and one.of_pipeline:
+                found[_key(rank, window, "waiting for send", one)] += b - a
+        moments = [(a, b, one) for a, b, one in moments if one is None or not one.of_pipeline]
     left: list[tuple[int, int, One]] = []
     for a, b, one in reversed(moments):
         if one is None:

@@ -17,8 +17,9 @@ def _section(opened: Opened, step: int | None) -> Section | None:
     link = manifest.link if manifest else None
     found, hops = opened.diagnosis_of(step=step), chosen_rows(opened.hops, None, step)
     late, lines = stragglers_of(table), opened.transfer_lines if len(table) else None
-    stale = chosen_rows(opened.staleness, None, step)
-    return collectives_section(table, late, link, findings.note(manifest), found, stale=stale, hops=hops, lines=lines)
+    stale, exposed = (chosen_rows(of, None, step) for of in (opened.staleness, opened.exposed))
+    more = {"stale": stale, "hops": hops, "lines": lines, "exposed": exposed}
+    return collectives_section(table, late, link, findings.note(manifest), found, **more)
 
 
 def page() -> None:

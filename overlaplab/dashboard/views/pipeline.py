@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
 from overlaplab import findings
+from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import (
     first_sentences,
@@ -16,34 +19,48 @@ from overlaplab.dashboard.widgets import (
     small_head,
     what_to_do,
 )
-from overlaplab.sections.run import pipeline_section
-from overlaplab.sections.run_tables import pipeline_of, window_of
+from overlaplab.sections.blocks import Section
+from overlaplab.sections.run import pipeline_section, pipeline_waits_section
+from overlaplab.sections.run_tables import pipeline_of, pipeline_waits_of, window_of
 
 
 def page() -> None:
     """Draw the page."""
     head = small_head("Pipeline")
     opened = run_or_stop()
-    if opened.pipeline.empty:
+    if opened.pipelined.empty:
         nothing_to_show(
             opened,
-            "This run has no pipeline. The page shows runs of `overlaplab record --strategy pipeline`.",
+            "This run has no pipeline. The page shows runs of `overlaplab record --strategy pipeline`, and messages of"
+            " groups that are described as a pipeline's, such as Megatron-LM's.",
         )
         return
-    rank, step = window_of(one_window(opened.pipeline, opened.window))
-    chosen, found = pipeline_of(opened, rank, step), opened.diagnosis_of(rank, step)
-    section = pipeline_section(*chosen, opened.pipeline_remedies, opened.manifest, found)
-    assert section is not None, "a rank is chosen among those that have a stage"
+    waits = None if not opened.pipeline.empty else pipeline_waits_of(opened)
+    rank, step = window_of(one_window(opened.pipeline if waits is None else waits, opened.window))
+    found = opened.diagnosis_of(rank, step)
+    if waits is None:
+        chosen = pipeline_of(opened, rank, step)
+        section = pipeline_section(*chosen, opened.pipeline_remedies, opened.manifest, found)
+    else:
+        section = pipeline_waits_section(waits, found)
+    assert section is not None, "a rank is chosen among those that have a stage, or messages"
     about = findings.about(opened.manifest, len(opened.run.traces))
     head.text(about if step is None else f"{about} · step {step}", width="stretch")
-    tried, *others = section.advice
-    with st.container(key="screen", gap="xsmall"):
-        first_sentences(section.lead, [tried])
-        show_warnings(opened)
-        row = show_blocks(section.blocks, choose="pipeline_table")
-    what_to_do(others)
+    row = _show(opened, section)
     if row is not None:
         show_spot(opened, row["begun_ns"], row["begun_ns"] + row["took_ns"], row["rank"], marked=False)
+
+
+def _show(opened: Opened, section: Section) -> dict[Any, Any] | None:
+    """The section, verdict and advice first; the action that was chosen in its table."""
+    tried, others = section.advice[:1], section.advice[1:]
+    with st.container(key="screen", gap="xsmall"):
+        first_sentences(section.lead, tried)
+        show_warnings(opened)
+        row = show_blocks(section.blocks, choose="pipeline_table")
+    if others:
+        what_to_do(others)
+    return row
 
 
 page()

@@ -17,7 +17,7 @@ from overlaplab.words import count, joined, kind_word, ms, rank_word, shorten
 CAUSE_MEANINGS = {
     Cause.BUBBLE: "the schedule leaves the stage nothing to do",
     Cause.IMBALANCE: "a slower stage is not done",
-    Cause.SEND: "activations or gradients are on their way",
+    Cause.SEND: "activations or gradients have not arrived yet",
     Cause.STRAGGLER: "its last rank had not arrived",
     Cause.LATE: "ready, and the link free, but not launched yet",
     Cause.QUEUED: "launched, but the link was busy with another collective",

@@ -62,6 +62,8 @@ def remedy_for(
             return Remedy(text=pipeline_words(row), gain_ns=int(row["gain_ns"]), replayed=True)
         if len(own) and cause in _BEYOND_PIPELINES:
             return Remedy(text=_BEYOND_PIPELINES[cause])
+    if cause is Cause.SEND and pipelines is None:
+        return Remedy(text=_UNTOLD_PIPELINE)
     if cause is Cause.LINK and not bytes_explain:
         return Remedy(text=OPEN_ALL)
     if cause not in (Cause.STRAGGLER, Cause.GAP) and _moved_most(rows) == "activations":
@@ -191,6 +193,10 @@ def _in_general(cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: L
             return _unblock(moved, loop)
 
 
+_UNTOLD_PIPELINE = (
+    "more microbatches or a more even split of the layers where the stage waits for others' work, or a faster link"
+    " where messages are on their way for long"
+)
 OPEN_ALL = (
     "opening all ranks' traces together: how long these collectives took does not follow from their bytes, so"
     " part of it may be waiting for other ranks"

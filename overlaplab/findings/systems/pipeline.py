@@ -11,19 +11,28 @@ from overlaplab.findings.diagnosis.remedies import SCHEDULES, pipeline_words
 from overlaplab.findings.first_screen import Tile
 from overlaplab.findings.thresholds import PIPELINE_PART, UNEVEN_STAGES
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, joined, ms, percent
+from overlaplab.words import count, joined, ms, percent, rank_word
 
 __all__ = [
     "NO_PIPELINE",
+    "PIPELINE_UNLABELLED",
     "pipeline_advice",
     "pipeline_held_title",
     "pipeline_lead",
     "pipeline_note",
     "pipeline_tiles",
     "pipeline_title",
+    "pipeline_waits_lead",
 ]
 
-NO_PIPELINE = "No stages of a pipeline are labelled in this run."
+NO_PIPELINE = (
+    "No stages of a pipeline are labelled in this run, and none of its groups that send messages is described as one's."
+)
+PIPELINE_UNLABELLED = (
+    "The stages' actions are not labelled in these traces, so which microbatch a rank works on is unknown, and how much"
+    " of its bubble is due to the schedule, to unequal stages, and to sending."
+)
+"""What messages alone do not tell of a pipeline."""
 
 _PARTS = {"imbalance": "unequal stages", "sending": "waiting for sends", "overhead": "the host between actions"}
 
@@ -39,6 +48,20 @@ def pipeline_lead(step: Mapping[Any, Any]) -> str:
     rest = f", {joined(told)}" if told else ", and little else"
     ideal = "" if _share(own) == _share(step["theory"]) else f" ({_share(step['theory'])} of an ideal step)"
     return f"{share} of the stages' time is bubble: {_share(own)} is the schedule's own{ideal}{rest}."
+
+
+def pipeline_waits_lead(table: pd.DataFrame) -> str:
+    """How long ranks wait in the bubble; rows of `analyses.pipeline_waits` of one step."""
+    most = table.loc[table["bubble"].idxmax()]
+    parts = ""
+    if pd.notna(most["wait_ns"]):
+        parts = f": {ms(most['wait_ns'])} before the sender had begun, {ms(most['transfer_ns'])} after"
+    who = "The rank" if pd.isna(most["rank"]) else f"Rank {rank_word(int(most['rank']))}"
+    beside = "" if len(table) == 1 else f", the most of {count(len(table), 'rank')} here"
+    return (
+        f"{who} computes nothing while it waits for messages of the pipeline for {_share(most['bubble'])} of the time"
+        f" from its first computation in the step to its last{beside}{parts}."
+    )
 
 
 def pipeline_tiles(step: Mapping[Any, Any]) -> tuple[Tile, ...]:

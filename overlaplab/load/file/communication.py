@@ -85,12 +85,14 @@ def _column(values: Sequence[Any], dtype: str) -> object:
     return np.array(values, dtype=dtype)
 
 
-def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str, str, int, int]:
-    """kind, dtype, elements in and out, bytes, group, its description and size, sequence number."""
+def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str, str, int, int, int, int]:
+    """`COLLECTIVE_COLUMNS`, but for `event`."""
     kind = collective_kind(str(own.collective or name)) or ""
     dtype = torch_dtype(own.dtype) if isinstance(own.dtype, str) else ""
-    given = numbers([own.group_size, own.sequence, own.elements_in, own.elements_out])
-    size, sequence, elements_in, elements_out = given.tolist()
+    given = numbers(
+        [own.group_size, own.sequence, own.elements_in, own.elements_out, own.source, own.destination]
+    ).tolist()
+    size, sequence, elements_in, elements_out, source, destination = given
     if elements_in < 0 and elements_out < 0:
         elements_in, elements_out, of_inputs = _from_shapes(name, kind, own)
         dtype = dtype or of_inputs
@@ -98,7 +100,8 @@ def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str
     each = DTYPE_BYTES.get(dtype)
     sent = max(elements_in, elements_out) * each if each is not None and known >= 0 else -1
     group, description = (_text(value) for value in (own.group, own.group_description))
-    return kind, dtype, elements_in, elements_out, sent if sent < 2**63 else -1, group, description, size, sequence
+    sizes = elements_in, elements_out, sent if sent < 2**63 else -1
+    return kind, dtype, *sizes, group, description, size, sequence, source, destination
 
 
 def _text(value: Value) -> str:

@@ -36,6 +36,8 @@ class Arguments(msgspec.Struct, gc=False):
     group_description: Value = msgspec.field(name="Process Group Description", default=None)
     group_size: Value = msgspec.field(name="Group size", default=-1)
     sequence: Value = msgspec.field(name="Seq", default=-1)
+    source: Value = msgspec.field(name="Src Rank", default=-1)
+    destination: Value = msgspec.field(name="Dst Rank", default=-1)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
 

@@ -1,0 +1,119 @@
+"""Anybody's pipeline, by its messages alone: how long each rank computes nothing while it waits for one.
+
+Without labels of stages' actions it is unknown which microbatch a rank works on, and what of its waits is the
+schedule's own, what an unequal stage's, and what sending's; `pipeline` tells these of labelled runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.axes import PIPELINE, axis_of
+from overlaplab.events import Run, Trace, Window, activity
+from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.selection import rows_by_rank
+from overlaplab.evidence.waits import arrivals
+from overlaplab.intervals import clip, intersect, subtract, total, union
+from overlaplab.selection import EVERYTHING, Selection
+
+__all__ = ["pipeline_waits"]
+
+_COLUMNS = {
+    **dict.fromkeys(("rank", "place", "step", "span_ns", "busy_ns", "bubble_ns"), "Int64"),
+    "bubble": "Float64",
+    **dict.fromkeys(("wait_ns", "transfer_ns", "sending_ns", "other_ns", "fill_ns", "received", "sent"), "Int64"),
+}
+
+
+def pipeline_waits(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
+    """One row per rank and step in which the rank had messages along the pipeline, by its groups' descriptions.
+
+    Columns: `rank`; `place` (along the pipeline, from 0; null where the trace does not list the group's members);
+    `step`; `span_ns` (from the first to the last computation in the step's window); `busy_ns` (the computation in it);
+    `bubble_ns` (in it nothing is computed while a message is received), `bubble` (the same ÷ `span_ns`) and its parts:
+    `wait_ns` (the sender had not begun) and `transfer_ns` (the rest), both null where an end of a message is not known;
+    `sending_ns` (nothing is computed, and messages are sent alone); `other_ns` (the rest of the span); `fill_ns`
+    (before the span nothing is computed while the step's own first messages are received); `received`, `sent`
+    (messages; both null where the trace does not tell which are received: then all count as received).
+
+    A batch of messages is one kernel: it receives if one of its messages does. Empty without such messages, and for
+    ranks whose device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
+    """
+    rows = rows_by_rank(run, selection, partial(_of_trace, run))
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+
+
+def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+    number = run.traces.index(trace)
+    own = _messages(run, number)
+    if own.empty:
+        return
+    compute = activity(trace).compute
+    receives, waits = (union(*own.loc[own["receives"], list(ends)].to_numpy().T) for ends in (_RAN, _WAITED))
+    sends = union(*own[list(_RAN)].to_numpy().T)
+    launched = own["host_ns"].where(own["host_ns"] != UNKNOWN_NS, own["start_ns"])
+    for step in steps:
+        inside = clip(compute, step.start_ns, step.end_ns)
+        ours = own[(launched >= step.host_start_ns) & (launched < step.host_end_ns)]
+        if ours.empty or not len(inside):
+            continue
+        begin, end = int(inside[0, 0]), int(inside[-1, 1])
+        idle = subtract(clip(union([begin], [end]), begin, end), inside)
+        bubble = intersect(idle, receives)
+        known = ours["known"].all()
+        wait = total(intersect(bubble, waits)) if known else None
+        first = ours[ours["receives"] & (ours["start_ns"] < begin)]
+        before = subtract(union(first["start_ns"].to_numpy(), first["end_ns"].clip(upper=begin).to_numpy()), compute)
+        sending = total(subtract(intersect(idle, sends), receives))
+        told = bool(ours["told"].all())
+        yield {
+            "place": _place(trace, ours),
+            "step": step.step,
+            "span_ns": end - begin,
+            "busy_ns": total(inside),
+            "bubble_ns": total(bubble),
+            "bubble": total(bubble) / (end - begin),
+            "wait_ns": wait,
+            "transfer_ns": None if wait is None else total(bubble) - wait,
+            "sending_ns": sending,
+            "other_ns": total(idle) - total(bubble) - sending,
+            "fill_ns": total(before),
+            "received": int((ours["source"] >= 0).sum()) if told else None,
+            "sent": int((ours["destination"] >= 0).sum()) if told else None,
+        }
+
+
+_RAN, _WAITED = ("start_ns", "end_ns"), ("start_ns", "waited_ns")
+
+
+def _messages(run: Run, number: int) -> pd.DataFrame:
+    """A trace's messages along the pipeline, by its own clock.
+
+    Columns: `arrivals`', and `receives` (its kernel receives, or may), `told` (the trace tells whether it is received),
+    `known` (the arrival of its kernel's last end is), `waited_ns` (when that was; the start where it is unknown).
+    """
+    rows = arrivals(run)
+    axes = rows["group_description"].map({text: axis_of(text) for text in rows["group_description"].unique()})
+    along = (axes == PIPELINE) & (rows["kind"] == "send_recv") & (rows["start_ns"] != UNKNOWN_NS)
+    own = rows[along & (rows["trace"] == number)].copy()
+    offset = int(corrections(run)[number])
+    for name in ("start_ns", "end_ns", "host_ns"):
+        own[name] = own[name].where(own[name] == UNKNOWN_NS, own[name] + offset)
+    own["told"] = (own["source"] >= 0) | (own["destination"] >= 0)
+    receives = (own["source"] >= 0) | ~own["told"]
+    own["receives"] = receives.groupby([own[name] for name in _RAN]).transform("any").astype(bool)
+    own["known"] = own["wait_ns"] != UNKNOWN_NS
+    own["waited_ns"] = own["start_ns"] + own["wait_ns"].where(own["known"], 0)
+    return own
+
+
+def _place(trace: Trace, messages: pd.DataFrame) -> int | None:
+    """The rank's place among the members of the messages' group."""
+    names = set(messages["group"])
+    found = [group.ranks for group in trace.groups if group.name in names and trace.rank in group.ranks]
+    return None if len(found) != 1 or trace.rank is None else found[0].index(trace.rank)
