@@ -414,7 +414,11 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ("gathered_bytes",): (Column("bytes", "bytes", "held", "The bytes of full parameters held from then on."),),
     ("compare",): (
         Column(
-            "sent_bytes", "bytes", "sent per rank and step", "The median, counted as a ring sends.", short="sent MB"
+            "sent_bytes",
+            "bytes",
+            "sent per rank and step",
+            "The median step, the mean of the ranks, counted as a ring sends.",
+            short="sent MB",
         ),
     ),
     ("volume",): (Column("bytes", "bytes", "full tensors", "The size of the full tensors."),),

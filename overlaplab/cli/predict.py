@@ -35,6 +35,13 @@ def predict(
     prefetch: Annotated[int | None, typer.Option(metavar="P", help="Units gathered ahead of the one in use.")] = None,
     accumulate: Annotated[int | None, typer.Option(metavar="A", help="Microbatches per step.")] = None,
     strategy: Strategy = None,
+    schedule: Annotated[str | None, typer.Option(metavar="NAME", help="Schedule of a pipeline: gpipe or 1f1b.")] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(metavar="M", help="Microbatches of a pipeline's step, each as large as recorded.")
+    ] = None,
+    stages: Annotated[
+        str | None, typer.Option(metavar="L,L…", help="Layers of each stage of a pipeline, as in 1,3,3,1.")
+    ] = None,
     no_straggler: Annotated[
         bool, typer.Option("--no-straggler", help="Every rank works for as long as the median rank.")
     ] = False,
@@ -47,7 +54,8 @@ def predict(
     """What a recorded run would take under another setting: step and exposed time, and how far they may be off.
 
     The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
-    over all steps of all ranks. Of a run on GPUs, whoever recorded it, the link alone can be changed.
+    over all steps of all ranks. Of a pipeline (gpipe or 1f1b) schedule, microbatches, stages and link can be changed;
+    of a run on GPUs, whoever recorded it, the link alone.
     """
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run
@@ -69,6 +77,9 @@ def predict(
             ranks=ranks,
             prefetch=prefetch,
             accumulate=accumulate,
+            schedule=schedule,
+            microbatches=microbatches,
+            stages=None if stages is None else _stages(stages),
             straggler=not no_straggler,
         ),
     )
@@ -80,6 +91,14 @@ def predict(
             print_json(documents.predict_document(found, recorded, predicted))
         else:
             show(*terminal.predict(found, recorded, predicted))
+
+
+def _stages(text: str) -> tuple[int, ...]:
+    """The layers of each stage."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and len(word) < 10 for word in words):
+        raise OverlaplabError(f"--stages {text} are not the layers of each stage", remedy="As in --stages 1,3,3,1.")
+    return tuple(int(word) for word in words)
 
 
 def _link(text: str, ranks: int) -> Link:

@@ -3,7 +3,7 @@
 from overlaplab.costs.attained import ENOUGH_STEPS, Attained, attained_steps, link_attained
 from overlaplab.costs.collectives import Algorithm, collective_ns, collective_times, tree_ns, two_level_ns
 from overlaplab.costs.line import fit_line
-from overlaplab.costs.link import hops_ns, parse_link, ring_factor, transfer_ns, tree_until
+from overlaplab.costs.link import hops_ns, message_ns, parse_link, ring_factor, server_ns, transfer_ns, tree_until
 from overlaplab.costs.volume import Theory
 
 __all__ = [
@@ -17,8 +17,10 @@ __all__ = [
     "fit_line",
     "hops_ns",
     "link_attained",
+    "message_ns",
     "parse_link",
     "ring_factor",
+    "server_ns",
     "transfer_ns",
     "tree_ns",
     "tree_until",

@@ -34,6 +34,20 @@ def transfer_ns(kind: str, num_bytes: int, link: Link) -> int:
     return round(messages * link.latency_us * 1e3 + messages / link.world_size * num_bytes * 8 / link.bandwidth_gbps)
 
 
+def message_ns(num_bytes: int, link: Link) -> int:
+    """T in ns of a message from one rank to another: α + its bytes ÷ bandwidth."""
+    return round(link.latency_us * 1e3 + num_bytes * 8 / link.bandwidth_gbps)
+
+
+def server_ns(gradient_bytes: int, parameter_bytes: int, link: Link) -> int:
+    """T in ns of a step's messages to and from a parameter server on one of the n ranks.
+
+    Its link carries the others' gradients one after another, and then, as often, the parameters:
+    2(n-1)(α + Ψ ÷ bandwidth) if both have Ψ bytes.
+    """
+    return (link.world_size - 1) * (message_ns(gradient_bytes, link) + message_ns(parameter_bytes, link))
+
+
 def hops_ns(num_bytes: int, link: Link, hops: str) -> int:
     """T in ns of an all-reduce that is made by hand of messages, each of α + its bytes ÷ bandwidth.
 

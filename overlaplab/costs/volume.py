@@ -31,11 +31,8 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     """What a strategy with these traits should send; None where the manifest does not name the parameters.
 
     Also None of a pipeline, whose ranks send activations and hold different layers, and if it depends on the number of
-    microbatches and that is unknown, as in loops other than the engine's. And of a server, which sends more than the
-    other ranks.
+    microbatches and that is unknown, as in loops other than the engine's. Of a server it is the mean of the ranks.
     """
-    if traits.gradients == "server":
-        return None
     units, every = traits.gathers == "units", traits.sends_every_microbatch
     if traits.stages or not manifest.parameters or (manifest.accumulate is None and (units or every)):
         return None
@@ -43,6 +40,8 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     if gathered is None or reduced is None:
         return None
     microbatches = manifest.accumulate or 1
+    if traits.gradients == "server":
+        return _to_a_server(gathered, reduced, manifest)
     gradients = ROUNDS[traits.gradients]
     kept = manifest.reshard_after_forward is False
     parameters = {None: 0, "updated_parameters": 1, "units": 1 if kept else 2}[traits.gathers]  # all-gathers of all
@@ -61,6 +60,14 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
         upper_sent_bytes=round(upper * (n - 1) / n + beside),
         upper_formula=_formula(repeated, single, microbatches, []) + note,
     )
+
+
+def _to_a_server(parameters: int, gradients: int, manifest: Manifest) -> Theory:
+    """All ranks but the server send it their gradients, and it sends each of them the parameters."""
+    others = manifest.world_size - 1
+    mean = round(others * (parameters + gradients) / manifest.world_size)
+    formula = "2Ψ in the mean of the ranks; rank 0 sends (n−1)Ψ, as much as it receives, the others Ψ" + _note(manifest)
+    return Theory(sent_bytes=mean, formula=formula, upper_sent_bytes=mean, upper_formula=formula)
 
 
 def _beside(manifest: Manifest, reduced: int, microbatches: int) -> tuple[float, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.analyses import Theory
+from overlaplab.costs import server_ns, transfer_ns
+from overlaplab.costs.memory import gathered_bytes, reduced_bytes
 from overlaplab.findings.thresholds import CLOSE_TO_THEORY
-from overlaplab.manifest import Manifest
-from overlaplab.words import count, shorten, size_exact
+from overlaplab.manifest import Manifest, traits_of
+from overlaplab.words import count, ms, shorten, size_exact
 
 COSTS_ADVICE = (
     "Choose the run that fits into memory and whose communication hides; where a figure is far from theory, look into"
@@ -55,8 +57,20 @@ def sent_notes(manifest: Manifest | None) -> str:
     if manifest is None or not manifest.parameters:
         return ring
     whole = size_exact(sum(parameter.bytes for parameter in manifest.parameters))
+    if (traits := traits_of(manifest)) is not None and traits.gradients == "server":
+        known = f"n = {count(manifest.world_size, 'rank')}; Ψ = {whole}, the bytes of all parameters."
+        return f"{_server_note(manifest)} {known}".lstrip()
     again = f"; A = {manifest.accumulate} microbatches" if (manifest.accumulate or 1) > 1 else ""
     return f"{ring} n = {count(manifest.axes.owners, 'rank')}; Ψ = {whole}, the bytes of all parameters{again}."
+
+
+def _server_note(manifest: Manifest) -> str:
+    """What of a step a server's link takes, beside what a ring would; empty without a link, or if nobody waits."""
+    link, parameters, gradients = manifest.link, gathered_bytes(manifest), reduced_bytes(manifest)
+    if link is None or manifest.asynchronous or parameters is None or gradients is None:
+        return ""
+    through, ring = ms(server_ns(gradients, parameters, link)), ms(transfer_ns("all_reduce", gradients, link))
+    return f"Rank 0's link carries it one after another, in 2(n−1)(α + Ψ ÷ bandwidth) = {through}; a ring in {ring}."
 
 
 def unknown_sizes(volume: pd.DataFrame) -> str:

@@ -17,6 +17,7 @@ __all__ = ["extrapolation", "figure_line", "interval_line", "not_predicted", "pr
 
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
 _OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
+_OPTIONS |= {"schedule": "schedule {}", "microbatches": "{} microbatches"}
 _FAR = {"bytes": "message sizes", "ranks": "the number of ranks"}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
-from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.events import COMPUTES, LANES, LINK, Event
 
 __all__ = ["write_run"]
 
@@ -49,7 +49,8 @@ def _lines(rank: int, world_size: int, events: Sequence[Event], predicted: objec
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "distributedInfo": job}
     yield json.dumps(head | {"predicted": predicted})[:-1] + ', "traceEvents": [\n'
     yield _named("process_name", rank, 0, f"rank {rank} (predicted)")
-    for thread, name in _THREADS.items():
+    lanes = sorted({event.thread for event in events if event.thread >= LANES})
+    for thread, name in (_THREADS | dict.fromkeys(lanes, "messages")).items():
         yield f",\n{_named('thread_name', rank, thread, name)}"
     for event in events:
         category = "user_annotation" if event.name.startswith("ProfilerStep#") else "cpu_op"

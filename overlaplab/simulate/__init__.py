@@ -2,9 +2,9 @@
 
 from overlaplab.simulate.advice.advise import OPTIONS, advise, fits
 from overlaplab.simulate.advice.caps import disturbed, undisturbed_spans_ns
+from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.remedies import REMEDIES, remedies
 from overlaplab.simulate.bound import best_buckets, bound
-from overlaplab.simulate.pipelines import pipeline_remedies
 from overlaplab.simulate.predictions.what_if import why_not
 from overlaplab.simulate.replay import replay
 

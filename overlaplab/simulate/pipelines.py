@@ -1,10 +1,10 @@
 """A recorded pipeline played under another schedule, with other microbatches, or with its layers shared out otherwise.
 
-Actions take what they took in the mean of their stage and kind, and between two actions the host takes its recorded
-mean. Messages take their recorded time, as long as they are as large; else it changes as the link's formula does. In
-which order a rank posts and waits for them is torch's (`_step_microbatches` in
-torch/distributed/pipelining/schedules.py): GPipe waits for what it receives; 1F1B, once the pipeline is full, also for
-what it has sent.
+Each recorded step is played with its own times: actions take what they took in the mean of their stage and kind, and
+between two actions the host takes its mean. Messages take their recorded time, as long as they are as large and the
+link is the same; else it changes as the link's formula does. In which order a rank posts and waits for them is torch's
+(`_step_microbatches` in torch/distributed/pipelining/schedules.py): GPipe waits for what it receives; 1F1B, once the
+pipeline is full, also for what it has sent.
 """
 
 from __future__ import annotations
@@ -13,73 +13,75 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-import pandas as pd
-
-from overlaplab.analyses.systems.pipeline import pipeline
-from overlaplab.costs.pipeline import BACKWARD, FORWARD, Action, held, order
-from overlaplab.events import Run, once_per_run, step_windows
-from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.pipelines import pipelines
-from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.evidence.waits import arrivals
-from overlaplab.intervals import clip, subtract, total, union
+from overlaplab.costs.link import message_ns
+from overlaplab.costs.pipeline import BACKWARD, FORWARD, Action, order
 from overlaplab.manifest import Link
-from overlaplab.simulate.player import End, Launch, Move, Played, Program, Wait, Work, play
+from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
 
-__all__ = ["Shape", "pipeline_remedies", "play_pipeline", "recorded_shape"]
+__all__ = ["PLAYED", "UPDATE", "Shape", "pipeline_moves", "play_pipeline", "step_ns"]
 
-_STEPS = 4
-"""So many are played, of which the first, which no step precedes, does not count."""
-_PLAYED = ("gpipe", "1f1b")
+PLAYED = ("gpipe", "1f1b")
 """Schedules with a stage on each rank."""
-_MORE = (2, 4)
-"""Times as many microbatches."""
-COLUMNS = ("remedy", "setting", "bubble", "held", "step_ns", "recorded_ns", "gain_ns")
+UPDATE = "update"
+"""Beside the kinds of actions: the optimizer's work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is played: a pipeline with a stage on each rank."""
+    """What is played: a step of a pipeline with a stage on each rank."""
 
     schedule: str
     microbatches: int
     took_ns: tuple[Mapping[str, int], ...]
-    """Of each stage, how long its actions take, by kind."""
+    """Of each stage, how long its actions take, by kind, and the optimizer's updates (`update`)."""
+    idle_ns: tuple[Mapping[str, int], ...]
+    """What of each action nothing is computed in, by kind: the host's own."""
     between_ns: tuple[int, ...]
     """Of each rank, what the host takes between two actions."""
-    around_ns: tuple[int, ...]
-    """Of each rank, what it does in a step before the first action and after the last."""
+    around_ns: tuple[tuple[int, int], ...]
+    """Of each rank, what it does in the step before the first action, and beside the updates after the last one."""
     hop_ns: int
     """How long a message is on its way."""
     bytes: int
     """Of a message."""
     link: Link | None = None
     layers: tuple[int, ...] = ()
-    """Of each stage, where run.json tells."""
+    """Of each stage; empty where that, or what a layer takes, is not known."""
+    layer_ns: tuple[Mapping[str, int], ...] = ()
+    """Of each stage, what one of its layers takes, by the keys of `took_ns`."""
 
     def with_microbatches(self, number: int) -> Shape:
-        """As many samples in other microbatches: actions and messages change in proportion."""
+        """As many samples in other microbatches: computation and messages change in proportion."""
         scale = self.microbatches / number
         size = round(self.bytes * scale)
-        faster_ns = 0 if self.link is None else round((self.bytes - size) * 8 / self.link.bandwidth_gbps)
-        took = tuple({kind: round(ns * scale) for kind, ns in own.items()} for own in self.took_ns)
-        return replace(self, microbatches=number, took_ns=took, hop_ns=max(self.hop_ns - faster_ns, 0), bytes=size)
+        return replace(
+            self,
+            microbatches=number,
+            took_ns=tuple(_scaled(own, idle, scale) for own, idle in zip(self.took_ns, self.idle_ns, strict=True)),
+            layer_ns=tuple(_scaled(own, {}, scale) for own in self.layer_ns),
+            hop_ns=self._hop_ns(size, self.link),
+            bytes=size,
+        )
+
+    def with_link(self, link: Link) -> Shape:
+        """Behind another link."""
+        return replace(self, hop_ns=self._hop_ns(self.bytes, link), link=link)
 
     def with_layers(self, layers: Sequence[int]) -> Shape:
         """Other numbers of layers in the stages; a layer takes as long as the others of its new stage."""
         took = tuple(
-            {kind: round(ns * new / old) for kind, ns in own.items()}
-            for own, new, old in zip(self.took_ns, layers, self.layers, strict=True)
+            {kind: max(ns + (new - old) * layer[kind], 0) for kind, ns in own.items()}
+            for own, layer, new, old in zip(self.took_ns, self.layer_ns, layers, self.layers, strict=True)
         )
         return replace(self, took_ns=took, layers=tuple(layers))
 
     @property
     def even(self) -> tuple[int, ...]:
         """The numbers of layers with which the slowest stage is fastest; one layer after the other moves there."""
-        per_layer = [sum(own.values()) / count for own, count in zip(self.took_ns, self.layers, strict=True)]
         layers = list(self.layers)
+        per_layer = [_acts(own) for own in self.layer_ns]
         while True:
-            times = [count * ns for count, ns in zip(layers, per_layer, strict=True)]
+            times = [_acts(own) for own in self.with_layers(layers).took_ns]
             slow = times.index(max(times))
             fast = min(range(len(layers)), key=lambda stage: times[stage] + per_layer[stage])
             if layers[slow] == 1 or times[fast] + per_layer[fast] >= times[slow]:
@@ -87,77 +89,47 @@ class Shape:
             layers[slow] -= 1
             layers[fast] += 1
 
-
-@once_per_run
-def recorded_shape(run: Run) -> Shape | None:
-    """The shape of the run's first pipeline; None where it cannot be played: several stages on a rank, a stage's trace
-    missing, or messages whose ends are not known.
-    """
-    places = next(iter(pipelines(run)), [])
-    known = run.manifest.pipeline if run.manifest else None
-    if known is None or known.schedule not in _PLAYED or len(known.stages) != len(places):
-        return None
-    table = pipeline(run)
-    table = table[table["pipeline"] == 0]
-    hops = arrivals(run)
-    hops = hops[hops["message"] & (hops["wait_ns"] != UNKNOWN_NS) & (hops["start_ns"] != UNKNOWN_NS)]
-    if table["wait_ns"].isna().any() or hops.empty:
-        return None
-    means = table.groupby(["stage", "action"])["took_ns"].mean()
-    hosts = [_host(run, place, table[table["rank"] == run.traces[place].rank]) for place in places]
-    return Shape(
-        schedule=known.schedule,
-        microbatches=known.microbatches,
-        took_ns=tuple(
-            {kind: round(means[stage, kind]) for kind in (FORWARD, BACKWARD)} for stage in range(len(places))
-        ),
-        between_ns=tuple(between for between, _ in hosts),
-        around_ns=tuple(around for _, around in hosts),
-        hop_ns=round(float((hops["end_ns"] - hops["last_ns"]).mean())),
-        bytes=int(hops["bytes"].max()),
-        link=run.manifest.emulated_link if run.manifest else None,
-        layers=tuple(sum(unit.startswith("layers.") for unit in stage.units) for stage in known.stages),
-    )
+    def _hop_ns(self, size: int, link: Link | None) -> int:
+        """What a message of this size takes behind this link, as late as those recorded."""
+        if self.link is None or link is None:
+            return self.hop_ns
+        return max(self.hop_ns - message_ns(self.bytes, self.link) + message_ns(size, link), 0)
 
 
-def _host(run: Run, place: int, own: pd.DataFrame) -> tuple[int, int]:
-    """What a rank's host takes between two actions, and around a step's actions, in the mean of its steps."""
-    trace, rows = run.traces[place], arrivals(run)
-    own_rows = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
-    offset = int(corrections(run)[place])
-    blocked = union(own_rows["start_ns"] + offset, own_rows["end_ns"] + offset)
-    between, around = [], []
-    for window in step_windows(trace):
-        step = own[own["step"] == window.step].sort_values("start_ns")
-        inner = int(step["overhead_ns"].iloc[1:].sum())
-        whole = subtract(union([window.start_ns], [window.end_ns]), clip(blocked, window.start_ns, window.end_ns))
-        free = total(whole)
-        busy = int(step["took_ns"].sum())
-        between.append(inner / max(len(step) - 1, 1))
-        around.append(max(free - busy - inner, 0))
-    return round(fmean(between)), round(fmean(around))
+def _scaled(own: Mapping[str, int], idle: Mapping[str, int], scale: float) -> dict[str, int]:
+    """Without the optimizer's updates and what is idle, which are as before."""
+    fixed = {kind: ns if kind == UPDATE else idle.get(kind, 0) for kind, ns in own.items()}
+    return {kind: fixed[kind] + round((ns - fixed[kind]) * scale) for kind, ns in own.items()}
 
 
-def play_pipeline(shape: Shape) -> Played:
-    """Play some steps of it."""
-    orders = order(shape.schedule, len(shape.took_ns), shape.microbatches)
-    return play([_program(shape, rank, orders) for rank in range(len(orders))])
+def _acts(own: Mapping[str, int]) -> int:
+    return own[FORWARD] + own[BACKWARD]
 
 
-def step_ns(shape: Shape) -> int:
-    """The mean step of all ranks, once the pipeline goes."""
-    played = play_pipeline(shape)
+def play_pipeline(shapes: Sequence[Shape]) -> Played:
+    """Play these steps one after another."""
+    return play([pipeline_moves(shapes, rank) for rank in range(len(shapes[0].took_ns))])
+
+
+def step_ns(shapes: Sequence[Shape]) -> int:
+    """The mean step of all ranks, without the first, as the pipeline was full of the step before it."""
+    played = play_pipeline((shapes[0], *shapes))
     return round(fmean(span for rank in range(len(played.ends_ns)) for span in played.spans_ns(rank)[1:]))
 
 
-def _program(shape: Shape, rank: int, orders: Sequence[Sequence[Action]]) -> Program:
-    """One rank's moves over the steps."""
-    moves: list[Move] = [End()]
-    for step in range(_STEPS):
-        moves.append(Work(shape.around_ns[rank]))
-        moves += _step(shape, rank, orders[rank], step)
-        moves.append(End())
+def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0) -> Program:
+    """One rank's program over the steps; its first step begins so late."""
+    moves: list[Move] = [_idle(begins_ns), End()]
+    for step, shape in enumerate(shapes):
+        before, after = shape.around_ns[rank]
+        own = order(shape.schedule, len(shape.took_ns), shape.microbatches)[rank]
+        moves += [_idle(before), *_step(shape, rank, own, step), Mark("optimizer")]
+        moves += [Work(shape.took_ns[rank][UPDATE]), Mark("optimizer_end"), _idle(after), End()]
     return moves
+
+
+def _idle(ns: int) -> Work:
+    return Work(ns, idle_ns=ns)
 
 
 def _step(shape: Shape, rank: int, own: Sequence[Action], step: int) -> Iterator[Move]:
@@ -174,8 +146,11 @@ def _step(shape: Shape, rank: int, own: Sequence[Action], step: int) -> Iterator
         yield from posted
         yield from (Wait(move.key) for move in posted)
         behind = None
-        yield Work(shape.took_ns[rank][action.kind])
-        yield Work(shape.between_ns[rank])
+        yield Mark(f"stage_{action.kind}", f"{action.stage} {action.microbatch}")
+        yield Work(shape.took_ns[rank][action.kind], idle_ns=shape.idle_ns[rank][action.kind])
+        yield Mark(f"stage_{action.kind}_end")
+        if place + 1 < len(own):
+            yield _idle(shape.between_ns[rank])
         target = rank + 1 if action.kind == FORWARD else rank - 1
         if blocks:
             yield from (Wait(key) for key in sent)
@@ -197,43 +172,3 @@ def _step(shape: Shape, rank: int, own: Sequence[Action], step: int) -> Iterator
 def _message(shape: Shape, step: int, action: Action, sender: int, receiver: int) -> Launch:
     key = (step, action)
     return Launch(key, shape.hop_ns, "send_recv", shape.bytes, lane=(sender, receiver))
-
-
-def _rows(shape: Shape) -> Iterator[tuple[str, str, Shape]]:
-    """The remedies: what is called what, and the shape."""
-    for times in _MORE:
-        number = shape.microbatches * times
-        yield "microbatches", str(number), shape.with_microbatches(number)
-    for other in _PLAYED:
-        if other != shape.schedule:
-            yield "schedule", other, replace(shape, schedule=other)
-    if all(shape.layers) and shape.even != shape.layers:
-        yield "split", ",".join(map(str, shape.even)), shape.with_layers(shape.even)
-
-
-@once_per_run
-def pipeline_remedies(run: Run) -> pd.DataFrame:
-    """One row per setting that was played, the one that gains most first; empty where none can be.
-
-    Columns: `remedy` (`microbatches`, `schedule`, `split`), `setting` (the number, the schedule's name, the layers of
-    each stage), `bubble` (its share of the stages' time), `held` (the most microbatches that a stage holds),
-    `step_ns` (played), `recorded_ns` (as recorded, played), `gain_ns`.
-    """
-    shape = recorded_shape(run)
-    if shape is None:
-        return pd.DataFrame(columns=list(COLUMNS))
-    before = step_ns(shape)
-    rows = []
-    for remedy, setting, changed in _rows(shape):
-        after = step_ns(changed)
-        orders = order(changed.schedule, len(changed.took_ns), changed.microbatches)
-        most = max(max(held(own)) for own in orders)
-        rows.append((remedy, setting, _bubble(changed, after), most, after, before, before - after))
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
-    return table.sort_values("gain_ns", ascending=False, kind="stable", ignore_index=True)
-
-
-def _bubble(shape: Shape, whole_ns: int) -> float:
-    """Without an action, of the step less what is done around the actions."""
-    busy = fmean(shape.microbatches * sum(own.values()) for own in shape.took_ns)
-    return 1 - busy / max(whole_ns - fmean(shape.around_ns), 1)

@@ -119,6 +119,12 @@ RANK = [step(3, 0, 9), op("mm", 1, 2)]
             2 * (4 * (40 + 2 * 100 + 2 * 100 + 100 + 60) + FULL),
             "A(3Ψ − embedding − layers.2 − head)",
         ),
+        (
+            "parameter-server",
+            {},
+            2 * FULL,
+            "2Ψ in the mean of the ranks; rank 0 sends (n−1)Ψ, as much as it receives, the others Ψ",
+        ),
         ("torch-fsdp2", {"keep_last": False}, 4 * (40 + 600 + 60) + FULL, "3Ψ − embedding − head"),
     ],
 )

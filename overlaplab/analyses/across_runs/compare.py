@@ -46,7 +46,7 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     Columns: `path`, `strategy`, `bucket_cap_mb` (both null without a manifest), `ranks`, `steps` (how many were
     measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over all steps of all ranks (null if
     any is unknown), `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an
-    emulated link), `predicted` (bool: nobody recorded it), `sent_bytes` (median over all steps of all ranks, see
+    emulated link), `predicted` (bool: nobody recorded it), `sent_bytes` (the median step of the mean rank, see
     `volume`), `theory_sent_bytes` (see `volume_theory`), `memory_bytes` (parameters, gradients and optimizer states of
     the rank that holds most), `theory_memory_bytes` (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with
     most), `activation_bytes` (what autograd keeps of a microbatch, the rank with most): all six Float64, null where
@@ -137,7 +137,7 @@ def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
     held = held[held["part"] != "host"].groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
     largest = held.max()
     return {
-        "sent_bytes": sent.median() if len(sent) and sent.notna().all() else None,
+        "sent_bytes": sent.groupby("step", dropna=False).mean().median() if len(sent) and sent.notna().all() else None,
         "theory_sent_bytes": theory.sent_bytes if theory else None,
         "memory_bytes": largest["bytes"],
         "theory_memory_bytes": largest["formula_bytes"],

@@ -14,12 +14,15 @@ _SAME = (
     *("strategy", "device", "backend", "world_size", "mesh", "model", "first_bucket_mb", "prefetch"),
     *("overlap_param_gather", "keep_last", "reshard_after_forward", "asynchronous", "max_staleness"),
     *("checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
-    *("offload", "host_link", "unit_policy", "swept"),
+    *("offload", "host_link", "unit_policy", "pipeline", "swept"),
     *("link", "link_wait", "phantom_ranks", "hardware", "predicted"),
 )
 """The keys of run.json that a sweep holds fixed."""
 
-_WORK = ("world_size", "mesh", "device", "backend", "accumulate", "link", "link_wait", "phantom_ranks", "hardware")
+_WORK = (
+    *("world_size", "mesh", "device", "backend", "accumulate", "microbatches"),
+    *("link", "link_wait", "phantom_ranks", "hardware"),
+)
 """The keys of run.json that beside the model decide what work a step is, and on what machine and link it runs."""
 
 
@@ -119,6 +122,7 @@ def _with_defaults(manifest: Manifest) -> dict[str, Any]:
         "phantom_ranks": manifest.phantom_ranks,
         "predicted": manifest.predicted is not None,
         "mesh": None if manifest.axes.dp == manifest.world_size else asdict(manifest.axes),
+        "microbatches": manifest.pipeline.microbatches if manifest.pipeline else None,
         "swept": {name: value for name, value in given.items() if name != "bucket_cap_mb"},
     }
     return {"communicators": 1} | manifest.raw | own

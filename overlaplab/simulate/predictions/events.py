@@ -17,11 +17,14 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
 from overlaplab.vocabulary import PREDICTED, label_text
 
-__all__ = ["COMPUTES", "LINK", "Event", "bucket_gradients", "gradient_bytes", "played_events"]
+__all__ = ["COMPUTES", "LANES", "LINK", "Event", "bucket_gradients", "gradient_bytes", "played_events"]
 
 COMPUTES, LINK = 1, 2
 """The thread that computes, launches and waits, and the link's own."""
+LANES = 1 << 16
+"""The first of the threads that carry messages, one for each sender and receiver."""
 _INSTANT_NS = 1
+_PASSES = ("backward", "forward", "optimizer", "stage_forward", "stage_backward")
 _PART_NS = 1_000_000
 """Of work in which the rank is idle now and then, an operator is no longer."""
 _KEYS = {
@@ -83,14 +86,17 @@ def bucket_gradients(program: Program) -> dict[Hashable, tuple[str, ...]]:
 
 
 def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
-    """The name of each collective's process group: 0 if all ranks are in it, else its ranks."""
+    """The name of each collective's process group: 0 if all ranks are in it, else its ranks; of a message its lane."""
     members: dict[Hashable, list[int]] = {}
+    found: dict[Hashable, str] = {}
     for rank, program in enumerate(programs):
         for move in program:
-            if isinstance(move, Launch):
+            if isinstance(move, Launch) and move.lane is not None:
+                found[move.key] = quote("0:{}-{}".format(*move.lane))
+            elif isinstance(move, Launch):
                 members.setdefault(move.key, []).append(rank)
     everybody = len(programs)
-    return {key: "0" if len(own) == everybody else "-".join(map(str, own)) for key, own in members.items()}
+    return found | {key: "0" if len(own) == everybody else "-".join(map(str, own)) for key, own in members.items()}
 
 
 @dataclass(slots=True)
@@ -150,7 +156,7 @@ class _Rank:
     @property
     def doing(self) -> str:
         """The pass, and the unit, that compute."""
-        word = next((word for word in ("backward", "forward", "optimizer") if word in self.open), "between passes")
+        word = next((word for word in _PASSES if word in self.open), "between passes")
         return f"{word} {self.unit}" if self.unit else word
 
     def mark(self, mark: Mark, now: int) -> Iterator[Event]:
@@ -162,7 +168,7 @@ class _Rank:
                 self.unit = _unit(mark.name) if mark.word == "use" else ""
                 word = "first_use" if mark.word == "use" else mark.word
                 yield _instant(now, label_text(word, **_fields("gather", mark.name)))
-            case "forward" | "optimizer" | "update":
+            case "forward" | "optimizer" | "update" | "stage_forward" | "stage_backward":
                 self.open[mark.word] = now, mark.name
             case "backward":
                 yield from self.closed("forward", now)
@@ -172,6 +178,11 @@ class _Rank:
                 self.computed_ns = 0
             case "optimizer_end" | "update_end":
                 yield from self.closed(mark.word.removesuffix("_end"), now)
+            case "stage_forward_end" | "stage_backward_end":
+                action = mark.word.removesuffix("_end")
+                begun, name = self.open.pop(action)
+                stage, microbatch = name.split(" ")
+                yield Event(COMPUTES, label_text(action, stage=stage, microbatch=microbatch), begun, now)
 
     def closed(self, word: str, now: int, **fields: int) -> Iterator[Event]:
         """The range that began with the word."""
@@ -207,7 +218,8 @@ class _Rank:
             if launch.role in _WAITERS:
                 yield Event(COMPUTES, label_text(_WAITERS[launch.role], **fields), begun, over)
                 continue
-            general.append((begun, over))
+            if launch.lane is None:  # no label is around the wait for a message
+                general.append((begun, over))
             if launch.role in _DONE:
                 yield _instant(over, label_text(_DONE[launch.role], **fields))
         if general and labelled:
@@ -216,14 +228,21 @@ class _Rank:
 
     def comms(self) -> Iterator[Event]:
         """The link's ranges: from when the rank has launched a collective and the link is free, to its end."""
-        link, free = self.manifest.emulated_link, 0
+        link, free = self.manifest.emulated_link, dict[int, int]()
+        lanes = sorted({launch.lane for launch, _, _ in self.launched.values() if launch.lane is not None})
         for key, (launch, at, number) in self.launched.items():
             end = self.carried[key][1]
             fields: dict[str, str | int] = {"seq": number, "kind": launch.kind}
-            fields |= {"dtype": _dtype(self.manifest, launch.role), "bytes": launch.bytes, "group": self.groups[key]}
+            fields |= {
+                "dtype": _dtype(self.manifest, launch.role if launch.lane is None else "activations"),
+                "bytes": launch.bytes,
+                "group": self.groups[key],
+            }
             fields |= {"link": quote(str(link)), "modelled_ns": launch.transfer_ns} if link else {}
-            yield Event(LINK, label_text("comm", **fields), min(max(at, free) + self.taken_ns, end), end)
-            free = end
+            thread = LINK if launch.lane is None else LANES + lanes.index(launch.lane)
+            start = min(max(at, free.get(thread, 0)) + self.taken_ns, end)
+            yield Event(thread, label_text("comm", **fields), start, end)
+            free[thread] = end
 
 
 def _operators(work: Work) -> Iterator[tuple[int, int]]:
@@ -252,11 +271,11 @@ def _ordered(fields: dict[str, str]) -> dict[str, str]:
 
 
 def _dtype(manifest: Manifest, role: str) -> str:
-    """In which gradients, parameters, or flags are sent."""
+    """In which gradients, parameters, activations, or flags are sent."""
     if not role:
         return "int32"
     computes = manifest.param_dtype or (manifest.model.dtype if manifest.model else None) or "float32"
-    if role in ("gather", "parameters"):
+    if role in ("gather", "parameters", "activations"):
         return computes
     return manifest.reduce_dtype or ("float32" if manifest.main_grad else computes)
 

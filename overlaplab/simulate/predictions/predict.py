@@ -29,6 +29,7 @@ from overlaplab.simulate.predictions.error import (
 from overlaplab.simulate.predictions.events import Event, bucket_gradients, gradient_bytes, played_events
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import options_of
+from overlaplab.simulate.programs.pipelined import pipeline_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
@@ -161,6 +162,12 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     """run.json as a recording of the setting would have it, as far as it can be known."""
     assert run.manifest is not None
     raw = {key: value for key, value in run.manifest.raw.items() if key not in _OF_A_RECORDING}
+    if run.manifest.pipeline is not None:
+        link = setting.link or run.manifest.link
+        return raw | {
+            "pipeline": asdict(pipeline_of(run, run.manifest, setting)),
+            "link": asdict(link) if link else None,
+        }
     options = options_of(run, run.manifest, setting)
     traits = TRAITS.get(options.strategy)
     raw |= {"strategy": options.strategy, "world_size": options.ranks, "accumulate": options.accumulate}

@@ -21,6 +21,7 @@ from overlaplab.simulate.player import Program, StuckError
 from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options, options_of
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
+from overlaplab.simulate.programs.pipelined import pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, median_rank, profile_of
 from overlaplab.simulate.programs.replicated import Bucketed, Naive, PerParam, TorchDDP
 from overlaplab.simulate.programs.setting import Setting
@@ -50,6 +51,8 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
 
     Raises `OverlaplabError` where the run cannot tell, or where the setting has an option that its strategy lacks.
     """
+    if run.manifest is not None and run.manifest.pipeline is not None:
+        return pipeline_programs(run, setting)
     made = made_programs(run, setting)
     if setting.ranks is None or run.manifest is None or setting.ranks == run.manifest.world_size:
         return made
@@ -103,6 +106,18 @@ def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...]]:
             f"{manifest.strategy} makes its collectives by hand, and their hops are not predicted",
             path=run.path,
             remedy="Predict from a run of bucketed",
+        )
+    if _traits(manifest).gradients == "server":
+        raise OverlaplabError(
+            f"{manifest.strategy} sends all gradients to a server, which is not predicted",
+            path=run.path,
+            remedy="Predict from a run of bucketed",
+        )
+    if manifest.pipeline is not None:
+        raise OverlaplabError(
+            "its ranks are stages of a pipeline",
+            path=run.path,
+            remedy="overlaplab predict takes --schedule, --microbatches, --stages and --link of it",
         )
     if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size:
         raise OverlaplabError(

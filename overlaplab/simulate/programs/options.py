@@ -75,8 +75,12 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
         refuse("cuts layers, which is not predicted: record it")
     if traits.hops is not None:
         refuse("makes its collectives by hand, and their hops are not predicted: record it")
+    if traits.gradients == "server":
+        refuse("sends all gradients to a server, which is not predicted: record it")
     if traits.stages:
-        refuse("is not predicted from, nor as, another strategy; overlaplab pipeline RUN plays its other settings")
+        refuse("is predicted from recordings of pipelines alone")
+    if setting.schedule or setting.microbatches is not None or setting.stages:
+        refuse("is no pipeline: it has neither schedule nor stages, and takes accumulate for microbatches")
     if not traits.buckets and (setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None):
         refuse("sends no buckets: it has no cap")
     if traits.buckets and setting.first_bucket_mb is not None and not has_first_bucket(strategy, traits):

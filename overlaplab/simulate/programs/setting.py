@@ -25,5 +25,11 @@ class Setting:
     """Units gathered ahead of the one in use."""
     accumulate: int | None = None
     """Microbatches per step."""
+    schedule: str | None = None
+    """Of a pipeline: `gpipe` or `1f1b`."""
+    microbatches: int | None = None
+    """Of a pipeline's step, each as large as recorded."""
+    stages: tuple[int, ...] | None = None
+    """The layers of each stage of a pipeline."""
     straggler: bool = True
     """False: every rank's work is as the median rank's."""

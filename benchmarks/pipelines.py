@@ -1,0 +1,75 @@
+"""Predicted pipelines against recorded ones, on the sleeping device: each setting from the recording of each other.
+
+    python benchmarks/pipelines.py OUT    records what OUT does not hold yet, then compares
+
+Four ranks with a stage on each, and ten units of 10 ms forward and 20 ms back. Each line: the mean step predicted and
+recorded, and the error; at the end the mean and the worst, raw. The last line is what `overlaplab pipeline` says of
+twice as many microbatches of half the size. Record on a machine with nothing else to do: about two minutes.
+"""
+
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+from statistics import fmean
+
+import typer
+
+import overlaplab
+from overlaplab.findings import refuse_to_predict
+from overlaplab.simulate import pipeline_remedies
+from overlaplab.simulate.predictions.error import measured_steps
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
+
+COMMON = (
+    *("--strategy", "pipeline", "--device", "cpu", "--nproc", "4", "--link", "1Gbps,2000us", "--layers", "8"),
+    *("--steps", "5", "--attempts", "1"),
+)
+EVEN = (2, 2, 2, 2)
+SETTINGS = (
+    Setting(schedule="gpipe", microbatches=4, stages=EVEN),
+    Setting(schedule="gpipe", microbatches=8, stages=EVEN),
+    Setting(schedule="1f1b", microbatches=4, stages=EVEN),
+    Setting(schedule="1f1b", microbatches=8, stages=EVEN),
+    Setting(schedule="gpipe", microbatches=8, stages=(1, 3, 3, 1)),
+    Setting(schedule="1f1b", microbatches=8, stages=(1, 3, 3, 1)),
+    Setting(schedule="1f1b", microbatches=16, stages=EVEN),
+)
+
+
+def main(out: Path) -> None:
+    """Record, predict, compare."""
+    runs = {setting: recording(setting, out / name(setting)) for setting in SETTINGS}
+    errors = []
+    for source, target in permutations(SETTINGS, 2):
+        predicted, really = predict(runs[source], target).step_ns, fmean(measured_steps(runs[target]))
+        errors.append(predicted / really - 1)
+        print(f"{predicted / 1e6:8.1f} {really / 1e6:8.1f} ms {errors[-1]:+7.2%}  {name(source)} → {name(target)}")
+    print(f"mean {fmean(map(abs, errors)):.2%}, worst {max(map(abs, errors)):.2%}")
+    played = pipeline_remedies(runs[SETTINGS[3]])
+    twice = played[(played["remedy"] == "microbatches") & (played["setting"] == "16")]["step_ns"].item()
+    halved = recording(SETTINGS[6], out / "halved", "5ms,10ms,1ms", "--batch", "2")
+    really = fmean(measured_steps(halved))
+    print(f"{twice / 1e6:8.1f} {really / 1e6:8.1f} ms {twice / really - 1:+7.2%}  {name(SETTINGS[3])} → 16 halved")
+
+
+def name(setting: Setting) -> str:
+    """A folder's name."""
+    return f"{setting.schedule}-m{setting.microbatches}-{''.join(map(str, setting.stages or ()))}"
+
+
+def recording(setting: Setting, out: Path, sleep: str = "10ms,20ms,1ms", *more: str) -> overlaplab.Run:
+    """The engine with this setting, asleep, unless it is there already."""
+    stages = ",".join(map(str, setting.stages or ()))
+    own = ["--schedule", str(setting.schedule), "--microbatches", str(setting.microbatches), "--stages", stages]
+    command = [sys.executable, "-m", "overlaplab", "record", *COMMON, *own, "--compute", f"sleep:{sleep}", *more]
+    if not out.exists():
+        subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
+    run = overlaplab.load_run(out)
+    refuse_to_predict(run)  # the machine was busy, or the link late: remove the folder, and go on
+    return run
+
+
+if __name__ == "__main__":
+    typer.run(main)

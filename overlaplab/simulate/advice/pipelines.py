@@ -1,0 +1,70 @@
+"""What another schedule, more microbatches or another split of the layers would gain in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import fmean
+
+import pandas as pd
+
+from overlaplab.costs.pipeline import held, order
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run
+from overlaplab.simulate.pipelines import PLAYED, UPDATE, Shape, step_ns
+from overlaplab.simulate.recorded_pipelines import recorded_shapes
+
+__all__ = ["pipeline_remedies"]
+
+_MORE = (2, 4)
+"""Times as many microbatches."""
+_COLUMNS = ("remedy", "setting", "bubble", "held", "step_ns", "recorded_ns", "gain_ns")
+
+
+@once_per_run
+def pipeline_remedies(run: Run) -> pd.DataFrame:
+    """One row per setting that was played, the one that gains most first; empty where none can be.
+
+    Columns: `remedy` (`microbatches`, `schedule`, `split`), `setting` (the number, the schedule's name, the layers of
+    each stage), `bubble` (its share of the stages' time), `held` (the most microbatches that a stage holds),
+    `step_ns` (played), `recorded_ns` (as recorded, played), `gain_ns`.
+    """
+    try:
+        recorded = recorded_shapes(run)
+    except OverlaplabError:
+        return pd.DataFrame(columns=list(_COLUMNS))
+    before = step_ns(recorded)
+    rows = []
+    for remedy, setting, changed in _rows(recorded):
+        after, first = step_ns(changed), changed[0]
+        orders = order(first.schedule, len(first.took_ns), first.microbatches)
+        most = max(max(held(own)) for own in orders)
+        rows.append((remedy, setting, _bubble(changed, after), most, after, before, before - after))
+    table = pd.DataFrame(rows, columns=list(_COLUMNS))
+    return table.sort_values("gain_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, ...]]]:
+    """The remedies: what is called what, and the shapes of its steps."""
+    first = recorded[0]
+    for times in _MORE:
+        number = first.microbatches * times
+        yield "microbatches", str(number), tuple(shape.with_microbatches(number) for shape in recorded)
+    for other in PLAYED:
+        if other != first.schedule and (other == "gpipe" or first.microbatches >= len(first.took_ns)):
+            yield "schedule", other, tuple(replace(shape, schedule=other) for shape in recorded)
+    if first.layers and (even := first.even) != first.layers:
+        yield "split", ",".join(map(str, even)), tuple(shape.with_layers(even) for shape in recorded)
+
+
+def _bubble(shapes: tuple[Shape, ...], whole_ns: int) -> float:
+    """Without an action, of the step less what is done around the actions."""
+    busy = fmean(
+        shape.microbatches * sum(ns for kind, ns in own.items() if kind != UPDATE)
+        for shape in shapes
+        for own in shape.took_ns
+    )
+    around = fmean(
+        sum(own) + took[UPDATE] for shape in shapes for own, took in zip(shape.around_ns, shape.took_ns, strict=True)
+    )
+    return 1 - busy / max(whole_ns - around, 1)
