@@ -341,7 +341,9 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "changes": ANY,
             "recorded": _MEANS,
             "predicted": _MEANS,
-            "interval": keys(**dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "half_ns"), WHOLE)),
+            "interval": keys(
+                **dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "transfers_ns", "half_ns"), WHOLE)
+            ),
             "extrapolated": {"type": "object", "additionalProperties": NUMBER},
             "warnings": many(TEXT),
         },

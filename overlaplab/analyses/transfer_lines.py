@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
-from overlaplab.costs import fit_line, ring_factor
+from overlaplab.costs import fit_line, ring_factor, students_t
 from overlaplab.costs.link import ROUNDS
 from overlaplab.events import Run
 
@@ -49,6 +49,18 @@ class Fitted:
         if self.transfers["bytes"].nunique() < 2 or not varied:
             return None
         return 1 - float((self._residuals() ** 2).sum()) / varied
+
+    @property
+    def half_ns(self) -> float | None:
+        """Half of the 95 % interval around the line of one more transfer; None where two parameters leave none."""
+        freedom = len(self.transfers) - 2
+        if freedom < 1:
+            return None
+        return students_t(freedom) * float(np.sqrt((self._residuals() ** 2).sum() / freedom))
+
+    def of(self, num_bytes: int) -> int:
+        """T of so many bytes, in ns."""
+        return round(self.latency_ns + self.ns_per_byte * num_bytes)
 
     def _residuals(self) -> np.ndarray:
         sizes, times = (self.transfers[name].to_numpy(float) for name in ("bytes", "transfer_ns"))

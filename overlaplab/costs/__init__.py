@@ -2,7 +2,7 @@
 
 from overlaplab.costs.attained import ENOUGH_STEPS, Attained, attained_steps, link_attained
 from overlaplab.costs.collectives import Algorithm, collective_ns, collective_times, tree_ns, two_level_ns
-from overlaplab.costs.line import fit_line
+from overlaplab.costs.line import fit_line, students_t
 from overlaplab.costs.link import hops_ns, message_ns, parse_link, ring_factor, server_ns, transfer_ns, tree_until
 from overlaplab.costs.volume import Theory
 
@@ -21,6 +21,7 @@ __all__ = [
     "parse_link",
     "ring_factor",
     "server_ns",
+    "students_t",
     "transfer_ns",
     "tree_ns",
     "tree_until",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from statistics import median
+from statistics import NormalDist, median
 
 _MOST_SIZES = 32
 """Sizes through whose medians lines are tried; of more, every n-th."""
+
+_Z = NormalDist().inv_cdf(0.975)
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t for 95 %, two-sided, with 1 to 10 degrees of freedom."""
 
 
 def fit_line(num_bytes: Sequence[int], times_ns: Sequence[int]) -> tuple[float, float]:
@@ -39,3 +43,8 @@ def fit_line(num_bytes: Sequence[int], times_ns: Sequence[int]) -> tuple[float, 
 def _deviation(line: tuple[float, float], num_bytes: Sequence[int], times_ns: Sequence[int]) -> float:
     latency, slope = line
     return sum(abs(latency + slope * size - took) for size, took in zip(num_bytes, times_ns, strict=True))
+
+
+def students_t(freedom: int) -> float:
+    """Student's t for 95 %, two-sided: by the table, then by the first term of its expansion around the normal."""
+    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _Z + (_Z**3 + _Z) / (4 * freedom)

@@ -42,6 +42,8 @@ class Gradient:
     """When it had been accumulated, in absolute host ns."""
     shape: tuple[int, ...] | None
     """None where shapes are not recorded."""
+    hooks_end_ns: int
+    """When the hooks that followed were over, in absolute host ns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,10 @@ class DDPBackward(Span):
     """In order of launch."""
     gradients: int
     """How many arrived."""
+    forwards: int
+    """Of how many forward passes of DDP: more than one where several modules, or a module twice, have one backward
+    pass.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +92,36 @@ def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
     if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
         return ()
     borders, evaluated = _evaluated(trace)
+    begun = _forwards(trace)
     extents = evaluated.groupby(["number", "thread"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
     bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
     found = []
+    seen = 0
     for number, group in groupby(_accumulations(trace, ran), lambda own: bisect_right(borders, own.start_ns)):
         own = list(group)
+        before, seen = seen, bisect_right(begun, own[0].start_ns)
         if not any(accumulation.launched for accumulation in own):
             continue
         thread = own[0].thread
         start, end = bounds.get((number, thread), (own[0].start_ns, own[-1].end_ns))
         found.append(
-            DDPBackward(start_ns=start, end_ns=end, thread=thread, buckets=tuple(_buckets(own)), gradients=len(own))
+            DDPBackward(
+                start_ns=start,
+                end_ns=end,
+                thread=thread,
+                buckets=tuple(_buckets(own)),
+                gradients=len(own),
+                forwards=seen - before,
+            )
         )
     return tuple(found)
+
+
+def _forwards(trace: Trace) -> list[int]:
+    """When each forward pass of DDP began, in order."""
+    events = trace.events
+    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    return sorted(events["ts_ns"][annotated & matching(events["name"], lambda name: name == _FORWARD)].tolist())
 
 
 def autograd_passes(trace: Trace) -> tuple[Span, ...]:
@@ -115,8 +138,7 @@ def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     events = trace.events
     annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
     spans, names = spans_of(trace)[annotated], events["name"][annotated]
-    forwards = spans.loc[matching(names, lambda name: name == _FORWARD), "start_ns"]
-    borders = sorted({*forwards.tolist(), *(window.host_start_ns for window in step_windows(trace))})
+    borders = sorted({*_forwards(trace), *(window.host_start_ns for window in step_windows(trace))})
     evaluated = spans[matching(names, lambda name: name.startswith(_EVALUATE))]
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
@@ -186,7 +208,8 @@ def _buckets(accumulations: Sequence[_Accumulation]) -> Iterator[DDPBucket]:
     pool: list[Gradient] = []
     owed = 0  # elements in the pool that belong to buckets already launched
     for number, own in enumerate(accumulations, start=1):
-        pool.append(Gradient(number=number, at_ns=own.accumulated_ns, shape=own.shape))
+        gradient = Gradient(number=number, at_ns=own.accumulated_ns, shape=own.shape, hooks_end_ns=own.end_ns)
+        pool.append(gradient)
         sized = all(gradient.shape is not None for gradient in pool)
         for launch in own.launched:
             taken = 0

@@ -5,6 +5,8 @@ its threads are one, since torch's take turns (the one that calls `backward` wai
 has its events, each after what `evidence.dependencies` tells. Of collectives of one kernel whose last arrival is known,
 T is what they took after it, and all ranks' streams play them together; others take as long as was recorded. So
 programs that are played as they are give the recorded steps.
+
+What a rank launches instead of what was recorded is an `Edit`, which `device_buckets` makes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median_low
+from typing import Literal, TypeAlias
 
 from overlaplab.events import Run, Trace, launchers, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
@@ -22,7 +26,20 @@ from overlaplab.evidence.waits import arrivals
 from overlaplab.simulate.player import End, Launch, Move, Note, Program, Wait, Work
 from overlaplab.vocabulary import Rule
 
-__all__ = ["DevicePrograms", "device_programs"]
+__all__ = [
+    "DevicePrograms",
+    "Edit",
+    "Held",
+    "Moved",
+    "Sent",
+    "device_programs",
+    "edited_programs",
+    "held",
+    "played_together",
+]
+
+Held: TypeAlias = Literal["launch", "event", "stream"]
+"""What an event waited for last: the call that launched it, another stream's event, the one before it on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +53,69 @@ class DevicePrograms:
     """How many ranks each collective that is played together has."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A collective that a rank's host launches though none was recorded; times in absolute host ns."""
+
+    launch: Launch
+    stream: int
+    at_ns: int
+    """When launching it begins, in the recorded host's time."""
+    call_ns: int
+    """How long after that the call is that gives it to the device."""
+    took_ns: int
+    """How long launching it takes the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A range of the host's recorded time that it comes to at another time, with all that it launches there."""
+
+    start_ns: int
+    end_ns: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What a rank does in another way than was recorded.
+
+    Places are those of `device_events`; those of `sent` follow.
+    """
+
+    sent: Sequence[Sent] = ()
+    gone: Mapping[int, int] = field(default_factory=dict)
+    """Collectives that are not launched; whoever waited for one waits for that at the place given."""
+    spared: Sequence[tuple[int, int]] = ()
+    """What the host is spared, as ranges of its recorded time."""
+    moved: Sequence[Moved] = ()
+    waits: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """What an event waits for, besides what is known by the times."""
+    late_ns: Mapping[Held, int] = field(default_factory=dict)
+    """How long after what it waited for last a collective of `sent` begins."""
+    freed: frozenset[int] = frozenset()
+    """Events that no longer wait for another stream's, but for what `waits` tells."""
+    wake_ns: int = 0
+    """How long after what `waits` tells an event begins that was recorded."""
+
+
 @once_per_run
 def device_programs(run: Run) -> DevicePrograms | None:
     """The programs; None where a trace has no device events or no steps."""
+    return edited_programs(run, ())
+
+
+def edited_programs(run: Run, edits: Sequence[Edit]) -> DevicePrograms | None:
+    """As `device_programs`, with an edit for each trace, or none at all."""
     if not run.traces or any(rule_of(trace) is not Rule.GPU or not step_windows(trace) for trace in run.traces):
         return None
     offsets = corrections(run).tolist()
     zero = min(_begin(trace) - offset for trace, offset in zip(run.traces, offsets, strict=True))
-    together = _together(run)
     programs: list[Program] = []
     steps: list[int] = []
     for place, (trace, offset) in enumerate(zip(run.traces, offsets, strict=True)):
-        rank = _Rank(place, trace, zero + offset, together.get(place, {}))
+        edit = edits[place] if edits else Edit()
+        rank = _Rank(place, trace, zero + offset, played_together(run)[place], edit)
         programs += [rank.host(), *rank.streams(), rank.windows()]
         steps.append(len(programs) - 1)
     launches = Counter(move.key for program in programs for move in program if isinstance(move, Launch))
@@ -60,8 +128,9 @@ def _begin(trace: Trace) -> int:
     return min([*called, device_events(trace)[0].start_ns])
 
 
-def _together(run: Run) -> dict[int, dict[int, Launch]]:
-    """By trace and row of `recorded` each collective whose last arrival is known.
+@once_per_run
+def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
+    """Of each trace the collectives of a single event whose last arrival is known, by that event's place.
 
     Without messages by kernels, of which one may carry several: these take as long as they took.
     """
@@ -73,16 +142,39 @@ def _together(run: Run) -> dict[int, dict[int, Launch]]:
     for row in rows.assign(took_ns=took).to_dict("records"):
         launch = Launch(("collective", row["match"]), row["took_ns"], row["kind"], row["bytes"])
         found.setdefault(row["trace"], {})[row["row"]] = launch
-    return found
+    return tuple(_single(trace, found.get(place, {})) for place, trace in enumerate(run.traces))
+
+
+def _single(trace: Trace, together: Mapping[int, Launch]) -> dict[int, Launch]:
+    row_of = recorded_of_events(trace)
+    places: dict[int, list[int]] = {}
+    for place, own in enumerate(device_events(trace)):
+        places.setdefault(int(row_of[own.row]), []).append(place)
+    return {own[0]: together[row] for row, own in places.items() if row in together and len(own) == 1}
+
+
+def held(events: Sequence[DeviceEvent], own: DeviceEvent) -> tuple[Held, int]:
+    """What an event waited for last, and how long after that it began, in ns."""
+    known: dict[Held, int] = {"stream": UNKNOWN_NS if own.before is None else events[own.before].end_ns}
+    known["launch"] = own.called_ns
+    if own.after is not None:
+        known["event"] = events[own.after].end_ns
+    last = max(known, key=lambda name: known[name])
+    return last, max(own.start_ns - known[last], 0)
 
 
 class _Rank:
     """One rank's programs; `zero` is their start, by the rank's own clock."""
 
-    def __init__(self, place: int, trace: Trace, zero: int, together: Mapping[int, Launch]) -> None:
+    def __init__(self, place: int, trace: Trace, zero: int, together: Mapping[int, Launch], edit: Edit) -> None:
         self._place, self._trace, self._zero = place, trace, zero
-        self._events = device_events(trace)
-        self._together = self._single(together)
+        self._events, self._together, self._edit = device_events(trace), together, edit
+        self._moved = {
+            place: (move, move.at_ns + own.called_ns - move.start_ns)
+            for move in edit.moved
+            for place, own in enumerate(self._events)
+            if move.start_ns <= own.called_ns <= move.end_ns
+        }
         late = [
             own.start_ns - own.called_ns
             for own in self._events
@@ -96,15 +188,21 @@ class _Rank:
         launched: dict[int, list[int]] = {}
         calls = launchers(self._trace)
         for place, own in enumerate(self._events):
-            if own.called_ns != UNKNOWN_NS:
+            if own.called_ns != UNKNOWN_NS and place not in self._edit.gone and place not in self._moved:
                 launched.setdefault(int(calls[own.row]), []).append(place)
         for places in launched.values():
             at_ns = self._events[places[0]].called_ns
             points.append((at_ns, 0, [Note(self._key("launched", place)) for place in places], at_ns))
         for call in blocking_calls(self._trace):
             ended_ns = self._events[call.until].end_ns
-            wait = Wait(self._key("done", call.until), max(call.end_ns - ended_ns, 0))
+            wait = Wait(self._done(call.until), max(call.end_ns - ended_ns, 0))
             points.append((call.start_ns, 1, [wait], max(call.end_ns, ended_ns)))
+        spared = [*self._edit.spared, *((each.start_ns, each.end_ns) for each in self._edit.moved)]
+        points += [(start_ns, 0, [], end_ns) for start_ns, end_ns in spared]
+        points += [(each.at_ns, 2, list(self._launches(each)), each.at_ns) for each in self._edit.moved]
+        for place, sent in enumerate(self._edit.sent, start=len(self._events)):
+            note = Note(self._key("launched", place))
+            points.append((sent.at_ns, 2, [Work(sent.call_ns), note, Work(sent.took_ns - sent.call_ns)], sent.at_ns))
         moves: list[Move] = []
         now = self._zero
         for at_ns, _, own_moves, then_ns in sorted(points, key=lambda point: point[:2]):
@@ -112,13 +210,34 @@ class _Rank:
             now = max(now, then_ns)
         return moves
 
+    def _launches(self, moved: Moved) -> Iterator[Move]:
+        """What the host does in a range that it comes to at another time."""
+        now = moved.start_ns
+        places = [place for place, (own, _) in self._moved.items() if own is moved]
+        for place in sorted(places, key=lambda place: self._events[place].called_ns):
+            yield Work(self._events[place].called_ns - now)
+            yield Note(self._key("launched", place))
+            now = self._events[place].called_ns
+        yield Work(moved.end_ns - now)
+
     def streams(self) -> Iterator[list[Move]]:
         """Each stream's events."""
         for stream in dict.fromkeys(own.stream for own in self._events):
+            own = [place for place, event in enumerate(self._events) if event.stream == stream]
+            kept = [UNKNOWN_NS if place in self._moved else self._events[place].called_ns for place in own]
+            launched = accumulate(kept, max)
+            sent = [place for place, each in enumerate(self._edit.sent, len(self._events)) if each.stream == stream]
+            called = [
+                (self._moved[place][1] if place in self._moved else at_ns, place)
+                for at_ns, place in zip(launched, own, strict=True)
+            ]
+            called += [(self._sent(place).at_ns + self._sent(place).call_ns, place) for place in sent]
             moves: list[Move] = []
-            for place, own in enumerate(self._events):
-                if own.stream == stream:
-                    moves += self._event(place, own)
+            for _, place in sorted(called, key=lambda each: each[0]):
+                if place >= len(self._events):
+                    moves += self._added(place)
+                elif place not in self._edit.gone:
+                    moves += self._event(place, self._events[place])
             yield moves
 
     def windows(self) -> list[Move]:
@@ -128,7 +247,7 @@ class _Rank:
         moves: list[Move] = []
         for window in windows:
             moves += [Wait(self._key("begun", begins[window.start_ns])), End()]
-        return [*moves, *(Wait(self._key("done", place)) for place in self._ends(windows[-1].end_ns)), End()]
+        return [*moves, *(Wait(self._done(place)) for place in self._ends(windows[-1].end_ns)), End()]
 
     def _ends(self, end_ns: int) -> list[int]:
         """The last event of each stream until then."""
@@ -140,14 +259,21 @@ class _Rank:
         if own.called_ns != UNKNOWN_NS:
             waits.append((own.called_ns, self._key("launched", place), self._launch_ns))
         if own.after is not None:
-            waits.append((self._events[own.after].end_ns, self._key("done", own.after), 0))
+            waits.append((self._events[own.after].end_ns, self._done(own.after), 0))
         ready_ns = max([free_ns, *(at_ns for at_ns, _, _ in waits)])
         late_ns = max(own.start_ns - ready_ns, 0)
+        if place in self._edit.freed:
+            del waits[-1]
+        again = place in self._edit.freed or (place in self._edit.waits and place in self._together)
+        if again and ready_ns > free_ns:  # its stream may hold it now, which then takes as long to go on as elsewhere
+            yield Work(min(self._edit.late_ns.get("stream", 0), own.start_ns - free_ns))
+        if ready_ns == free_ns:
+            yield Work(late_ns)
         for at_ns, key, usual_ns in sorted(waits):
             held = at_ns == ready_ns and at_ns > free_ns
             yield Wait(key, late_ns if held else min(usual_ns, max(own.start_ns - at_ns, 0)))
-        if ready_ns == free_ns:
-            yield Work(late_ns)
+        for other in self._edit.waits.get(place, ()):
+            yield Wait(self._done(other), self._edit.wake_ns)
         yield Note(self._key("begun", place))
         if place in self._together:
             launch = self._together[place]
@@ -156,17 +282,24 @@ class _Rank:
             yield Work(max(own.end_ns - max(own.start_ns, free_ns), 0))
         yield Note(self._key("done", place))
 
+    def _added(self, place: int) -> Iterator[Move]:
+        launch, late_ns = self._sent(place).launch, self._edit.late_ns
+        yield Work(late_ns.get("stream", 0))
+        yield Wait(self._key("launched", place), late_ns.get("launch", self._launch_ns))
+        for other in self._edit.waits.get(place, ()):
+            yield Wait(self._done(other), late_ns.get("event", 0))
+        yield from (Note(self._key("begun", place)), launch, Wait(launch.key), Note(self._key("done", place)))
+
+    def _sent(self, place: int) -> Sent:
+        return self._edit.sent[place - len(self._events)]
+
+    def _done(self, place: int) -> Hashable:
+        """When the event at a place is over, or what takes its place."""
+        return self._key("done", self._edit.gone.get(place, place))
+
     def _free_ns(self, own: DeviceEvent) -> int:
         """When its stream was free."""
         return self._zero if own.before is None else self._events[own.before].end_ns
-
-    def _single(self, together: Mapping[int, Launch]) -> dict[int, Launch]:
-        """By the place of its only event each collective that all ranks play together."""
-        row_of = recorded_of_events(self._trace)
-        places: dict[int, list[int]] = {}
-        for place, own in enumerate(self._events):
-            places.setdefault(int(row_of[own.row]), []).append(place)
-        return {own[0]: together[row] for row, own in places.items() if row in together and len(own) == 1}
 
     def _key(self, word: str, place: int) -> Hashable:
         return self._place, word, place

@@ -15,7 +15,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.waits import arrivals
 from overlaplab.manifest import Link, traits_of
 
-_UNSTEADY = 0.25
+UNSTEADY = 0.25
 """Of all measured transfer time: if a line deviates by more, transfers do not take as long as their sizes say."""
 
 
@@ -109,6 +109,6 @@ class _Measured:
             return None
         latency_ns, ns_per_byte = fit_line([size for size, _ in known], [took for _, took in known])
         deviation = sum(abs(latency_ns + ns_per_byte * size - took) for size, took in known)
-        if deviation > _UNSTEADY * sum(took for _, took in known):
+        if deviation > UNSTEADY * sum(took for _, took in known):
             return None
         return lambda num_bytes: round(latency_ns + ns_per_byte * num_bytes)

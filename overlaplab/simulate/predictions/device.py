@@ -1,14 +1,16 @@
-"""Runs recorded on GPUs, by anybody, behind another link: hosts and streams played again, with T by the link's formula.
+"""Runs recorded on GPUs, by anybody, under another setting: hosts and streams played again.
 
-What depends on the options of a training loop is not known of these programs, so nothing but the link can be changed.
-The predicted run tells what streams did as operators of threads: the main stream's, the others', and the link's.
+Behind another link T is by its formula; DDP's buckets may have another cap (`device_buckets`). What else depends on the
+options of a training loop is not known of these programs. The predicted run tells what streams did as operators of
+threads: the main stream's, the others', and the link's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
@@ -17,13 +19,17 @@ from overlaplab.events import Run, Trace, main_stream, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.manifest import Link
-from overlaplab.simulate.device import DevicePrograms, device_programs
+from overlaplab.simulate.device import DevicePrograms, Edit, device_programs, edited_programs
+from overlaplab.simulate.device_buckets import Recut, recut
+from overlaplab.simulate.device_gathers import prefetched
 from overlaplab.simulate.player import Launch, Move, Note, Played, StuckError, play
+from overlaplab.simulate.predictions.error import by_step
 from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
+from overlaplab.simulate.programs.options import MIB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import PREDICTED, label_text
 
-__all__ = ["DevicePrediction", "predict_device"]
+__all__ = ["DevicePrediction", "predict_device", "require_device"]
 
 _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
@@ -36,26 +42,47 @@ class DevicePrediction:
     recorded_ns: Sequence[Sequence[int]]
     """The recorded run, played as it is."""
     predicted_ns: Sequence[Sequence[int]]
+    transfers_ns: int
+    """How much the mean step may be off because T of other sizes is."""
     ranks: list[list[Event]]
     """Each rank's events."""
+    moves: tuple[Sequence[Move], Sequence[Move]]
+    """All ranks' moves, as recorded and as predicted."""
 
 
 def predict_device(run: Run, setting: Setting) -> DevicePrediction:
-    """Play the run behind the setting's link. Raises `OverlaplabError` where it cannot be."""
+    """Play the run under the setting. Raises `OverlaplabError` where it cannot be."""
     programs = _programs(run, setting)
-    link = setting.link
-    changed = programs if link is None else replace(programs, programs=tuple(_behind(run, programs, link)))
+    link, cut = setting.link, _recut(run, setting)
+    changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
+    if link is not None:
+        changed = replace(changed, programs=tuple(_behind(run, changed, link)))
     before, after = _played(run, programs), _played(run, changed)
     return DevicePrediction(
-        recorded_ns=[before.spans_ns(place) for place in programs.steps],
-        predicted_ns=[after.spans_ns(place) for place in programs.steps],
-        ranks=[list(_events(trace, changed, after, rank)) for rank, trace in enumerate(run.traces)],
+        recorded_ns=_spans(programs, before),
+        predicted_ns=_spans(changed, after),
+        transfers_ns=_doubt_ns(run, changed, _spans(changed, after), cut.doubt_ns),
+        ranks=[
+            list(_events(trace, changed, after, rank, cut.edits[rank] if cut.edits else Edit()))
+            for rank, trace in enumerate(run.traces)
+        ],
+        moves=(_moves(programs), _moves(changed)),
     )
 
 
 def _programs(run: Run, setting: Setting) -> DevicePrograms:
-    if setting != Setting(link=setting.link):
-        raise OverlaplabError("of a run on GPUs nothing but the link is predicted", path=run.path)
+    names = ("link", "bucket_cap_mb", "first_bucket_mb", "prefetch")
+    if setting != Setting(**{name: getattr(setting, name) for name in names}):
+        what = "of a run on GPUs nothing but the link, DDP's caps and FSDP2's prefetch is predicted"
+        raise OverlaplabError(what, path=run.path)
+    programs = require_device(run)
+    if setting.link and not programs.members:
+        raise OverlaplabError("when all ranks had come to a collective is not known of any", path=run.path)
+    return programs
+
+
+def require_device(run: Run) -> DevicePrograms:
+    """The programs of a run on GPUs as it is; raises `OverlaplabError` where nothing can be predicted of it."""
     world = max(trace.world_size or 1 for trace in run.traces)
     if len(run.traces) < world:
         what = f"{len(run.traces)} of {world} ranks: a prediction needs them all"
@@ -63,9 +90,55 @@ def _programs(run: Run, setting: Setting) -> DevicePrograms:
     programs = device_programs(run)
     if programs is None or len({len(step_windows(trace)) for trace in run.traces}) > 1:
         raise OverlaplabError("its traces do not tell what waited for what, or of different steps", path=run.path)
-    if setting.link and not programs.members:
-        raise OverlaplabError("when all ranks had come to a collective is not known of any", path=run.path)
     return programs
+
+
+def _recut(run: Run, setting: Setting) -> Recut:
+    """The buckets that the setting's caps give, or the prefetching that it asks for; as recorded where it does not."""
+    if setting.prefetch is not None:
+        if setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None:
+            raise OverlaplabError("FSDP2 sends no buckets: it has no cap", path=run.path)
+        return Recut(edits=prefetched(run, setting.prefetch), doubt_ns={})
+    own = run.manifest.bucket_cap_mb if run.manifest else None
+    cap = own if setting.bucket_cap_mb is None else setting.bucket_cap_mb
+    first = cap if setting.first_bucket_mb is None else setting.first_bucket_mb
+    if setting.bucket_cap_mb is None and setting.first_bucket_mb is None:
+        return Recut(edits=(), doubt_ns={})
+    if cap is None or first is None:
+        raise OverlaplabError(
+            "the cap of its other buckets is not known", path=run.path, remedy="Name --bucket-cap-mb."
+        )
+    for name, value in (("bucket_cap_mb", cap), ("first_bucket_mb", first)):
+        if value <= 0:
+            raise OverlaplabError(f"{name} must be above 0, not {value}", path=run.path)
+    return recut(run, [int(first * MIB), int(cap * MIB)], fitted=setting.link is None)
+
+
+def _moves(programs: DevicePrograms) -> list[Move]:
+    return [move for program in programs.programs for move in program]
+
+
+def _spans(programs: DevicePrograms, played: Played) -> list[list[int]]:
+    return [played.spans_ns(place) for place in programs.steps]
+
+
+def _doubt_ns(
+    run: Run, programs: DevicePrograms, spans_ns: Sequence[Sequence[int]], doubt_ns: Mapping[Hashable, int]
+) -> int:
+    """How much the mean step changes when all T that are in doubt are off in the same direction."""
+    if not any(doubt_ns.values()):
+        return 0
+    means = [fmean(by_step(spans_ns))]
+    for sign in (-1, 1):
+
+        def moved(move: Move, sign: int = sign) -> Move:
+            if not isinstance(move, Launch):
+                return move
+            return replace(move, transfer_ns=max(move.transfer_ns + sign * doubt_ns.get(move.key, 0), 0))
+
+        other = replace(programs, programs=tuple(tuple(map(moved, program)) for program in programs.programs))
+        means.append(fmean(by_step(_spans(other, _played(run, other)))))
+    return round(max(abs(mean - means[0]) for mean in means))
 
 
 def _played(run: Run, programs: DevicePrograms) -> Played:
@@ -93,7 +166,7 @@ def _behind(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Mo
         yield tuple(map(moved, program))
 
 
-def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int) -> Iterator[Event]:
+def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: Edit) -> Iterator[Event]:
     """One rank's, in order of start."""
     first = programs.steps[rank - 1] + 1 if rank else 0
     noted: dict[tuple[str, int], int] = {}
@@ -106,19 +179,31 @@ def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int) -
         Event(COMPUTES, f"ProfilerStep#{window.step or 0}", begin, end)
         for window, (begin, end) in zip(step_windows(trace), pairwise(ends), strict=True)
     ]
-    yield from sorted((*steps, *_device_events(trace, noted)), key=lambda event: (event.start_ns, -event.end_ns))
+    yield from sorted((*steps, *_device_events(trace, noted, edit)), key=lambda event: (event.start_ns, -event.end_ns))
 
 
-def _device_events(trace: Trace, noted: dict[tuple[str, int], int]) -> Iterator[Event]:
+def _device_events(trace: Trace, noted: dict[tuple[str, int], int], edit: Edit) -> Iterator[Event]:
     main, names = main_stream(trace), trace.events["name"]
     collectives, row_of = recorded(trace), recorded_of_events(trace)
-    for place, own in enumerate(device_events(trace)):
+    events = device_events(trace)
+    for place, own in enumerate(events):
+        if place in edit.gone:
+            continue
         begin, end = noted["begun", place], noted["done", place]
         if not own.communicates:
             thread = COMPUTES if own.stream == main else _LAUNCHES + 1 + own.stream
             yield Event(thread, f"{PREDICTED}{names.iloc[own.row]}", begin, end)
             continue
         row = collectives.iloc[int(row_of[own.row])]
-        told = {"kind": row["kind"] or "collective", "dtype": row["dtype"], "bytes": max(int(row["bytes"]), 0)}
-        yield Event(_LAUNCHES, label_text("launch", seq=place, group="0"), begin, begin + 1)
-        yield Event(LINK, label_text("comm", seq=place, **told, group="0"), begin, end)
+        yield from _collective(place, row["kind"], row["dtype"], int(row["bytes"]), (begin, end))
+    dtype = next((collectives["dtype"].iloc[int(row_of[events[place].row])] for place in edit.gone), "")
+    for place, sent in enumerate(edit.sent, start=len(events)):
+        ran = noted["begun", place], noted["done", place]
+        yield from _collective(place, sent.launch.kind, dtype, sent.launch.bytes, ran)
+
+
+def _collective(place: int, kind: str, dtype: str, num_bytes: int, ran: tuple[int, int]) -> Iterator[Event]:
+    """Its launch, and what carries it."""
+    kind, num_bytes = kind or "collective", max(num_bytes, 0)
+    yield Event(_LAUNCHES, label_text("launch", seq=place, group="0"), ran[0], ran[0] + 1)
+    yield Event(LINK, label_text("comm", seq=place, kind=kind, dtype=dtype, bytes=num_bytes, group="0"), *ran)

@@ -1,9 +1,9 @@
 """How far a prediction may be off: what a recording of the predicted setting would give in 95 of 100 cases.
 
-This is the one interval of the command, the page and predicted runs. It has three parts, of which none knows of the
-others, so that their squares add up. Steps within a recording, and recordings of the same setting, are two levels of a
+This is the one interval of the command, the page and predicted runs. It has parts of which none knows of the others, so
+that their squares add up. Steps within a recording, and recordings of the same setting, are two levels of a
 random-effects model: Kalibera and Jones, Rigorous benchmarking in reasonable time (ISMM 2013). The third is the model's
-own error.
+own error, the fourth that of a line from which T of other sizes follows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from statistics import NormalDist, fmean, stdev
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import same_but_cap
+from overlaplab.costs import students_t
 from overlaplab.events import Run, step_windows
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Move
@@ -44,8 +45,6 @@ root mean square over the 12 ordered pairs of caps in `traces/sweep`. It contain
 _PRIOR_WEIGHT = 4
 """As many degrees of freedom this prior has beside a sweep's own repeats."""
 _Z = NormalDist().inv_cdf(0.975)
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t for 95 %, two-sided, with 1 to 10 degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +57,13 @@ class Interval:
     """How much two recordings of one setting differ."""
     model_ns: int
     """By how much the replay of the recorded run is off."""
+    transfers_ns: int = 0
+    """How much T of other sizes may change it that follow from a line through recorded transfers."""
 
     @property
     def half_ns(self) -> int:
         """The parts together."""
-        return round(hypot(self.steps_ns, self.recordings_ns, self.model_ns))
+        return round(hypot(self.steps_ns, self.recordings_ns, self.model_ns, self.transfers_ns))
 
 
 def interval(
@@ -74,7 +75,7 @@ def interval(
     recordings that were made beside it, each setting's together.
     """
     mean = fmean(recorded)
-    spread = stdev(recorded) / sqrt(len(recorded)) * _student(len(recorded) - 1) if len(recorded) > 1 else 0.0
+    spread = stdev(recorded) / sqrt(len(recorded)) * students_t(len(recorded) - 1) if len(recorded) > 1 else 0.0
     off = [own - truth for own, truth in zip(replayed, recorded, strict=True)]
     model = abs(fmean(off)) + fmean(map(abs, off))
     scale = step_ns / mean
@@ -159,8 +160,3 @@ def extrapolated(
 
 def _sizes(moves: Iterable[Move]) -> list[float]:
     return [move.bytes for move in moves if isinstance(move, Launch) and move.bytes]
-
-
-def _student(freedom: int) -> float:
-    """By the table, then by the first term of its expansion around the normal distribution."""
-    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _Z + (_Z**3 + _Z) / (4 * freedom)

@@ -89,15 +89,19 @@ def predict(run: Run, setting: Setting) -> Prediction:
 
 
 def _on_device(run: Run, setting: Setting) -> Prediction:
-    """Of a run on GPUs, whoever recorded it: behind another link."""
+    """Of a run on GPUs, whoever recorded it: behind another link, or with other buckets of torch's DDP."""
     found = predict_device(run, setting)
     step_ns = fmean(by_step(found.predicted_ns))
     beside = _beside(run.path) if run.manifest else ()
-    caps = recorded_caps(run.manifest or Manifest(format_version=1, world_size=len(run.traces)), beside)
+    manifest = run.manifest or Manifest(format_version=1, world_size=len(run.traces))
+    caps = recorded_caps(manifest, beside)
     error = interval_of(run, step_ns, by_step(found.recorded_ns), caps)
-    far = extrapolated(run.manifest, setting, (), ()) if run.manifest else {}
+    error = replace(error, transfers_ns=found.transfers_ns)
+    far = extrapolated(manifest, setting, *found.moves)
     raw = {} if run.manifest is None else run.manifest.raw
     own = {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
+    if setting.bucket_cap_mb is not None:
+        own = {key: value for key, value in own.items() if key != "buckets"} | {"bucket_cap_mb": setting.bucket_cap_mb}
     world: dict[str, Any] = {"format_version": 1, "world_size": len(run.traces)}
     link = {"link": asdict(replace(setting.link, world_size=len(run.traces)))} if setting.link else {}
     return Prediction(

@@ -18,15 +18,17 @@ from overlaplab.costs import Algorithm, collective_ns, transfer_ns
 from overlaplab.costs.link import ROUNDS
 from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, once_per_run, step_windows
+from overlaplab.events import Run, once_per_run, rule_of, step_windows
 from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.simulate.player import End, Launch, StuckError
+from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated, interval_of
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import Skew, Times, WidePlayed, WideProgram, drawn, play_wide, retimed, widen, worked
 from overlaplab.traits import TRAITS
+from overlaplab.vocabulary import Rule
 
 __all__ = [
     "Step",
@@ -59,6 +61,9 @@ def why_not(run: Run) -> str | None:
     if run.manifest is not None and run.manifest.phantom_ranks:
         return "its other ranks are phantoms"
     try:
+        if any(rule_of(trace) is Rule.GPU for trace in run.traces):
+            require_device(run)
+            return "its sliders play runs on CPUs; overlaplab predict tells another link or cap of a run on GPUs"
         _program(run, Setting())
     except OverlaplabError as error:
         return told(run, error)

@@ -1,0 +1,130 @@
+"""Another prefetch depth of torch's FSDP2 in anybody's run on GPUs: when each rank launches its all-gathers then.
+
+A unit is gathered so many units ahead of its use in either pass, as `set_modules_to_forward_prefetch` and
+`set_modules_to_backward_prefetch` tell FSDP2: at the end of the copying out of the unit in use. The first unit of a
+pass is gathered as it was recorded. Nothing is gathered before what was copied out last gave its memory back: in a
+backward pass the unit in use, in a forward pass the one before it (`wait_for_unshard` in
+torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). What an all-gather takes stays as it was recorded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from statistics import median_low
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, Trace, main_stream
+from overlaplab.evidence.dependencies import device_events
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fsdp2 import fsdp2_gathers
+from overlaplab.evidence.gathers import Gather
+from overlaplab.evidence.labels import Label, fsdp2_ranges_of
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.simulate.device import Edit, Moved, held
+from overlaplab.vocabulary import FSDP2_ROOT
+
+__all__ = ["prefetched"]
+
+
+def prefetched(run: Run, ahead: int) -> tuple[Edit, ...]:
+    """Of each trace, with every unit gathered so many units ahead; none where that is what was recorded.
+
+    Raises `OverlaplabError` where no gathers of FSDP2 are recorded on every rank.
+    """
+    if ahead < 1:
+        what = f"prefetch must be 1 or more, not {ahead}: without a list FSDP2 gathers a unit ahead by itself"
+        raise OverlaplabError(what, path=run.path)
+    editors = [_Editor(trace) for trace in run.traces]
+    if not editors or any(not editor.gathers for editor in editors):
+        raise OverlaplabError("no all-gathers of torch's FSDP2 are recorded", path=run.path)
+    edits = tuple(editor.edit(ahead) for editor in editors)
+    return edits if any(edit.moved for edit in edits) else ()
+
+
+class _Editor:
+    """Makes one rank's edit."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._ranges = fsdp2_ranges_of(trace)
+        used = fsdp2_gathers(self._ranges, executions(trace)) if self._ranges else []
+        self.gathers = [own for own in used if own.first_use_ns is not None]
+        self._events, main = device_events(trace), main_stream(trace)
+        called = sorted((own.called_ns, place) for place, own in enumerate(self._events))
+        self._called = [each for each in called if each[0] != UNKNOWN_NS]
+        self._computed = [each for each in self._called if self._events[each[1]].stream == main]
+        self._main = main
+
+    def edit(self, ahead: int) -> Edit:
+        """The rank's edit."""
+        moved: list[Moved] = []
+        freed: set[int] = set()
+        waits: dict[int, list[int]] = defaultdict(list)
+        wakes: list[int] = []
+        for gathers in self._passes():
+            root = self._root(gathers[0])
+            anchors = [*([root] if root is not None else []), *(own.first_use_ns or 0 for own in gathers)]
+            first = len(anchors) - len(gathers)
+            launched_ns = 0  # by when those before are, of which none may be overtaken
+            for number, own in enumerate(gathers, start=first):
+                places = self._launched(own.launch.start_ns, own.launch.end_ns)
+                copied = self._copied(own)
+                if copied and places:
+                    waits[copied[0]].append(places[-1])
+                    if self._events[copied[0]].after == places[-1]:
+                        by, late_ns = held(self._events, self._events[copied[0]])
+                        wakes += [late_ns] if by == "event" else []
+                at = max(number - ahead, 0)
+                if not number or not places or self._is_there(anchors[at], own.launch.start_ns):
+                    launched_ns = own.launch.end_ns
+                    continue
+                at_ns = max(anchors[at], launched_ns)
+                moved.append(Moved(start_ns=own.launch.start_ns, end_ns=own.launch.end_ns, at_ns=at_ns))
+                freed |= {each for each in places if self._waits_for_main(each)}
+                before = at - first - (own.phase == "forward")
+                if before >= 0:
+                    waits[places[0]] += self._copied(gathers[before])[-1:]
+                for earlier, each in pairwise(places):
+                    if self._events[earlier].stream != self._events[each].stream:
+                        waits[each].append(earlier)
+        wake_ns = median_low(wakes) if wakes else 0
+        return Edit(moved=moved, freed=frozenset(freed), waits=waits, wake_ns=wake_ns, late_ns={"stream": wake_ns})
+
+    def _passes(self) -> Iterator[list[Gather]]:
+        """The gathers of each pass, in order of use."""
+        in_order = sorted(self.gathers, key=lambda own: own.first_use_ns or 0)
+        for _, own in groupby(in_order, key=lambda own: (own.microbatch, own.phase)):
+            yield list(own)
+
+    def _root(self, first: Gather) -> int | None:
+        """Where the root's backward pass begins, if it is still there and so gathered by none of them."""
+        if first.phase == "forward" or first.unit == FSDP2_ROOT:
+            return None
+        begun = [own.start_ns for own in self._ranges if (own.word, own.fields["unit"]) == ("pre_backward", FSDP2_ROOT)]
+        return max((at_ns for at_ns in begun if at_ns <= (first.first_use_ns or 0)), default=None)
+
+    def _copied(self, own: Gather) -> list[int]:
+        """The events that copy a unit out."""
+
+        def ends_here(label: Label) -> bool:
+            return label.word == "all_gather_copy_out" and label.end_ns == own.first_use_ns
+
+        return [
+            place for label in filter(ends_here, self._ranges) for place in self._launched(label.start_ns, label.end_ns)
+        ]
+
+    def _launched(self, start_ns: int, end_ns: int) -> list[int]:
+        """The events launched meanwhile, in order."""
+        first, last = (bisect_left(self._called, (at_ns, -1)) for at_ns in (start_ns, end_ns + 1))
+        return [place for _, place in self._called[first:last]]
+
+    def _is_there(self, anchor_ns: int, launch_ns: int) -> bool:
+        """Whether nothing was computed between the two, so that the gather is where it should be."""
+        at = bisect_left(self._computed, (anchor_ns, -1))
+        return launch_ns >= anchor_ns and (at == len(self._computed) or self._computed[at][0] >= launch_ns)
+
+    def _waits_for_main(self, place: int) -> bool:
+        after = self._events[place].after
+        return after is not None and self._events[after].stream == self._main

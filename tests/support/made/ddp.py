@@ -1,0 +1,114 @@
+"""Runs of torch's DDP over NCCL, as torch.profiler shows them: all ranks of one job, with buckets by rule.
+
+Rules, beside those of `made.gpu`: gradients fill buckets in order, a bucket that holds its cap is sent with its last
+gradient, all are waited for after the backward pass, each before its first gradient is copied back. An all-reduce
+begins on each rank when its stream is free, and ends on all of them T after the last one began: 20 µs and 1 µs for each
+10,000 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from made.gpu import COMPUTE, LINK, Event, Gpu
+
+ELEMENTS = (100_000, 400_000, 50_000, 600_000, 250_000, 300_000)
+"""Of the gradients in order of arrival."""
+
+
+def transfer_us(num_bytes: int) -> int:
+    """T of an all-reduce."""
+    return 20 + num_bytes // 10_000
+
+
+def ddp_ranks(
+    caps: Sequence[int],
+    *,
+    backward_us: Sequence[int] = (200, 230),
+    steps: int = 3,
+    copies: bool = True,
+    shapes: bool = True,
+    forwards: int = 1,
+    transfer: Callable[[int], int] = transfer_us,
+    elements: Sequence[int] = ELEMENTS,
+) -> list[list[Event]]:
+    """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`.
+
+    Without `copies` gradients are views of their buckets; without `shapes` their sizes are not recorded.
+    """
+    gpus = [Gpu() for _ in backward_us]
+    running = [
+        _rank(gpu, caps, us, steps, copies=copies, shapes=shapes, forwards=forwards, elements=elements)
+        for gpu, us in zip(gpus, backward_us, strict=True)
+    ]
+    asked = [next(own, None) for own in running]
+    while all(each is not None for each in asked):
+        starts, sizes = zip(*filter(None, asked), strict=True)
+        end = max(starts) + transfer(sizes[0])
+        asked = [_send(own, end) for own in running]
+    return [gpu.events for gpu in gpus]
+
+
+def _send(rank: Generator[tuple[int, int], int, None], end: int) -> tuple[int, int] | None:
+    try:
+        return rank.send(end)
+    except StopIteration:
+        return None
+
+
+def _rank(
+    gpu: Gpu,
+    caps: Sequence[int],
+    backward_us: int,
+    steps: int,
+    *,
+    copies: bool,
+    shapes: bool,
+    forwards: int,
+    elements: Sequence[int],
+) -> Generator[tuple[int, int], int, None]:
+    """Yields start and bytes of each all-reduce, and is told when it ends."""
+    for _ in range(steps):
+        with gpu.step():
+            for _ in range(forwards):
+                with gpu.range("DistributedDataParallel.forward"):
+                    for _ in elements:
+                        gpu.run("gemm_forward", 100)
+            with gpu.autograd():
+                buckets: list[tuple[int, int]] = []  # gradients, and when it ends
+                held: list[int] = []
+                for count in elements:
+                    with gpu.function("AddmmBackward0"):
+                        gpu.run("gemm_backward", backward_us)
+                    with gpu.function("torch::autograd::AccumulateGrad"):
+                        _accumulate(gpu, count if shapes else None)
+                        held.append(count * 4)
+                        full = sum(held) >= caps[min(len(buckets), len(caps) - 1)]
+                        if full or sum(own for own, _ in buckets) + len(held) == len(elements):
+                            buckets.append((len(held), (yield from _all_reduce(gpu, sum(held)))))
+                            held = []
+            for gradients, end in buckets:
+                gpu.wait(COMPUTE, end)
+                for _ in range(gradients if copies else 0):
+                    with gpu.range("torch.distributed.ddp.reducer::copy_bucket_to_grad", cat="cpu_op"):
+                        gpu.run("copy", 5)
+            with gpu.range("Optimizer.step#AdamW.step"):
+                gpu.run("adamw", 50)
+
+
+def _accumulate(gpu: Gpu, elements: int | None) -> None:
+    given: dict[str, Any] = {} if elements is None else {"Input Dims": [[elements]], "Input type": ["float"]}
+    with gpu.range("torch::autograd::AccumulateGrad", cat="cpu_op", **given):
+        pass
+    with gpu.range("torch::distributed::reducer::mul_out", cat="cpu_op"):
+        gpu.run("mul", 5)
+
+
+def _all_reduce(gpu: Gpu, num_bytes: int) -> Generator[tuple[int, int], int, int]:
+    given = {"Input Dims": [[num_bytes // 4]], "Input type": ["float"]}
+    with gpu.range("c10d::allreduce_", cat="cpu_op", **given):
+        gpu.wait(LINK, gpu.end(COMPUTE))
+        until = yield max(gpu.now + 5, gpu.end(LINK) + 1), num_bytes
+        gpu.run("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0, LINK, until=until)
+    return until
