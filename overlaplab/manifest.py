@@ -241,7 +241,7 @@ class Held:
     activations: Size | None = None
     """What autograd keeps of a microbatch for its backward pass, besides parameters; None on GPUs, and if unknown."""
     peak_allocated: Size | None = None
-    """The CUDA allocator's peak, without `scratch`; None on CPU."""
+    """The CUDA allocator's peak, without `scratch`; on CPU the rehearsed peak of tensors, None without one."""
     scratch: Size | None = None
     """Lent to phantoms for their parts, and not counted as held by the rank; None without phantoms."""
 
@@ -337,6 +337,10 @@ class Manifest:
     """Whether updated parameters are gathered during the next forward pass."""
     checkpointing: bool | Size | None = None
     """Activation checkpointing: of all layers, of none, or of every so many."""
+    memory_limit: Size | None = None
+    """Bytes that no rank's peak might exceed; None: no limit was set."""
+    largest_batch: bool | None = None
+    """Whether the batch is the largest whose peak is within `memory_limit`, as measured."""
     losses: tuple[float | None, ...] = ()
     """One per recorded step, the mean over the ranks."""
     memory: tuple[Held, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -28,6 +28,8 @@ class Traits:
     """By which messages between neighbours the gradients' collective is made by hand; None: the library's."""
     stages: bool = False
     """Whether ranks hold different layers, and send activations and their gradients to each other."""
+    offloads_parameters: bool = False
+    """Whether `offload` leaves no shard of the parameters on the device, so that each gather copies one there."""
 
     @property
     def is_played(self) -> bool:
@@ -68,7 +70,7 @@ TRAITS = {
     "parameter-server": Traits(gradients="server"),
     "pipeline": Traits(stages=True),
     "torch-ddp": BUCKETS,
-    "torch-fsdp2": UNITS,
+    "torch-fsdp2": replace(UNITS, offloads_parameters=True),
     "tensor": Traits(buckets=True, cuts_layers=True),
     "torch-tensor": Traits(cuts_layers=True),
 }

@@ -316,6 +316,13 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "no_fastest": null_or(TEXT),
             "finding": TEXT,
             "sweep": null_or(_SWEEP),
+            "largest_batches": many(
+                row(
+                    "largest_batches",
+                    "path sharding? memory_limit_bytes? peak_memory_bytes? batch? batch_ratio? published_batch_ratio?"
+                    " sample_ms? sample_ratio? published_sample_ratio?",
+                )
+            ),
             "warnings": many(TEXT),
         },
     ),

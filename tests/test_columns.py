@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from loaded_script import script
+from made.fits import fits
 from made.pipeline import made_pipeline
 from made.runs import label, made_gathering, made_runs, made_sweep
 from made.step_rows import exposed_rows, summary_rows
@@ -57,6 +58,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["delays"] = analyses.delays(overlaplab.load_run(folder / "bucketed"))
     found["peaks"] = analyses.peaks(ahead)
     found["compare"] = analyses.compare([bucketed, ahead])
+    found["largest_batches"] = analyses.largest_batches([fits(folder / "fits", "torch-fsdp2", batch=2)])
     found |= {name: getattr(analyses, name)(swept) for name in ("sweep", "sweep_links")}
     found |= {name: getattr(analyses, name)(found["schedule"]) for name in ("schedule_steps", "gathered_bytes")}
     found["scatter_steps"] = analyses.scatter_steps(found["scatters"], overlaplab.exposed(ahead))
@@ -139,6 +141,7 @@ def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame])
         shown.buckets_rows(tables["buckets"].head(2)),
         shown.compare_rows(tables["compare"]),
         shown.costs_rows(tables["compare"].assign(peak_memory_bytes=1.0)),
+        shown.batches_rows(tables["largest_batches"]),
         shown.schedule_rows(tables["schedule_steps"]),
         shown.gathers_rows(tables["schedule"].head(3)),
         shown.collectives_rows(tables["each_collective"]),

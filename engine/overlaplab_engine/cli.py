@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Config, Device, Dtype, defaults
+from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Bytes, Config, Device, Dtype, defaults
 from overlaplab_engine.devices import gpus, on_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.times import Sleep
@@ -128,6 +128,8 @@ def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
     values["link"] = _link(values["link"], cuda)
     values["host_link"] = Link.parse(values["host_link"])
     values["compute"] = None if values["compute"] == "real" else Sleep.parse(values["compute"])
+    if "memory_limit" in values:
+        values["memory_limit"] = Bytes.parse(values["memory_limit"])
     if "slow_rank" in values:
         values["slow_rank"] = _slow_rank(values["slow_rank"], ranks)
     values["schedule"] = _member(Schedule, values["schedule"], "--schedule")

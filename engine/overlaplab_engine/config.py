@@ -1,5 +1,6 @@
 """The options of a recording, from which the command line is derived."""
 
+import re
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +13,7 @@ from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategy_names import StrategyName
 
-__all__ = ["AUTO_LINK", "ON_GPUS", "Config", "Device", "Dtype", "Option", "defaults"]
+__all__ = ["AUTO_LINK", "ON_GPUS", "Bytes", "Config", "Device", "Dtype", "Option", "defaults"]
 
 
 class Device(StrEnum):
@@ -33,6 +34,28 @@ class Dtype(StrEnum):
 
 AUTO_LINK = Link(bandwidth_gbps=1, latency_us=500, auto=True)
 """What `--link auto` emulates on the CPU: a network that two cores attain; elsewhere the latency may be higher."""
+
+
+_SIZE = re.compile(r"(?P<count>\d+(?:\.\d+)?) ?(?P<unit>[kMGT]?B)")
+_FACTORS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+class Bytes(int):
+    """A number of bytes."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Bytes":
+        """Read `64MB` or `1.5GB`, decimal. EngineError for anything else, and below one byte."""
+        match = _SIZE.fullmatch(text.strip())
+        size = 0 if match is None else round(float(match["count"]) * _FACTORS[match["unit"]])
+        if size < 1:
+            raise EngineError(f"--memory-limit {text!r} is not a size such as 64MB or 24GB")
+        return cls(size)
+
+    def __str__(self) -> str:
+        """In the largest unit of which there is one: `64 MB`, `1.5 GB`."""
+        unit, factor = next((u, f) for u, f in reversed(_FACTORS.items()) if self >= f or f == 1)
+        return f"{self / factor:.4g} {unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +111,21 @@ class Config:
         Option("zero3, torch-fsdp2: reduce gradients in this type; default --param-dtype, as in FSDP2's policy."),
     ] = None
     batch: Annotated[int, Option("Samples per rank and microbatch.")] = 4
+    memory_limit: Annotated[
+        Bytes | None,
+        Option(
+            "Such as 64MB: two steps are rehearsed first, and nothing is recorded if any rank's peak of memory exceeds "
+            "it; the host's does not count with --offload."
+        ),
+    ] = None
+    """None: any peak."""
+    largest_batch: Annotated[
+        bool,
+        Option(
+            "In place of --batch, the largest that --memory-limit leaves room for, found by rehearsing.",
+            "--largest-batch",
+        ),
+    ] = False
     steps: Annotated[int, Option("Recorded steps.")] = 3
     warmup: Annotated[int, Option("Steps before them.")] = 2
     """At least 1, after which buckets are rebuilt; torch-ddp needs 2."""
@@ -138,9 +176,12 @@ class Config:
     ] = False
     offload: Annotated[
         bool,
-        Option("zero2, zero3: update on the host, which gets the gradients and gives back parameters.", "--offload"),
+        Option(
+            "zero2, zero3, torch-fsdp2: update on the host, which gets the gradients and gives back parameters.",
+            "--offload",
+        ),
     ] = False
-    """ZeRO-Offload: optimizer states lie in the host's memory."""
+    """ZeRO-Offload: optimizer states lie in the host's memory; with FSDP2's CPUOffloadPolicy parameters do, too."""
     host_link: Annotated[
         Link,
         Option(
@@ -276,6 +317,11 @@ class Config:
             f"--checkpointing {self.checkpointing!r} is none of all, none, or a number K such as 2",
         )
         _require(self.prefetch >= 0, "--prefetch must be 0 or more")
+        _require(self.memory_limit is not None or not self.largest_batch, "--largest-batch is for --memory-limit SIZE")
+        _require(
+            self.memory_limit is None or (self.compute is None and not self.asynchronous),
+            "--memory-limit goes without --compute sleep and --asynchronous, whose peak is not measured",
+        )
         _require(self.communicators in (1, 2), "--communicators must be 1 or 2")
         _require(
             self.communicators == 1 or self.link is None,

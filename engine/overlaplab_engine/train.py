@@ -1,12 +1,13 @@
 """Train and record on one rank: the loop over steps."""
 
+import gc
 import math
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -15,7 +16,7 @@ import torch
 
 from overlaplab_engine import faults, labels
 from overlaplab_engine.checkpoint import load_sharded, save_sharded
-from overlaplab_engine.config import Config, Dtype
+from overlaplab_engine.config import Bytes, Config, Dtype
 from overlaplab_engine.devices import gpus, on_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
@@ -38,6 +39,7 @@ from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.machine import MachineStep, Reading, between
 from overlaplab_engine.recording.manifest import Before, Outcome, manifest
 from overlaplab_engine.recording.memory import held_bytes
+from overlaplab_engine.recording.peak import Peak, largest_batch
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
 from overlaplab_engine.strategies import Options, Strategy, class_of, make
 
@@ -70,6 +72,7 @@ def record(config: Config, argv: list[str]) -> None:
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     device = _device(config)
     with _connected(device, config) as comm:
+        config, peak = _within_limit(config, comm)
         floor_ns = choose_link(comm) if comm.link is not None and comm.link.auto else None
         if config.trace:
             if int(os.environ["LOCAL_RANK"]) == 0:
@@ -86,7 +89,7 @@ def record(config: Config, argv: list[str]) -> None:
                 losses=kept.losses,
                 carried=kept.carried,
                 held=held_bytes(strategy, optimizer),
-                peak_allocated=_peak_allocated(comm),
+                peak_allocated=peak if device.type == "cpu" else _peak_allocated(comm),
                 scratch=comm.scratch_bytes,
                 counts=processor.tells(),
                 machine=kept.machine,
@@ -114,6 +117,56 @@ def record(config: Config, argv: list[str]) -> None:
         if config.save is not None:
             save_sharded(config.save, strategy, optimizer, done + made * (config.warmup + config.steps))
         comm.barrier()  # no rank leaves before everything is written
+
+
+def _within_limit(config: Config, comm: Communicator) -> tuple[Config, int | None]:
+    """The recording to make, with the largest batch that fits if that is asked for, and this rank's rehearsed peak.
+
+    The peak is None without a limit. EngineError on all ranks if any rank's peak exceeds it.
+    """
+    limit = config.memory_limit
+    if limit is None:
+        return config, None
+    own: dict[int, int] = {}
+
+    def peak_of(batch: int) -> int:
+        own[batch] = _rehearsed_peak(replace(config, batch=batch), comm)
+        peaks: list[int] = comm.gather_objects(own[batch])
+        return max(peaks)
+
+    if config.largest_batch:
+        batch, peak = largest_batch(peak_of, limit)
+        config = replace(config, batch=batch)
+        if comm.rank == 0:
+            print(
+                f"overlaplab record: the largest batch within {limit} is {batch} per rank, "
+                f"with a peak of {Bytes(peak)}",
+                file=sys.stderr,
+            )
+    elif (peak := peak_of(config.batch)) > limit:
+        raise EngineError(f"--memory-limit {limit}: --batch {config.batch} takes {Bytes(peak)} at its peak")
+    return config, own[config.batch]
+
+
+def _rehearsed_peak(config: Config, comm: Communicator) -> int:
+    """The most memory in bytes that this rank's device holds in two steps, of a model that is then forgotten."""
+    cuda = comm.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(comm.device)
+    with nullcontext(None) if cuda else Peak() as peak:
+        strategy, optimizer = build(config, comm)
+        if peak is not None:
+            peak.leave_out(strategy.optimized() if config.offload else [])
+            peak.restart()
+        batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
+        for step in range(2):  # the optimizer's states are made in the first
+            train_step(strategy, optimizer, batches, step, accumulate=config.passes, clip_norm=config.clip_norm)
+        strategy.settle()
+        strategy.close()
+        found = _peak_allocated(comm) if peak is None else peak.most
+    del strategy, optimizer
+    gc.collect()
+    return found or 0
 
 
 def model_of(config: Config) -> Transformer:

@@ -1,9 +1,10 @@
 """Analyses: pure functions from a run to tables."""
 
 from overlaplab.analyses.across_runs.baseline import Baseline, baseline, recordings_before, stored_baseline
+from overlaplab.analyses.across_runs.batches import largest_batches
 from overlaplab.analyses.across_runs.compare import compare
 from overlaplab.analyses.across_runs.regression import Condition, Judged, judged, parse_condition
-from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_cap, work_differs
+from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_batch, same_but_cap, work_differs
 from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collective_times import collective_times
@@ -61,6 +62,7 @@ __all__ = [
     "idle",
     "is_sweep",
     "judged",
+    "largest_batches",
     "last_gap_ns",
     "late_buckets",
     "launched_after_backward",
@@ -76,6 +78,7 @@ __all__ = [
     "recomputation",
     "recordings_before",
     "rows_of",
+    "same_but_batch",
     "same_but_cap",
     "scalars",
     "scatter_steps",

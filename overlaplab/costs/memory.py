@@ -42,7 +42,7 @@ def formula(manifest: Manifest, traits: Traits | None, part: str, rank: int = 0)
         "gradients": _BYTES["float32"] * count if manifest.main_grad else parameter_bytes(manifest),
         "optimizer": sum(prod(p.shape) * _OPTIMIZER_BYTES[p.dtype] for p in manifest.parameters),
     }
-    if manifest.offload and part != "parameters":
+    if manifest.offload and (part != "parameters" or (traits is not None and traits.offloads_parameters)):
         whole = sum(sizes.values())
         return (round(whole / manifest.axes.owners), f"{whole / count:.3g}Ψ/N") if part == "host" else (0, "0")
     full = sizes[part]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from overlaplab import findings
-from overlaplab.analyses import same_but_cap, work_differs
+from overlaplab.analyses import same_but_batch, same_but_cap, work_differs
 from overlaplab.folders import by_value
 from overlaplab.manifest import Manifest
 
@@ -21,6 +21,8 @@ _RECORDING = re.compile(r"cap-[0-9.]+(?:-([0-9]{1,9}))?$")
 def runs_beside(run: str, manifests: Mapping[str, Manifest | None]) -> tuple[list[str], str | None]:
     """The chosen run and those that did the same work, in order of name; and if there are none, why.
 
+    Of runs with the largest batch that fits into some memory, other batches are the same work.
+
     `manifests` has those of all runs, the chosen one's among them, by their names below the opened folder; None where
     there is none. Runs of the chosen one's own folder come first; those of others only where it has none. Where some
     differ from it in bucket_cap_mb alone, these are a sweep, and the rest is left out.
@@ -31,7 +33,11 @@ def runs_beside(run: str, manifests: Mapping[str, Manifest | None]) -> tuple[lis
         for name, other in manifests.items()
         if name != run
     }
-    same = [name for name, keys in differing.items() if keys == []]
+    same = [
+        name
+        for name, keys in differing.items()
+        if keys == [] or (chosen and (other := manifests[name]) and same_but_batch(chosen, other))
+    ]
     folder = PurePath(run).parent
     near = [name for name in same if PurePath(name).parent == folder] or same
     if not near:

@@ -5,6 +5,7 @@ does not show; `…_notes`, which a reader of the figures must know; and `…_ad
 the page shows, so that no sentence says more than what was measured.
 """
 
+from overlaplab.findings.across_runs.batches import PUBLISHED_NOTE, batches_advice, batches_finding
 from overlaplab.findings.across_runs.comparison import (
     compare_advice,
     compare_finding,
@@ -194,6 +195,7 @@ __all__ = [
     "OTHER_RANKS",
     "PIPELINE_UNLABELLED",
     "PREDICTED",
+    "PUBLISHED_NOTE",
     "CausePart",
     "CauseShare",
     "Diagnosis",
@@ -208,6 +210,8 @@ __all__ = [
     "advised",
     "bandwidth_remarks",
     "bandwidth_title",
+    "batches_advice",
+    "batches_finding",
     "bench_finding",
     "bench_remarks",
     "best_buckets_remark",

@@ -16,6 +16,7 @@ from overlaplab.analyses import (
     compare,
     delays,
     is_sweep,
+    largest_batches,
     memory,
     peaks,
     pipeline,
@@ -341,6 +342,7 @@ def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> 
         "no_fastest": no_fastest(table),
         "finding": compare_finding(table),
         "sweep": found,
+        "largest_batches": records(largest_batches(runs, selection)),
         "warnings": warnings,
     }
 

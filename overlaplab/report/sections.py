@@ -11,7 +11,7 @@ from overlaplab import analyses, findings
 from overlaplab.report.blocks import Shown, shown
 from overlaplab.report.cells import MOST_ROWS
 from overlaplab.sections.blocks import Section, TableBlock
-from overlaplab.sections.comparison import costs_section, step_times_section, sweep_section
+from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
 from overlaplab.sections.run import (
     buckets_section,
     collectives_section,
@@ -94,7 +94,8 @@ def comparison(reported: Sequence[RunTables]) -> Comparison:
     table = analyses.compare(runs, selection)
     costs = costs_section(table, note)
     if not analyses.is_sweep(runs):
-        found = (step_times_section(table, note), costs)
+        batches = batches_section(analyses.largest_batches(runs, selection))
+        found = (step_times_section(table, note), batches, costs)
         return Comparison(sections=tuple(shown(section) for section in found if section is not None))
     caps, links = analyses.sweep(runs, selection), analyses.sweep_links(runs, selection)
     sections = (sweep_section(caps, links, note), costs)

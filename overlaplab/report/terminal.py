@@ -207,6 +207,10 @@ def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:
         yield terminal_table(tables.compare_rows(table), "Runs compared")
         yield f"{findings.compare_finding(table)}."
         notes = findings.compare_notes(table)
+        batches = analyses.largest_batches(runs, selection)
+        if (rows := tables.batches_rows(batches)) is not None:
+            yield terminal_table(rows, "The largest batch that fits")
+            yield f"{findings.batches_finding(batches)}."
         if (costs := tables.costs_rows(table)) is not None:
             yield terminal_table(costs, "Sent per rank and step, held per rank")
     yield from warnings([*(f"{run.path}: {each}" for run in runs for each in findings.run_warnings(run)), *notes])

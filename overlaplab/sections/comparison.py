@@ -13,9 +13,9 @@ import pandas as pd
 from overlaplab import charts, findings
 from overlaplab.formats import as_held
 from overlaplab.sections.blocks import Block, Chart, Section
-from overlaplab.sections.tables import compare_rows, costs_rows, sweep_rows
+from overlaplab.sections.tables import batches_rows, compare_rows, costs_rows, sweep_rows
 
-__all__ = ["costs_section", "step_times_section", "sweep_section"]
+__all__ = ["batches_section", "costs_section", "step_times_section", "sweep_section"]
 
 
 def sweep_section(table: pd.DataFrame, links: pd.DataFrame, note: str | None) -> Section:
@@ -43,6 +43,20 @@ def step_times_section(table: pd.DataFrame, note: str | None, settings: Sequence
             compare_rows(table, settings),
         ],
         advice=(findings.compare_advice(table),),
+    )
+
+
+def batches_section(table: pd.DataFrame) -> Section | None:
+    """Rows of `largest_batches`: what fits, and the time per sample; None where no batch was found so."""
+    rows = batches_rows(table)
+    if rows is None:
+        return None
+    advice = findings.batches_advice(table)
+    return Section(
+        title="The largest batch that fits",
+        lead=f"{findings.batches_finding(table)}.",
+        blocks=[rows],
+        advice=() if advice is None else (advice,),
     )
 
 

@@ -21,6 +21,7 @@ from overlaplab.words import kind_word, last_gradient, shorten, to_ms
 
 __all__ = [
     "advice_rows",
+    "batches_rows",
     "buckets_rows",
     "causes_rows",
     "collectives_rows",
@@ -79,6 +80,11 @@ _COMPARE = columns(
     "compare",
     *("run", "strategy", "bucket_cap_mb", "ranks", "steps", "step_ms_median", "step_ms_iqr"),
     *("compute_ms_median", "comm_ms_median", "exposed_ms_median", "overlap_ratio"),
+)
+_BATCHES = columns(
+    "largest_batches",
+    *("sharding", "batch", "batch_ratio", "published_batch_ratio", "sample_ms", "sample_ratio"),
+    *("published_sample_ratio", "peak_memory_bytes"),
 )
 _COSTS = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes")
 _ALSO = ("peak_memory_bytes", "activation_bytes", "recompute_ms")
@@ -427,13 +433,28 @@ def compare_rows(table: pd.DataFrame, settings: Sequence[str] | None = None) -> 
     )
 
 
+def batches_rows(table: pd.DataFrame) -> TableBlock | None:
+    """Rows of `largest_batches`; None where there are none."""
+    if table.empty:
+        return None
+    return TableBlock(
+        key="batches_table",
+        caption="The largest batch that fits, by sharding",
+        frame=table,
+        columns=_BATCHES,
+        narrow=_BATCHES[:-1],
+        legend="samples per rank; ms of a step ÷ samples of all ranks; % of the first row with DDP, else the first"
+        + (f"; {findings.PUBLISHED_NOTE}" if table["published_batch_ratio"].notna().any() else ""),
+    )
+
+
 def costs_rows(table: pd.DataFrame) -> TableBlock | None:
     """Rows of `compare`: what each run sent and held, beside theory; None where nothing is known of either."""
     if table[[*_COSTS, *_ALSO]].isna().all(axis=None):
         return None
     known = [name for name in _ALSO if table[name].notna().any()]
     legends = (
-        "; peak: the allocator's highest mark, activations included",
+        "; peak: the most allocated at one time, activations included",
         "; act.: activations that autograd keeps of a microbatch",
         "; again: forward passes that run again in a step",
     )

@@ -92,6 +92,7 @@ class _Request:
     outputs: Any
     future: torch.futures.Future[Any]
     queued_ns: int  # by rank 0's clock
+    ready: Callable[[], None] | None  # waits for what it needs
 
 
 class Carrier:
@@ -110,6 +111,8 @@ class Carrier:
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self.launched = 0
         """How many collectives were submitted so far."""
+        self.ready: Callable[[], None] | None = None
+        """Waits for what the collectives that are launched now need, such as a copy; None: for nothing."""
         self._failure: Exception | None = None
         self._free_ns = 0  # when the link became free, by rank 0's clock
         self._alarm = Alarm(self.now_ns)
@@ -142,6 +145,7 @@ class Carrier:
                     outputs=outputs,
                     future=future,
                     queued_ns=self.now_ns(),
+                    ready=self.ready,
                 )
             )
         return create_work_from_future(future)
@@ -197,8 +201,12 @@ class Carrier:
         span = comm_span(self.link, self.group_name, request.seq, request.kind, request.tensors, modelled_ns)
         try:
             self.check()
+            ready_ns = request.queued_ns
+            if request.ready is not None:
+                request.ready()
+                ready_ns = self.now_ns()
             with span:
-                begin_ns, moved_ns = self._move(request, modelled_ns)
+                begin_ns, moved_ns = self._move(request, ready_ns, modelled_ns)
                 end_ns = self.now_ns()
             carried = Carried(
                 seq=request.seq,
@@ -221,13 +229,13 @@ class Carrier:
             self.took((id(self), request.seq), begin_ns, end_ns, BOTH_WAYS)
         request.future.set_result(request.outputs)
 
-    def _move(self, request: _Request, modelled_ns: int) -> tuple[int, int]:
+    def _move(self, request: _Request, ready_ns: int, modelled_ns: int) -> tuple[int, int]:
         """Run the collective and sleep until its time is over; when that began, by rank 0's clock, and for how long
         after that the data was really on its way.
 
         It begins at the last arrival, or later if the link carries something of another group then.
         """
-        self._stamp[0] = max(request.queued_ns, self._free_ns)
+        self._stamp[0] = max(ready_ns, self._free_ns)
         self._stamp[1] = int(self.wire.shared)  # if it is on one rank, all must agree
         works = [request.work()]
         if self._clock is not None:

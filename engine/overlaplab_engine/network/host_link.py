@@ -6,7 +6,8 @@ bandwidth, or as long as it really takes.
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from queue import SimpleQueue
 
@@ -18,7 +19,25 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import local_ns, urgent_threads
 from overlaplab_engine.network.link import Kind, Link
 
-__all__ = ["Copy", "HostLink", "Way"]
+__all__ = ["Copy", "HostLink", "Way", "allocates_on_host", "on_host"]
+
+_depth = 0
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Within it this rank allocates the host's memory, where the device is a CPU itself."""
+    global _depth
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+
+
+def allocates_on_host() -> bool:
+    """Whether memory that is allocated now is the host's."""
+    return _depth > 0
 
 
 class Way(StrEnum):

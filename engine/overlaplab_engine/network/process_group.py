@@ -7,7 +7,8 @@ a thread. A single rank, on a CPU or a GPU, can stand for a whole group; then it
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -103,6 +104,16 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
     def check(self) -> None:
         """Raise the error of a collective that failed, if any."""
         self._carrier.check()
+
+    @contextmanager
+    def after(self, ready: Callable[[], None]) -> Iterator[None]:
+        """What is launched within it on CPUs begins when `ready` returns, which is called on another thread."""
+        assert isinstance(self._carrier, Carrier)
+        self._carrier.ready = ready
+        try:
+            yield
+        finally:
+            self._carrier.ready = None
 
     def close(self) -> None:
         """Carry what is queued, stop, and free the phantoms' memory."""

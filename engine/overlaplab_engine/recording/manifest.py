@@ -45,7 +45,8 @@ class Outcome:
     held: dict[str, int]
     """Bytes of parameters, gradients and optimizer states, see `overlaplab_engine.recording.memory`."""
     peak_allocated: int | None
-    """The CUDA allocator's peak in the recorded steps in bytes, without `scratch`; None on a CPU."""
+    """The CUDA allocator's peak in the recorded steps in bytes, without `scratch`; on a CPU that of the rehearsal, see
+    `overlaplab_engine.recording.peak`, None without one."""
     scratch: int
     """Bytes that phantoms use."""
     counts: bool
@@ -109,6 +110,8 @@ def manifest(
         "reduce_dtype": config.reduce_dtype,
         "accumulate": config.accumulate,
         "pipeline": _pipeline(config, strategy),
+        "memory_limit": config.memory_limit,
+        "largest_batch": config.largest_batch,
         "seed": config.seed,
         "communicators": config.communicators,
         "compute": "real" if config.compute is None else "sleep",

@@ -44,7 +44,8 @@ def keeping(model: nn.Module) -> Iterator[Kept]:
 def held_bytes(strategy: Strategy, optimizer: AdamW) -> dict[str, int]:
     """Bytes of `parameters`, `gradients` and `optimizer` states that this rank holds now, each storage counted once.
 
-    With `offload` the device holds parameters alone, and `host` counts what lies in the host's memory.
+    With `offload` the device holds parameters alone, or not even those, and `host` counts what lies in the host's
+    memory.
     """
     parameters, updated = list(strategy.model.parameters()), strategy.optimized()
     gradients = [
@@ -53,10 +54,11 @@ def held_bytes(strategy: Strategy, optimizer: AdamW) -> dict[str, int]:
         for name in ("grad", "main_grad")
         if (g := getattr(p, name, None)) is not None
     ]
-    if isinstance(strategy, Sharded) and strategy.options.offload:
-        resident = _bytes([*parameters, *(flat.resident for flat in strategy.flats)])
+    if strategy.options.offload:
+        flats = strategy.flats if isinstance(strategy, Sharded) else []
+        resident = [] if strategy.traits.offloads_parameters else [*parameters, *(flat.resident for flat in flats)]
         host = _bytes(updated) + _bytes(gradients) + _bytes(optimizer.states())
-        return {"parameters": resident, "gradients": 0, "optimizer": 0, "host": host}
+        return {"parameters": _bytes(resident), "gradients": 0, "optimizer": 0, "host": host}
     return {
         "parameters": _bytes([*parameters, *updated]),
         "gradients": _bytes(gradients),

@@ -17,6 +17,7 @@ from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, units_of
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.host_link import on_host
 from overlaplab_engine.network.link import HOST_LINK, Link
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategies.gradients.buckets import Gradients
@@ -53,7 +54,7 @@ class Options:
     reshard_after_forward: bool = True
     """torch-fsdp2: free layers between their forward and backward passes (FULL_SHARD), or keep them (SHARD_GRAD_OP)."""
     offload: bool = False
-    """zero2, zero3: update on the host, which gets gradients and gives back parameters."""
+    """zero2, zero3, torch-fsdp2: update on the host, which gets gradients and gives back parameters."""
     host_link: Link = HOST_LINK
     """With `offload`: the emulated link to the host's memory."""
     asynchronous: bool = False
@@ -99,6 +100,8 @@ class Traits:
     """By which messages between neighbours the gradients' collective is made by hand; None: the library's."""
     stages: bool = False
     """Whether ranks hold different layers, and send activations and their gradients to each other."""
+    offloads_parameters: bool = False
+    """Whether `offload` leaves no shard of the parameters on the device, so that each gather copies one there."""
 
 
 class Strategy(ABC):
@@ -114,7 +117,7 @@ class Strategy(ABC):
         **dict.fromkeys(
             ("param_dtype", "reduce_dtype"), "--param-dtype and --reduce-dtype are for zero3 and torch-fsdp2"
         ),
-        **dict.fromkeys(("offload", "host_link"), "--offload and --host-link are for zero2 and zero3"),
+        **dict.fromkeys(("offload", "host_link"), "--offload and --host-link are for zero2, zero3 and torch-fsdp2"),
         **dict.fromkeys(
             ("asynchronous", "max_staleness"), "--asynchronous and --max-staleness are for parameter-server"
         ),
@@ -292,8 +295,9 @@ class Strategy(ABC):
         return [*self.parameters, *self.optimized()]
 
     def update(self, step: Callable[[], None]) -> None:
-        """Make the optimizer's update, `step`."""
-        step()
+        """Make the optimizer's update, `step`; with `offload` on the host."""
+        with on_host() if self.options.offload else nullcontext():
+            step()
 
     def updated(self) -> None:  # noqa: B027  # most have nothing to do
         """After the optimizer's update: bring the parameters to where the next forward pass needs them."""

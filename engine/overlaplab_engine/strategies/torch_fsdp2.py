@@ -6,6 +6,12 @@ backward. FSDP2 launches its own collectives, and writes its own ranges, `FSDP::
 [Note: overlap on the CPU]
 FSDP2 hides gathers behind CUDA streams. On the CPU, where there are none, a gather blocks unless it is asynchronous and
 a unit before names it for prefetching. Reduce-scatters block there all the same.
+
+[Note: offloading on the CPU]
+torch's `CPUOffloadPolicy` copies parameters to the device before each gather, and reduced gradients to the host. Where
+the device is a CPU these copies do nothing. So the emulated link to the host stands where they would be, with one copy
+for each gather of a unit and one for its gradients, where torch copies parameter by parameter
+(torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `all_gather_inputs`; _fsdp_collectives.py, `foreach_reduce`).
 """
 
 from collections.abc import Mapping
@@ -17,21 +23,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import Word
 from overlaplab_engine.models.deferred import hollow
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.host_link import HostLink
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategies.sharding.absent import read_early
+from overlaplab_engine.strategies.sharding.fsdp2_copies import Landing, Rising
 from overlaplab_engine.strategies.sharding.optimizers import part_of
 
 __all__ = ["TorchFSDP2"]
 
-_OWN = ("keep_last", "reshard_after_forward", "param_dtype", "reduce_dtype", "hsdp")
+_OWN = ("keep_last", "reshard_after_forward", "param_dtype", "reduce_dtype", "hsdp", "offload", "host_link")
 """Options that other strategies refuse."""
 
 
@@ -48,6 +58,7 @@ class TorchFSDP2(Strategy):
         sends_every_microbatch=True,
         gathers="units",
         sharded=("parameters", "gradients", "optimizer"),
+        offloads_parameters=True,
     )
     refuses: ClassVar[Mapping[str, str]] = {
         **{name: text for name, text in Strategy.refuses.items() if name not in _OWN},
@@ -61,6 +72,7 @@ class TorchFSDP2(Strategy):
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`."""
         super().__init__(model, comm, options)
+        _require_offloadable(comm, options)
         self.keeps_last = options.keep_last
         layers = self._layers()
         hooks = {name: list((p._post_accumulate_grad_hooks or {}).values()) for name, p in model.named_parameters()}
@@ -81,6 +93,11 @@ class TorchFSDP2(Strategy):
         self._full: list[nn.Parameter] = []
         """What autograd sees of trained parameters; they keep what `no_sync` has added up."""
         self._move(hooks)
+        self._wait = labels.span(Word.WAIT)
+        self._landings: list[Landing] = []
+        """Of each unit's gradients on their way to the host."""
+        if options.offload:
+            self._copy_over(HostLink(options.host_link))
         self._broken = False
 
     def _shard(self, module: nn.Module, **options: Any) -> FSDPModule:
@@ -88,7 +105,8 @@ class TorchFSDP2(Strategy):
         parameters = [p for p in module.parameters() if not isinstance(p, DTensor)]
         self._share(parameters)
         types = MixedPrecisionPolicy(param_dtype=self.options.param_dtype, reduce_dtype=self.options.reduce_dtype)
-        sharded = fully_shard(module, mp_policy=types, **options)
+        offload = CPUOffloadPolicy(pin_memory=False) if self.options.offload else OffloadPolicy()
+        sharded = fully_shard(module, mp_policy=types, offload_policy=offload, **options)
         for parameter in parameters:  # FSDP2 has copied its part
             parameter.data = hollow(parameter)
         return sharded
@@ -103,6 +121,18 @@ class TorchFSDP2(Strategy):
         for i, unit in enumerate(returning):
             # Without a list FSDP2 prefetches by itself; a unit that names itself is there already.
             unit.set_modules_to_backward_prefetch(returning[i + 1 : i + 1 + ahead] if ahead else [unit])
+
+    def _copy_over(self, link: HostLink) -> None:
+        """Let shards come up, and reduced gradients go down, over the link; see [Note: offloading on the CPU]."""
+        if self.comm.shards.world_size == 1:
+            return  # FSDP2 gathers nothing then, and reduces nothing
+        rising, seen = Rising(link), set[int]()
+        for unit in [*self._wrapped[1:][::-1], self._root]:  # units inside others first
+            unit.set_custom_all_gather(cast(Any, rising))
+            own = [p for p in cast(nn.Module, unit).parameters() if id(p) not in seen]
+            seen.update(map(id, own))
+            if trained := [cast(DTensor, p) for p in own if p.requires_grad]:
+                self._landings.append(Landing(link, trained))
 
     def _move(self, hooks: dict[str, list[Any]]) -> None:
         """Let what was hooked to a parameter, such as its label, see the gradients of the one that autograd uses."""
@@ -139,10 +169,15 @@ class TorchFSDP2(Strategy):
 
     def _finish(self) -> None:
         """FSDP2 has waited inside backward; from now on the optimizer's tensors share the gradients, too."""
+        with self._wait:
+            for landing in self._landings:
+                landing.finish()
         for parameter, local in zip(self.parameters, self._local, strict=True):
             local.grad = None if parameter.grad is None else _local(parameter.grad)
 
     def _abandon(self) -> None:
+        for landing in self._landings:
+            landing.finish()
         reset = getattr(self._root, "reset_iter_state", None)  # new in torch 2.13
         self._broken = reset is None
         if reset is not None:
@@ -187,6 +222,15 @@ class TorchFSDP2(Strategy):
                     f"torch-fsdp2 wraps layer by layer, and {unit.name} shares a parameter with another unit"
                 )
         return layers
+
+
+def _require_offloadable(comm: Communicator, options: Options) -> None:
+    if not options.offload:
+        return
+    if comm.replicas is not None or options.param_dtype is not None or options.reduce_dtype is not None:
+        raise EngineError("torch-fsdp2 --offload goes without --hsdp, --param-dtype and --reduce-dtype; use zero3")
+    if not hasattr(FSDPModule, "set_custom_all_gather"):
+        raise EngineError("torch-fsdp2 --offload needs a torch whose FSDP2 has set_custom_all_gather; use zero3")
 
 
 def _mesh(comm: Communicator) -> DeviceMesh:

@@ -39,6 +39,12 @@ def work_differs(one: Manifest, other: Manifest) -> list[str]:
     return settings_differ(work_settings(one), work_settings(other))
 
 
+def same_but_batch(one: Manifest, other: Manifest) -> bool:
+    """Whether both have the largest batch that fits into the same memory, and did the same work but for it."""
+    fitted = one.largest_batch and other.largest_batch and one.memory_limit == other.memory_limit
+    return bool(fitted) and set(work_differs(one, other)) <= {"batch"}
+
+
 def work_settings(manifest: Manifest) -> dict[str, Any]:
     """What decides the work of a step, and on what machine and link it runs: the model's keys, then others; as JSON."""
     model = manifest.raw.get("model")

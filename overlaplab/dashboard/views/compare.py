@@ -9,7 +9,7 @@ import streamlit as st
 
 import overlaplab
 from overlaplab import findings
-from overlaplab.analyses import is_sweep, rows_of, sweep_links
+from overlaplab.analyses import is_sweep, largest_batches, rows_of, sweep_links
 from overlaplab.dashboard import links
 from overlaplab.dashboard.beside import runs_beside
 from overlaplab.dashboard.data import Opened, open_run
@@ -28,7 +28,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.folders import by_value
 from overlaplab.sections.blocks import Section
-from overlaplab.sections.comparison import costs_section, step_times_section, sweep_section
+from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
 from overlaplab.words import shorten
 
 
@@ -104,7 +104,8 @@ def _sections_of(stamps: Stamps, communication: str | None, note: str | None, _r
     """Step times, and costs against theory where they are known; kept as `_sweep_of`."""
     table = overlaplab.compare(_runs)
     settings = [findings.describe_settings(run.manifest) for run in _runs]
-    found = [step_times_section(table, note, settings), costs_section(table, note)]
+    batches = batches_section(largest_batches(_runs))
+    found = [step_times_section(table, note, settings), batches, costs_section(table, note)]
     return [section for section in found if section is not None]
 
 

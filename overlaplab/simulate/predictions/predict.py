@@ -41,7 +41,7 @@ _OF_A_RECORDING = frozenset(
     {
         *("link_steps", "link_attained", "link_floor_ns", "collectives", "attempt", "attempts", "machine"),
         *("processor_counts", "calibration", "memory", "losses", "started_at", "hardware_per_rank", "trace_ranks"),
-        *("sliced", "command"),
+        *("sliced", "command", "memory_limit", "largest_batch"),
     }
 )
 """What run.json says of a recording, and of nothing else."""

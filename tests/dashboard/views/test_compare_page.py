@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made.fits import fits
 from made.runs import engine_events, made_sweep
 from made.traces import run_of
 from streamlit.testing.v1 import AppTest
@@ -55,6 +56,19 @@ def test_other_runs_keep_their_page(opened: Open, sweeps: Path) -> None:
     assert "Choose another run" in texts(app)
     app.multiselect[0].set_value(["alone", "sweep/cap-5"]).run()
     assert len(charts_of(app)) >= 1
+    assert not app.exception
+
+
+def test_the_largest_batches_stand_beside_each_other(opened: Open, tmp_path: Path) -> None:
+    fits(tmp_path / "ddp", "torch-ddp", batch=4)
+    fits(tmp_path / "full", "torch-fsdp2", batch=6)
+    fits(tmp_path / "roomy", "torch-fsdp2", batch=9, limit=50_000_000)
+    app = opened(tmp_path, "compare", "full")
+    assert app.multiselect[0].value == ["ddp", "full"]
+    assert "FULL_SHARD fits 6 samples per rank within 24.0 MB, 1.50 × DDP's" in texts(app)
+    (table,) = (one.value for one in app.dataframe if "sharding" in one.value)
+    assert table["batch"].tolist() == [4, 6]
+    assert "Choose FULL_SHARD: it takes least time per sample" in texts(app)
     assert not app.exception
 
 

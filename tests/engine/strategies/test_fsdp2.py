@@ -11,14 +11,18 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from overlaplab_engine.alarm import Alarm
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.transformer import Transformer
+from overlaplab_engine.models.units import by_size
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.network.link import Kind
+from overlaplab_engine.network.host_link import Copy, HostLink, Way
+from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategies import Options, make
@@ -54,11 +58,15 @@ class Trial:
     prefetch: int = 1
     keep_last: bool = False
     reshard_after_forward: bool = True
+    offload: bool = False
 
     def __post_init__(self) -> None:
         self.alone = copy.deepcopy(self.model)
         options = Options(
-            prefetch=self.prefetch, keep_last=self.keep_last, reshard_after_forward=self.reshard_after_forward
+            prefetch=self.prefetch,
+            keep_last=self.keep_last,
+            reshard_after_forward=self.reshard_after_forward,
+            offload=self.offload,
         )
         self.strategy = make(StrategyName.TORCH_FSDP2, self.model, self.comm, options)
         self.optimizer = AdamW(self.strategy.optimized(), lr=1e-3)
@@ -131,6 +139,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two ahead, last layer kept": {"prefetch": 2, "keep_last": True},
     "two microbatches sent once": {"accumulate": 2, "send_all": False},
     "clipped": {"clip": 0.01, "accumulate": 2},
+    "offloaded": {"offload": True},
+    "offloaded, SHARD_GRAD_OP, two ahead": {"offload": True, "reshard_after_forward": False, "prefetch": 2},
+    "offloaded, clipped": {"offload": True, "clip": 0.01, "accumulate": 2},
 }
 
 
@@ -391,6 +402,77 @@ def shards_are_all_that_is_held(comm: Communicator) -> None:
             "gradients": psi // n,
             "optimizer": 2 * psi // n,
         }
+
+
+@scenario(True, False)
+def offloaded_everything_is_on_the_host(comm: Communicator, reshard: bool) -> None:
+    """Each gather brings a shard up, each microbatch's gradients go down, and nothing stays on the device."""
+    trial = Trial(comm, transformer(3), offload=True, accumulate=2, reshard_after_forward=reshard)
+    trial.step(0)
+    copied: Counter[Way] = Counter()
+    copy = HostLink.copy
+
+    def counted(link: HostLink, way: Way, destination: torch.Tensor, source: torch.Tensor) -> Copy:
+        copied[way] += source.nbytes
+        return copy(link, way, destination, source)
+
+    with patch.object(HostLink, "copy", counted):
+        trial.step(1)
+    if comm.world_size == 2:  # no padding
+        own = {unit.name: sum(p.nbytes for p in unit.parameters.values()) // 2 for unit in trial.strategy.units()}
+        up = sum(size * (2 if reshard and name != "root" else 1) for name, size in own.items())
+        assert copied == {Way.UP: 2 * up, Way.DOWN: 2 * sum(own.values())}
+        assert held_bytes(trial.strategy, trial.optimizer) == {
+            "parameters": 0,
+            "gradients": 0,
+            "optimizer": 0,
+            "host": 4 * sum(own.values()),
+        }
+
+
+@scenario()
+def mutant_gradients_do_not_reach_the_host(comm: Communicator) -> None:
+    carry = Copy.carry
+
+    def lost(copy: Copy, link: Link, way: Way, alarm: Alarm) -> None:
+        if way is Way.DOWN:
+            copy._destination.zero_()
+            copy._source = copy._destination
+        carry(copy, link, way, alarm)
+
+    with patch.object(Copy, "carry", lost):
+        expect_failure(comm, lambda: Trial(comm, transformer(), offload=True).step(0))
+
+
+@scenario()
+def mutant_parameters_do_not_come_up(comm: Communicator) -> None:
+    carry = Copy.carry
+
+    def lost(copy: Copy, link: Link, way: Way, alarm: Alarm) -> None:
+        if way is Way.UP:
+            copy._source = torch.zeros_like(copy._source)
+        carry(copy, link, way, alarm)
+
+    with patch.object(Copy, "carry", lost):
+        expect_failure(comm, lambda: Trial(comm, transformer(), offload=True).step(0))
+
+
+@scenario("param_dtype", "reduce_dtype")
+def offloading_takes_one_type(comm: Communicator, name: str) -> None:
+    options = Options(offload=True, **{name: torch.bfloat16})
+    with pytest.raises(EngineError, match=r"torch-fsdp2 --offload goes without --hsdp"):
+        make(StrategyName.TORCH_FSDP2, transformer(), comm, options)
+
+
+@scenario(1, 2000)
+def units_by_size(comm: Communicator, least: int) -> None:
+    """The size of units can be chosen, as by FSDP's min_num_params."""
+    model = transformer(3)
+    strategy = make(StrategyName.TORCH_FSDP2, copy.deepcopy(model), comm, Options(units=by_size(least)))
+    wrapped = {name for name, module in strategy.model.named_modules() if isinstance(module, FSDPModule)}
+    assert wrapped == {unit.name if unit.name != "root" else "" for unit in by_size(least)(model)} | {""}
+    loss = strategy(*BATCHES.of_rank(0, 0, comm.rank))
+    assert torch.equal(loss, model(*BATCHES.of_rank(0, 0, comm.rank)))
 
 
 @scenario()

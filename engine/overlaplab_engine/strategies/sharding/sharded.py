@@ -17,7 +17,7 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.network.host_link import Copy, HostLink, Way
+from overlaplab_engine.network.host_link import Copy, HostLink, Way, on_host
 from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.sharding.shards import Flat, Piece
 
@@ -165,7 +165,8 @@ class Sharded(Strategy):
         if self._host is None:
             self._first_gradients += arrived.flat.accumulate(self.gradients, arrived.received)
             return
-        landed = torch.empty_like(arrived.received)
+        with on_host():
+            landed = torch.empty_like(arrived.received)
         self._landing.append((arrived.flat, landed, self._host.copy(Way.DOWN, landed, arrived.received)))
 
     def _accumulate_landed(self, leave: int) -> None:
@@ -173,7 +174,8 @@ class Sharded(Strategy):
         while self._landing and (len(self._landing) > leave or self._landing[0][2].is_completed()):
             flat, landed, copy = self._landing.popleft()
             copy.wait()
-            self._first_gradients += flat.accumulate(self.gradients, landed)
+            with on_host():
+                self._first_gradients += flat.accumulate(self.gradients, landed)
 
     def _bring(self, flats: Iterable[Flat]) -> None:
         """Copy what the host has updated to the device, in this order."""

@@ -1,0 +1,46 @@
+"""Which way of sharding fits most samples into a memory limit, and which takes least time for each."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlaplab.words import count, duration, size_exact
+
+PUBLISHED_NOTE = (
+    "published: Hugging Face's measurements of GPT-2 Large on two GPUs of 24 GB (2022); other models, limits and "
+    "links give others"
+)
+"""Where the ratios come from that stand beside those of rows of `largest_batches`."""
+
+
+def batches_finding(table: pd.DataFrame) -> str:
+    """Which row of `largest_batches` fits most samples, and at what time per sample; the table has rows."""
+    most = table.loc[table["batch"].astype("int64").idxmax()]
+    said = f"{most['sharding']} fits {count(int(most['batch']), 'sample')} per rank"
+    limits = table["memory_limit_bytes"].dropna().unique()
+    if len(limits) > 1:
+        return "Different memory limits, not comparable"
+    within = f" within {size_exact(int(limits[0]))}" if len(limits) else ""
+    base = table[table["batch_ratio"].eq(1) & table["sample_ratio"].eq(1)]
+    if len(table) < 2 or base.empty or pd.isna(most["batch_ratio"]) or pd.isna(most["sample_ratio"]):
+        return said + within
+    of = base.iloc[0]["sharding"]
+    if of == most["sharding"]:
+        return f"{said}{within}, the most of all"
+    return (
+        f"{said}{within}, {most['batch_ratio']:.2f} × {of}'s, and takes {most['sample_ratio']:.2f} × its time "
+        "per sample"
+    )
+
+
+def batches_advice(table: pd.DataFrame) -> str | None:
+    """Which row of `largest_batches` to choose; None where their times per sample do not compare."""
+    known = table[table["sample_ratio"].notna()]
+    if len(known) < 2:
+        return None
+    least = known.loc[known["sample_ms"].idxmin()]
+    most = known.loc[known["batch"].astype("int64").idxmax()]
+    advice = f"Choose {least['sharding']}: it takes least time per sample, {duration(float(least['sample_ms']))}"
+    if most["batch"] > least["batch"]:
+        return f"{advice}; {most['sharding']} pays where a rank must hold more than {least['batch']} samples."
+    return f"{advice}."
