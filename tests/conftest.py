@@ -26,13 +26,13 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 SLOWEST = (
     *("engine/strategies/test_zoo.py", "engine/strategies/test_parity.py", "engine/test_faults.py"),
     *("engine/test_checkpoint.py", "dashboard/in_chromium/test_canvas.py", "examples/test_examples.py"),
-    *("dashboard/in_chromium/test_links.py", "engine/strategies/test_mixed_precision.py", "test_gpu_tests.py"),
+    *("dashboard/in_chromium/test_links.py", "engine/strategies/test_mixed_precision.py", "scripts/test_gpu_tests.py"),
     *("dashboard/in_chromium/test_drawn.py", "safety/test_hostile_app.py", "engine/strategies/test_zero.py"),
     *("test_end_to_end.py", "test_notebooks.py", "safety/test_hostile_files.py", "cli/test_sweep_command.py"),
     *("dashboard/in_chromium/test_compare.py", "dashboard/test_permalinks.py", "engine/strategies/test_library.py"),
     *("engine/strategies/test_fsdp2.py", "load/test_slice.py", "load/test_malformed_traces.py"),
-    *("safety/test_hostile_terminal.py", "test_users_folder.py", "test_gpu_scripts.py", "load/test_executors.py"),
-    *("test_hta.py",),
+    *("safety/test_hostile_terminal.py", "test_users_folder.py", "scripts/test_gpu_scripts.py"),
+    *("load/test_executors.py", "test_hta.py"),
 )
 """Files that take longest, by CPU time: they come first, or one of them would run on when all others are done."""
 

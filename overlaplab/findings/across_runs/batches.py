@@ -15,7 +15,7 @@ PUBLISHED_NOTE = (
 
 def batches_finding(table: pd.DataFrame) -> str:
     """Which row of `largest_batches` fits most samples, and at what time per sample; the table has rows."""
-    most = table.loc[table["batch"].astype("int64").idxmax()]
+    most = table.iloc[int(table["batch"].astype("int64").argmax())]
     said = f"{most['sharding']} fits {count(int(most['batch']), 'sample')} per rank"
     limits = table["memory_limit_bytes"].dropna().unique()
     if len(limits) > 1:
@@ -38,8 +38,8 @@ def batches_advice(table: pd.DataFrame) -> str | None:
     known = table[table["sample_ratio"].notna()]
     if len(known) < 2:
         return None
-    least = known.loc[known["sample_ms"].idxmin()]
-    most = known.loc[known["batch"].astype("int64").idxmax()]
+    least = known.iloc[int(known["sample_ms"].argmin())]
+    most = known.iloc[int(known["batch"].astype("int64").argmax())]
     advice = f"Choose {least['sharding']}: it takes least time per sample, {duration(float(least['sample_ms']))}"
     if most["batch"] > least["batch"]:
         return f"{advice}; {most['sharding']} pays where a rank must hold more than {least['batch']} samples."

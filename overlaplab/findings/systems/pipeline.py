@@ -52,7 +52,7 @@ def pipeline_lead(step: Mapping[Any, Any]) -> str:
 
 def pipeline_waits_lead(table: pd.DataFrame) -> str:
     """How long ranks wait in the bubble; rows of `analyses.pipeline_waits` of one step."""
-    most = table.loc[table["bubble"].idxmax()]
+    most = table.iloc[int(table["bubble"].argmax())]
     parts = ""
     if pd.notna(most["wait_ns"]):
         parts = f": {ms(most['wait_ns'])} before the sender had begun, {ms(most['transfer_ns'])} after"

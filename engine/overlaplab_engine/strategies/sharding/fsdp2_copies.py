@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from overlaplab_engine.network.host_link import Copy, HostLink, Way, on_host
 from overlaplab_engine.network.process_group import EmulatedLinkGroup
+from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 __all__ = ["Landing", "Rising"]
 
@@ -57,7 +58,7 @@ class Landing:
         """Gradients that are still on the device."""
         self._copies: list[Copy] = []
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+            after_accumulation(parameter, self._arrived)
 
     def finish(self) -> None:
         """Wait until all are on the host."""
@@ -80,7 +81,7 @@ class Landing:
             part = gradient._local_tensor
             storage = part.untyped_storage()
             if storage.data_ptr() not in landed:
-                whole = part.new_empty(0).set_(storage)  # type: ignore[call-overload]
+                whole = part.new_empty(0).set_(storage)
                 with on_host():
                     landed[storage.data_ptr()] = torch.empty_like(whole)
                 self._copies.append(self._link.copy(Way.DOWN, landed[storage.data_ptr()], whole))

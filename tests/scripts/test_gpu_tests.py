@@ -18,7 +18,7 @@ from loaded_script import script
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.device_clock import EDGES_NS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/network/test_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
 TINY = [
     *(

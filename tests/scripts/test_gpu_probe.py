@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from loaded_script import script
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROBE = script("scripts/gpu_probe.py")
 
 

@@ -11,7 +11,7 @@ import torch
 from overlaplab_engine.cli import main
 from overlaplab_engine.config import Config, Dtype, defaults
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GPUS = (ROOT / "docs" / "gpus.md").read_text()
 
 

@@ -16,7 +16,7 @@ import pytest
 from loaded_script import script
 from overlaplab_engine.network.link import Kind, Link
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GOALS = {"forward": 0.03, "backward": 0.06, "host": 0.02, "communication": 0.042, "modelled": 0.0415}
 
 
