@@ -110,8 +110,8 @@ def _say(found: Sequence[Judged]) -> None:
     for one in found:
         if one.failed:
             print(f"overlaplab: {findings.failed_line(one)}", file=sys.stderr)
-        elif one.met:
-            print(f"overlaplab: note: {findings.judged_sentence(one)}", file=sys.stderr)
+        else:
+            print(f"overlaplab: {'note' if one.met else 'ok'}: {findings.judged_sentence(one)}", file=sys.stderr)
     if any(one.failed for one in found):
         raise typer.Exit(1)
 

@@ -109,7 +109,8 @@ def record_all(rounds: Sequence[Sequence[Recording]], recorder: Recorder) -> lis
                 problem = recorder.record(recording, every)
             except KeyboardInterrupt:
                 bar.stop()
-                _report(f"interrupted: {done} of {len(todo)} recorded. The same command goes on from here.")
+                there = sum(map(recorder.is_there, todo))
+                _report(f"interrupted: {there} of {len(todo)} recorded. The same command goes on from here.")
                 raise
             if problem is None:
                 if bar.disable:

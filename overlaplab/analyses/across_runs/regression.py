@@ -75,6 +75,10 @@ class Judged:
     condition: Condition
     number: float
     """The change in percent, or the figure in the condition's unit."""
+    before: float | None
+    """The mean over the earlier recordings that a change is from, as the figure's own unit has it."""
+    now: float | None
+    """The figure itself, in the same unit, where the number is a change."""
     met: bool
     """Whether the number meets the condition."""
     recordings: int
@@ -100,12 +104,21 @@ def _judged(condition: Condition, before: Sequence[Scalars], figures: Scalars) -
     number = condition.change(before, figures) if condition.is_change else condition.value(figures)
     if number is None:
         raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs")
-    met = condition.met_by(number)
-    if not condition.is_change or len(before) < 2:
-        return Judged(condition=condition, number=number, met=met, recordings=len(before), within=False)
-    own, others = figures[condition.column] or 0, [one.get(condition.column) or 0 for one in before]
-    within = own <= max(others) if condition.sign == ">" else own >= min(others)
-    return Judged(condition=condition, number=number, met=met, recordings=len(before), within=within)
+    mean, now, within = None, None, False
+    if condition.is_change:
+        now, others = figures[condition.column] or 0, [one.get(condition.column) or 0 for one in before]
+        mean = fmean(others)
+        if len(before) > 1:
+            within = now <= max(others) if condition.sign == ">" else now >= min(others)
+    return Judged(
+        condition=condition,
+        number=number,
+        before=mean,
+        now=now,
+        met=condition.met_by(number),
+        recordings=len(before),
+        within=within,
+    )
 
 
 def parse_condition(text: str) -> Condition:

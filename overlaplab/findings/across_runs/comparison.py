@@ -55,7 +55,7 @@ def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> s
 def compare_finding(table: pd.DataFrame) -> str:
     """Which of the rows of `overlaplab.compare` beat which others, and by how much, or why none does."""
     if len(table) < 2:
-        return "One run: choose another to compare it with"
+        return "One run: nothing is compared"
     if table["model"].nunique() > 1:
         return f"Different models, not comparable: {_models_differ(table)}"
     settings = _settings(table)
@@ -214,7 +214,8 @@ def _by_recordings(table: pd.DataFrame) -> bool:
 def _models_differ(table: pd.DataFrame) -> str:
     """In what the models differ, with the values."""
     models = [json.loads(model) for model in table["model"].dropna().unique()]
-    keys = [key for key in dict.fromkeys(key for model in models for key in model) if key != "parameters"]
+    named = dict.fromkeys(key for model in models for key in model)
+    keys = [key for key in named if key != "parameters"] or list(named)  # of a model that is not the engine's
     values = {key: dict.fromkeys(str(model.get(key, "unknown")) for model in models) for key in keys}
     said = [
         f"{_WORDS.get(key, key)} {joined([shorten(value, 20) for value in own])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlaplab.analyses.across_runs.regression import Judged
-from overlaplab.words import count
+from overlaplab.words import count, duration
 
 __all__ = ["failed_line", "gate_title", "judged_sentence"]
 
@@ -34,5 +34,11 @@ def gate_title(found: Sequence[Judged]) -> str:
 def _number(found: Judged) -> str:
     """What the figure did, or is."""
     condition = found.condition
-    number = f"changed by {found.number:+.1f} %" if condition.is_change else f"is {found.number:.4g}{condition.unit}"
-    return f"{condition.column} {number}"
+    if found.before is None or found.now is None:
+        return f"{condition.column} is {found.number:.4g}{condition.unit}"
+    values = " to ".join(_value(condition.column, value) for value in (found.before, found.now))
+    return f"{condition.column} changed by {found.number:+.1f} %, from {values} (means)"
+
+
+def _value(column: str, value: float) -> str:
+    return duration(value / 1e6) if column.endswith("_ns") else f"{value:.4g}"

@@ -28,7 +28,7 @@ def sweep_title(table: pd.DataFrame) -> str:
         best = first[0]
         if len(first) == 1:
             return f"Fastest: bucket_cap_mb {_cap(best)}, {duration(best['step_ms'])} per step"
-        bad = [row for tier in slower if _is_bad(tier, best) for row in tier]
+        bad = [row for tier in slower if _to_avoid(table, tier, best) for row in tier]
         return f"bucket_cap_mb {_caps(first)} tie" + (f"; avoid {_caps(bad)}" if bad else ", others are slower")
     if _by_recordings(table):
         return "Step time: recordings do not tell the caps apart"
@@ -49,11 +49,11 @@ def sweep_finding(table: pd.DataFrame) -> str:
     else:
         last = first[-1]["step_ms"]
         said = [f"bucket_cap_mb {_caps(first)} tie{once}, median steps {duration(best['step_ms'])} to {duration(last)}"]
-    bad = [row for tier in slower if _is_bad(tier, best) for row in tier]
+    bad = [row for tier in slower if _to_avoid(table, tier, best) for row in tier]
     said += [
         f"{_caps(tier)} {'are' if len(tier) > 1 else 'is'} {_slower(tier, best)}"
         for tier in slower
-        if not _is_bad(tier, best)
+        if not _to_avoid(table, tier, best)
     ]
     if bad:
         said.append(f"avoid {_caps(bad)}, {_slower(bad, best)}{_all_of_it(bad, table)}")
@@ -184,9 +184,9 @@ def _by_recordings(table: pd.DataFrame) -> bool:
     return bool(table["runs"].min() > 1)
 
 
-def _is_bad(tier: Sequence[Row], best: Row) -> bool:
-    """Whether a slower tier is so much slower that one should avoid it."""
-    return bool(tier[0]["step_ms"] - best["step_ms"] > AVOID * best["step_ms"])
+def _to_avoid(table: pd.DataFrame, tier: Sequence[Row], best: Row) -> bool:
+    """Whether a slower tier is so much slower that one should avoid it, by several recordings of each cap."""
+    return _by_recordings(table) and bool(tier[0]["step_ms"] - best["step_ms"] > AVOID * best["step_ms"])
 
 
 def _slower(caps: Sequence[Row], best: Row) -> str:

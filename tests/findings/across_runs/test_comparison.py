@@ -77,7 +77,7 @@ def several(**settings: tuple[int, float]) -> pd.DataFrame:
             compared(("a", 9.0, 1), ("b", None, 1), ("c", None, 1)),
             "Nothing to compare: no step was measured in b and c",
         ),
-        (compared(("a", 9.0, 1)), "One run: choose another to compare it with"),
+        (compared(("a", 9.0, 1)), "One run: nothing is compared"),
     ],
 )
 def test_who_beats_whom_and_by_how_much(table: pd.DataFrame, finding: str) -> None:
