@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from loaded_script import script
+from made import strangers
 from made.fits import fits
 from made.pipeline import made_pipeline
 from made.runs import label, made_gathering, made_runs, made_sweep
@@ -78,6 +79,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["advise"] = advise(overlaplab.load_run(SAMPLE))
     stages = made_pipeline(folder / "stages")
     found |= {name: getattr(analyses, name)(stages) for name in ("pipeline", "pipeline_ranks", "pipeline_steps")}
+    found["pipeline_waits"] = analyses.pipeline_waits(strangers.run_of(folder / "megatron", *strangers.one_f_one_b()))
     found["pipeline_held"] = analyses.pipeline_held(found["pipeline"])
     ring = [{"bytes": 8, "algorithm": name, "time_ns": 5, "wrong": 0} for name in ("ring", "tree", "torch")]
     found["bench_collectives"] = bench_collectives({"ranks": 2, "link": None, "rows": ring})
@@ -147,6 +149,7 @@ def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame])
         shown.collectives_rows(tables["each_collective"]),
         shown.median_kinds_rows(tables["communication_by"]),
         shown.late_ranks_rows(tables["stragglers"]),
+        shown.pipeline_waits_rows(tables["pipeline_waits"]),
         shown.causes_rows(said),
         shown.spots_rows(said),
         shown.sweep_rows(tables["sweep"], tables["sweep_links"]),

@@ -141,7 +141,7 @@ class _Found:
             found[column] = np.array([*self.labels[name], None], dtype=object)[row]
         found["late_rank"] = found["late_rank"].where(waits, None)
         for name in ("kind", "axis"):
-            found[name] = found[name].where(found[name] != "", None)
+            found[name] = pd.Series([text or None for text in found[name]], index=found.index, dtype=object)
         found["cause"] = np.array(CAUSES, dtype=object)[found["cause"]]
         ranks, numbers, zeros = zip(*self.steps, strict=True)
         place = found["place"].to_numpy()
@@ -192,7 +192,7 @@ def _of_trace(
             of_messages, moments = _messages(facts, moments)
             yield from ((number, *part) for part in _in_pipeline(of_messages, idle[window]) if len(part[1].row))
         else:
-            along = (moments.row >= 0) & facts["of_pipeline"][moments.row]
+            along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool)
             sending, moments = moments.where(along), moments.where(~along)
             if len(sending.row):
                 yield number, Cause.SEND, sending

@@ -32,6 +32,7 @@ def test_one_collective(tmp_path: Path) -> None:
         "index": 0,
         "group": "0",
         "group_description": None,
+        "axis": None,
         "group_size": 2,
         "kind": "all_reduce",
         "dtype": "float32",
@@ -224,7 +225,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Long names and large numbers fit into 80 columns, and collectives without a counterpart are reported."""
-    info = [group("mesh_expert_tensor_parallel", [0, 1], "expert_tensor_parallel_group")]
+    info = [group("mesh_expert_tensor_parallel", [0, 1], "expert_tensor_and_data_parallel_group")]
     ranks = []
     for late in (0, 4_000_000):
         events = [step(103, 0, 90_000_000), op("mm", 0, 9)]

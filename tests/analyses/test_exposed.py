@@ -42,6 +42,7 @@ def test_straggler_wait_names_the_late_rank(tmp_path: Path) -> None:
         "collective": 0,
         "kind": "all_reduce",
         "what": None,
+        "axis": None,
         "late_rank": 1,
         "exposed_ns": 200_000,
         "start_ns": 100_000,

@@ -54,6 +54,7 @@ def test_the_document_holds_each_cause(command: Any, folder: Path) -> None:
         "collective": 1,
         "kind": "all_reduce",
         "what": "bucket 1",
+        "axis": None,
         "late_rank": None,
         "exposed_ns": 200_000,
         "start_ns": 700_000,

@@ -24,8 +24,8 @@ def test_the_document(command: Any, tmp_path: Path) -> None:
     code, out, err = command("pipeline", tmp_path, "--json")
     document = json.loads(out)
     assert (code, err) == (0, "")
-    assert list(document) == ["schema_version", "pipeline", "steps", "ranks", "actions", "played", "warnings"]
-    assert [len(document[name]) for name in ("steps", "ranks", "actions", "played")] == [1, 2, 8, 0]
+    assert list(document) == ["schema_version", "pipeline", "steps", "ranks", "waits", "actions", "played", "warnings"]
+    assert [len(document[name]) for name in ("steps", "ranks", "waits", "actions", "played")] == [1, 2, 0, 8, 0]
     assert document["steps"][0]["bubble"] == 100 / 220
 
 

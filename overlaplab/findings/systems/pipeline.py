@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 NO_PIPELINE = (
-    "No stages of a pipeline are labelled in this run, and none of its groups that send messages is described as one's."
+    "No stages of a pipeline are labelled in this run. No group that sends messages is described as a pipeline's."
 )
 PIPELINE_UNLABELLED = (
     "The stages' actions are not labelled in these traces, so which microbatch a rank works on is unknown, and how much"

@@ -130,8 +130,8 @@ def test_each_axis_has_its_exposed_time_and_its_lane(tmp_path: Path) -> None:
 def test_streams_queue_only_where_one_begins_at_the_others_end(
     tmp_path: Path, tensor_at: float, queued_ns: int
 ) -> None:
-    """That of activations could begin at 40. Where it began soon after 60, it queued behind that of gradients, though
-    on another stream; at 90 it waited for something else.
+    """That of activations could begin at 40. Where it began soon after 60, it queued behind that of gradients, on
+    another stream; at 90 it waited for something else.
     """
     (facts,) = collective_facts(run_of(tmp_path, two_axes(tensor_at), world_size=2))
     tensor = facts[facts["axis"] == "tp"].iloc[0]

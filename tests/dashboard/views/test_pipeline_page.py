@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from made.pipeline import made_pipeline
+from made.strangers import one_f_one_b, run_of
 from streamlit.testing.v1 import AppTest
 
 
@@ -20,3 +21,13 @@ def test_the_page(opened: Callable[..., AppTest], runs: Path) -> None:
     app.selectbox(key="run_picker").set_value("bucketed").run()
     assert not app.exception
     assert "This run has no pipeline." in app.info[0].value
+
+
+def test_of_a_strangers_pipeline_the_waits_are_told(opened: Callable[..., AppTest], runs: Path) -> None:
+    run_of(runs / "megatron", *one_f_one_b(steps=2))
+    app = opened(runs, "pipeline", "megatron")
+    assert not app.exception
+    said = "\n".join(element.value for element in app.text).replace("\u00a0", " ")
+    assert "Rank 0 computes nothing while it waits for messages of the pipeline for 45 % of the time" in said
+    (table,) = (own.value for own in app.dataframe)
+    assert len(table) == 2

@@ -20,7 +20,7 @@ LAST, TIMES = Cause.UNHIDEABLE, ("exposed_ns", "start_ns", "end_ns")
 def rows(*cells: tuple[int, Cause, int, int, int]) -> pd.DataFrame:
     """Moments of all-reduces, given step, cause, collective, start and end."""
     table = pd.DataFrame(cells, columns=["step", "cause", "collective", "start_ns", "end_ns"])
-    table = table.assign(rank=0, kind="all_reduce", what=None, late_rank=None, cause=table["cause"].map(str))
+    table = table.assign(rank=0, kind="all_reduce", what=None, axis=None, late_rank=None, cause=table["cause"].map(str))
     return table.assign(exposed_ns=table["end_ns"] - table["start_ns"])[list(COLUMNS)].astype(COLUMNS)
 
 

@@ -37,6 +37,7 @@ def exposed_rows(*rows: tuple[int | None, int | None, str, int, int | None], **c
     found = found.assign(
         collective=list(number),
         kind="all_reduce",
+        axis=None,
         what=[f"bucket {index}" for index in number],
         exposed_ns=found["exposed_ns"] * MS,
         start_ns=ends - found["exposed_ns"] * MS,
