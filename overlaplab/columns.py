@@ -331,6 +331,7 @@ _ANYWHERE = (
         "publ. %",
     ),
     Column("sample_ms", "ms", "time per sample", "The median step ÷ the samples of all ranks.", "ms each"),
+    Column("sample_iqr_ms", "ms", "± IQR of a sample's time", "The range of its middle half.", "± each"),
     Column("sample_ratio", "ratio", "time, % of the first", "The time per sample ÷ that of the first row.", "time %"),
     Column(
         "published_sample_ratio",

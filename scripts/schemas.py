@@ -320,7 +320,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                 row(
                     "largest_batches",
                     "path sharding? memory_limit_bytes? peak_memory_bytes? batch? batch_ratio? published_batch_ratio?"
-                    " sample_ms? sample_ratio? published_sample_ratio?",
+                    " sample_ms? sample_iqr_ms? sample_ratio? published_sample_ratio?",
                 )
             ),
             "warnings": many(TEXT),

@@ -84,7 +84,7 @@ _COMPARE = columns(
 _BATCHES = columns(
     "largest_batches",
     *("sharding", "batch", "batch_ratio", "published_batch_ratio", "sample_ms", "sample_ratio"),
-    *("published_sample_ratio", "peak_memory_bytes"),
+    *("published_sample_ratio", "sample_iqr_ms", "peak_memory_bytes"),
 )
 _COSTS = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes")
 _ALSO = ("peak_memory_bytes", "activation_bytes", "recompute_ms")
@@ -442,7 +442,7 @@ def batches_rows(table: pd.DataFrame) -> TableBlock | None:
         caption="The largest batch that fits, by sharding",
         frame=table,
         columns=_BATCHES,
-        narrow=_BATCHES[:-1],
+        narrow=_BATCHES[:-2],
         legend="samples per rank; ms of a step ÷ samples of all ranks; % of the first row with DDP, else the first"
         + (f"; {findings.PUBLISHED_NOTE}" if table["published_batch_ratio"].notna().any() else ""),
     )

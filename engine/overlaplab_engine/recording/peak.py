@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -76,12 +77,12 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the operator, and count what it returns."""
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its own dispatch calls operators on the local tensors
+        if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
+            return NotImplemented  # its own dispatch calls operators on the tensors in it
         out = func(*args, **(kwargs or {}))
         self._forget_freed()
         for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and not isinstance(tensor, DTensor):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and not _is_wrapper(type(tensor)):
                 self._count(tensor.untyped_storage())
         self.most = max(self.most, self.now)
         return out
@@ -112,6 +113,12 @@ class Peak(TorchDispatchMode):
             return done
 
         return counted
+
+
+def _is_wrapper(kind: type[torch.Tensor]) -> bool:
+    """Whether such tensors hold others, as DTensors do, or none, and have no storage of their own."""
+    own: Any = kind.__torch_dispatch__
+    return own is not torch.Tensor.__torch_dispatch__
 
 
 def largest_batch(peak_of: Callable[[int], int], limit: int) -> tuple[int, int]:

@@ -39,7 +39,14 @@ PUBLISHED = {
 Large Model Training using PyTorch Fully Sharded Data Parallel", Hugging Face, 2022, table 1."""
 
 _SIZES = ("memory_limit_bytes", "peak_memory_bytes", "batch")
-_RATIOS = ("batch_ratio", "published_batch_ratio", "sample_ms", "sample_ratio", "published_sample_ratio")
+_RATIOS = (
+    "batch_ratio",
+    "published_batch_ratio",
+    "sample_ms",
+    "sample_iqr_ms",
+    "sample_ratio",
+    "published_sample_ratio",
+)
 
 
 def largest_batches(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -47,7 +54,8 @@ def largest_batches(runs: Sequence[Run], selection: Selection = EVERYTHING) -> p
 
     Columns: `path`, `sharding` (`DDP`, FSDP's `SHARD_GRAD_OP` or `FULL_SHARD`, offloaded or not, or the strategy's
     name), `memory_limit_bytes`, `peak_memory_bytes` (the rank with most), `batch` (samples per rank and microbatch):
-    Int64; `sample_ms` (the median step over all ranks' steps ÷ the samples of all ranks), `batch_ratio` and
+    Int64; `sample_ms` (the median step over all ranks' steps ÷ the samples of all ranks), `sample_iqr_ms` (the range of
+    the middle half of the steps ÷ these samples), `batch_ratio` and
     `sample_ratio` (÷ that of the first row with DDP, else of the first; null where both did other work, apart from the
     batch, or had another limit), `published_batch_ratio` and `published_sample_ratio` (the same of Hugging Face's
     measurements, see `PUBLISHED`): Float64, null where unknown.
@@ -63,7 +71,7 @@ def largest_batches(runs: Sequence[Run], selection: Selection = EVERYTHING) -> p
 
 def _row(run: Run, manifest: Manifest, selection: Selection) -> dict[str, Any]:
     batch = manifest.model.batch if manifest.model else None
-    step_ms = to_ms(summary(run, selection)["span_ns"]).median()
+    low, middle, high = to_ms(summary(run, selection)["span_ns"]).quantile([0.25, 0.5, 0.75])
     samples = (batch or 0) * (manifest.accumulate or 1) * manifest.axes.dp
     return {
         "path": run.path,
@@ -71,7 +79,8 @@ def _row(run: Run, manifest: Manifest, selection: Selection) -> dict[str, Any]:
         "memory_limit_bytes": manifest.memory_limit,
         "peak_memory_bytes": peaks(run)["peak_bytes"].max(),
         "batch": batch,
-        "sample_ms": step_ms / samples if samples else None,
+        "sample_ms": middle / samples if samples else None,
+        "sample_iqr_ms": (high - low) / samples if samples else None,
     }
 
 

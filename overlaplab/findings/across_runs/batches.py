@@ -38,8 +38,13 @@ def batches_advice(table: pd.DataFrame) -> str | None:
     known = table[table["sample_ratio"].notna()]
     if len(known) < 2:
         return None
-    least = known.iloc[int(known["sample_ms"].argmin())]
+    (_, least), (_, second) = known.sort_values("sample_ms", kind="stable").head(2).iterrows()
     most = known.iloc[int(known["batch"].astype("int64").argmax())]
+    if second["sample_ms"] - least["sample_ms"] <= max(least["sample_iqr_ms"], second["sample_iqr_ms"]):
+        return (
+            f"{least['sharding']} and {second['sharding']} are not told apart by their time per sample: record more "
+            "steps, with nothing else running, before choosing by it."
+        )
     advice = f"Choose {least['sharding']}: it takes least time per sample, {duration(float(least['sample_ms']))}"
     if most["batch"] > least["batch"]:
         return f"{advice}; {most['sharding']} pays where a rank must hold more than {least['batch']} samples."

@@ -35,6 +35,7 @@ def test_the_rows_stand_beside_ddp_and_beside_what_was_published(four: list[Run]
     assert table["sharding"].tolist() == ["FULL_SHARD", "DDP", "SHARD_GRAD_OP", "FULL_SHARD, offloaded"]
     assert table["batch"].tolist() == [8, 4, 6, 12]
     assert table["sample_ms"].tolist() == pytest.approx([0.15, 0.2, 0.125, 0.3])
+    assert table["sample_iqr_ms"].tolist() == [0] * 4
     assert table["batch_ratio"].tolist() == [2, 1, 1.5, 3]
     assert table["sample_ratio"].tolist() == pytest.approx([0.75, 1, 0.625, 1.5])
     assert table["published_batch_ratio"].tolist() == pytest.approx([15 / 7, 1, 11 / 7, 20 / 7])
@@ -56,6 +57,14 @@ def test_what_is_said_of_them(four: list[Run]) -> None:
     assert batches_finding(table.iloc[[1]]) == "DDP fits 4 samples per rank within 24.0 MB"
     assert batches_advice(table.iloc[[1]]) is None
     assert batches_finding(table.iloc[[1]].assign(batch=1)) == "DDP fits 1 sample per rank within 24.0 MB"
+
+
+def test_what_the_spread_hides_is_not_advised(four: list[Run]) -> None:
+    table = largest_batches(four).assign(sample_iqr_ms=[0.01, 0.01, 0.025, 0.01])
+    assert batches_advice(table) == (
+        "SHARD_GRAD_OP and FULL_SHARD are not told apart by their time per sample: record more steps, with nothing "
+        "else running, before choosing by it."
+    )
 
 
 def test_without_ddp_the_first_row_is_the_measure(four: list[Run]) -> None:

@@ -11,6 +11,8 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.host_link import on_host
 from overlaplab_engine.recording.peak import Peak, largest_batch
+from overlaplab_engine.strategies import class_of
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import _rehearsed_peak
 from ranks.engine_ranks import Scenarios
 from ranks.warm_ranks import run_warm
@@ -18,6 +20,7 @@ from torch import nn
 from torch.autograd.profiler import profile
 
 import overlaplab
+from overlaplab.analyses import copies
 
 scenario = Scenarios(__file__)
 SMALL = {"layers": 3, "width": 64, "seq": 16, "vocab": 100, "batch": 4}
@@ -34,6 +37,14 @@ def each_setting_takes_less_than_the_one_before(comm: Communicator) -> None:
     peaks = [_rehearsed_peak(Config(**SMALL, **more, out=Path("nowhere")), comm) for more in SETTINGS.values()]
     assert peaks == sorted(peaks, reverse=True)
     assert len({*peaks}) == len(peaks)
+
+
+@scenario(*StrategyName)
+def every_strategy_can_be_rehearsed(comm: Communicator, name: StrategyName) -> None:
+    more = {"tp": 2} if class_of(name).traits.cuts_layers else {}
+    config = Config(**SMALL | {"layers": 2}, strategy=name, out=Path("nowhere"), **more)
+    owned = 4 * (2 * 12 * 64 * 64 + 2 * 100 * 64) // comm.world_size  # bytes of this rank's part of the parameters
+    assert _rehearsed_peak(config, comm) > owned
 
 
 @scenario(*SETTINGS)
@@ -172,6 +183,18 @@ def test_the_largest_batch_is_recorded_and_one_more_is_refused(tmp_path: Path) -
         assert "Traceback" not in rank.stderr
     assert f"--memory-limit 1 MB: --batch {batch + 1} takes 1.0" in "".join(rank.stderr for rank in ranks)
     assert not (tmp_path / "more" / "run.json").exists()
+
+
+def test_one_rank_of_an_emulated_group_is_rehearsed(tmp_path: Path) -> None:
+    options = ["--strategy", "torch-fsdp2", "--offload", "--device", "cpu", "--memory-limit", "1MB", "--largest-batch"]
+    options += ["--layers", "2", "--width", "32", "--seq", "16", "--vocab", "50", "--steps", "1", "--attempts", "1"]
+    out = tmp_path / "run"
+    (rank,) = run_warm(1, "-m", "overlaplab_engine", "--out", str(out), "--link", "1Gbps,100us,4", *options)
+    assert rank.code == 0, rank.stderr
+    told = json.loads((out / "run.json").read_bytes())
+    assert told["phantom_ranks"] == [1, 2, 3]
+    assert f"largest batch within 1 MB is {told['model']['batch']} per rank" in rank.stderr
+    assert {row["way"] for row in copies(overlaplab.load_run(out)).to_dict("records")} == {"up", "down"}
 
 
 @pytest.mark.parametrize(
