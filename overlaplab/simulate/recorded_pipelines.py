@@ -13,6 +13,7 @@ from overlaplab.costs.pipeline import BACKWARD, FORWARD
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, activity, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -114,6 +115,7 @@ def _layers(trace: Trace, window: Window) -> dict[str, int] | None:
     """What a layer takes in the mean, by the borders of its uses; None where these are not labelled."""
     found: dict[str, list[int]] = {FORWARD: [], BACKWARD: [], UPDATE: []}
     begun: dict[tuple[str, str, str], int] = {}
+    ran = executions(trace)  # on a GPU in device time, as actions
     for label in _within(trace, window, "first_use", "last_use", "update"):
         if not is_layer(label.fields["unit"]):
             continue
@@ -122,9 +124,10 @@ def _layers(trace: Trace, window: Window) -> dict[str, int] | None:
             continue
         key = (label.fields["unit"], label.fields["phase"], label.fields["microbatch"])
         if label.word == "first_use":
-            begun[key] = label.start_ns
+            at = ran.begun(label.start_ns)
+            begun[key] = label.start_ns if at is None else at
         elif key in begun and key[1] in found:
-            found[key[1]].append(label.start_ns - begun.pop(key))
+            found[key[1]].append(ran.reached(label.start_ns) - begun.pop(key))
     if not found[FORWARD] or not found[BACKWARD]:
         return None
     return {kind: round(fmean(took)) if took else 0 for kind, took in found.items()}

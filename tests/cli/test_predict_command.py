@@ -83,6 +83,12 @@ def test_every_option_changes_the_prediction(
         ((SWEEP / "cap-1", "--link", "fast"), "--link fast: not BANDWIDTH,LATENCY"),
         ((SWEEP / "cap-1", "--prefetch", 2), "bucketed gathers no units ahead: it has no prefetch"),
         ((SWEEP / "cap-1", "--strategy", "none"), "no strategy none is known"),
+        ((SWEEP / "cap-1", "--strategy", "parameter-server"), "a server, which is not predicted: record it"),
+        ((SWEEP / "cap-1", "--strategy", "pipeline"), "is predicted from recordings of pipelines alone"),
+        ((SWEEP / "cap-1", "--strategy", "tree"), "makes its collectives by hand, and their hops are not predicted"),
+        ((SWEEP / "cap-1", "--schedule", "1f1b"), "bucketed is no pipeline"),
+        ((SWEEP / "cap-1", "--microbatches", 2), "bucketed is no pipeline"),
+        ((SWEEP / "cap-1", "--stages", "2,x"), "--stages 2,x are not the layers of each stage"),
         ((SWEEP / "cap-1" / "rank0.pt.trace.json.gz",), "only runs of the engine are predicted"),
     ],
 )

@@ -168,8 +168,10 @@ class _Rank:
                 self.unit = _unit(mark.name) if mark.word == "use" else ""
                 word = "first_use" if mark.word == "use" else mark.word
                 yield _instant(now, label_text(word, **_fields("gather", mark.name)))
-            case "forward" | "optimizer" | "update" | "stage_forward" | "stage_backward":
+            case "forward" | "optimizer" | "update":
                 self.open[mark.word] = now, mark.name
+            case "stage_forward" | "stage_backward":  # after what was launched at the same moment
+                self.open[mark.word] = now + 2 * _INSTANT_NS, mark.name
             case "backward":
                 yield from self.closed("forward", now)
                 self.open["backward"] = now, mark.name

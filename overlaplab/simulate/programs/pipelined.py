@@ -17,6 +17,8 @@ __all__ = ["pipeline_of", "pipeline_programs"]
 
 _TAKES = {"schedule", "microbatches", "stages", "link"}
 """The changes that a pipeline has."""
+_MOST = 4096
+"""Microbatches of a step that are played."""
 
 
 def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
@@ -82,5 +84,5 @@ def _require(run: Run, manifest: Manifest, setting: Setting) -> None:
         raise OverlaplabError(
             f"the schedule {setting.schedule} is not predicted", path=run.path, remedy=f"Known: {', '.join(PLAYED)}"
         )
-    if setting.microbatches is not None and setting.microbatches <= 0:
-        raise OverlaplabError(f"microbatches must be above 0, not {setting.microbatches}", path=run.path)
+    if setting.microbatches is not None and not 0 < setting.microbatches <= _MOST:
+        raise OverlaplabError(f"microbatches must be from 1 to {_MOST}, not {setting.microbatches}", path=run.path)

@@ -223,6 +223,16 @@ def test_a_bad_condition_is_one_line(text: str) -> None:
         parse_condition(text)
 
 
+def test_pipelines_of_other_schedules_are_other_settings(tmp_path: Path) -> None:
+    stages = [{"rank": rank, "units": [f"layers.{rank}"]} for rank in range(2)]
+    told = [{"schedule": name, "microbatches": 4, "stages": stages} for name in ("gpipe", "1f1b", "gpipe", "1f1b")]
+    runs = [
+        run_with_steps(tmp_path / str(place), 10, 11, 12, strategy="pipeline", pipeline=own)
+        for place, own in enumerate(told)
+    ]
+    assert overlaplab.compare(runs)["recording_of"].tolist() == [0, 1, 0, 1]
+
+
 def test_runs_that_a_sweep_gave_other_values_are_other_settings(tmp_path: Path) -> None:
     given = [{"lr": rate, "bucket_cap_mb": 5} for rate in (0.1, 0.2, 0.1, 0.2)]
     runs = [

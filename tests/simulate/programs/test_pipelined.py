@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -129,7 +130,8 @@ def test_a_slower_link_makes_messages_slower(recorded: dict[Setting, Run]) -> No
     [
         (Setting(schedule="zbv"), "the schedule zbv is not predicted. Known: gpipe, 1f1b"),
         (Setting(schedule="1f1b"), "1f1b takes as many microbatches as stages or more: 2 is less than 3"),
-        (Setting(microbatches=0), "microbatches must be above 0, not 0"),
+        (Setting(microbatches=0), "microbatches must be from 1 to 4096, not 0"),
+        (Setting(microbatches=5000), "microbatches must be from 1 to 4096, not 5000"),
         (Setting(stages=(2, 2)), "--stages 2,2 does not share 5 layers out among 3 stages"),
         (Setting(stages=(5, 0, 0)), "--stages 5,0,0 does not share 5 layers out among 3 stages"),
         (Setting(ranks=4), "of a pipeline schedule, microbatches, stages and link are predicted, not ranks"),
@@ -144,6 +146,24 @@ def test_what_cannot_be_is_one_line(setting: Setting, said: str, recorded: dict[
         predict(recorded[SETTINGS[0]], setting)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_command_writes_the_predicted_run(command: Any, recorded: dict[Setting, Run], tmp_path: Path) -> None:
+    source = Path(recorded[SETTINGS[0]].path)
+    for file in source.glob("rank*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    known = json.loads((source / "run.json").read_text())
+    undisturbed = {"machine": None, "link_steps": None, "collectives": None, "link_attained": True}
+    (tmp_path / "run.json").write_text(json.dumps(known | undisturbed))
+    options = ("--schedule", "1f1b", "--microbatches", 4, "--stages", "1,3,1", "--out", tmp_path / "predicted")
+    code, out, err = command("predict", tmp_path, *options, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["changes"] == {"schedule": "1f1b", "microbatches": 4, "stages": "1,3,1"}
+    assert document["predicted"]["step_ns"] > document["recorded"]["step_ns"]  # of twice as many samples
+    code, out, _ = command("pipeline", tmp_path / "predicted", "--json")
+    assert code == 0
+    assert {(row["stages"], row["microbatches"]) for row in json.loads(out)["steps"]} == {(3, 4)}
 
 
 def test_what_if_says_where_pipelines_are_predicted(recorded: dict[Setting, Run]) -> None:
