@@ -55,7 +55,7 @@ def predict(
 
     The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
     over all steps of all ranks. Of a pipeline (gpipe or 1f1b) schedule, microbatches, stages and link can be changed;
-    of a run on GPUs, whoever recorded it, the link, and the caps of torch's DDP.
+    of a run on GPUs, whoever recorded it, the link, the caps of torch's DDP, and the prefetch of its FSDP2.
     """
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run

@@ -23,7 +23,7 @@ from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.dependencies import DeviceEvent, blocking_calls, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_of_events
 from overlaplab.evidence.waits import arrivals
-from overlaplab.simulate.player import End, Launch, Move, Note, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Move, Note, Played, Program, Wait, Work
 from overlaplab.vocabulary import Rule
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "device_programs",
     "edited_programs",
     "held",
+    "noted_times",
     "played_together",
 ]
 
@@ -120,6 +121,17 @@ def edited_programs(run: Run, edits: Sequence[Edit]) -> DevicePrograms | None:
         steps.append(len(programs) - 1)
     launches = Counter(move.key for program in programs for move in program if isinstance(move, Launch))
     return DevicePrograms(programs=tuple(programs), steps=tuple(steps), members=launches)
+
+
+def noted_times(programs: DevicePrograms, played: Played, rank: int) -> dict[tuple[str, int], int]:
+    """When one rank's events were `launched`, `begun` and `done`, by that word and their place."""
+    first, last = programs.steps[rank - 1] + 1 if rank else 0, programs.steps[rank]
+    found: dict[tuple[str, int], int] = {}
+    for program, over in zip(programs.programs[first:last], played.over_ns[first:last], strict=True):
+        for move, at_ns in zip(program, over, strict=True):
+            if isinstance(move, Note) and isinstance(move.key, tuple):
+                found[move.key[1], move.key[2]] = at_ns
+    return found
 
 
 def _begin(trace: Trace) -> int:

@@ -92,4 +92,4 @@ def test_another_link_is_predicted_of_anybodys_run(tmp_path: Path) -> None:
     assert summary(again)["span_ns"].tolist() == [found.step_ns] * 2
     assert summary(again)["exposed_comm_ns"].tolist() == [32_000_000] * 2
     with pytest.raises(OverlaplabError, match="nothing but the link"):
-        predict(run, Setting(bucket_cap_mb=1.0))
+        predict(run, Setting(accumulate=2))

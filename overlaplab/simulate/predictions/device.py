@@ -19,10 +19,11 @@ from overlaplab.events import Run, Trace, main_stream, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.manifest import Link
-from overlaplab.simulate.device import DevicePrograms, Edit, device_programs, edited_programs
+from overlaplab.simulate.device import DevicePrograms, Edit, device_programs, edited_programs, noted_times
 from overlaplab.simulate.device_buckets import Recut, recut
 from overlaplab.simulate.device_gathers import prefetched
-from overlaplab.simulate.player import Launch, Move, Note, Played, StuckError, play
+from overlaplab.simulate.device_slowdown import slowed
+from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
 from overlaplab.simulate.predictions.error import by_step
 from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.options import MIB
@@ -57,7 +58,10 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
     if link is not None:
         changed = replace(changed, programs=tuple(_behind(run, changed, link)))
-    before, after = _played(run, programs), _played(run, changed)
+    before = _played(run, programs)
+    _played(run, changed)
+    changed = slowed(run, programs, changed)
+    after = _played(run, changed)
     return DevicePrediction(
         recorded_ns=_spans(programs, before),
         predicted_ns=_spans(changed, after),
@@ -168,12 +172,7 @@ def _behind(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Mo
 
 def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: Edit) -> Iterator[Event]:
     """One rank's, in order of start."""
-    first = programs.steps[rank - 1] + 1 if rank else 0
-    noted: dict[tuple[str, int], int] = {}
-    for program, over in zip(programs.programs[first : programs.steps[rank]], played.over_ns[first:], strict=False):
-        for move, at_ns in zip(program, over, strict=True):
-            if isinstance(move, Note) and isinstance(move.key, tuple):
-                noted[move.key[1], move.key[2]] = at_ns
+    noted = noted_times(programs, played, rank)
     ends = played.ends_ns[programs.steps[rank]]
     steps = [
         Event(COMPUTES, f"ProfilerStep#{window.step or 0}", begin, end)
@@ -182,7 +181,7 @@ def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, e
     yield from sorted((*steps, *_device_events(trace, noted, edit)), key=lambda event: (event.start_ns, -event.end_ns))
 
 
-def _device_events(trace: Trace, noted: dict[tuple[str, int], int], edit: Edit) -> Iterator[Event]:
+def _device_events(trace: Trace, noted: Mapping[tuple[str, int], int], edit: Edit) -> Iterator[Event]:
     main, names = main_stream(trace), trace.events["name"]
     collectives, row_of = recorded(trace), recorded_of_events(trace)
     events = device_events(trace)

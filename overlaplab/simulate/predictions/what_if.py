@@ -63,7 +63,7 @@ def why_not(run: Run) -> str | None:
     try:
         if any(rule_of(trace) is Rule.GPU for trace in run.traces):
             require_device(run)
-            return "its sliders play runs on CPUs; overlaplab predict tells another link or cap of a run on GPUs"
+            return "only runs on CPUs are played here; overlaplab predict tells another link, cap or prefetch of it"
         _program(run, Setting())
     except OverlaplabError as error:
         return told(run, error)

@@ -32,14 +32,26 @@ def ddp_ranks(
     forwards: int = 1,
     transfer: Callable[[int], int] = transfer_us,
     elements: Sequence[int] = ELEMENTS,
+    slowdown: int = 0,
+    at_once: int = 0,
 ) -> list[list[Event]]:
-    """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`.
+    """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`, and that much
+    and `slowdown` times that much beside an all-reduce. The first steps, `at_once`, send one bucket.
 
     Without `copies` gradients are views of their buckets; without `shapes` their sizes are not recorded.
     """
     gpus = [Gpu() for _ in backward_us]
     running = [
-        _rank(gpu, caps, us, steps, copies=copies, shapes=shapes, forwards=forwards, elements=elements)
+        _rank(
+            gpu,
+            [tuple(caps) if step >= at_once else (1 << 60,) for step in range(steps)],
+            us,
+            copies=copies,
+            shapes=shapes,
+            forwards=forwards,
+            elements=elements,
+            slowdown=slowdown,
+        )
         for gpu, us in zip(gpus, backward_us, strict=True)
     ]
     asked = [next(own, None) for own in running]
@@ -59,17 +71,18 @@ def _send(rank: Generator[tuple[int, int], int, None], end: int) -> tuple[int, i
 
 def _rank(
     gpu: Gpu,
-    caps: Sequence[int],
+    steps: Sequence[Sequence[int]],
     backward_us: int,
-    steps: int,
     *,
     copies: bool,
     shapes: bool,
     forwards: int,
     elements: Sequence[int],
+    slowdown: int,
 ) -> Generator[tuple[int, int], int, None]:
-    """Yields start and bytes of each all-reduce, and is told when it ends."""
-    for _ in range(steps):
+    """Yields start and bytes of each all-reduce, and is told when it ends. `steps`: the caps of each."""
+    busy: list[tuple[int, int]] = []
+    for caps in steps:
         with gpu.step():
             for _ in range(forwards):
                 with gpu.range("DistributedDataParallel.forward"):
@@ -80,13 +93,13 @@ def _rank(
                 held: list[int] = []
                 for count in elements:
                     with gpu.function("AddmmBackward0"):
-                        gpu.run("gemm_backward", backward_us)
+                        _slowed(gpu, "gemm_backward", backward_us, slowdown, busy)
                     with gpu.function("torch::autograd::AccumulateGrad"):
                         _accumulate(gpu, count if shapes else None)
                         held.append(count * 4)
                         full = sum(held) >= caps[min(len(buckets), len(caps) - 1)]
                         if full or sum(own for own, _ in buckets) + len(held) == len(elements):
-                            buckets.append((len(held), (yield from _all_reduce(gpu, sum(held)))))
+                            buckets.append((len(held), (yield from _all_reduce(gpu, sum(held), busy))))
                             held = []
             for gradients, end in buckets:
                 gpu.wait(COMPUTE, end)
@@ -105,10 +118,23 @@ def _accumulate(gpu: Gpu, elements: int | None) -> None:
         gpu.run("mul", 5)
 
 
-def _all_reduce(gpu: Gpu, num_bytes: int) -> Generator[tuple[int, int], int, int]:
+def _slowed(gpu: Gpu, name: str, us: int, slowdown: int, busy: Sequence[tuple[int, int]]) -> None:
+    """A kernel that takes longer beside all-reduces: each µs of its work then takes 1 + `slowdown`."""
+    now = start = max(gpu.now + 5, gpu.end() + 1)
+    left = us * (1 + slowdown)
+    while left > 0:
+        beside = any(begin <= now < end for begin, end in busy)
+        left -= 1 if beside else 1 + slowdown
+        now += 1
+    gpu.run(name, now - start)
+
+
+def _all_reduce(gpu: Gpu, num_bytes: int, busy: list[tuple[int, int]]) -> Generator[tuple[int, int], int, int]:
     given = {"Input Dims": [[num_bytes // 4]], "Input type": ["float"]}
     with gpu.range("c10d::allreduce_", cat="cpu_op", **given):
         gpu.wait(LINK, gpu.end(COMPUTE))
-        until = yield max(gpu.now + 5, gpu.end(LINK) + 1), num_bytes
+        start = max(gpu.now + 5, gpu.end(LINK) + 1)
+        until = yield start, num_bytes
+        busy.append((start, until))
         gpu.run("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0, LINK, until=until)
     return until
