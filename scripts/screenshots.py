@@ -106,6 +106,7 @@ def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
     if shot.against is not None:
         choose(page, shot.against, "against")
     fit(page, shot)
+    settle(page)  # what was chosen may have been drawn only now
     page.screenshot(path=file)
     context.close()
 
@@ -137,6 +138,7 @@ def settle(page: Page) -> None:
     """Wait until the app has run and drawn."""
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
     page.wait_for_selector("h1", timeout=60_000)
+    page.wait_for_function("document.querySelector('[data-stale=true], [data-testid=stSkeleton]') === null")
     page.wait_for_timeout(1500)
 
 

@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.parts import bars, row_axis, stacked, step_fills, tooltip, with_room, words
-from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.findings import compare_title, run_labels
 from overlaplab.words import count, duration
 
@@ -26,7 +26,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     scale = with_room(max(ends["end"], default=1.0), ends["word"])
     x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=12))
     lines = tooltip({"run": "", "part": "what", "ms:Q": "median ms"})
-    layers = [bars(rows, x, y, colours(step_fills(tones)), lines, 0.72)]
+    layers = [bars(rows, x, y, colours(step_fills(tones), left=labels_width(labels)), lines, 0.72)]
     for fastest, weight in ((False, "normal"), (True, "bold")):
         own = ends[ends["fastest"] == fastest]
         layers.append(words(own, "end", y, tones.ink, align="left", dx=6, fontWeight=weight))

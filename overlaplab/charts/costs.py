@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.parts import FLUSH, row_axis, tooltip, with_room, words
-from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.findings import costs_title, run_labels
 from overlaplab.words import count, size_exact, unit_of
 
@@ -57,7 +57,7 @@ def _beside_theory(
     x = alt.X(f"{MEASURED}:Q", title=f"{verb.lower()} ({unit})", scale=x_scale, axis=x_axis)
     shared = {
         "y": y,
-        "color": colours([(MEASURED, tone), (THEORY, tones.ink)]),
+        "color": colours([(MEASURED, tone), (THEORY, tones.ink)], left=labels_width(drawn["run"])),
         "tooltip": tooltip({"run": "", "word": verb.lower()}),
     }
     bars = alt.Chart(drawn).mark_bar(height={"band": 0.6}, opacity=1)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.charts.parts import WHEN, bars, dashed_lines, known_ms, tooltip
-from overlaplab.charts.theme import Palette, cause_colours, colours, finish, palette
+from overlaplab.charts.theme import Palette, cause_colours, colours, finish, labels_width, palette
 from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
 from overlaplab.findings.diagnosis.causes import CAUSE_LABELS
 from overlaplab.words import count, gradient_word, last_gradient, shorten, size, to_ms
@@ -85,7 +85,7 @@ def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: list[tuple[s
     scale = alt.Scale(zero=False, nice=False, domain=domain)
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16))
     lines = tooltip({"bucket": "", "part": "what", "ms:Q": "took ms"} | WHEN)
-    legend = colours(fills, columns=3, offset=22)
+    legend = colours(fills, left=labels_width(table["bucket"]), columns=3, offset=22)
     heights = table["part"].map({ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}).fillna(0.7)
     return [bars(table[heights == height], x, y, legend, lines, height) for height in (0.2, 0.35, 0.7)]
 

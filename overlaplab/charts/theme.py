@@ -16,6 +16,7 @@ from overlaplab.findings import says_predicted
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
 _LETTER, _SYMBOL = 5.8, 30  # pixels of a legend's letter, and of what stands beside a word
+_LABEL = 6.4  # pixels of an axis' letter
 LINE = 145  # characters of a subtitle's line in the dashboard's column at 1280 pixels
 
 
@@ -159,11 +160,19 @@ def cause_colours(tones: Palette) -> dict[Cause, str]:
     }
 
 
-def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
-    """The colours of the field `part`, from pairs of a value and its colour; all are in the legend, in this order."""
+def labels_width(labels: Iterable[str]) -> int:
+    """Pixels that an axis with these labels and a title takes at most."""
+    return round(_LABEL * max(map(len, labels), default=0)) + 36
+
+
+def colours(pairs: Sequence[tuple[str, str]], *, left: int = 60, **legend: Any) -> alt.Color:
+    """The colours of the field `part`, from pairs of a value and its colour; all are in the legend, in this order.
+
+    `left`: pixels that the other axis takes at most.
+    """
     words, tones = [word for word, _ in pairs], [tone for _, tone in pairs]
     look: dict[str, Any] = {"orient": "top", "labelLimit": 0, "symbolType": "square", "columns": len(words)} | legend
-    look["columns"] = alt.ExprRef(_columns(words, look["columns"]))
+    look["columns"] = alt.ExprRef(_columns(words, look["columns"], left))
     return alt.Color(
         "part:N",
         title=None,
@@ -173,12 +182,17 @@ def colours(pairs: Sequence[tuple[str, str]], **legend: Any) -> alt.Color:
     )
 
 
-def _columns(words: Sequence[str], most: int) -> str:
-    """An expression: into how many columns of a legend these words go, `most` at most, in the chart's width."""
+def _columns(words: Sequence[str], most: int, left: int) -> str:
+    """An expression: into how many columns of a legend these words go, `most` at most, in the chart's width.
+
+    Vega makes room for the legend's rows while `width` is still the container's: were there more once it is the plot's,
+    the first would be cut.
+    """
+    room = f"min(width, (containerSize()[0] || 1e9) - {left})"
     found = "1"
     for number in range(2, min(most, len(words)) + 1):
         letters = sum(max(map(len, words[column::number])) for column in range(number))
-        found = f"width >= {number * _SYMBOL + letters * _LETTER:.0f} ? {number} : {found}"
+        found = f"{room} >= {number * _SYMBOL + letters * _LETTER:.0f} ? {number} : {found}"
     return found
 
 

@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.parts import FLUSH, bars, known_ms, row_axis, tooltip, with_room, words
-from overlaplab.charts.theme import Palette, colours, finish, palette
+from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
 from overlaplab.findings import (
     caps_predicted_title,
     held_predicted_title,
@@ -188,7 +188,7 @@ def _measured(
     """The dots, and a word below the lowest, or above it where it is under `low`."""
     drawn: alt.Chart = alt.Chart(_inline(dots)).mark_circle(color=tones.exposed, size=70, opacity=1)
     first = dots.sort_values("value").head(1).assign(word="measured")
-    dy = 10 if first["value"].iloc[0] > low else -12
+    dy = 10 if first["value"].iloc[0] > low else -16
     look: dict[str, Any] = {"align": "left", "dx": 8, "dy": dy, "fontWeight": 600}
     return [drawn.encode(x=x, y=y, tooltip=list(lines)), words(_inline(first), x, y, tones.ink, **look)]
 
@@ -214,6 +214,7 @@ def step_lanes(
     scale = with_room(longest, [f"{ms(max(spans_ns))} predicted"])
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=10, labelFlush=FLUSH))
     fills = list(zip(_PARTS, (tones.compute, tones.hidden, tones.exposed), strict=True))
+    tinted = colours(fills, left=labels_width(_ROWS))
     lines = tooltip({"row": "", "part": "what", "what": "of", "begin:Q": "from ms", "end:Q": "to ms"})
     solid, pale = _stretches(measured, "measured"), _stretches(predicted, "predicted")
     dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE}
@@ -227,8 +228,8 @@ def step_lanes(
     )
     y2 = ends.assign(other=[_ROWS[1], _ROWS[3]])
     layers = [
-        bars(_inline(solid), x, y, colours(fills), lines, 0.72),
-        bars(_inline(pale), x, y, colours(fills), lines, 0.72, **dashed).encode(stroke=outline),
+        bars(_inline(solid), x, y, tinted, lines, 0.72),
+        bars(_inline(pale), x, y, tinted, lines, 0.72, **dashed).encode(stroke=outline),
         alt.Chart(_inline(y2)).mark_tick(color=tones.ink, thickness=1.5, size=40).encode(x=x, y=y),
         words(_inline(ends), "begin", y, tones.ink, align="left", dx=6, fontWeight=600),
     ]

@@ -247,7 +247,7 @@ def _show_bars(block: Bars) -> dict[Any, Any] | None:
 
 
 def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
-    label, drawn, words, link = st.columns((19, 23, 47, 11), gap="small", vertical_alignment="center")
+    label, drawn, words, link = st.columns((18, 22, 47, 13), gap="small", vertical_alignment="center")
     with label.container(key=f"{key}_label"):
         st.text(bar.label)
     tone = cause_colours(palette(dark()))[bar.cause]

@@ -40,9 +40,9 @@ def best_buckets_remark(best: pd.DataFrame | None) -> str | None:
     """What the chart's row of the best buckets is: rows of `simulate.best_buckets` of one rank and step."""
     if best is None or best.empty:
         return None
-    sizes = [size(int(value)) for value in (best["bytes"].min(), best["bytes"].max())]
+    sizes = dict.fromkeys(size(int(value)) for value in (best["bytes"].min(), best["bytes"].max()))
     late = max(int(best["end_ns"].max()) - int(best["last_ns"].iloc[0]), 0)
     return (
-        f"Last row: the best of all buckets on the same link, {count(len(best), 'bucket')} of {sizes[0]} to {sizes[1]};"
-        f" {ms(late)} of them cannot be hidden."
+        f"Last row: the best of all buckets on the same link, {count(len(best), 'bucket')} of {' to '.join(sizes)};"
+        f" {ms(late)} of {'it' if len(best) == 1 else 'them'} cannot be hidden."
     )

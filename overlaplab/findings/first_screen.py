@@ -78,8 +78,8 @@ def _late_rank(found: Diagnosis, steps: pd.DataFrame) -> Tile:
     if found.exposed_ns and steps["exposed_wait_ns"].isna().any():
         return Tile(label="late rank", value="unknown", note="waits cannot be told")
     own = steps if found.step is None else steps[steps["step"].eq(found.step).fillna(False)]
-    any_wait = own["exposed_wait_ns"].gt(0).any()  # for what a pipeline's schedule has come later
-    return Tile(label="late rank", value="none", note="waits have other causes" if any_wait else "no wait for a rank")
+    waits = bool(own["exposed_wait_ns"].gt(0).any())  # for what a pipeline's schedule has come later
+    return Tile(label="late rank", value="none", note="waits have other causes" if waits else "no wait for a rank")
 
 
 def step_marks(found: Diagnosis) -> pd.DataFrame:

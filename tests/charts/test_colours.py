@@ -151,5 +151,7 @@ def test_the_oracle_knows_what_is_confused() -> None:
 
 
 def test_a_legend_has_as_many_columns_as_have_room() -> None:
-    legend = charts.theme.colours([("ab", "#000000"), ("abcdefghij", "#000001"), ("a", "#000002")]).to_dict()["legend"]
-    assert legend["columns"] == {"expr": "width >= 165 ? 3 : width >= 130 ? 2 : 1"}
+    pairs = [("ab", "#000000"), ("abcdefghij", "#000001"), ("a", "#000002")]
+    legend = charts.theme.colours(pairs, left=80).to_dict()["legend"]
+    room = "min(width, (containerSize()[0] || 1e9) - 80)"
+    assert legend["columns"] == {"expr": f"{room} >= 165 ? 3 : {room} >= 130 ? 2 : 1"}

@@ -24,7 +24,9 @@ def word(chart: alt.LayerChart, text: str) -> Any:
     ("held", "below"), [((100, 90, 60), True), ((100, 50, 1), False), ((50, 50, 50), False), ((1, 2, 3), False)]
 )
 def test_the_word_predicted_is_not_on_the_axis(held: tuple[int, ...], below: bool) -> None:
-    table = pd.DataFrame({"ranks": [2, 16, 128], "held_bytes": pd.array(held, dtype="Int64") * 10**6})
+    table = pd.DataFrame(
+        {"ranks": [2, 16, 128], "held_bytes": pd.array([size * 10**6 for size in held], dtype="Int64")}
+    )
     assert (word(charts.held_predicted(table, chosen=2), "predicted")["dy"] > 0) is below
 
 

@@ -53,7 +53,7 @@ def test_the_section_and_its_charts(tmp_path: Path) -> None:
     assert section.advice[0].startswith("What other settings gain cannot be played")
     shown = {block.key: block.draw(dark=False, note=block.note) for block in section.blocks if isinstance(block, Chart)}
     assert shown["pipeline_chart"].title.text == "Who does what when: 2 stages, 2 microbatches"
-    assert shown["pipeline_held_chart"].title.text == "Activations held, at most: stage 0 2, stage 1 2"
+    assert shown["pipeline_held_chart"].title.text == "Activations held, at most: 2 in stage 0, 2 in stage 1"
     drawn = shown["pipeline_chart"].to_dict()["datasets"].values()
     bars = [row for rows in drawn for row in rows if row.get("part") in ("forward", "backward")]
     assert len({(row["row"], row["part"], row["microbatch"]) for row in bars}) == 2 * 2 * 2

@@ -74,7 +74,7 @@ def schedule(
         SCATTER: tones.scatter,
     }
     fills = [(part, tone) for part, tone in colour.items() if part in set(parts["part"])]
-    legend = colours(fills, columns=6 if line > LINE / 2 else 2, offset=22)
+    legend = colours(fills, left=LABELS_WIDTH + 20, columns=6 if line > LINE / 2 else 2, offset=22)
     titles = {"unit": "", "part": "what", "phase": "", "microbatch": "", "ms:Q": "took ms"}
     lines = tooltip(titles | WHEN | {"size": ""})
     live = parts["part"] == LIVE

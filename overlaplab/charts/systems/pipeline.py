@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.charts.parts import WHEN, bars, tooltip
 from overlaplab.charts.sharding.held import LABELS_WIDTH, time_axis
-from overlaplab.charts.theme import LINE, Palette, colours, finish, palette
+from overlaplab.charts.theme import LINE, Palette, colours, finish, labels_width, palette
 from overlaplab.findings import pipeline_held_title
 from overlaplab.words import to_ms
 
@@ -60,7 +60,7 @@ def pipeline(
     )
     y = alt.Y("row:N", sort=labels, title=None, scale=alt.Scale(domain=labels), axis=axis)
     x = time_axis((0, end), line)
-    colour = colours(fills, columns=5)
+    colour = colours(fills, columns=5, left=labels_width(labels))
     bubble = drawn["part"] == "bubble"
     wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _FITS * to_ms(end))]
     lines = tooltip({"row": "stage", "part": "what", "microbatch": ""} | WHEN | {"wait:Q": "waited before ms"})
@@ -106,11 +106,12 @@ def pipeline_held(
     scheme = (tones.reduce, tones.compute, tones.gather, tones.hidden, tones.exposed, tones.blocking, tones.scatter)
     fills = [(f"stage {stage}", scheme[place % len(scheme)]) for place, stage in enumerate(stages)]
     axis: dict[str, Any] = {"minExtent": LABELS_WIDTH, "maxExtent": LABELS_WIDTH, "tickMinStep": 1, "format": "d"}
-    y = alt.Y("held:Q", title="microbatches", axis=alt.Axis(domain=False, ticks=False, tickCount=4, **axis))
+    colour = colours(fills, columns=8, left=LABELS_WIDTH + 20, symbolType="stroke")
+    y = alt.Y("held:Q", title=None, axis=alt.Axis(domain=False, ticks=False, tickCount=4, **axis))
     chart: alt.Chart = (
         alt.Chart(drawn)
         .mark_line(interpolate="step-after", strokeWidth=2)
-        .encode(x=time_axis((0, end_ns), line), y=y, color=colours(fills, columns=8, symbolType="stroke"))
+        .encode(x=time_axis((0, end_ns), line), y=y, color=colour)
     )
     title = pipeline_held_title(table)
     return finish(

@@ -7,7 +7,7 @@ import pandas as pd
 
 from overlaplab.analyses.systems.plan import PLAN_PARTS
 from overlaplab.charts.parts import tooltip
-from overlaplab.charts.theme import colours, finish, palette
+from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.words import size_exact, unit_of
 
 __all__ = ["planned_memory"]
@@ -41,7 +41,7 @@ def planned_memory(
             y=alt.Y("label:N", sort=list(labels.values()), title="GPUs", axis=axis),
             x=alt.X("held:Q", title=f"memory per GPU ({unit})", stack="zero"),
             order=alt.Order("order:Q"),
-            color=colours(list(zip(PLAN_PARTS, fills, strict=True))),
+            color=colours(list(zip(PLAN_PARTS, fills, strict=True)), left=labels_width(labels.values())),
             tooltip=tooltip({"label": "GPUs", "part": "", "word": "takes", "whole": "of"}),
         )
     )

@@ -98,7 +98,7 @@ def pipeline_note(step: Mapping[Any, Any], manifest: Manifest | None) -> str:
 def pipeline_held_title(table: pd.DataFrame) -> str:
     """What the curves of held activations show; rows of `analyses.pipeline_held`."""
     most = table.groupby("stage")["held"].max()
-    told = [f"stage {stage} {number}" for stage, number in most.items()]
+    told = [f"{number} in stage {stage}" for stage, number in most.items()]
     return f"Activations held, at most: {', '.join(told)}"
 
 

@@ -15,6 +15,7 @@ PAGES = (
     ("collectives", "bucketed"),
     ("compare", "sweep/cap-5"),
     ("compare", "ahead"),
+    ("plan", "bucketed"),
 )
 """Pages, and the run that each is shown of."""
 
@@ -33,11 +34,12 @@ CUT = """() => {
     }
   }
   for (const chart of main.querySelectorAll('[data-testid=stVegaLiteChart]')) {
-    const {left, right: end} = chart.getBoundingClientRect();
+    const {left, right: end, top} = chart.getBoundingClientRect();
     for (const word of chart.querySelectorAll('svg text')) {
       const place = word.getBoundingClientRect();
       const text = word.textContent;
       if (place.width > 0 && (place.right > end + 2 || place.left < left - 2)) found.push(`${text}: beside its chart`);
+      if (place.width > 0 && place.top < top - 2) found.push(`${text}: above its chart`);
     }
   }
   return found;
