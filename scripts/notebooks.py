@@ -39,31 +39,51 @@ def main() -> None:
         print(f"{path}: {len(text) / 1e6:.2f} MB")
 
 
-def executed(paths: Sequence[Path]) -> list[nbformat.NotebookNode]:
-    """The notebooks after all their cells ran, each in a fresh kernel and in its folder; raises on a cell's error."""
+def executed(paths: Sequence[Path], *, one_kernel: bool = False) -> list[nbformat.NotebookNode]:
+    """The notebooks after all their cells ran, each in a fresh kernel and in its folder, or one after another in a
+    kernel in the first one's folder, which imports everything once; raises on a cell's error.
+    """
 
     async def together() -> list[nbformat.NotebookNode]:
-        return await asyncio.gather(*map(_executed, paths))
+        if not one_kernel:
+            return await asyncio.gather(*map(_executed, paths))
+        with tempfile.TemporaryDirectory() as sockets:
+            kernel = _kernel(sockets)
+            try:
+                return [await _run(path, kernel, last=path == paths[-1]) for path in paths]
+            finally:
+                if await kernel.is_alive():
+                    await kernel.shutdown_kernel(now=True)
 
     with ThreadPoolExecutor(1) as thread:  # a loop may run in this one
         return thread.submit(lambda: asyncio.run(together())).result()
 
 
+def _kernel(sockets: str) -> AsyncKernelManager:
+    """One that is not started; it listens in this folder instead of on ports, which others could reach."""
+    return AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
+
+
 async def _executed(path: Path) -> nbformat.NotebookNode:
+    with tempfile.TemporaryDirectory() as sockets:
+        return await _run(path, _kernel(sockets), last=True)
+
+
+async def _run(path: Path, kernel: AsyncKernelManager, *, last: bool) -> nbformat.NotebookNode:
+    """In a kernel, which starts if it is not running, and ends if this notebook is its `last`."""
     book = nbformat.read(path, as_version=4)
-    where = {"metadata": {"path": str(path.parent)}}
-    with tempfile.TemporaryDirectory() as sockets:  # instead of ports, which others could reach
-        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
-        client = NotebookClient(
-            book,
-            km=kernel,
-            timeout=600,
-            startup_timeout=180,
-            record_timing=False,
-            coalesce_streams=True,
-            resources=where,
-        )
-        await client.async_execute(cleanup_kc=True)
+    client = NotebookClient(
+        book,
+        km=kernel,
+        timeout=600,
+        startup_timeout=180,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    await client.async_execute(cleanup_kc=last)
+    if not last and client.kc is not None:
+        client.kc.stop_channels()
     book.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

@@ -32,7 +32,8 @@ SLOWEST = (
     *("dashboard/in_chromium/test_compare.py", "dashboard/test_permalinks.py", "engine/strategies/test_library.py"),
     *("engine/strategies/test_fsdp2.py", "load/test_slice.py", "load/test_malformed_traces.py"),
     *("safety/test_hostile_terminal.py", "test_users_folder.py", "scripts/test_gpu_scripts.py"),
-    *("load/test_executors.py", "test_hta.py"),
+    *("load/test_executors.py", "test_hta.py", "dashboard/views/test_what_if_page.py"),
+    *("simulate/programs/test_contract.py", "dashboard/test_states.py", "dashboard/views/test_pages.py"),
 )
 """Files that take longest, by CPU time: they come first, or one of them would run on when all others are done."""
 
@@ -70,15 +71,44 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _valid_charts() -> None:
-    """Every chart that a test draws is held against Vega-Lite's schema, as a whole: Altair alone would hold each of its
-    parts against it, too. And garbage is not searched for in what modules consist of.
+def _valid_charts() -> Iterator[None]:
+    """Every chart that a test draws is held against Vega-Lite's schema, as a whole (Altair alone would hold each of its
+    parts against it, too), and charts alike but for their figures once. And garbage is not searched for in what modules
+    consist of.
     """
     from overlaplab.charts.escaped import EscapedChart
     from overlaplab.dashboard.heap import rest_modules
 
     rest_modules()
-    EscapedChart.checked = True
+    validate, valid = EscapedChart.validate, set[str]()
+
+    def validate_once(chart: dict[str, Any]) -> None:
+        shape = json.dumps(_without_figures(chart))
+        if shape not in valid:
+            validate(chart)
+            valid.add(shape)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EscapedChart, "checked", True)
+        patch.setattr(EscapedChart, "validate", staticmethod(validate_once))
+        yield
+
+
+def _without_figures(chart: Any) -> Any:
+    """A chart's JSON with a number's type and size in its place, and each of a list's kinds of members once."""
+    match chart:
+        case dict():
+            return {key: _without_figures(value) for key, value in chart.items()}
+        case list():
+            shapes = [_without_figures(value) for value in chart]
+            return [shape for place, shape in enumerate(shapes) if shape not in shapes[:place]]
+        case bool() | None:
+            return chart
+        case int() | float():
+            return [type(chart).__name__, chart < 0, chart > 1]
+        case str() if chart.startswith("data-"):  # a table's name: a hash of what it holds
+            return "data"
+    return str(chart)
 
 
 @pytest.fixture
@@ -101,6 +131,21 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         return stopped.value.code, out, err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def compiled_once() -> Iterator[None]:
+    """Streamlit's tester keeps the bytecode of scripts, as its server does: else each run compiles them anew, which
+    takes two fifths of it.
+    """
+    from streamlit.runtime.scriptrunner.script_cache import ScriptCache
+    from streamlit.testing.v1 import app_test, local_script_runner
+
+    cache = ScriptCache()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (app_test, local_script_runner):
+            patch.setattr(module, "ScriptCache", lambda: cache)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The notebooks: executed in a new kernel, they give the committed outputs, and these can be displayed."""
+"""The notebooks: executed anew, they give the committed outputs, and these can be displayed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_there_are_four() -> None:
 
 @pytest.fixture(scope="module")
 def executed() -> dict[Path, nbformat.NotebookNode]:
-    """All of them at once, each in a kernel of its own."""
-    return dict(zip(NOTEBOOKS, SCRIPT.executed(NOTEBOOKS), strict=True))
+    """All of them in one kernel."""
+    return dict(zip(NOTEBOOKS, SCRIPT.executed(NOTEBOOKS, one_kernel=True), strict=True))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

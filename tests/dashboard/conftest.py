@@ -54,7 +54,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+def opened(monkeypatch: pytest.MonkeyPatch, compiled_once: None) -> Callable[..., AppTest]:
     """A function that opens a page on a folder, on the run of this name."""
 
     def open_page(folder: Path | None, page: str = "summary", run: str | None = None) -> AppTest:
@@ -62,9 +62,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
         app = AppTest.from_file(str(MAIN), default_timeout=300)
         if page != "summary":
             app.switch_page(str(MAIN.parent / "views" / f"{page}.py"))
-        app.run()
         if run is not None:
-            app.selectbox(key="run_picker").set_value(run).run()
+            app.query_params["run"] = run
+        app.run()
         assert not app.exception, app.exception[0].message
         return app
 
@@ -72,7 +72,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
 
 
 @pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+def followed(monkeypatch: pytest.MonkeyPatch, compiled_once: None) -> Callable[..., AppTest]:
     """A function that follows a link: opens a page on a folder with these query parameters."""
 
     def follow(folder: Path, page: str = "summary", **query: str) -> AppTest:

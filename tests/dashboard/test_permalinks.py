@@ -90,7 +90,7 @@ def test_another_run_begins_at_its_own_rank_unless_one_was_chosen(followed, tmp_
     [
         ("summary", HOSTILE),
         ("timeline", HOSTILE),
-        *(("buckets", text) for text in (HOSTILE, "../../etc", "9" * 5000, "\0", "-1", "٣", "")),
+        *(("buckets", text) for text in ("../../etc", "9" * 5000, "\0", "-1", "٣", "")),
     ],
 )
 def test_what_a_link_cannot_mean_gives_the_default_and_a_line(followed, runs: Path, page: str, hostile: str) -> None:

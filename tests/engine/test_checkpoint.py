@@ -147,8 +147,11 @@ def first(comm: Communicator, count: int) -> Communicator | None:
 
 CASES = ("float32 on 1", "float32 on 2", "float32 on 3", "bfloat16 on 2", "main_grad on 3")
 
-AGAIN = r"resume\[(zero1 (float32 on [12]|main_grad)|zero2 (float32 on [13]|bfloat16))"
-"""zero1 and zero2 are saved by the same code: by default, each case of it once."""
+AGAIN = (
+    r"resume\[(zero1 (float32 on [12]|main_grad)|zero2 (float32 on [13]|bfloat16)|zero3 float32 on [23]"
+    r"|(naive|per-param) )|resume_a_transformer\[zero1|hand_on\[(sharded main_grad|full float32)"
+)
+"""What repeats others: zero1 and zero2 are saved by the same code, and parameters that are whole by one, too."""
 
 
 @scenario(

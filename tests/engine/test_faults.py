@@ -139,13 +139,16 @@ def start(out: Path) -> Iterator[Callable[..., Job]]:
             "rank 0: lost another rank (RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out)",
         ),
         ("1:2:kill", ("--strategy", "bucketed"), "rank 1: killed by SIGKILL"),
-        (
+        pytest.param(
             "0:2:kill",
             ("--strategy", "torch-ddp", "--warmup", "2", "--link", "1Gbps,200us"),
             "rank 0: killed by SIGKILL",
+            marks=pytest.mark.slow,
         ),
         pytest.param("1:2:exit", ("--strategy", "per-param"), "rank 1: ended with exit code 7", marks=pytest.mark.slow),
-        ("1:3:kill-in-gather", ("--strategy", "zero3"), "rank 1: killed by SIGKILL"),
+        pytest.param(
+            "1:3:kill-in-gather", ("--strategy", "zero3"), "rank 1: killed by SIGKILL", marks=pytest.mark.slow
+        ),
         ("0:3:kill-in-gather", ("--strategy", "zero3", "--link", "1Gbps,200us"), "rank 0: killed by SIGKILL"),
         pytest.param(
             "1:3:kill-in-gather",

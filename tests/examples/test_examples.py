@@ -34,7 +34,10 @@ LLAMA = ["embed_tokens.weight", "norm.weight", *(f"layers.{i}.{name}" for i in r
 """And `lm_head.weight`, outside the model of which these are."""
 
 
-@pytest.fixture(scope="module", params=EXAMPLES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name == "accelerate-fsdp2" else []) for name in EXAMPLES],
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first by torchrun, the others by the ranks that it would start."""
     out = tmp_path_factory.mktemp(request.param) / "runs" / str(request.param)
@@ -61,9 +64,10 @@ def microbatches(run: Path) -> int:
 
 @pytest.mark.parametrize(
     "run",
-    [pytest.param(name, marks=pytest.mark.slow if name.startswith("accelerate") else []) for name in EXAMPLES],
+    [pytest.param(name, marks=[] if name in ("fsdp2", "lightning") else pytest.mark.slow) for name in EXAMPLES],
     indirect=True,
 )
+@pytest.mark.usefixtures("compiled_once")
 def test_a_run_opens_on_every_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["main.py", str(run.parent)])
     main = Path(overlaplab.dashboard.__file__).with_name("main.py")

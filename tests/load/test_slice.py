@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from made.traces import event, gloo, launched, op, run_of, step, write
 from pandas.testing import assert_frame_equal
+from samples import sample_run
 
 from overlaplab import OverlaplabError, Run, buckets, load_run, schedule, summary, volume
 from overlaplab.load import slice_run
@@ -20,7 +21,7 @@ from overlaplab.selection import Selection
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/run.json"))
-OF_EACH_KIND = ("bucketed", "torch-ddp", "torch-fsdp2", "zero2", "zero3")
+OF_EACH_KIND = ("torch-ddp", "torch-fsdp2", "zero3")
 """Samples of which the others are repetitions."""
 
 
@@ -44,7 +45,7 @@ def raw_events(path: Path) -> list[dict[str, Any]]:
     "name", [pytest.param(name, marks=[] if name in OF_EACH_KIND else pytest.mark.slow) for name in RUNS]
 )
 def test_every_step_of_every_sample(name: str, tmp_path: Path) -> None:
-    whole = load_run(SAMPLES / name)
+    whole = sample_run(name)
     for number in sorted(summary(whole)["step"].unique().tolist()):
         out = tmp_path / str(number)
         assert slice_run(whole, number, number + 1, out) == [number]
@@ -53,7 +54,7 @@ def test_every_step_of_every_sample(name: str, tmp_path: Path) -> None:
 
 def test_several_steps_keep_the_events_as_they_are_written(tmp_path: Path) -> None:
     out = tmp_path / "part"
-    slice_run(load_run(SAMPLES / "bucketed"), 2, 4, out)
+    slice_run(sample_run("bucketed"), 2, 4, out)
     assert sorted(file.name for file in out.iterdir()) == [
         "rank0.pt.trace.json.gz",
         "rank1.pt.trace.json.gz",
@@ -237,7 +238,7 @@ def test_a_run_that_lies_elsewhere(tmp_path: Path) -> None:
         fs.rm("/slices", recursive=True)
     part = load_run(tmp_path / "part")
     assert part.manifest is not None
-    assert_same_figures(part, load_run(SAMPLES / "zero2"), [2])
+    assert_same_figures(part, sample_run("zero2"), [2])
 
 
 def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:

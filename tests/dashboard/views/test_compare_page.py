@@ -16,13 +16,24 @@ from streamlit.testing.v1 import AppTest
 Open = Callable[..., AppTest]
 
 
-@pytest.fixture
-def sweeps(tmp_path: Path) -> Path:
+def made_sweeps(folder: Path) -> Path:
     """A folder with a sweep of two caps, and two runs beside it."""
-    made_sweep(tmp_path / "sweep")
+    made_sweep(folder / "sweep")
     for name in ("alone", "other"):
-        run_of(tmp_path / name, engine_events(), manifest={"strategy": name, "checkpointing": True, "prefetch": 1})
-    return tmp_path
+        run_of(folder / name, engine_events(), manifest={"strategy": name, "checkpointing": True, "prefetch": 1})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tests only read them."""
+    return made_sweeps(tmp_path_factory.mktemp("sweeps"))
+
+
+@pytest.fixture
+def own_sweeps(tmp_path: Path) -> Path:
+    """The same, for a test that changes them."""
+    return made_sweeps(tmp_path)
 
 
 def charts_of(app: AppTest) -> list[Any]:
@@ -72,14 +83,14 @@ def test_the_largest_batches_stand_beside_each_other(opened: Open, tmp_path: Pat
     assert not app.exception
 
 
-def test_new_runs_of_a_folder_join_and_gone_ones_leave(opened: Open, sweeps: Path) -> None:
-    app = opened(sweeps, "compare", "sweep/cap-5")
-    shutil.copytree(sweeps / "sweep" / "cap-25", sweeps / "sweep" / "cap-25-2")
+def test_new_runs_of_a_folder_join_and_gone_ones_leave(opened: Open, own_sweeps: Path) -> None:
+    app = opened(own_sweeps, "compare", "sweep/cap-5")
+    shutil.copytree(own_sweeps / "sweep" / "cap-25", own_sweeps / "sweep" / "cap-25-2")
     app.run()
     assert app.multiselect[0].value == [f"sweep/cap-{name}" for name in ("5", "5-2", "25", "25-2")]
     app.multiselect[0].set_value(["sweep/cap-5-2", "sweep/cap-25"]).run()
-    shutil.rmtree(sweeps / "sweep" / "cap-5-2")
-    shutil.copytree(sweeps / "sweep" / "cap-25", sweeps / "sweep" / "cap-25-3")
+    shutil.rmtree(own_sweeps / "sweep" / "cap-5-2")
+    shutil.copytree(own_sweeps / "sweep" / "cap-25", own_sweeps / "sweep" / "cap-25-3")
     app.run()
     assert app.multiselect[0].value == ["sweep/cap-25"]  # what the reader chose, without the one that is gone
     assert not app.exception
@@ -95,9 +106,9 @@ def test_what_was_chosen_is_there_after_another_page(opened: Open, sweeps: Path)
     assert app.multiselect[0].value == ["alone", "other"]
 
 
-def test_where_nothing_compares_it_says_what_differs(opened: Open, sweeps: Path) -> None:
-    run_of(sweeps / "large", engine_events(), manifest={"model": {"layers": 8}})
-    app = opened(sweeps, "compare", "large")
+def test_where_nothing_compares_it_says_what_differs(opened: Open, own_sweeps: Path) -> None:
+    run_of(own_sweeps / "large", engine_events(), manifest={"model": {"layers": 8}})
+    app = opened(own_sweeps, "compare", "large")
     assert app.multiselect[0].value == ["large"]
     assert "alone and other differ in layers" in texts(app)
     app.multiselect[0].set_value(["large", "alone"]).run()
@@ -130,9 +141,11 @@ def test_a_link_chooses_runs(followed: Open, sweeps: Path, runs: str, shown: lis
     assert "runs" not in app.query_params
 
 
-def test_links_out_of_the_folder_are_named_beside_the_runs(opened: Open, sweeps: Path, tmp_path_factory: Any) -> None:
-    (sweeps / "elsewhere").symlink_to(tmp_path_factory.mktemp("elsewhere"))
-    app = opened(sweeps, "compare", "alone")
+def test_links_out_of_the_folder_are_named_beside_the_runs(
+    opened: Open, own_sweeps: Path, tmp_path_factory: Any
+) -> None:
+    (own_sweeps / "elsewhere").symlink_to(tmp_path_factory.mktemp("elsewhere"))
+    app = opened(own_sweeps, "compare", "alone")
     assert [text.value for text in app.sidebar.text if "elsewhere" in text.value] == [
         "Not opened, a link out of this folder: elsewhere. Copy the runs here, or open their own folder."
     ]

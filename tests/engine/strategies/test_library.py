@@ -276,8 +276,8 @@ def any_optimizer_with_groups_and_a_schedule(comm: Communicator, name: StrategyN
             seeded(Pair),
             lambda model, step, rank: model(inputs(step, rank)).square().mean(),
             optimizer,
-            lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6),
-            steps=6,
+            lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3),
+            steps=3,
         )
 
 

@@ -22,6 +22,8 @@ scenario = Scenarios(__file__)
 STEPS = 3
 FEW = r"\[(moe|resnet|tied-in-a-call) "
 """Layouts that differ most: experts that only some ranks use, buffers, a weight that is read elsewhere."""
+BY_UNIT = r"\[[^ ]+ (bucketed|zero.|torch-fsdp2)"
+"""Strategies for which a layout matters: they put parameters together."""
 GATHERING = (*SHARDED, StrategyName.TORCH_FSDP2)
 CAP_MB = 0.001
 PAIRS = [f"{layout} {strategy}" for layout in ZOO for strategy in (*STRATEGIES, StrategyName.TORCH_FSDP2)]
@@ -79,10 +81,10 @@ found = scenario.found
 @pytest.mark.parametrize(
     ("found", "name"),
     [
-        *scenario.on(1, FEW, arrivals="late"),
-        *scenario.on(2, arrivals="late"),
-        *scenario.on(3, FEW, arrivals="delayed"),
+        *scenario.on(2, f"{FEW}|{BY_UNIT}", arrivals="late"),
+        *scenario.on(3, f"{FEW}zero", arrivals="delayed"),
         *scenario.on(1, slow=True, arrivals="late"),
+        *scenario.on(2, slow=True, arrivals="late"),
         *scenario.on(2, slow=True, arrivals="delayed"),
         *scenario.on(3, slow=True, arrivals="late"),
         *scenario.on(3, slow=True, arrivals="delayed"),
