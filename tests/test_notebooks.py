@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 from loaded_script import script
+from ranks.warm_ranks import run_launcher
+from samples import TRACES, sample_run
+
+import overlaplab
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -22,8 +26,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SCRIPT = script("scripts/notebooks.py")
 
 
-def test_there_are_four() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["bucket_cap_mb", "what_if", "your_own_trace", "zero3_schedule"]
+def test_there_are_six() -> None:
+    names = ["bucket_cap_mb", "course", "ddp_lessons", "what_if", "your_own_trace", "zero3_schedule"]
+    assert [path.stem for path in NOTEBOOKS] == names
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,20 @@ def test_a_change_of_figures_is_seen() -> None:
     assert SCRIPT.said(book) == before
     row["begin"] += 1
     assert SCRIPT.said(book) != before
+
+
+def test_the_lessons_runs_are_those_of_their_script(tmp_path: Path) -> None:
+    """Recorded anew they send the same, behind a link whose thread is none of the loop's."""
+    done = run_launcher(str(ROOT / "notebooks" / "ddp_mistakes.py"), "--record", str(tmp_path), limit_s=300)
+    assert done.code == 0, done.stderr
+    columns = ["rank", "step", "kind", "count", "bytes"]
+    folders = sorted((TRACES / "ddp-lessons").iterdir())
+    assert [path.name for path in folders] == sorted(path.name for path in tmp_path.iterdir())
+    for folder in folders:
+        anew, kept = overlaplab.load_run(tmp_path / folder.name), sample_run(f"ddp-lessons/{folder.name}")
+        sent = overlaplab.volume(anew)[columns]
+        assert len(sent) >= 2
+        assert sent.equals(overlaplab.volume(kept)[columns]), folder.name
 
 
 @pytest.mark.slow

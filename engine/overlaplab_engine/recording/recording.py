@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from overlaplab_engine.network.process_group import BACKEND
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.calibration import probe_ns
 from overlaplab_engine.recording.device_events import cause, probe
@@ -111,6 +112,7 @@ class Recording:
                 first=first + warmup,
                 gpu=gpu,
                 shapes=gpu is None,
+                all_threads=gpu is None and _behind_a_link(),
                 most_bytes=most_bytes,
             )
             if traced
@@ -362,3 +364,8 @@ def _clear(out: Path, rank: int, world_size: int) -> None:
         while (path := out / TRACE.format(rank=beyond)).exists():
             path.unlink()
             beyond += 1
+
+
+def _behind_a_link() -> bool:
+    """Whether collectives run on the thread of an emulated link, which is none of the loop's."""
+    return dist.is_initialized() and str(dist.get_backend()) == BACKEND
