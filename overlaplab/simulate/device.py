@@ -208,7 +208,9 @@ class _Rank:
         for call in blocking_calls(self._trace):
             ended_ns = self._events[call.until].end_ns
             wait = Wait(self._done(call.until), max(call.end_ns - ended_ns, 0))
-            points.append((call.start_ns, 1, [wait], max(call.end_ns, ended_ns)))
+            place = self._edit.gone.get(call.until, -1)
+            later = place >= len(self._events) and self._sent(place).at_ns > call.start_ns
+            points.append((call.start_ns, 1, [] if later else [wait], max(call.end_ns, ended_ns)))
         spared = [*self._edit.spared, *((each.start_ns, each.end_ns) for each in self._edit.moved)]
         points += [(start_ns, 0, [], end_ns) for start_ns, end_ns in spared]
         points += [(each.at_ns, 2, list(self._launches(each)), each.at_ns) for each in self._edit.moved]

@@ -248,6 +248,7 @@ class _Editor:
         ends = [own.backward.start_ns for own in self._passes[1:]]
         for own, until_ns in zip(self._passes, [*ends, None], strict=True):
             self._edit(own, until_ns)
+        self._freed |= {place for place, own in enumerate(self._events) if own.after in self._gone and self._early(own)}
         return Edit(
             sent=self._sent,
             gone=self._gone,
@@ -296,6 +297,13 @@ class _Editor:
         for place, first in first_of.items():
             if (join := joins[first]) is not None:
                 self._waits[join].append(place)
+
+    def _early(self, own: DeviceEvent) -> bool:
+        """Whether it is launched before what takes the place of the bucket that it seems to have waited for."""
+        place = self._gone[own.after or 0]
+        if place < len(self._events):
+            return own.called_ns < self._events[place].called_ns
+        return own.called_ns < self._sent[place - len(self._events)].at_ns
 
     def _wait(self, place: int, at_ns: int) -> None:
         """A bucket waits for what the compute stream had been given by then."""

@@ -26,6 +26,7 @@ def ddp_ranks(
     caps: Sequence[int],
     *,
     backward_us: Sequence[int] = (200, 230),
+    forward_us: int = 100,
     steps: int = 3,
     copies: bool = True,
     shapes: bool = True,
@@ -35,7 +36,7 @@ def ddp_ranks(
     slowdown: int = 0,
     at_once: int = 0,
 ) -> list[list[Event]]:
-    """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`, and that much
+    """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`, and as much
     and `slowdown` times that much beside an all-reduce. The first steps, `at_once`, send one bucket.
 
     Without `copies` gradients are views of their buckets; without `shapes` their sizes are not recorded.
@@ -46,6 +47,7 @@ def ddp_ranks(
             gpu,
             [tuple(caps) if step >= at_once else (1 << 60,) for step in range(steps)],
             us,
+            forward_us,
             copies=copies,
             shapes=shapes,
             forwards=forwards,
@@ -73,6 +75,7 @@ def _rank(
     gpu: Gpu,
     steps: Sequence[Sequence[int]],
     backward_us: int,
+    forward_us: int,
     *,
     copies: bool,
     shapes: bool,
@@ -87,7 +90,7 @@ def _rank(
             for _ in range(forwards):
                 with gpu.range("DistributedDataParallel.forward"):
                     for _ in elements:
-                        gpu.run("gemm_forward", 100)
+                        gpu.run("gemm_forward", forward_us)
             with gpu.autograd():
                 buckets: list[tuple[int, int]] = []  # gradients, and when it ends
                 held: list[int] = []
