@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 import typer
-from _ratios import line
+from _shared import line
 from overlaplab_engine.cli import AUTO_LINK
 from overlaplab_engine.config import Config
 from overlaplab_engine.models.batches import Batches

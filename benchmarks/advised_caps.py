@@ -13,7 +13,7 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from _recordings import record
+from _shared import record
 
 import overlaplab
 from overlaplab.events import step_windows

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import _kineto
 import psutil
 import typer
-from _ratios import line
+from _shared import line
 
 SHOWN = ("pandas", "numpy", "msgspec", "isal", "HolisticTraceAnalysis")
 JOB_RANKS = 8

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Annotated, Any
 
 import typer
-from _recordings import record
+from _shared import record
 
 import overlaplab
 from overlaplab.events import step_windows

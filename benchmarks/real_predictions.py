@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Annotated
 
 import typer
-from _recordings import record
+from _shared import record
 
 import overlaplab
 from overlaplab.findings import describe_machine

@@ -1,5 +1,6 @@
-"""Recordings of the engine under a `Setting`, for the benchmarks that compare predictions with them."""
+"""What benchmarks share that needs no torch: the line that they print, and recordings of the engine under a `Setting`."""
 
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,7 +9,19 @@ from pathlib import Path
 import overlaplab
 from overlaplab.simulate.programs.setting import Setting
 
+__all__ = ["line", "record"]
+
 _OPTIONS = ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate")
+
+
+def line(what: str, ours: Sequence[float], theirs: Sequence[float], *, unit: str = "ms", scale: float = 1e3) -> str:
+    """Median and quartiles of `ours ÷ theirs`, pair by pair; values times `scale` are in the unit."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return (
+        f"{what}: {middle:.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs; "
+        f"medians {statistics.median(ours) * scale:.1f} and {statistics.median(theirs) * scale:.1f} {unit})"
+    )
 
 
 def record(setting: Setting, out: Path, more: Sequence[str]) -> overlaplab.Run:
