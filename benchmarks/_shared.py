@@ -1,4 +1,4 @@
-"""What benchmarks share that needs no torch: the line that they print, and recordings of the engine under a `Setting`."""
+"""What benchmarks share that needs no torch: the line that they print, and recordings of the engine."""
 
 import statistics
 import subprocess

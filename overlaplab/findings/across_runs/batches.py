@@ -38,7 +38,7 @@ def batches_advice(table: pd.DataFrame) -> str | None:
     known = table[table["sample_ratio"].notna()]
     if len(known) < 2:
         return None
-    (_, least), (_, second) = known.sort_values("sample_ms", kind="stable").head(2).iterrows()
+    least, second = known.sort_values("sample_ms", kind="stable").head(2).to_dict("records")
     most = known.iloc[int(known["batch"].astype("int64").argmax())]
     if second["sample_ms"] - least["sample_ms"] <= max(least["sample_iqr_ms"], second["sample_iqr_ms"]):
         return (
