@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -135,16 +136,18 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="session")
 def compiled_once() -> Iterator[None]:
-    """Streamlit's tester keeps the bytecode of scripts, as its server does: else each run compiles them anew, which
-    takes two fifths of it.
+    """Streamlit's tester keeps the bytecode of scripts, and which installed packages have components, as its server
+    does: else each run compiles the scripts anew, and each app searches all packages, which takes longer than the page.
     """
+    from streamlit.components.v2 import manifest_scanner
     from streamlit.runtime.scriptrunner.script_cache import ScriptCache
     from streamlit.testing.v1 import app_test, local_script_runner
 
-    cache = ScriptCache()
+    cache, scan = ScriptCache(), manifest_scanner.scan_component_manifests
     with pytest.MonkeyPatch.context() as patch:
         for module in (app_test, local_script_runner):
             patch.setattr(module, "ScriptCache", lambda: cache)
+        patch.setattr(manifest_scanner, "scan_component_manifests", functools.cache(scan))
         yield
 
 

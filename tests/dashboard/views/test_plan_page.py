@@ -13,7 +13,7 @@ VIEW = Path(overlaplab.dashboard.__file__).parent / "views" / "plan.py"
 
 
 @pytest.fixture
-def app() -> AppTest:
+def app(compiled_once: None) -> AppTest:
     return AppTest.from_file(str(VIEW), default_timeout=300).run()
 
 
