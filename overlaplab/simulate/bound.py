@@ -5,9 +5,9 @@ The recorded order is played again. Computation is one queue, the link another. 
 without idle time. A collective starts once the computation before its launch is done and the previous collective has
 left the link, and ends T later: start = max(ready, previous end). Computation waits for a bucket or a gathered unit
 where the engine did (`engine::bucket_done`, `engine::gather_wait`). DDP waits for all buckets at the end of its
-backward pass, FSDP2 for a unit before it is copied out. Computation waits for a reduce-scatter where the engine did
-(`engine::scatter_done`), but not before the end of the backward pass, since the number in flight is the engine's
-choice. Collectives of flags and norms are ignored.
+backward pass, in a recorded loop too, where no label says so; FSDP2 for a unit before it is copied out. Computation
+waits for a reduce-scatter where the engine did (`engine::scatter_done`), but not before the end of the backward pass,
+since the number in flight is the engine's choice. Collectives of flags and norms are ignored.
 
 [Note: any cap]
 The same computation, but the gradients are cut into buckets in the best of all ways, in their order of arrival

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from overlaplab.events import Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
-from overlaplab.evidence.ddp import DDPBackward, ddp_backwards
+from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters, unit_sizes
 from overlaplab.evidence.gathers import Gather
@@ -57,11 +57,13 @@ def issued(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> 
     gathers, size_of = fsdp2_gathers(ranges, ran), unit_sizes(manifest, ranges)
     scattered = fsdp2_scatters(ranges, ran)
     elements = {parameter.name: prod(parameter.shape) for parameter in manifest.parameters} if manifest else {}
+    words = {label.word for label in labels}
+    passes = autograd_passes(trace) if "bucket_launch" in words and "backward" not in words else ()
     for step in steps:
-        found = _of_labels(launched_in(labels, step), elements)
-        if found is None and (passes := launched_in(backwards, step)):
+        found = _of_labels(launched_in(labels, step), launched_in(passes, step), elements)
+        if found is None and (sending := launched_in(backwards, step)):
             launched = launched_in(ran.launches, step)
-            found = _of_ddp(passes) if all(launch.kind in _OF_DDP for launch in launched) else None
+            found = _of_ddp(sending) if all(launch.kind in _OF_DDP for launch in launched) else None
         if found is None and ranges:
             gathered = [gather for gather in gathers if step.host_start_ns <= gather.launch.start_ns < step.host_end_ns]
             own = launched_in(ranges, step)
@@ -71,8 +73,12 @@ def issued(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> 
             yield step, found
 
 
-def _of_labels(labels: Sequence[Label], elements: Mapping[str, int]) -> Issued | None:
-    """From one step's labels, which must be in order of time."""
+def _of_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:
+    """From one step's labels, which must be in order of time.
+
+    `passes`: autograd's, of a loop that labels neither its backward passes nor its waits, since it is not the engine's:
+    DDP waits for a pass's buckets at its end.
+    """
     sizes = {label.fields["bucket"]: label.fields["bytes"] for label in labels if label.word == "bucket_ready"}
     due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
     sent: list[tuple[int, Sent]] = []
@@ -82,13 +88,19 @@ def _of_labels(labels: Sequence[Label], elements: Mapping[str, int]) -> Issued |
         size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
         if label.word in _SENDERS and size is not None:
             launched[_of(label)] = len(sent)
+            if label.word == "bucket_launch":
+                waits += [(own.end_ns, len(sent)) for own in passes if own.start_ns <= label.start_ns <= own.end_ns]
             sent.append((label.start_ns, Sent(launch=label, kind=_SENDERS[label.word], bytes=int(size))))
         elif label.word in _WAITERS and _of(label) in launched:
             at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
             waits.append((at_ns, launched[_of(label)]))
-    if not sent:
-        return None
-    return Issued(sent=tuple(sent), waits=tuple(waits), gradients=_labelled_gradients(labels, elements))
+    waited = {number for _, number in waits}
+    if not sent or any(own.kind == "all_reduce" and number not in waited for number, (_, own) in enumerate(sent)):
+        return None  # when the optimizer could begin is unknown
+    backwards = [label for label in labels if label.word == "backward" and label.fields["sync"] == "1"]
+    sending = backwards or [own for own in passes if any(own.start_ns <= at <= own.end_ns for at, _ in sent)]
+    gradients = _labelled_gradients(labels, sending[0], elements) if len(sending) == 1 else None
+    return Issued(sent=tuple(sent), waits=tuple(waits), gradients=gradients)
 
 
 def _of(label: Label) -> tuple[str | None, ...]:
@@ -96,15 +108,14 @@ def _of(label: Label) -> tuple[str | None, ...]:
     return tuple(label.fields.get(key) for key in ("bucket", "unit", "microbatch", "phase"))
 
 
-def _labelled_gradients(labels: Sequence[Label], elements: Mapping[str, int]) -> tuple[tuple[int, int], ...] | None:
+def _labelled_gradients(
+    labels: Sequence[Label], backward: Span, elements: Mapping[str, int]
+) -> tuple[tuple[int, int], ...] | None:
     """A parameter without a gradient is sent, too: it counts from when its bucket was ready."""
-    backwards = [label for label in labels if label.word == "backward" and label.fields["sync"] == "1"]
-    if len(backwards) != 1:
-        return None
     arrived: dict[str, int] = {}
     gradients: list[tuple[int, int]] = []
     for label in labels:
-        if label.start_ns < backwards[0].start_ns:
+        if label.start_ns < backward.start_ns:
             continue
         if label.word == "gradient_ready":
             arrived |= dict.fromkeys(label_list(label.fields["parameter"]), label.start_ns)

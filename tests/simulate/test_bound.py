@@ -143,6 +143,36 @@ def test_buckets_of_ddp_without_labels(tmp_path: Path, sizes: tuple[int, ...], a
     ]
 
 
+RECORDED_LOOP = [
+    event("engine::gradient_ready parameter=w0", 30, 30.1),
+    event("engine::gradient_ready parameter=w1", 50, 50.1),
+    event("engine::gradient_ready parameter=w2", 70, 70.1),
+    event("engine::bucket_ready bucket=0 bytes=192 parameters=w0,w1,w2", 72, 73),
+    event("engine::bucket_launch bucket=0", 74, 75.5),
+]
+"""What the Recorder adds to `ddp_step`: labels of gradients and buckets, none of passes and waits."""
+
+
+@pytest.mark.parametrize(("elements", "any_cap_ns"), [((16, 16, 16), 70_000), ((8, 8, 32), 80_000)])
+def test_ddp_in_a_recorded_loop_waits_for_its_buckets(
+    tmp_path: Path, elements: tuple[int, ...], any_cap_ns: int
+) -> None:
+    """The optimizer begins when the last bucket is there: the numbers are those of the same step without labels."""
+    events = sorted([*ddp_step(), *RECORDED_LOOP], key=lambda each: each["ts"])
+    parameters = [
+        {"name": f"w{number}", "shape": [count], "dtype": "float32", "bytes": 4 * count}
+        for number, count in enumerate(elements)
+    ]
+    table = bound(run_of(tmp_path, events, manifest={"parameters": parameters}))
+    assert table[["compute_ns", "bound_ns", "any_cap_ns"]].to_numpy().tolist() == [[60_000, 90_000, any_cap_ns]]
+
+
+def test_no_bound_where_a_wait_is_unknown(tmp_path: Path) -> None:
+    """Without autograd's ranges nobody knows when the loop waited for its bucket."""
+    events = [own for own in [*ddp_step(), *RECORDED_LOOP] if "autograd" not in own["name"]]
+    assert bound(run_of(tmp_path, sorted(events, key=lambda each: each["ts"]))).empty
+
+
 def test_fsdp2_by_its_own_ranges_on_a_gpu(tmp_path: Path) -> None:
     """The root is gathered at 150 µs and copied out at 158. A gather, 150 µs, begins when the one before is copied out:
     at 158, 316, 474 and 632. Computation waits for each, is at 832 after layer 1's backward pass and at 1240 after the
