@@ -39,7 +39,7 @@ CUT = """() => {
       const place = word.getBoundingClientRect();
       const text = word.textContent;
       if (place.width > 0 && (place.right > end + 2 || place.left < left - 2)) found.push(`${text}: beside its chart`);
-      if (place.width > 0 && place.top < top - 2) found.push(`${text}: above its chart`);
+      if (place.width > 0 && place.top < top - place.height / 2) found.push(`${text}: above its chart`);
     }
   }
   return found;
@@ -61,7 +61,8 @@ TEXTS = """() => {
   while (walk.nextNode()) {
     const one = walk.currentNode.parentElement;
     const text = walk.currentNode.data.trim();
-    if (!text || one.closest('style, script, [disabled]') || !one.checkVisibility({visibilityProperty: true})) continue;
+    if (!text || one.closest('style, script, [disabled]')) continue;
+    if (!one.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;  // such as ticks left out
     let chain = [];
     for (let at = one; at !== null; at = at.parentElement) chain.push(getComputedStyle(at));
     let ground = [255, 255, 255];
