@@ -160,7 +160,7 @@ from overlaplab.findings.systems.pipeline import (
 )
 from overlaplab.findings.systems.plan import plan_advice, plan_lead, plan_notes, plan_title
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
-from overlaplab.findings.warnings import not_recorded, run_warnings, unmatched_notes
+from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.what_if import (
     caps_predicted_title,
     held_predicted_title,
@@ -221,6 +221,7 @@ __all__ = [
     "buckets_lead",
     "buckets_remarks",
     "buckets_title",
+    "busy_share",
     "caps_predicted_title",
     "cause_parts",
     "cause_words",

@@ -52,10 +52,8 @@ def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     if launched_after_backward(table):
         return f"{number}: nothing was launched before backward ended, so no gradient held up a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
-    return (
-        f"{number}: {exposed or 'none'} with exposed communication, {held or 'none'} that kept a ready bucket from its"
-        " launch."
-    )
+    waited = f", {held} for which later buckets had to wait although they were ready" if held else ""
+    return f"{number}: {exposed or 'none'} with exposed communication{waited}."
 
 
 def buckets_title(table: pd.DataFrame) -> str:

@@ -187,6 +187,15 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
     )
 
 
+def busy_share(run: Run, step: int | None) -> float | None:
+    """Which part of this step the computation of the rank that lost most waited for a core; None where the machine was
+    not busy in it, or that is unknown.
+    """
+    steps = _machine_steps(run, delays(run))
+    own = steps[steps["busy"].astype(bool) & steps["step"].eq(-1 if step is None else step).fillna(False)]
+    return float((own["delayed_ns"] / own["span_ns"]).max()) if len(own) else None
+
+
 def _machine_steps(run: Run, counts: pd.DataFrame) -> pd.DataFrame:
     """For each rank and step `span_ns`, `delayed_ns`, the share of the cores that others used (`foreign`, 0 where
     unknown), and `busy`: from run.json or, where it does not tell, from the trace's counts alone.

@@ -115,6 +115,7 @@ class RunTables:
             buckets=buckets,
             replays=self.replays,
             pipelines=self.pipeline_remedies if len(self.pipeline) else None,
+            busy=findings.busy_share(self.run, step),
         )
 
     @cached_property

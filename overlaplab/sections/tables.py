@@ -15,6 +15,7 @@ from overlaplab import analyses, findings
 from overlaplab.columns import column, columns
 from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.blocks import TableBlock
+from overlaplab.simulate.transfers import UNSTEADY
 from overlaplab.timeline.marks import Mark
 from overlaplab.timeline.window_statistics import WindowStatistics
 from overlaplab.words import kind_word, last_gradient, shorten, to_ms
@@ -318,7 +319,8 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
         ),
         narrow=shown,
         legend="ms; wait: until the last rank came, of the one that waited longest (≈0: within clock error); "
-        "exposed: of the rank with most; GB/s: bus bandwidth, ≥ where only the duration is known",
+        "exposed: of the rank with most, counted by each of those at the same time (`exposed` divides it); "
+        "GB/s: bus bandwidth, ≥ where only the duration is known",
         notes=["bus bandwidth is a lower bound where the transfer is unknown"] if bounds.any() else [],
     )
 
@@ -368,10 +370,12 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
     names = ("ranks", "kind", "count", "sizes", "latency_ns", "bus_gb_per_s", "deviation", "r_squared")
     groups = [", ".join(map(str, ranks)) for ranks in table["ranks"]]
     shown = columns("transfer_lines", *names)
+    astray = table["deviation"].gt(UNSTEADY).fillna(False)
     frame = table.assign(
+        **{name: table[name].mask(astray) for name in ("latency_ns", "bus_gb_per_s")},
         ranks=[shorten(group, 40) for group in groups],
         kind=table["kind"].map(kind_word),
-        terse_bus_gb_per_s=_texts(table["bus_gb_per_s"], "GB/s", 2),
+        terse_bus_gb_per_s=_texts(table["bus_gb_per_s"].mask(astray), "GB/s", 2),
     )
     return TableBlock(
         key="lines_table",
@@ -379,8 +383,12 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
         frame=frame,
         columns=shown,
         narrow=columns("transfer_lines", *(name for name in names if name not in ("sizes", "deviation"))),
-        legend="T = s·α + f·bytes ÷ B of a ring; waiting for late ranks is not in it",
-        notes=["a transfer takes s·α + f·bytes ÷ B, as on a ring; waiting for late ranks is not in it"],
+        legend=(f"{UNKNOWN}: no line explains the times. " if astray.any() else "")
+        + "T = s·α + f·bytes ÷ B of a ring; waiting for late ranks is not in it",
+        notes=[
+            *(["where α and B are missing, no line explains the times"] if astray.any() else []),
+            "a transfer takes s·α + f·bytes ÷ B, as on a ring; waiting for late ranks is not in it",
+        ],
     )
 
 

@@ -97,7 +97,7 @@ def _of_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mappin
     waited = {number for _, number in waits}
     if not sent or any(own.kind == "all_reduce" and number not in waited for number, (_, own) in enumerate(sent)):
         return None  # when the optimizer could begin is unknown
-    backwards = [label for label in labels if label.word == "backward" and label.fields["sync"] == "1"]
+    backwards: list[Span] = [label for label in labels if label.word == "backward" and label.fields["sync"] == "1"]
     sending = backwards or [own for own in passes if any(own.start_ns <= at <= own.end_ns for at, _ in sent)]
     gradients = _labelled_gradients(labels, sending[0], elements) if len(sending) == 1 else None
     return Issued(sent=tuple(sent), waits=tuple(waits), gradients=gradients)

@@ -174,6 +174,9 @@ def test_runs_that_cannot_be_trusted_are_refused() -> None:
         assert refused is not None
         assert words in refused[0]
         assert refused[1].endswith(".")
+    told = findings.advice_refused(replace(run, manifest=replace(run.manifest, machine=busy)))
+    assert told is not None
+    assert "more steps" in told[1]
     alone = findings.advice_refused(overlaplab.load_run(SAMPLES / "bucketed" / "rank0.pt.trace.json.gz"))
     assert alone is not None
     assert alone[0].startswith("one rank of 2")

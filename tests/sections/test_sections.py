@@ -11,11 +11,12 @@ from made.runs import made_runs
 from overlaplab import analyses
 from overlaplab.load import load_run
 from overlaplab.report.cells import cells
-from overlaplab.report.terminal import terminal_table
+from overlaplab.report.terminal import buckets, terminal_table
 from overlaplab.sections.blocks import Chart, Lines, TableBlock
 from overlaplab.sections.run import buckets_section, gathers_section
 from overlaplab.sections.run_tables import RunTables
-from overlaplab.sections.tables import collectives_rows
+from overlaplab.sections.tables import collectives_rows, lines_rows
+from overlaplab.selection import EVERYTHING
 
 
 def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_path: Path) -> None:
@@ -25,9 +26,7 @@ def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_pa
         table[(table["rank"] == 0) & (table["step"] == 1)], RunTables(run=run).diagnosis_of(0, 1), "a note"
     )
     assert section is not None
-    assert section.lead == (
-        "2 buckets of rank 0, step 1: 1 with exposed communication, none that kept a ready bucket from its launch."
-    )
+    assert section.lead == ("2 buckets of rank 0, step 1: 1 with exposed communication.")
     lines, chart, rows = section.blocks
     assert isinstance(lines, Lines)
     assert [line.partition(":")[0] for line in lines.lines] == ["Bucket 1"]
@@ -78,3 +77,21 @@ def test_what_is_unknown_of_a_collective(tmp_path: Path) -> None:
     assert frame["terse_bus_gb_per_s"].tolist() == ["–", "≥12.00"]
     assert [None if pd.isna(word) else word for word in frame["last_word"]] == ["within clock error", None]
     assert [None if pd.isna(word) else word for word in frame["bus_is_lower_bound"]] == [None, "a lower bound"]
+
+
+def test_a_line_that_explains_nothing_has_no_latency_and_no_bandwidth() -> None:
+    """Of two groups the second's line misses its times by more than a quarter."""
+    line = {"ranks": (0, 1), "kind": "all_reduce", "count": 12, "sizes": 3, "r_squared": -0.39}
+    table = pd.DataFrame([line | {"deviation": off, "latency_ns": 5000.0, "bus_gb_per_s": 0.54} for off in (0.2, 0.6)])
+    block = lines_rows(table)
+    assert block.frame["latency_ns"].isna().tolist() == [False, True]
+    assert block.frame["bus_gb_per_s"].isna().tolist() == [False, True]
+    assert block.frame["terse_bus_gb_per_s"].tolist() == ["0.54", "–"]
+    assert "no line explains the times" in block.legend
+    assert "no line explains" not in lines_rows(table.iloc[:1]).legend
+
+
+def test_exposed_times_of_collectives_say_that_they_may_add_up_to_more(tmp_path: Path) -> None:
+    run = load_run(made_runs(tmp_path / "runs") / "bucketed")
+    assert "at the same time" in collectives_rows(analyses.each_collective(analyses.collectives(run))).legend
+    assert "at the same time" in " ".join(map(str, buckets(run, EVERYTHING)))

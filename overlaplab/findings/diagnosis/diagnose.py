@@ -13,7 +13,12 @@ from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.causes import UNKNOWN_LOOP, Loop, cause_words, what_moved
-from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice, waits_for_cores
+from overlaplab.findings.diagnosis.other_problems import (
+    LEAVE_CORES,
+    other_problem,
+    other_problem_advice,
+    waits_for_cores,
+)
 from overlaplab.findings.diagnosis.parts import CausePart, by_unit_kind
 from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, OPEN_ALL, remedy_for
 from overlaplab.findings.diagnosis.told import told_causes
@@ -64,13 +69,13 @@ class Diagnosis:
     rank: int | None
     step: int | None
     chosen: str
-    """Why this one: `the most exposed rank's median step`."""
+    """Why this one: `the most exposed rank's median step by exposed time`."""
     span_ns: int
     comm_ns: int
     hidden_ns: int
     exposed_ns: int
     headline: str
-    """One sentence: what the problem is, and how large."""
+    """What the problem is, and how large; before that, if so, that the machine was busy in the step."""
     is_problem: bool
     """Whether communication is the step's problem."""
     causes: tuple[CauseShare, ...]
@@ -102,6 +107,7 @@ def diagnose(
     buckets: pd.DataFrame | None = None,
     replays: pd.DataFrame | None = None,
     pipelines: pd.DataFrame | None = None,
+    busy: float | None = None,
 ) -> Diagnosis:
     """The diagnosis of `window`, a row of `overlaplab.summary`.
 
@@ -109,7 +115,8 @@ def diagnose(
     or of `analyses.exposed_moments`, which tell more exactly when, and of `analyses.idle`; what the traces do not
     show; the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets`
     and, as `replays`, of `simulate.remedies`, as `pipelines` of `simulate.pipeline_remedies`. Tables may be about other
-    windows, too.
+    windows, too. `busy`: which part of the step computation waited for a core, of a step in which the machine was busy:
+    that is said first, and nothing is advised on what seems to be computation or a slow host.
     """
     rows, idled = rows_of(causes, window), rows_of(idle, window)
     played = _NO_REPLAYS if replays is None else rows_of(replays, window)
@@ -117,7 +124,10 @@ def diagnose(
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
     other = other_problem(alone, rows, idled)
-    if other is None:
+    lead = "" if busy is None or waits_for_cores(idled) else _busy_lead(busy)
+    if lead and other is not None:
+        other, advice, gain_ns = "Its figures do not tell what the problem is.", LEAVE_CORES, None
+    elif other is None:
         advice, gain_ns = _advice(window, shares, unseen, bound)
     elif not waits_for_cores(idled) and (paused_ns := _paused_ns(played)) > LITTLE_EXPOSED * int(window["span_ns"]):
         other = f"{cause_words(Cause.GAP).capitalize()}: {_of_step(paused_ns, window)}."
@@ -132,7 +142,7 @@ def diagnose(
         comm_ns=int(window["comm_ns"]),
         hidden_ns=int(window["overlapped_ns"]),
         exposed_ns=int(window["exposed_comm_ns"]),
-        headline=other or _headline(window, shares),
+        headline=lead + (other or _headline(window, shares)),
         is_problem=other is None and bool(shares),
         causes=shares,
         advice=advice,
@@ -142,6 +152,11 @@ def diagnose(
         waited_ns=waits[0].exposed_ns if waits else 0,
         outliers=outliers_finding(table),
     )
+
+
+def _busy_lead(share: float) -> str:
+    waited = f" {percent(share, 1)} of the time" if share else ""
+    return f"The machine was busy in this step: computation waited for a core{waited}. "
 
 
 def outliers_finding(table: pd.DataFrame) -> str | None:
@@ -313,7 +328,7 @@ def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None) -> str
     """Why a diagnosis is about a certain rank and step, which are as `worst_step` got them."""
     ranks, steps = (table[name].nunique(dropna=False) for name in ("rank", "step"))
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
-    the_step = "median step" if step is None and steps > 1 else ""
+    the_step = "median step by exposed time" if step is None and steps > 1 else ""
     if the_rank and the_step:
         return f"{the_rank}'s {the_step}"
     if the_rank:
@@ -348,7 +363,7 @@ def why_and_what_to_do(found: Diagnosis) -> tuple[str, str]:
 
 
 def place_name(diagnosis: Diagnosis) -> str:
-    """Rank and step with why: `rank 0, step 4 (the most exposed rank's median step)`."""
+    """Rank and step with why: `rank 0, step 4 (the most exposed rank's median step by exposed time)`."""
     step = "" if diagnosis.step is None else f", step {diagnosis.step}"
     return f"rank {rank_word(diagnosis.rank)}{step} ({diagnosis.chosen})"
 

@@ -8,6 +8,11 @@ from overlaplab.analyses.exposed import Cause
 from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MAJORITY, MUCH
 from overlaplab.words import percent
 
+LEAVE_CORES = (
+    "Leave the cores to the ranks: end other programs, or record fewer ranks. Until then the figures tell more"
+    " about the machine's load than about this run."
+)
+
 
 def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None) -> str | None:
     """What the problem is if it is not communication; None if it is communication, or if there is no problem.
@@ -52,10 +57,7 @@ def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str
     if idle <= MUCH * span:
         return "What is left is computation: larger or fused kernels, lower precision, or more ranks."
     if waits_for_cores(idled):
-        return (
-            "Leave the cores to the ranks: end other programs, or record fewer ranks. Until then the figures tell more"
-            " about the machine's load than about this run."
-        )
+        return LEAVE_CORES
     if idled is not None and idled["host_wait_ns"].sum() >= MAJORITY * idled["idle_ns"].sum():
         return (
             "Make the host launch less: larger batches, torch.compile or CUDA graphs, no synchronisation within the"

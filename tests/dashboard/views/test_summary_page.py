@@ -35,7 +35,7 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
     about, headline, advice, strip, cause, *_ = [text.value for text in app.main.text]
     assert about == (
         "bucketed, 2 ranks, cpu, bucket_cap_mb 25, emulated link 1Gbps,200us · rank 0, step 0"
-        " (the most exposed rank's median step)"
+        " (the most exposed rank's median step by exposed time)"
     )
     assert headline == (
         "35\u00a0% of the step is exposed communication (0.35 ms of 1.0 ms): longer than compute (link-bound),"

@@ -183,8 +183,8 @@ def test_what_an_outlier_is(steps: list[tuple[int, int, int, int]], outliers: tu
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ((None, None), "the most exposed rank's median step"),
-        ((0, None), "its median step"),
+        ((None, None), "the most exposed rank's median step by exposed time"),
+        ((0, None), "its median step by exposed time"),
         ((None, 2), "the most exposed rank"),
         ((0, 2), "as chosen"),
     ],
