@@ -82,7 +82,10 @@ def not_told(why: str) -> str:
 def caps_predicted_title(table: pd.DataFrame) -> str:
     """Rows of `what_if.by_cap`: which cap is predicted to be best."""
     best = _shortest(table)
-    return f"Predicted step by cap: shortest with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
+    if best["step_ns"] == table["step_ns"].min():
+        return f"Predicted step by cap: shortest with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
+    near = f"within {percent(CAP_TIE, 1)} of the shortest"
+    return f"Predicted step by cap: {near} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
 
 
 def _shortest(table: pd.DataFrame) -> dict[Any, Any]:

@@ -85,6 +85,8 @@ def test_advice_names_the_largest_of_the_best_caps() -> None:
 def test_titles() -> None:
     ranks = pd.DataFrame({"ranks": [2, 128], "step_ns": [10**9, 4 * 10**9], "throughput": [1.0, 0.25]})
     assert findings.caps_predicted_title(caps(5, 4, 6)) == "Predicted step by cap: shortest with 1 MiB, 4.0 ms"
+    near = "Predicted step by cap: within 1\u00a0% of the shortest with 2 MiB, 401.0 ms"
+    assert findings.caps_predicted_title(caps(500, 400, 401)) == near
     assert findings.ranks_predicted_title(ranks) == (
         "Predicted step by ranks: 1,000 ms with 2 ranks, 4,000 ms with 128"
     )
