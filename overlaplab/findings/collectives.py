@@ -42,9 +42,9 @@ def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str
     )
     if found is None or found.late_rank is None:
         return first
-    where = "" if found.step is None else f" of step {found.step}"
+    where = "Rank" if found.step is None else f"In step {found.step} rank"
     return (
-        f"{first} Rank {rank_word(found.rank)}{where} waited longest for rank {found.late_rank}:"
+        f"{first} {where} {rank_word(found.rank)}'s longest waits were for rank {found.late_rank}:"
         f" {ms(found.waited_ns)} of its exposed time."
     )
 

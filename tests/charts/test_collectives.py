@@ -171,7 +171,7 @@ def test_the_lead_names_the_rank_that_was_waited_for() -> None:
     said = "2 collectives: of the 26.0 ms that 2 ranks spent in them, 6.0 ms is waiting for the last rank to arrive."
     assert collectives_lead(late(), None) == said
     assert collectives_lead(late(), found) == (
-        f"{said} Rank 0 of step 4 waited longest for rank 1: 5.0 ms of its exposed time."
+        f"{said} In step 4 rank 0's longest waits were for rank 1: 5.0 ms of its exposed time."
     )
     alone = table(row(0, 0, wait_ns=None))
     assert "is unknown: that takes the traces of all" in collectives_lead(alone)

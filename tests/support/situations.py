@@ -50,7 +50,7 @@ SITUATIONS = (
         remedied=(*BUCKETED, "--bucket-cap-mb", "0.05"),
         label="waited for rank 1",
         page="Collectives",
-        shown="waited longest for rank 1",
+        shown="longest waits were for rank 1",
         advice="balancing the ranks' work: see on the timeline what rank 1 does",
         remedy="balance",
     ),
