@@ -39,6 +39,7 @@ def row(index: int, rank: int, **changes: Any) -> dict[str, Any]:
         "step": 1,
         "group": "0",
         "group_description": None,
+        "axis": None,
         "group_size": 2,
         "kind": "all_reduce",
         "dtype": "float32",
@@ -71,12 +72,13 @@ def table(*found: dict[str, Any]) -> pd.DataFrame:
 
 def late() -> pd.DataFrame:
     """Two collectives: one in which rank 1 came 6 ms after rank 0, and one whose ranks came together."""
+    later = {"launch_ns": 29 * MS, "arrived_ns": 30 * MS, "start_ns": 30 * MS, "end_ns": 38 * MS}
     own = {"skew_ns": 6 * MS, "within_clock_error": False, "transfer_ns": 2 * MS, "bus_gb_per_s": 0.5}
     return table(
         row(0, 0, wait_ns=6 * MS, **own),
         row(0, 1, start_ns=16 * MS, arrived_ns=16 * MS, **own),
-        row(1, 0, kind="all_gather", bytes=2_000_000),
-        row(1, 1, kind="all_gather", bytes=2_000_000),
+        row(1, 0, kind="all_gather", bytes=2_000_000, **later),
+        row(1, 1, kind="all_gather", bytes=2_000_000, **later),
     )
 
 
