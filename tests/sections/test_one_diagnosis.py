@@ -144,6 +144,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
     assert contradictions(tables.verdict, speaks) == []
     for section in sections(tables):
         said = (findings.what_to_do(speaks), " ".join(findings.why_and_what_to_do(speaks)))
-        assert section.advice in (*said, ""), section.title
+        own = " ".join(findings.pipeline_advice(tables.pipeline_remedies)) if section.title == "Pipeline" else ""
+        assert section.advice.removeprefix(own).strip() in (*said, ""), section.title
         for text in sentences(section):
             assert contradictions(text, speaks) == [], f"{section.title}: {text}"

@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.findings.diagnosis.remedies import SCHEDULES, pipeline_words
 from overlaplab.findings.first_screen import Tile
-from overlaplab.findings.thresholds import PIPELINE_PART, UNEVEN_STAGES
+from overlaplab.findings.thresholds import LITTLE_GAIN, PIPELINE_PART, UNEVEN_STAGES
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, joined, ms, percent, rank_word
 
@@ -103,14 +103,16 @@ def pipeline_held_title(table: pd.DataFrame) -> str:
 
 
 def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
-    """What to try: rows of `simulate.pipeline_remedies`, those that gain most first."""
-    said = [_played(row) for row in played[played["gain_ns"] > 0].to_dict("records")]
+    """What to try: rows of `simulate.pipeline_remedies`: those worth an effort, the largest gain first."""
+    enough = played[played["gain_ns"] > LITTLE_GAIN * played["recorded_ns"]]
+    said = [_played(row) for row in enough.to_dict("records")]
     if said:
         return tuple(said)
     if played.empty:
         return ("What other settings gain cannot be played: the traces of all stages behind an emulated link tell.",)
     return (
-        "Nothing that was played makes the step shorter: neither more microbatches, nor another split or schedule.",
+        f"Nothing that was played makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither more microbatches, nor"
+        " another split or schedule.",
     )
 
 
