@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlaplab.analyses.across_runs.regression import Judged
-from overlaplab.words import count, duration
+from overlaplab.words import count, ms
 
 __all__ = ["failed_line", "gate_title", "judged_sentence"]
 
@@ -41,4 +41,4 @@ def _number(found: Judged) -> str:
 
 
 def _value(column: str, value: float) -> str:
-    return duration(value / 1e6) if column.endswith("_ns") else f"{value:.4g}"
+    return ms(round(value)) if column.endswith("_ns") else f"{value:.4g}"

@@ -14,6 +14,7 @@ from ranks.warm_ranks import run_warm
 import overlaplab
 from overlaplab import simulate
 from overlaplab.analyses import pipeline
+from overlaplab.costs import link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.labels import labels_of
@@ -115,7 +116,10 @@ def test_a_predicted_run_reads_as_it_was_played(target: Setting, recorded: dict[
 def test_played_unchanged_it_is_the_recording(recorded: dict[Setting, Run]) -> None:
     for run in recorded.values():
         found = predict(run, Setting())
-        assert found.step_ns == pytest.approx(found.recorded_step_ns, rel=0.1)  # of other work on the machine
+        assert run.manifest is not None
+        kept = link_attained(run.manifest) and not any(one["busy"] for one in run.manifest.raw["machine"])
+        # On a busy machine messages come late for reasons that the player does not know.
+        assert found.step_ns == pytest.approx(found.recorded_step_ns, rel=0.1 if kept else 0.5)
 
 
 def test_a_slower_link_makes_messages_slower(recorded: dict[Setting, Run]) -> None:
