@@ -127,7 +127,7 @@ def span(word: Word, **values: str | int | Sequence[str]) -> Span:
     """A range in the trace with this label: a context manager that can be reused, but not nested in itself."""
     made = Span(label(word, **values))
     if threading.current_thread() is not threading.main_thread():
-        return cast(Span, _AcrossBorders(made))
+        made = cast(Span, _AcrossBorders(made))
     return cast(Span, _Bordered(made)) if word in _BORDERED else made
 
 
