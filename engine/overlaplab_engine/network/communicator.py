@@ -26,14 +26,14 @@ from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.network.streams import CommStreams
 
-__all__ = ["Communicator", "Place", "Work", "connect", "is_lost_peer"]
+__all__ = ["Communicator", "Place", "Work", "all_gather_single", "connect", "is_lost_peer"]
 
 Place = tuple[tuple[int, int], ...]
 """How many collectives each group has launched, and how many messages were carried."""
 
 
 # torch before 2.13 has other names for these.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _HashStore: Any = torch._C._distributed_c10d.HashStore
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -237,7 +237,7 @@ class Communicator:
 
         `shard` may be a view of this rank's part of `full`.
         """
-        return self._launch(Kind.ALL_GATHER, full, _all_gather, full, shard)
+        return self._launch(Kind.ALL_GATHER, full, all_gather_single, full, shard)
 
     def reduce_scatter_sum(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
         """As `reduce_scatter_mean`, of the sum."""

@@ -33,10 +33,11 @@ from overlaplab_engine.models.deferred import hollow
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.host_link import HostLink
+from overlaplab_engine.network.rising import Rising
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategies.sharding.absent import read_early
-from overlaplab_engine.strategies.sharding.fsdp2_copies import Landing, Rising
+from overlaplab_engine.strategies.sharding.fsdp2_copies import Landing
 from overlaplab_engine.strategies.sharding.optimizers import part_of
 
 __all__ = ["TorchFSDP2"]

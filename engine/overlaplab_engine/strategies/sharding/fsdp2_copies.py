@@ -4,47 +4,14 @@ See [Note: offloading on the CPU] in `overlaplab_engine.strategies.torch_fsdp2`.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from overlaplab_engine.network.host_link import Copy, HostLink, Way, on_host
-from overlaplab_engine.network.process_group import EmulatedLinkGroup
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
-__all__ = ["Landing", "Rising"]
-
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-class Rising:
-    """FSDP2's all-gather (its interface `AllGather`): the shard first comes up from the host."""
-
-    def __init__(self, link: HostLink) -> None:
-        """`link` is the one to the host."""
-        self._link = link
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for what is gathered."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
-    ) -> Any:
-        """Launch the copy, then the gather, and return its work.
-
-        Behind an emulated link the gather waits for the copy, and not who calls, as on a GPU's stream. gloo would start
-        at once, so that here is waited for the copy.
-        """
-        shard = torch.empty_like(input_tensor)
-        copy = self._link.copy(Way.UP, shard, input_tensor)
-        if not isinstance(group, EmulatedLinkGroup):
-            copy.wait()
-            return _all_gather(output_tensor, shard, group=group, async_op=async_op)
-        with group.after(copy.wait):
-            return _all_gather(output_tensor, shard, group=group, async_op=async_op)
+__all__ = ["Landing"]
 
 
 class Landing:
