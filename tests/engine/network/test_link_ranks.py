@@ -214,9 +214,9 @@ def rooted_collectives(comm: Communicator) -> None:
 def auto_chooses_a_latency_above_the_floor(comm: Communicator) -> None:
     link, move = comm.link, carrier.Carrier._move
 
-    def slowly(self: Any, request: Any, modelled_ns: int) -> int:
+    def slowly(self: Any, *args: Any) -> tuple[int, int]:
         time.sleep(0.004)
-        return move(self, request, modelled_ns)
+        return move(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carrier.Carrier, "_move", slowly)
