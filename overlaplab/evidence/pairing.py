@@ -183,7 +183,7 @@ def _by_sequence(order: pd.DataFrame, *, stepped: bool, device: bool, strict: bo
     if not enough or (strict and not equal[inside].all()):
         return None
     kept = order[equal]
-    offsets = _offsets(kept, match[equal], zero=strict and not stepped)
+    offsets = _offsets(kept, match[equal], zero=strict and not stepped, device=device)
     if offsets is None:
         return None
     pairs = _table(order.index, match=_firsts(order.index, match))
@@ -208,13 +208,17 @@ def _equal(order: pd.DataFrame, segment: pd.Series, match: pd.Series) -> pd.Seri
     return even.groupby(segment).transform("all")
 
 
-def _offsets(order: pd.DataFrame, match: pd.Series, *, zero: bool) -> dict[int, int] | None:
+def _offsets(order: pd.DataFrame, match: pd.Series, *, zero: bool, device: bool) -> dict[int, int] | None:
     """How far each trace's clock is ahead of the first one's: the median of the ends' differences.
 
-    None where the collectives could not have happened so. `zero`: with clocks that do not differ.
+    None where the collectives could not have happened so. `zero`: with clocks that do not differ. On a host a launch
+    bounds the begin: of several threads that communicate, one that loses its core opens its range late.
     """
     numbers, traces = match.to_numpy(), order["trace"].to_numpy()
     starts, ends = order["start_ns"].to_numpy(np.int64), order["end_ns"].to_numpy(np.int64)
+    if not device:
+        launched = order["launch_ns"].to_numpy(np.int64)
+        starts = np.where(launched != UNKNOWN_NS, np.minimum(launched, starts), starts)
     binds = ~order["kind"].isin({*ROOTED, ""}).to_numpy()
     first, *others = order["trace"].unique().tolist()
     own = np.flatnonzero(traces == first)

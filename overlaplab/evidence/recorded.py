@@ -285,7 +285,7 @@ def _arrivals(carried: pd.DataFrame, thread: pd.Series) -> pd.Series:
 
 
 def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
-    """Plain gloo: c10d's operators inside the engine's labels, if any; gloo's own ranges follow in the same order."""
+    """Plain gloo: c10d's operators inside the engine's labels, if any; gloo's own ranges follow."""
     rows = np.flatnonzero(matching(trace.events["name"], lambda text: text.startswith("c10d::")))
     labelled = _label_rows([label for label in labels if label.word == "collective"])
     ran = _gloo_ranges(trace)
@@ -317,8 +317,8 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> pd.DataFrame:
         table["named"] = named
         table["kind"] = table["kind"].where(table["kind"] != "", named)
     skipped = _begun_before(calls["start_ns"].to_numpy(), ran[["start_ns", "end_ns"]].to_numpy())
-    pair = skipped + np.arange(len(calls))
-    pair = np.where(pair < len(ran), pair, -1)
+    pair = _pairs(table, ran.iloc[skipped:])
+    pair = np.where(pair >= 0, skipped + pair, -1)
     for name in ("start_ns", "end_ns"):
         table.loc[pair >= 0, name] = ran[name].to_numpy()[pair[pair >= 0]]
     table["arrived_ns"] = table["start_ns"]
@@ -337,6 +337,20 @@ def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
         if (kept[:, 0] >= called[: len(kept)]).all():
             return skipped
     raise AssertionError("skipping all always fits")
+
+
+def _pairs(calls: pd.DataFrame, ran: pd.DataFrame) -> NDArray[np.int64]:
+    """For each call the place of its range, -1 for none: in order among those of its kind and size, else among all.
+
+    gloo takes calls up in order, but by several threads, one of which may lose its core before its range begins.
+    """
+    alike = ["kind", "elements"]
+    keys = [pd.MultiIndex.from_frame(table[alike].assign(n=table.groupby(alike).cumcount())) for table in (calls, ran)]
+    pair = np.asarray(keys[1].get_indexer(keys[0]), dtype=np.int64)
+    began = np.append(ran["start_ns"].to_numpy(), np.iinfo(np.int64).max)[pair]
+    if (pair >= 0).sum() == len(ran) and (began >= calls["launch_ns"].to_numpy()).all():
+        return pair
+    return np.where(np.arange(len(calls)) < len(ran), np.arange(len(calls)), -1)
 
 
 def _gloo_ranges(trace: Trace) -> pd.DataFrame:

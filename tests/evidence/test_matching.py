@@ -191,6 +191,17 @@ def test_on_a_loaded_machine_equal_sequences_match(tmp_path: Path) -> None:
     assert not table["doubtful"].any()
 
 
+def test_a_range_that_begins_late_was_launched_before(tmp_path: Path) -> None:
+    """On rank 0 the thread of the first lost its core, so that its range begins after rank 1's second has ended."""
+
+    def calls(*spans: tuple[float, float]) -> list[dict[str, Any]]:
+        return [event("c10d::allreduce_", 1010 + 10 * n, 1012 + 10 * n) for n in range(2)] + [gloo(*s) for s in spans]
+
+    run = run_of(tmp_path, calls((9000, 9500), (5000, 6000)), calls((1020, 9500), (1030, 4000)))
+    assert reasons(run) == [None] * 4
+    assert matches(run) == [((0, 5000), (1, 1020)), ((0, 9000), (1, 1030))]  # equal sizes: nothing tells them apart
+
+
 def test_equal_sequences_of_different_steps_are_told_apart(tmp_path: Path) -> None:
     """Rank 1 has recorded one step more and one less: by kind and size every step is as the next."""
     steps = [(number, 1000.0 * (10 * number)) for number in range(1, 6)]

@@ -189,6 +189,20 @@ def test_plain_gloo(tmp_path: Path) -> None:
     assert reasons == [None, None, None, "when it ran was not recorded"]
 
 
+def test_gloos_threads_that_overtake_one_another(tmp_path: Path) -> None:
+    """The second call's range began last, since its thread had no core; sizes tell which is which."""
+    sizes = (300, 200, 100)
+    calls = [event("c10d::allreduce_", at, at + 1) for at in (10, 12, 14)]
+    ranges = [gloo(11, 20), gloo(40, 45, tid=8), gloo(21, 30)]
+    for call, own, elements in zip(calls, ranges, sizes, strict=True):
+        call["args"] |= shapes([[elements]], ["float"])
+        own["args"] |= shapes([[elements]], ["float"])
+    table = recorded(run_of(tmp_path, [op("mm", 0, 50), *calls, *ranges]).traces[0])
+    launched = table.sort_values("launch_ns")
+    assert launched["elements"].tolist() == [*sizes]
+    assert ((launched["start_ns"] - launched["launch_ns"]) / 1000).tolist() == [1, 28, 7]
+
+
 def test_on_a_link_a_rank_is_there_when_the_link_is_free(tmp_path: Path) -> None:
     """The second was launched while the first held the link; the third's launch was not recorded."""
     events = [op("mm", 0, 1), *carried(0, 5, 10, launch=3), *carried(1, 11, 20, launch=4), *carried(2, 25, 30)]
