@@ -91,6 +91,7 @@ def baseline_command(
 ) -> None:
     """Store the figures of several recordings of one setting: `compare --baseline` holds later runs against them."""
     from overlaplab import analyses
+    from overlaplab.report import terminal
     from overlaplab.report.whole_file import refuse_target, whole_file
     from overlaplab.words import count
 
@@ -100,7 +101,7 @@ def baseline_command(
     found = analyses.baseline(loaded, selection)
     with whole_file(out) as file:
         file.write(found.text().encode())
-    show(f"{out}: {count(len(found.recordings), 'recording')}")
+    show(f"{out}: {count(len(found.recordings), 'recording')}", *terminal.warnings_of(loaded))
 
 
 def _say(found: Sequence[Judged]) -> None:

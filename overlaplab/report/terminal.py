@@ -36,6 +36,7 @@ __all__ = [
     "summary",
     "terminal_table",
     "warnings",
+    "warnings_of",
 ]
 
 Printed: TypeAlias = Table | Text | str
@@ -216,7 +217,8 @@ def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:
             yield f"{findings.batches_finding(batches)}."
         if (costs := tables.costs_rows(table)) is not None:
             yield terminal_table(costs, "Sent per rank and step, held per rank")
-    yield from warnings([*(f"{run.path}: {each}" for run in runs for each in findings.run_warnings(run)), *notes])
+    yield from warnings_of(runs)
+    yield from warnings(notes)
 
 
 def predict(prediction: Prediction, recorded: Run, predicted: Run) -> Iterator[Printed]:
@@ -231,6 +233,11 @@ def predict(prediction: Prediction, recorded: Run, predicted: Run) -> Iterator[P
     if said := findings.extrapolation(prediction.extrapolated):
         yield said
     yield from warnings(document["warnings"])
+
+
+def warnings_of(runs: Iterable[Run]) -> Iterator[Text]:
+    """What a reader of these runs' figures must know, a line each."""
+    return warnings(f"{run.path}: {each}" for run in runs for each in findings.run_warnings(run))
 
 
 def warnings(sentences: Iterable[str]) -> Iterator[Text]:

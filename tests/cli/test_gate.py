@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,18 @@ EARLIER = [str(SWEEP / name) for name in ("cap-1", "cap-1-2", "cap-1-3")]
 def stored(command: Any, tmp_path: Path) -> Path:
     assert command("baseline", *EARLIER, "--out", tmp_path / "baseline.json")[0] == 0
     return tmp_path / "baseline.json"
+
+
+def test_a_baseline_says_what_is_wrong_with_its_recordings(command: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(EARLIER[0], run)
+    manifest = json.loads((run / "run.json").read_text())
+    for step in manifest["link_steps"]:
+        step["occupied_ns"] *= 2
+    (run / "run.json").write_text(json.dumps(manifest))
+    code, said, error = command("baseline", run, "--out", tmp_path / "baseline.json")
+    assert (code, error) == (0, "")
+    assert f"warning: {run}: link not attained" in " ".join(said.split())
 
 
 def test_one_run_is_held_against_a_baseline(command: Any, stored: Path) -> None:
