@@ -278,28 +278,49 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot run. EngineError names the option and what it must be."""
+        self._require_numbers()
+        self._require_company()
+        # torch takes a while to import, and the command line's help needs none of this
+        from overlaplab_engine.models.units import policy
+        from overlaplab_engine.strategies import class_of
+
+        class_of(self.strategy).require(self)
+        policy(self.units)
+        self._require_folders()
+
+    def _require_numbers(self) -> None:
+        """Each option by itself."""
         model, run = (
             ("layers", "width", "heads", "seq", "vocab", "batch"),
             ("steps", "warmup", "accumulate", "attempts"),
         )
-        counts = (*model, *run, "microbatches")
-        for name in counts:
+        for name in (*model, *run, "microbatches"):
             _require(getattr(self, name) >= 1, f"--{name} must be 1 or more")
         _require(self.width % self.heads == 0, f"--heads {self.heads} must divide --width {self.width}")
         _require(self.bucket_cap_mb > 0, "--bucket-cap-mb must be above 0")
         _require(self.first_bucket_mb is None or self.first_bucket_mb > 0, "--first-bucket-mb must be above 0")
         _require(self.clip_norm is None or self.clip_norm > 0, "--clip-norm must be above 0")
         _require(self.lr > 0, "--lr must be above 0")
+        _require(self.slow_rank is None or self.slow_rank[1] > 0, "--slow-rank's FACTOR must be above 0")
+        _require(self.pause_ms is None or self.pause_ms > 0, "--pause-ms must be above 0")
+        _require(
+            self.checkpointing in ("all", "none") or (self.checkpointing.isdecimal() and int(self.checkpointing) > 0),
+            f"--checkpointing {self.checkpointing!r} is none of all, none, or a number K such as 2",
+        )
+        _require(self.prefetch >= 0, "--prefetch must be 0 or more")
+        _require(self.communicators in (1, 2), "--communicators must be 1 or 2")
+
+    def _require_company(self) -> None:
+        """Options that are for others, or go without them."""
         _require(
             not self.main_grad or self.dtype is Dtype.BFLOAT16, "--main-grad is for --dtype bfloat16: others have it"
         )
         for name in ("slow_rank", "pause_ms"):
             option = name.replace("_", "-")
             _require(self.compute is not None or getattr(self, name) is None, f"--{option} is for --compute sleep")
-        _require(self.slow_rank is None or self.slow_rank[1] > 0, "--slow-rank's FACTOR must be above 0")
-        _require(self.pause_ms is None or self.pause_ms > 0, "--pause-ms must be above 0")
+        keeps_no_state = self.save is None and self.resume is None
         _require(
-            self.compute is None or (self.save is None and self.resume is None),
+            self.compute is None or keeps_no_state,
             "--compute sleep has no numerics to keep: leave --save and --resume out",
         )
         _require(self.offload or self.host_link == HOST_LINK, "--host-link is for --offload")
@@ -309,43 +330,33 @@ class Config:
             "--asynchronous applies each rank's gradients by themselves: leave --clip-norm out",
         )
         _require(
-            not self.asynchronous or (self.save is None and self.resume is None),
+            not self.asynchronous or keeps_no_state,
             "--asynchronous: updates are always under way, and no state can be kept; leave --save and --resume out",
         )
-        _require(
-            self.checkpointing in ("all", "none") or (self.checkpointing.isdecimal() and int(self.checkpointing) > 0),
-            f"--checkpointing {self.checkpointing!r} is none of all, none, or a number K such as 2",
-        )
-        _require(self.prefetch >= 0, "--prefetch must be 0 or more")
         _require(self.memory_limit is not None or not self.largest_batch, "--largest-batch is for --memory-limit SIZE")
         _require(
             self.memory_limit is None or (self.compute is None and not self.asynchronous),
             "--memory-limit goes without --compute sleep and --asynchronous, whose peak is not measured",
         )
-        _require(self.communicators in (1, 2), "--communicators must be 1 or 2")
         _require(
             self.communicators == 1 or self.link is None,
             "--communicators 2 is for NCCL: an emulated link carries one collective at a time",
         )
-        # torch takes a while to import, and the command line's help needs none of this
-        from overlaplab_engine.models.units import policy
-        from overlaplab_engine.strategies import class_of
+        _require(
+            self.communicators == 1 or self.hsdp is None, "--communicators 2 goes without --hsdp, which makes its own"
+        )
+        _require(
+            keeps_no_state or (self.tp is None and self.pp is None and self.hsdp is None),
+            "--save and --resume are for data parallelism alone: leave --tp, --pp and --hsdp out",
+        )
+        _require(self.trace or self.trace_ranks is None, "--trace-ranks and --no-trace exclude each other")
 
-        class_of(self.strategy).require(self)
-        policy(self.units)
+    def _require_folders(self) -> None:
         out = self.out.resolve()
         _require(
             self.save is None or self.save.resolve() not in (out, *out.parents),
             f"--save {self.save} would replace --out {self.out}; name a directory of its own",
         )
-        _require(
-            (self.save is None and self.resume is None) or (self.tp is None and self.pp is None and self.hsdp is None),
-            "--save and --resume are for data parallelism alone: leave --tp, --pp and --hsdp out",
-        )
-        _require(
-            self.communicators == 1 or self.hsdp is None, "--communicators 2 goes without --hsdp, which makes its own"
-        )
-        _require(self.trace or self.trace_ranks is None, "--trace-ranks and --no-trace exclude each other")
         _require(not self.out.exists() or self.out.is_dir(), f"--out {self.out} is a file; name a directory")
 
     @property

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -272,9 +272,12 @@ class Communicator:
 
     @cached_property
     def _hands(self) -> ThreadPoolExecutor:
-        """With the priority of the link's threads: without it, messages among 4 ranks on 2 busy cores came up to a
-        second late."""
-        with urgent_threads():
+        """With the priority of gloo's own threads, which behind a link is the link's.
+
+        Whoever posts a message, or lets go of one, spins until they are done with it; meanwhile threads of lower
+        priority would get no core.
+        """
+        with nullcontext() if self.link is None else urgent_threads():
             hands = ThreadPoolExecutor(1, "by-hand")
             hands.submit(wake_on_time).result()  # starts the thread
         return hands

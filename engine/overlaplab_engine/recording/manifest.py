@@ -81,12 +81,11 @@ def manifest(
 
     `link` is the emulated one; `floor_ns` was measured for `--link auto`.
     """
-    traits = strategy.traits
-    emulated = link is not None
+    emulated, on_cpu = link is not None, comm.device.type == "cpu"
     return {
         "format_version": FORMAT_VERSION,
         "strategy": strategy.name,
-        "traits": asdict(traits),
+        "traits": asdict(strategy.traits),
         "device": comm.device.type,
         "backend": _backend(comm),
         "world_size": comm.world_size,
@@ -94,6 +93,44 @@ def manifest(
         "phantom_ranks": comm.phantom_ranks,
         "numerics_meant": not comm.phantom_ranks and config.compute is None,
         "model": config.model() | {"parameters": sum(p.numel() for _, p in strategy.named_parameters())},
+        **_settings(config, strategy),
+        "compute": "real" if config.compute is None else "sleep",
+        "sleep": None if config.compute is None else _asleep(config, strategy.model),
+        "link": _told(link, comm.world_size),
+        "link_wait": config.link_wait if emulated and comm.device.type == "cuda" else None,
+        "link_attained": is_attained(link_steps) if emulated else None,
+        "link_steps": [asdict(row) | {"attained": row.attained} for row in link_steps] if emulated else None,
+        "attempt": attempt,
+        "attempts": attempts,
+        "link_floor_ns": floor_ns,
+        "versions": versions(),
+        "hardware": hardware(comm.device),
+        "hardware_per_rank": [o.hardware for o in outcomes],
+        "processor_counts": all(o.counts for o in outcomes) if on_cpu and config.compute is None else None,
+        "machine": _machine(outcomes) if on_cpu else None,
+        "calibration": _calibration(outcomes, _owners(strategy)),
+        "warmup": config.warmup,
+        "steps": config.steps,
+        "trace_ranks": config.trace_ranks,
+        "command": command,
+        "started_at": started_at,
+        "parameters": named_parameters(strategy.named_parameters(), strategy.units(), strategy.dtypes),
+        "buckets": [
+            {"index": index, "bytes": nbytes, "parameters": names}
+            for index, (nbytes, names) in enumerate(strategy.buckets)
+        ],
+        "unit_policy": config.units,
+        "units": named_units(strategy.units(), strategy.options.param_dtype),
+        "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes if o.losses), strict=True)],
+        "memory": [{"rank": rank, **_held(outcome)} for rank, outcome in enumerate(outcomes)],
+        "collectives": collectives([o.carried for o in outcomes], config.warmup) if emulated else None,
+    }
+
+
+def _settings(config: Config, strategy: Strategy) -> dict[str, Any]:
+    """The options that matter to the strategy; None for the others."""
+    traits = strategy.traits
+    return {
         "bucket_cap_mb": config.bucket_cap_mb if traits.buckets else None,
         "first_bucket_mb": config.first_bucket_mb,
         "prefetch": config.prefetch if traits.gathers == "units" else None,
@@ -114,47 +151,16 @@ def manifest(
         "largest_batch": config.largest_batch,
         "seed": config.seed,
         "communicators": config.communicators,
-        "compute": "real" if config.compute is None else "sleep",
-        "sleep": None if config.compute is None else _asleep(config, strategy.model),
-        "link": _told(link, comm.world_size),
-        "link_wait": config.link_wait if emulated and comm.device.type == "cuda" else None,
-        "link_attained": is_attained(link_steps) if emulated else None,
-        "link_steps": [asdict(row) | {"attained": row.attained} for row in link_steps] if emulated else None,
-        "attempt": attempt,
-        "attempts": attempts,
-        "link_floor_ns": floor_ns,
-        "versions": versions(),
-        "hardware": hardware(comm.device),
-        "hardware_per_rank": [o.hardware for o in outcomes],
-        "processor_counts": all(o.counts for o in outcomes)
-        if comm.device.type == "cpu" and config.compute is None
-        else None,
-        "machine": _machine(outcomes) if comm.device.type == "cpu" else None,
-        "calibration": _calibration(outcomes, _owners(strategy)),
-        "warmup": config.warmup,
-        "steps": config.steps,
-        "trace_ranks": config.trace_ranks,
-        "command": command,
-        "started_at": started_at,
-        "parameters": named_parameters(strategy.named_parameters(), strategy.units(), strategy.dtypes),
-        "buckets": [
-            {"index": index, "bytes": nbytes, "parameters": names}
-            for index, (nbytes, names) in enumerate(strategy.buckets)
-        ],
-        "unit_policy": config.units,
-        "units": named_units(strategy.units(), strategy.options.param_dtype),
-        "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes if o.losses), strict=True)],
-        "memory": [
-            {
-                "rank": rank,
-                **o.held,
-                "activations": o.before and o.before.kept,
-                "peak_allocated": o.peak_allocated,
-                "scratch": o.scratch,
-            }
-            for rank, o in enumerate(outcomes)
-        ],
-        "collectives": collectives([o.carried for o in outcomes], config.warmup) if emulated else None,
+    }
+
+
+def _held(outcome: Outcome) -> dict[str, Any]:
+    """What a rank held in memory."""
+    return {
+        **outcome.held,
+        "activations": outcome.before and outcome.before.kept,
+        "peak_allocated": outcome.peak_allocated,
+        "scratch": outcome.scratch,
     }
 
 

@@ -75,23 +75,7 @@ class Recording:
         self._rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
         _clear(out, self._rank, self._world_size)
         self._device = device = _device(subject.module)
-        strategy = subject.strategy
-        self._manifest = {
-            "format_version": FORMAT_VERSION,
-            "strategy": strategy.name if strategy else None,
-            "traits": asdict(strategy.traits) if strategy else None,
-            "device": device.type,
-            "backend": _backend(device) if distributed else None,
-            "world_size": self._world_size,
-            "link": None,
-            "versions": versions(),
-            "hardware": hardware(device),
-            "warmup": warmup,
-            "trace_ranks": None if ranks is None else sorted(ranks),
-            "command": shlex.join(["python", *sys.argv]),
-            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            **_facts(subject),
-        }
+        self._manifest = self._begun(warmup, ranks)
         self.done = False
         """Whether all steps are recorded."""
         self._ended = 0  # steps
@@ -124,6 +108,27 @@ class Recording:
                 opening.enter_context(self._trace)
             self._opened: ExitStack | None = opening.pop_all()
         self._probe_ns = probe_ns() if device.type == "cpu" else None
+
+    def _begun(self, warmup: int, ranks: Sequence[int] | None) -> dict[str, Any]:
+        """What run.json says of a recording that begins."""
+        subject, device = self._subject, self._device
+        strategy = subject.strategy
+        return {
+            "format_version": FORMAT_VERSION,
+            "strategy": strategy.name if strategy else None,
+            "traits": asdict(strategy.traits) if strategy else None,
+            "device": device.type,
+            "backend": _backend(device) if dist.is_initialized() else None,
+            "world_size": self._world_size,
+            "link": None,
+            "versions": versions(),
+            "hardware": hardware(device),
+            "warmup": warmup,
+            "trace_ranks": None if ranks is None else sorted(ranks),
+            "command": shlex.join(["python", *sys.argv]),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **_facts(subject),
+        }
 
     @property
     def over(self) -> bool:
