@@ -56,7 +56,10 @@ def alone() -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("strategy", ["Zero3", "Zero1", "Bucketed"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["Zero3", pytest.param("Zero1", marks=pytest.mark.slow), pytest.param("Bucketed", marks=pytest.mark.slow)],
+)
 def test_the_loop_trains_as_one_process_does(strategy: str, alone: dict[str, torch.Tensor], tmp_path: Path) -> None:
     state = train(tmp_path, LOOP.replace("Zero3", strategy))
     assert list(state) == list(alone)

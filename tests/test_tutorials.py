@@ -87,7 +87,9 @@ def test_all_tutorials_are_tried() -> None:
     assert sorted(PAGES) == sorted(path.stem for path in TUTORIALS.glob("*.md") if ".zh-CN" not in path.name)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page == "first-recording" else []) for page in PAGES]
+)
 def test_a_tutorial(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, script in scripts(page).items():

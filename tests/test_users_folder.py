@@ -48,6 +48,7 @@ def test_the_command_records_beside_any_files(folder: Path) -> None:
     expect_run(folder, "-m", "overlaplab", "record", "--strategy", "bucketed", "--out", "run", *TINY)
 
 
+@pytest.mark.slow
 def test_a_script_records_beside_any_files(folder: Path) -> None:
     (folder / "train.py").write_text(SCRIPT)
     expect_run(folder, "train.py")

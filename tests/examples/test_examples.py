@@ -23,6 +23,8 @@ EXAMPLES = {
     "lightning": ROOT / "examples" / "with_lightning.py",
     "transformers": ROOT / "examples" / "with_transformers.py",
 }
+FEW = ("ddp", "fsdp2", "lightning")
+"""Those that every run of the tests tries."""
 LAYERS = [f"layers.{i}.{name}" for i in range(4) for name in ("up.weight", "up.bias", "down.weight", "down.bias")]
 NAMES = sorted(["embedding.weight", "head.weight", "head.bias", *LAYERS])
 LLAMA_LAYER = (
@@ -36,7 +38,7 @@ LLAMA = ["embed_tokens.weight", "norm.weight", *(f"layers.{i}.{name}" for i in r
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow if name == "accelerate-fsdp2" else []) for name in EXAMPLES],
+    params=[pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in EXAMPLES],
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first by torchrun, the others by the ranks that it would start."""

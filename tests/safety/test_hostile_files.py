@@ -101,6 +101,7 @@ def notebook(strangers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_text(page: Page, notebook: Path) -> None:
     page.goto(notebook.as_uri())
     assert page.locator("table").count() >= 5

@@ -35,6 +35,7 @@ def samples() -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_eight_users_get_what_each_asked_for(samples: str) -> None:
     """Twice: before anybody has opened the runs, which all then do in the same moment, and when all are open."""
     start = threading.Barrier(len(USERS), timeout=600)

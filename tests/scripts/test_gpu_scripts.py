@@ -141,6 +141,7 @@ def packed(folder: Path) -> list[str]:
     return sorted(subprocess.run(["tar", "tf", tar], capture_output=True, text=True, check=True).stdout.split())
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_keeps_no_other_from_being_measured(tmp_path: Path) -> None:
     with measuring(tmp_path, "--part-seconds", "5") as process:
         tables, said = process.communicate()
@@ -154,6 +155,7 @@ def test_a_part_that_hangs_keeps_no_other_from_being_measured(tmp_path: Path) ->
     assert "out/ddp.json" not in packed(tmp_path)
 
 
+@pytest.mark.slow
 def test_no_part_takes_longer_than_there_is_time(tmp_path: Path) -> None:
     with measuring(tmp_path, "--minutes", "0.15", "--part-seconds", "20") as process:
         tables, said = process.communicate()

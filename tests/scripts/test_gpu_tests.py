@@ -79,6 +79,7 @@ def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(python))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare_python")
 def test_every_file_records_where_nothing_is_installed(
     files: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +109,7 @@ def recorded_runs(out: Path, *names: str, **more: str) -> tuple[int, str]:
     return run(line, 800, **more)
 
 
+@pytest.mark.slow
 def test_after_a_strategy_that_fails_the_others_are_recorded(files: dict[str, ModuleType], tmp_path: Path) -> None:
     code, said = recorded_runs(tmp_path, "naive", "nonsense", "bucketed", "sense")
     assert code == 1
@@ -169,6 +171,7 @@ def test_warned():
 """
 
 
+@pytest.mark.slow
 def test_warnings_fail_no_gpu_test(files: dict[str, ModuleType], tmp_path: Path) -> None:
     made = tmp_path / "test_made.py"
     line = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-m", "gpu"]
@@ -317,6 +320,7 @@ def test_after(): assert "torch" not in sys.modules
     assert told(tmp_path / "results") == [("failed", error), ("the", "test_loses_it"), ("passed", "test_after")]
 
 
+@pytest.mark.slow
 def test_what_does_not_end_in_time_is_ended(tmp_path: Path) -> None:
     one = made(
         tmp_path / "test_one.py",

@@ -6,11 +6,16 @@ import gzip
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from overlaplab import Run, load_run
 from overlaplab.sections.run_tables import RunTables
 
 TRACES = Path(__file__).parents[2] / "traces"
+OF_EACH_KIND = {"bucketed", "zero3", "torch-fsdp2", "pipeline", "parameter-server"}
+"""Samples that differ most in what they recorded."""
 
 
 def sample_run(name: str | Path) -> Run:
@@ -40,6 +45,16 @@ def _tables(folder: Path) -> RunTables:
 def cpu_samples() -> list[Path]:
     """The folders of runs recorded on the CPU, without the sweep's."""
     return sorted(path.parent for path in TRACES.glob("*/run.json"))
+
+
+def each_sample() -> list[Any]:
+    """`cpu_samples` as test parameters, all but one of each kind marked slow."""
+    folders = cpu_samples()
+    assert {folder.name for folder in folders} >= OF_EACH_KIND
+    return [
+        pytest.param(folder, id=folder.name, marks=[] if folder.name in OF_EACH_KIND else pytest.mark.slow)
+        for folder in folders
+    ]
 
 
 def gpu_samples(traces: Path = TRACES) -> list[Path]:

@@ -144,6 +144,7 @@ def test_steps_that_missed_the_link_are_recorded_again(tmp_path: Path) -> None:
     assert [warning for warning in run_warnings(run) if "link" in warning] == []
 
 
+@pytest.mark.slow
 def test_after_the_last_attempt_the_best_recording_is_kept(tmp_path: Path) -> None:
     told, said = record(tmp_path / "run", "40 - 10 * attempt", "--link", "1Gbps,4000us,8", "--attempts", "3")
     assert [line.rpartition("; ")[2] for line in said] == [

@@ -125,6 +125,7 @@ def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> No
     assert "the process cannot be started: [Errno 2]" in nothing_seen("cuda:0")
 
 
+@pytest.mark.slow
 def test_the_process_needs_nothing_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found by its path, wherever a user's script runs, and whatever lies beside that."""
     (tmp_path / "engine.py").write_text("raise SystemExit('the wrong engine')")

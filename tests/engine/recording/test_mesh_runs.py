@@ -118,6 +118,7 @@ def test_lanes_are_named_by_axis(cut: overlaplab.Run) -> None:
     assert "4 ranks (dp 2 × tp 2)" in findings.describe_ranks(cut.manifest)
 
 
+@pytest.mark.slow
 def test_pipelines_side_by_side_are_recorded(tmp_path: Path) -> None:
     """Their stages differ in size, but the collectives that are measured before the first step must not."""
     run = recorded(tmp_path / "dp-pp", "--strategy", "pipeline", "--dp", "2", "--pp", "2", "--microbatches", "2")

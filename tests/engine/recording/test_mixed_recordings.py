@@ -18,9 +18,21 @@ PARAMETERS = 50 * 32 + 8 * 32 + 3 * (12 * 32 * 32 + 13 * 32) + 2 * 32 + 50 * 32
 @pytest.mark.parametrize(
     ("strategy", "reduce", "formula", "kept"),
     [
-        ("zero3", "float32", "3Ψ − layers.2 − embedding − head, parameters in bfloat16, gradients in float32", 1),
+        pytest.param(
+            "zero3",
+            "float32",
+            "3Ψ − layers.2 − embedding − head, parameters in bfloat16, gradients in float32",
+            1,
+            marks=pytest.mark.slow,
+        ),
         ("zero3", None, "3Ψ − layers.2 − embedding − head, parameters in bfloat16, gradients in bfloat16", 1),
-        ("torch-fsdp2", "float32", "3Ψ − root, parameters in bfloat16, gradients in float32", 0),
+        pytest.param(
+            "torch-fsdp2",
+            "float32",
+            "3Ψ − root, parameters in bfloat16, gradients in float32",
+            0,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_bytes_follow_each_collectives_type(

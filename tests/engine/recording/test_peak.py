@@ -185,6 +185,7 @@ def test_the_largest_batch_is_recorded_and_one_more_is_refused(tmp_path: Path) -
     assert not (tmp_path / "more" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_one_rank_of_an_emulated_group_is_rehearsed(tmp_path: Path) -> None:
     options = ["--strategy", "torch-fsdp2", "--offload", "--device", "cpu", "--memory-limit", "1MB", "--largest-batch"]
     options += ["--layers", "2", "--width", "32", "--seq", "16", "--vocab", "50", "--steps", "1", "--attempts", "1"]

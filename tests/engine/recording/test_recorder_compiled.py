@@ -40,7 +40,7 @@ def buckets_have_names(comm: Communicator, name: str) -> None:
 
 
 found = scenario.found
-CASES = [*scenario.on(2, "aot_eager"), *scenario.on(2, "inductor", slow=True)]
+CASES = scenario.on(2, slow=True)
 
 
 @pytest.mark.parametrize(("found", "name"), CASES, indirect=["found"])

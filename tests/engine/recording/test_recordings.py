@@ -367,6 +367,7 @@ def test_torch_ddps_buckets_are_those_that_ddp_reports(tmp_path: Path, recorded:
         assert [sorted(bucket) for bucket in names] == [sorted(bucket) for bucket in told]
 
 
+@pytest.mark.slow
 def test_two_machines_record_one_run(tmp_path: Path) -> None:
     """Two torchrun launchers that meet by torchrun's own rendezvous."""
     port = free_port()
@@ -407,6 +408,7 @@ def test_only_the_ranks_that_are_asked_for_leave_a_trace(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_world_size_1_and_no_trace(tmp_path: Path) -> None:
     record(tmp_path / "one", "--strategy", "bucketed", *LINK, "--dtype", "bfloat16", "--main-grad", ranks=1)
     recording = Recording(tmp_path / "one")

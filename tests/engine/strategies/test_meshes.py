@@ -212,7 +212,8 @@ found = scenario.found
 @pytest.mark.parametrize(
     ("found", "name"),
     [
-        *scenario.on(2, "parity|per_layer|place_of_each|differs|mutant_no_sum"),
+        *scenario.on(2, "per_layer|place_of_each|differs|mutant_no_sum"),
+        *scenario.on(2, "parity", slow=True),
         *scenario.on(4, "parity|check|hsdp|replicas"),
     ],
     indirect=["found"],

@@ -229,7 +229,6 @@ found = scenario.found
     ("found", "name"),
     [
         *scenario.on(2, "^(?!as_)"),
-        *scenario.on(3, "as_"),
         *scenario.on(2, "as_", arrivals="late"),
         *scenario.on(3, slow=True),
         *scenario.on(2, "as_", slow=True, arrivals="delayed"),

@@ -109,7 +109,9 @@ def test_a_recording_shows_the_copies(tmp_path: Path) -> None:
 found = scenario.found
 
 
-@pytest.mark.parametrize(("found", "name"), [*scenario.on(1), *scenario.on(2, arrivals="late")], indirect=["found"])
+@pytest.mark.parametrize(
+    ("found", "name"), [*scenario.on(1, slow=True), *scenario.on(2, arrivals="late")], indirect=["found"]
+)
 def test_scenario(found: dict[str, list[str]], name: str) -> None:
     assert found[name] == []
 

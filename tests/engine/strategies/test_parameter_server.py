@@ -135,7 +135,9 @@ found = scenario.found
 
 
 @pytest.mark.parametrize(
-    ("found", "name"), [*scenario.on(1), *scenario.on(3), *scenario.on(2, "bounded", link=True)], indirect=["found"]
+    ("found", "name"),
+    [*scenario.on(1, slow=True), *scenario.on(3), *scenario.on(2, "bounded", link=True, slow=True)],
+    indirect=["found"],
 )
 def test_scenario(found: dict[str, list[str]], name: str) -> None:
     assert found[name] == []

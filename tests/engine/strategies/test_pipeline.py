@@ -97,8 +97,9 @@ found = scenario.found
 @pytest.mark.parametrize(
     ("found", "name"),
     [
-        *scenario.on(2, "pipeline|microbatch"),
-        *scenario.on(2, r"pipeline\[(1f1b|zbv)", link=True),
+        *scenario.on(2, "microbatch"),
+        *scenario.on(2, "pipeline", slow=True),
+        *scenario.on(2, "pipeline", link=True),
         *scenario.on(4, "replicas"),
     ],
     indirect=["found"],

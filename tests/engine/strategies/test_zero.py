@@ -535,7 +535,6 @@ ALONE = r"\[1\]|bytes_held|frozen|cannot_be_read|read_elsewhere"
     [
         *scenario.on(1, ALONE),
         *scenario.on(2),
-        *scenario.on(4, r"memory_held\[1"),
         *scenario.on(1, slow=True),
         *scenario.on(2, link=True, slow=True),
         *scenario.on(4, "memory_held", slow=True),

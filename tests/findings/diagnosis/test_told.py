@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from samples import cpu_samples, sample_run
+from samples import each_sample, sample_run
 
 from overlaplab import analyses, simulate
 from overlaplab.analyses import Cause
@@ -73,7 +73,7 @@ def test_nothing_is_told_of_nothing() -> None:
     assert len(told_causes(rows((0, Cause.TAIL, 1, 0, 1)), pd.DataFrame())) == 1
 
 
-@pytest.mark.parametrize("folder", cpu_samples(), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", each_sample())
 def test_moments_and_collectives_tell_the_same(folder: Path) -> None:
     run = sample_run(folder)
     moments, each = (
