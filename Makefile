@@ -29,7 +29,7 @@ env: .venv/made
 	touch $@
 
 demo: env
-	scripts/demo.sh $(RUNS)
+	$(BIN)/python scripts/demo.py $(RUNS)
 ifeq ($(SERVE),1)
 	@echo "The dashboard is at http://127.0.0.1:$(PORT) (Ctrl-C ends it)."
 	$(BIN)/overlaplab app $(RUNS) --port $(PORT)

@@ -20,6 +20,7 @@ __all__ = [
     "Model",
     "Parameter",
     "Pipeline",
+    "Sleep",
     "Stage",
     "Swept",
     "Unit",
@@ -247,6 +248,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """How a sleeping device slept."""
+
+    on_schedule: bool = False
+    """Whether what the host took between two sleeps shortened the next; older recordings' did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
     """What `overlaplab sweep` gave to a user's own command."""
 
@@ -279,6 +288,8 @@ class Manifest:
     backend: str | None = None
     compute: str | None = None
     """`real`, or `sleep` for a sleeping device, whose layers take time without a core; None in older recordings."""
+    sleep: Sleep | None = None
+    """None where layers compute."""
     device_activity_missing: str | None = None
     """Why the profiler recorded no GPU activity, and the remedy; None if it did, or if unknown."""
     bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -359,6 +370,11 @@ class Manifest:
     def sleeps(self) -> bool:
         """Whether layers slept instead of computing."""
         return self.compute == "sleep"
+
+    @property
+    def hides_host(self) -> bool:
+        """Whether hooks and launches made no step longer, as the device made up for them."""
+        return self.sleep is not None and self.sleep.on_schedule
 
     @property
     def by_recorder(self) -> bool:

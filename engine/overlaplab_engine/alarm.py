@@ -1,12 +1,13 @@
-"""Sleeps that end on time."""
+"""Sleeps that end on time, and how long a thread waited for others."""
 
 import contextlib
 import ctypes
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-__all__ = ["Alarm", "wake_on_time"]
+__all__ = ["Alarm", "waited_ns", "waiting", "wake_on_time"]
 
 MARGIN_NS = 20_000
 """Sleeps are asked to end this much early, so that a late wake-up still meets the deadline."""
@@ -38,3 +39,25 @@ def wake_on_time() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK, 1 ns
+
+
+class _Waited(threading.local):
+    ns = 0
+
+
+_waited = _Waited()
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Within it this thread waits for communication, or for whatever else a sleeping device does not make up for."""
+    since_ns = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        _waited.ns += time.perf_counter_ns() - since_ns
+
+
+def waited_ns() -> int:
+    """How long this thread has been `waiting` so far."""
+    return _waited.ns

@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 
 from overlaplab_engine import faults, labels
+from overlaplab_engine.alarm import waiting
 from overlaplab_engine.checkpoint import load_sharded, save_sharded
 from overlaplab_engine.config import Bytes, Config, Dtype
 from overlaplab_engine.devices import gpus, on_gpus
@@ -37,7 +38,7 @@ from overlaplab_engine.recording.calibration import idle_collectives, probe_ns, 
 from overlaplab_engine.recording.device_events import nothing_seen
 from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.machine import MachineStep, Reading, between
-from overlaplab_engine.recording.manifest import Before, Outcome, manifest
+from overlaplab_engine.recording.manifest import Before, Outcome, manifest, sleeps_on_schedule
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.recording.peak import Peak, largest_batch
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
@@ -276,8 +277,10 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     assert config.compute is not None
     units = policy(config.units)(model)
     times = unit_times(config.compute, units, config.batch * config.seq)
-    clock, span = Clock(), labels.Span("sleep::update")
-    updates = Clock() if config.asynchronous else clock  # a server's threads sleep beside the one that trains
+    on_schedule = sleeps_on_schedule(config, class_of(config.strategy))
+    clock, span = Clock(on_schedule=on_schedule), labels.Span("sleep::update")
+    # A server's threads sleep beside the one that trains.
+    updates = Clock(on_schedule=False) if config.asynchronous else clock
     slow_rank, factor = config.slow_rank or (comm.rank, 1.0)
     slower = factor if comm.rank == slow_rank else 1.0
     put_to_sleep(model, units, times, clock, slower=slower, pause_ms=config.pause_ms or 0)
@@ -397,7 +400,8 @@ def _run(
                     borders.append((comm.place(), Reading.now()))
                 advance()
                 if recorder is not None:
-                    recorder.step()
+                    with waiting():
+                        recorder.step()
         except BaseException as error:
             faults.tell(error)  # first, because closing the recording takes a while
             raise

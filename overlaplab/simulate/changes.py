@@ -2,8 +2,9 @@
 
 [Note: costs]
 A launch takes the host the time of its range, and about as long again, in which the link's own thread holds the
-interpreter: on the sleeping device 0.4 to 0.5 ms, where the range is 0.2 ms. A rank that waits at once for what it
-launched loses the second part while it waits, and saves the range alone if it no longer launches.
+interpreter: 0.4 to 0.5 ms, where the range is 0.2 ms. A rank that waits at once for what it launched loses the second
+part while it waits, and saves the range alone if it no longer launches. On a sleeping device that makes up for what the
+host takes (`Manifest.hides_host`) a launch costs nothing.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Launch:
     what: str | None = None
     """The bucket or unit that it moves."""
     host_ns: int = 0
-    """How long launching it took the host; this is part of the work around it."""
+    """How long launching it took the host; this is part of the work around it. 0 where the device made up for it."""
     parameters: tuple[str, ...] = ()
     """Of a bucket: whose gradients it sends."""
     gradient_bytes: int = 0

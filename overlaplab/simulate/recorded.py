@@ -85,7 +85,7 @@ def recorded_programs(run: Run) -> Recorded | None:
     gradients: dict[str, tuple[int, int]] = {}
     programs: list[tuple[Move, ...]] = []
     for place, trace in enumerate(run.traces):
-        labels, launches = _of_trace(trace, rows[rows["trace"] == place], int(corrections(run)[place]))
+        labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], int(corrections(run)[place]))
         programs.append(tuple(_moves(trace, labels, launches, int(corrections(run)[place]) + zero)))
         gradients |= dict(_gradients(run, labels, launches))
     return Recorded(programs=tuple(programs), gradients=gradients)
@@ -107,7 +107,7 @@ def _in_order(rows: pd.DataFrame) -> bool:
     return bool((launched.groupby("trace")["ended_ns"].diff().fillna(0) >= 0).all())
 
 
-def _of_trace(trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
+def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
     """The labels in its steps, and the launches with their times by its own clock, both in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
@@ -115,7 +115,8 @@ def _of_trace(trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label
     labels = [label for label in told if begin <= label.start_ns < end]
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")
-    return labels, list(_launches(rows, labels))
+    hidden = run.manifest is not None and run.manifest.hides_host
+    return labels, list(_launches(rows, labels, hidden=hidden))
 
 
 def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int) -> Iterator[Move]:
@@ -154,7 +155,8 @@ def _works(start_ns: int, end_ns: int, compute: Intervals, pause_ns: int) -> Ite
         yield Work(until - begin, int(idle[idle > pause_ns].sum()), int(idle.sum()))
 
 
-def _launches(rows: pd.DataFrame, labels: Sequence[Label]) -> Iterator[Launched]:
+def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> Iterator[Launched]:
+    """`hidden`: what they took the host made no step longer."""
     senders = [label for label in labels if label.word in _ROLES]
     buckets = {label.fields["bucket"]: label.fields for label in labels if label.word == "bucket_ready"}
     starts = [label.start_ns for label in senders]
@@ -170,7 +172,7 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label]) -> Iterator[Launched]
             max(row["bytes"], 0),
             role=role,
             what=name_of(own) if own else None,
-            host_ns=_host_ns(own, row["launch_ns"]) if own else 0,
+            host_ns=_host_ns(own, row["launch_ns"]) if own and not hidden else 0,
             parameters=label_list(bucket.get("parameters", "")),
             gradient_bytes=int(bucket.get("bytes", 0)),
         )

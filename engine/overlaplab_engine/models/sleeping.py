@@ -12,6 +12,16 @@ stages of a pipeline, activations of their size.
 [Note: what a trace shows]
 Each sleep is an operator `sleep::MODULE`, which counts as computation, as any library's operators do. Gradients are
 made before the sleep, within its time, so that nothing lies inside the operator.
+
+[Note: on schedule]
+A GPU's host runs ahead, so that hooks, launches and Python cost the device nothing. Here the host has to wait for each
+module, since its gradients arrive when its time is over; so what the host takes between two sleeps shortens the next
+ones, as does a late wake-up. A pass takes the sum of its modules' times, however many buckets are launched in it.
+Waits for communication and the pause that was asked for stand still meanwhile, as they do on a GPU. At least half of
+each sleep remains: a host that takes longer than the device holds it up.
+
+Whether a thread waits or works is told by `alarm.waiting`, which waits within torch's own code do not enter: with the
+references torch-ddp and torch-fsdp2 only late wake-ups are made up for. run.json has it as `sleep.on_schedule`.
 """
 
 import time
@@ -23,7 +33,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from overlaplab_engine.alarm import Alarm, wake_on_time
+from overlaplab_engine.alarm import Alarm, waited_ns, waiting, wake_on_time
 from overlaplab_engine.labels import Span
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.models.transformer import Transformer
@@ -33,6 +43,8 @@ __all__ = ["Clock", "half_a_backward", "put_to_sleep", "unit_times"]
 
 GRADIENT = 1e-3
 """Every element of every gradient."""
+MOST_OWED_NS = 10_000_000
+"""What is further behind comes from a machine that was stopped, and is not made up for."""
 
 _share = [1.0]  # of its time that a backward pass takes now
 
@@ -48,22 +60,30 @@ def half_a_backward() -> Iterator[None]:
 
 
 class Clock:
-    """Takes time on one thread. A sleep that ended late shortens the next, as a device's queue would."""
+    """Takes time on one thread, one sleep after the other; see [Note: on schedule]."""
 
-    def __init__(self) -> None:
-        """Make this thread's sleeps end on time."""
+    def __init__(self, *, on_schedule: bool = True) -> None:
+        """Make this thread's sleeps end on time. `on_schedule`: what the host takes between them is made up for."""
         wake_on_time()
         self._alarm = Alarm(time.perf_counter_ns)
-        self._late_ns = 0
+        self._on_schedule = on_schedule
+        self._owed_ns = 0  # how far the device is behind its schedule
+        self._left_ns: int | None = None  # when the last sleep was over, less what the thread had waited until then
 
     def take(self, ns: int, span: Span, since_ns: int | None = None) -> None:
-        """Sleep, as the operator `span`, until `ns` after `since_ns`, or after now."""
+        """Sleep for `ns`, as the operator `span`, less what is to be made up for; it has begun `since_ns`, or now."""
         now_ns = time.perf_counter_ns()
-        end_ns = (now_ns if since_ns is None else since_ns) + ns - min(self._late_ns, ns)
-        if end_ns > now_ns:
-            with span:
-                self._alarm.sleep_until(end_ns)
-        self._late_ns = max(time.perf_counter_ns() - end_ns, 0)
+        begun_ns = now_ns if since_ns is None else since_ns
+        if self._on_schedule and self._left_ns is not None:
+            begun_ns = self._left_ns + waited_ns()
+        owed_ns = min(self._owed_ns + now_ns - begun_ns, MOST_OWED_NS)
+        made_up_ns = min(owed_ns, ns // 2)
+        end_ns = now_ns + ns - made_up_ns
+        with span:
+            self._alarm.sleep_until(end_ns)
+        now_ns = time.perf_counter_ns()
+        self._owed_ns = owed_ns - made_up_ns + now_ns - end_ns
+        self._left_ns = now_ns - waited_ns()
 
 
 class _Sleeper:
@@ -131,11 +151,16 @@ def put_to_sleep(
             sleeper = _Sleeper(names[module], round(share * took.forward_ns), round(share * took.backward_ns), clock)
             module.forward = partial(sleeper, module)
             if pause_ms and unit is middle and module is sleepers[-1]:
-                sleeper.before_backward = partial(time.sleep, pause_ms / 1e3)
+                sleeper.before_backward = partial(_pause, pause_ms / 1e3)
     for module in model.modules():
         if module is not model and not any(True for _ in module.parameters(recurse=False)):
             module.forward = partial(_in_turn, module)
     model.part = partial(_part, model)  # type: ignore[method-assign]
+
+
+def _pause(seconds: float) -> None:
+    with waiting():
+        time.sleep(seconds)
 
 
 def _within(unit: Unit) -> Iterator[nn.Module]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._utils import _take_tensors
 
 from overlaplab_engine import labels
-from overlaplab_engine.alarm import wake_on_time
+from overlaplab_engine.alarm import waiting, wake_on_time
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network import process_group
@@ -63,7 +63,8 @@ class Work:
 
     def wait(self) -> None:
         """Block until it is done; on CUDA, make the current stream wait."""
-        self._work.wait()
+        with waiting():
+            self._work.wait()
         self._tensors = ()
         self._check()
 

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import torch
 
 from overlaplab_engine import labels
-from overlaplab_engine.alarm import Alarm, wake_on_time
+from overlaplab_engine.alarm import Alarm, waiting, wake_on_time
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import local_ns, urgent_threads
 from overlaplab_engine.network.link import Kind, Link
@@ -59,7 +59,8 @@ class Copy:
 
     def wait(self) -> None:
         """Block until it is done."""
-        self._done.wait()
+        with waiting():
+            self._done.wait()
 
     def is_completed(self) -> bool:
         """Whether it is done."""

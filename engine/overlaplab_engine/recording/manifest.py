@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
-
 from overlaplab_engine.config import Config
 from overlaplab_engine.models.sleeping import unit_times
 from overlaplab_engine.models.units import policy
@@ -20,7 +18,7 @@ from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_pa
 from overlaplab_engine.recording.machine import MachineStep, marked
 from overlaplab_engine.strategies import Strategy
 
-__all__ = ["Outcome", "collectives", "manifest"]
+__all__ = ["Outcome", "collectives", "manifest", "sleeps_on_schedule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ def manifest(
         "model": config.model() | {"parameters": sum(p.numel() for _, p in strategy.named_parameters())},
         **_settings(config, strategy),
         "compute": "real" if config.compute is None else "sleep",
-        "sleep": None if config.compute is None else _asleep(config, strategy.model),
+        "sleep": None if config.compute is None else _asleep(config, strategy),
         "link": _told(link, comm.world_size),
         "link_wait": config.link_wait if emulated and comm.device.type == "cuda" else None,
         "link_attained": is_attained(link_steps) if emulated else None,
@@ -224,14 +222,20 @@ def _calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, A
     )
 
 
-def _asleep(config: Config, model: nn.Module) -> dict[str, Any]:
+def sleeps_on_schedule(config: Config, strategy: type[Strategy]) -> bool:
+    """Whether a sleeping device makes up for what the host takes; see [Note: on schedule] of `models.sleeping`."""
+    return not (strategy.waits_within_torch or config.asynchronous)
+
+
+def _asleep(config: Config, strategy: Strategy) -> dict[str, Any]:
     """What a sleeping device took."""
     assert config.compute is not None
-    times = unit_times(config.compute, policy(config.units)(model), config.batch * config.seq)
+    times = unit_times(config.compute, policy(config.units)(strategy.model), config.batch * config.seq)
     return {
         "units": [{"name": name, **asdict(time)} for name, time in times.items()],
         "slow_rank": config.slow_rank,
         "pause_ms": config.pause_ms,
+        "on_schedule": sleeps_on_schedule(config, type(strategy)),
     }
 
 

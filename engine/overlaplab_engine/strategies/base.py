@@ -134,6 +134,8 @@ class Strategy(ABC):
     """Options, by `Config`'s names, that must keep their default, each with the error for whoever sets it."""
     labels_units: ClassVar[bool] = False
     """Whether it labels itself where it uses the units that it gathers."""
+    waits_within_torch: ClassVar[bool] = False
+    """Whether torch's own code waits for collectives, and not `Work.wait`."""
     keeps_last: bool | None = None
     """Whether the last layer stays gathered from its forward into its backward; None if units are not gathered."""
 

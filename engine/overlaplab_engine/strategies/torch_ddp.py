@@ -28,6 +28,7 @@ class TorchDDP(Strategy):
 
     name = "torch-ddp"
     traits = Traits(buckets=True)
+    waits_within_torch = True
     refuses: ClassVar[Mapping[str, str]] = {
         **Strategy.refuses,
         "main_grad": "torch-ddp has no fp32 main_grad; leave --main-grad out",

@@ -61,6 +61,7 @@ class TorchFSDP2(Strategy):
         sharded=("parameters", "gradients", "optimizer"),
         offloads_parameters=True,
     )
+    waits_within_torch = True
     refuses: ClassVar[Mapping[str, str]] = {
         **{name: text for name, text in Strategy.refuses.items() if name not in _OWN},
         "main_grad": "torch-fsdp2 has no fp32 main_grad; leave --main-grad out",

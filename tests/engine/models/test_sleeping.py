@@ -4,10 +4,11 @@ import time
 
 import pytest
 import torch
+from overlaplab_engine.alarm import Alarm, waiting
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Span
 from overlaplab_engine.models import sleeping
-from overlaplab_engine.models.sleeping import GRADIENT, Clock, put_to_sleep, unit_times
+from overlaplab_engine.models.sleeping import GRADIENT, MOST_OWED_NS, Clock, put_to_sleep, unit_times
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.models.units import UnitPolicy, by_block, by_size
@@ -94,20 +95,59 @@ def test_every_unit_takes_its_time_and_every_parameter_gets_a_gradient(
         assert torch.equal(parameter.grad, torch.full_like(parameter, uses * GRADIENT)), name
 
 
-def test_a_sleep_that_ended_late_shortens_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = {"ns": 0}
-    monkeypatch.setattr(sleeping.time, "perf_counter_ns", lambda: now["ns"])
-    clock = Clock()
-    late = iter([3_000, 0, 0])
-    monkeypatch.setattr(clock._alarm, "sleep_until", lambda end: now.update(ns=end + next(late)))
-    span = Span("sleep::x")
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The time in `ns`; sleeps end so much late as `late` says."""
+    times = {"ns": 0, "late": 0}
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: times["ns"])
+    monkeypatch.setattr(Alarm, "sleep_until", lambda self, end: times.update(ns=end + times["late"]))
+    return times
+
+
+@pytest.mark.parametrize("on_schedule", [True, False])
+def test_a_sleep_that_ended_late_shortens_the_next(now: dict[str, int], on_schedule: bool) -> None:
+    clock, span = Clock(on_schedule=on_schedule), Span("sleep::x")
+    now["late"] = 3_000
     clock.take(10_000, span)
     assert now["ns"] == 13_000
+    now["late"] = 0
     clock.take(10_000, span)
     assert now["ns"] == 20_000
     now["ns"] = 21_000
     clock.take(10_000, span, since_ns=20_000)  # 1 µs of it is over
     assert now["ns"] == 30_000
+
+
+def test_what_the_host_takes_shortens_the_next_sleeps(now: dict[str, int]) -> None:
+    """But at most by half, and waits do not."""
+    clock, span = Clock(), Span("sleep::x")
+    clock.take(10_000, span)
+    now["ns"] += 7_000  # hooks and launches
+    clock.take(10_000, span)
+    assert now["ns"] == 10_000 + 7_000 + 5_000
+    clock.take(10_000, span)
+    assert now["ns"] == 30_000
+    with waiting():
+        now["ns"] += 50_000
+    now["ns"] += 1_000
+    clock.take(10_000, span)
+    assert now["ns"] == 90_000
+
+
+def test_who_cannot_tell_waits_makes_up_for_late_sleeps_alone(now: dict[str, int]) -> None:
+    clock, span = Clock(on_schedule=False), Span("sleep::x")
+    clock.take(10_000, span)
+    now["ns"] += 3_000
+    clock.take(10_000, span)
+    assert now["ns"] == 23_000
+
+
+def test_a_machine_that_was_stopped_is_not_made_up_for(now: dict[str, int]) -> None:
+    clock, span = Clock(), Span("sleep::x")
+    clock.take(100_000_000, span)
+    now["ns"] += 900_000_000
+    clock.take(100_000_000, span)
+    assert now["ns"] == 1_100_000_000 - MOST_OWED_NS
 
 
 def test_a_sleep_takes_no_core() -> None:
