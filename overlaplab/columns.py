@@ -341,10 +341,14 @@ _ANYWHERE = (
         "publ. t. %",
     ),
     # Which settings are faster
-    Column("tier", "count", "tier", "1 for the fastest; settings of one tier are not told apart by their recordings."),
+    Column(
+        "tier", "count", "tier", "1 for the fastest and what its recordings do not tell apart from it; then the next."
+    ),
     Column("recording_of", "count", "recording of", "The place of the first run of the same setting, from 0."),
     # What the link model says
     Column("bound_ns", "ns", "bound", "The least time that the step could take over the link."),
+    Column("half_bound_ns", "ns", "half the bytes", "The same if every collective sent half as much."),
+    Column("half_transfer_ns", "ns", "half transfer", "What all transfers would take with half the bytes."),
     Column("any_cap_ns", "ns", "any cap", "The least time that the step could take with the best buckets of all."),
     Column("waits_known", "flag", "waits known", "Whether no transfer may include waiting for an absent rank."),
     Column(
@@ -361,6 +365,7 @@ _ANYWHERE = (
     Column("bucket_sizes", "text", "buckets' sizes", "The bytes of each bucket, in the order of launches."),
     Column("caps_mb", "text", "caps", "The caps in MiB that give these buckets; the last one serves on."),
     Column("gain_ns", "ns", "gain", "How much shorter a step would be.", short="gain ms"),
+    Column("half_ns", "ns", "gain, give or take", "By how much a recorded gain may differ, in 95 of 100 cases.", "±"),
     Column("low_ns", "ns", "gain, at least", "The lower end of the gain's range.", short="from"),
     Column("high_ns", "ns", "gain, at most", "The upper end of the gain's range.", short="to"),
     Column("step_ns", "ns", "step then", "How long the median step would take.", short="step then"),

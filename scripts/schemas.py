@@ -102,8 +102,8 @@ _DIAGNOSIS = keys(
 )
 _ADVISED = row(
     "advise",
-    "option bucket_cap_mb? first_bucket_mb? prefetch? buckets? bucket_sizes[]? caps_mb[]? gain_ns low_ns? high_ns?"
-    " step_ns memory_bytes replayed best",
+    "option bucket_cap_mb? first_bucket_mb? prefetch? buckets? bucket_sizes[]? caps_mb[]? gain_ns half_ns? low_ns?"
+    " high_ns? step_ns memory_bytes replayed best",
 )
 _VERIFIED = keys(
     confirmed=FLAG,
@@ -183,7 +183,8 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "bound": null_or(
                 row(
                     "bound",
-                    "rank? step? span_ns compute_ns transfer_ns bound_ns any_cap_ns? waits_known bytes_explain",
+                    "rank? step? span_ns compute_ns transfer_ns bound_ns any_cap_ns? half_bound_ns? half_transfer_ns?"
+                    " waits_known bytes_explain",
                 )
             ),
             "worst": null_or(row("", "rank? step?")),
@@ -351,6 +352,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "interval": keys(
                 **dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "transfers_ns", "half_ns"), WHOLE)
             ),
+            "gain": keys(gain_ns=WHOLE, half_ns=WHOLE),
             "extrapolated": {"type": "object", "additionalProperties": NUMBER},
             "warnings": many(TEXT),
         },

@@ -17,7 +17,7 @@ from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_b
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.ranks import load_ranks
 from overlaplab.analyses.scalars import Scalars, scalars
-from overlaplab.analyses.sharding.gathered import gathered_bytes, held_limit, schedule_steps
+from overlaplab.analyses.sharding.gathered import HeldLimit, gathered_bytes, held_limit, kept_units, schedule_steps
 from overlaplab.analyses.sharding.scatters import scatter_steps, scatters
 from overlaplab.analyses.sharding.schedule import schedule
 from overlaplab.analyses.slowdown import slowdowns
@@ -40,6 +40,7 @@ __all__ = [
     "Baseline",
     "Cause",
     "Condition",
+    "HeldLimit",
     "Judged",
     "Scalars",
     "Theory",
@@ -62,6 +63,7 @@ __all__ = [
     "idle",
     "is_sweep",
     "judged",
+    "kept_units",
     "largest_batches",
     "last_gap_ns",
     "late_buckets",

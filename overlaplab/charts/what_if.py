@@ -34,12 +34,16 @@ def caps_predicted(
     measured: pd.DataFrame,
     chosen: float,
     half_ns: float,
+    advised_mb: float | None = None,
     *,
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by cap: rows of `what_if.by_cap` and `recorded_caps`, on either side the interval's half."""
-    title = caps_predicted_title(table)
+    """The step by cap: rows of `what_if.by_cap` and `recorded_caps`, on either side the interval's half.
+
+    `advised_mb`: the cap that `advise` finds best.
+    """
+    title = caps_predicted_title(table, advised_mb)
     dots = measured.assign(what="measured", at=measured["bucket_cap_mb"], ms=to_ms(measured["step_ns"]))
     return _curve(
         table.assign(at=table["bucket_cap_mb"], value=to_ms(table["step_ns"])),

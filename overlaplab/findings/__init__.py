@@ -106,6 +106,7 @@ from overlaplab.findings.marks import exposed_name, group_name, mark_name, mark_
 from overlaplab.findings.predictions import (
     extrapolation,
     figure_line,
+    gain_finding,
     interval_line,
     not_predicted,
     prediction_lead,
@@ -249,6 +250,7 @@ __all__ = [
     "failed_line",
     "figure_line",
     "first_shown",
+    "gain_finding",
     "gate_title",
     "gather_waits_title",
     "gathered_peak",

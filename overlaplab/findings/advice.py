@@ -17,6 +17,7 @@ from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.events import Run, step_windows
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.causes import Loop
+from overlaplab.findings.diagnosis.certainty import uncertain
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.diagnosis.remedies import cap_words, first_bucket_words
 from overlaplab.findings.runs import describe_machine, link_missed
@@ -117,7 +118,8 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         return
     chosen = advised(table)
     if chosen is None:
-        yield f"No option gains more than {percent(LITTLE_GAIN, 1)} of the step: keep the present ones."
+        tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
+        yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the median step."
     else:
         yield f"Best option: {_sentence(chosen)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
@@ -127,23 +129,43 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         yield f"No cutting into buckets gains more than {ms(most_ns)} in {place_name(diagnosis)}."
     if table["replayed"].any():
         yield (
-            "A range holds the gains of all recorded steps that nothing disturbed, and 1 % of a step beyond: how much"
-            " recordings differ is not in it."
+            "Gains are of the median of all steps that nothing disturbed, ranges of each of them and 1 % of a step"
+            f" beyond. {_recorded_gains(table)}"
         )
+
+
+def _recorded_gains(table: pd.DataFrame) -> str:
+    if table["half_ns"].isna().all():
+        return "How much recordings differ is not in them."
+    half = ms(int(table["half_ns"].max()))
+    return f"How much recordings differ is not in them: a recorded gain lies within ± {half} in 95 of 100 cases."
+
+
+_KINDS = {
+    "cap": "bucket_cap_mb",
+    "first_bucket": "first bucket",
+    "cap_and_first_bucket": "first bucket",
+    "prefetch": "prefetch",
+}
+"""What the options of `_CHANGES_LEAST` change."""
 
 
 def _sentence(row: Row) -> str:
     words, now_ns = option_words(row), row["step_ns"] + row["gain_ns"]
     if row["option"] == "buckets":
-        words += f", the best {row['buckets']}, {_sizes(row['bucket_sizes'])}"
+        words += f", the best {row['buckets']}, {_caps(row['caps_mb'])}"
     elif pd.notna(row["buckets"]):
         words += f", {count(row['buckets'], 'bucket')}"
     if not row["replayed"]:
         return f"{words}: gains at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing delays it and no rank is late."
     return (
         f"{words}: replayed, the median step is {ms(row['gain_ns'])} shorter ({ms(row['low_ns'])} to"
-        f" {ms(row['high_ns'])}), {percent(row['gain_ns'], now_ns)} of {ms(now_ns)}{_memory(row)}."
+        f" {ms(row['high_ns'])}), {percent(row['gain_ns'], now_ns)} of {ms(now_ns)}{_doubt(row)}{_memory(row)}."
     )
+
+
+def _doubt(row: Row) -> str:
+    return uncertain(int(row["gain_ns"]), None if pd.isna(row["half_ns"]) else int(row["half_ns"]))
 
 
 def _memory(row: Row) -> str:
@@ -152,10 +174,10 @@ def _memory(row: Row) -> str:
     return f"; each rank holds up to {size_exact(row['memory_bytes'])} more"
 
 
-def _sizes(sizes: Sequence[int]) -> str:
-    shown = [size_exact(size) for size in sizes[:MOST_BUCKETS_LISTED]]
-    rest = len(sizes) - len(shown)
-    return "of " + joined([*shown, *([f"{rest} more"] if rest else [])])
+def _caps(caps_mb: Sequence[float]) -> str:
+    shown = [f"{cap:g}" for cap in caps_mb[:MOST_BUCKETS_LISTED]]
+    rest = len(caps_mb) - len(shown)
+    return f"with caps of {joined(shown)} MiB" if not rest else f"with caps of {', '.join(shown)} MiB and {rest} more"
 
 
 def cutting_limit_ns(table: pd.DataFrame, diagnosis: Diagnosis) -> int | None:

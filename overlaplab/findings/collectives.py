@@ -38,7 +38,7 @@ def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str
     spent_ns, waited_ns = int((known["end_ns"] - known["start_ns"]).sum()), int(known["wait_ns"].sum())
     first = (
         f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in them,"
-        f" {ms(waited_ns)} is waiting for the last rank to arrive."
+        f" {ms(waited_ns)} is waiting within them for the last rank to arrive."
     )
     if found is None or found.late_rank is None:
         return first
@@ -89,4 +89,4 @@ def late_ranks_title(late: pd.DataFrame) -> str:
     """How long ranks waited for late ones, from rows of `overlaplab.stragglers`; the chart names them."""
     if late.empty or not late["last"].any():
         return "No rank came last by more than clocks may differ"
-    return f"All ranks together waited {ms(late['cost_ns'].sum())} for late ones, from their own arrivals on"
+    return f"All ranks together waited {ms(late['cost_ns'].sum())} for late ones, before collectives began, too"

@@ -97,6 +97,8 @@ def step_marks(found: Diagnosis) -> pd.DataFrame:
             marks["best buckets possible"] = span - gained
         if launched < span:
             marks["this schedule, no pauses" if gained is None else "these buckets, no pauses"] = launched
+    if exposed and found.ahead is not None:
+        marks[f"prefetch {found.ahead[0]}"] = found.ahead[1]
     rows = pd.DataFrame(list(marks.items()), columns=["word", "ns"]).astype({"ns": "int64"})
     return rows.sort_values("ns", kind="stable", ignore_index=True)
 

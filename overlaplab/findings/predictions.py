@@ -8,12 +8,22 @@ from typing import Any
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.findings.diagnosis.certainty import uncertain
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.predictions.what_if import told, why_not
-from overlaplab.words import shorten, to_ms
+from overlaplab.words import ms, shorten, to_ms
 
-__all__ = ["extrapolation", "figure_line", "interval_line", "not_predicted", "prediction_lead", "refuse_to_predict"]
+__all__ = [
+    "extrapolation",
+    "figure_line",
+    "gain_finding",
+    "gain_line",
+    "interval_line",
+    "not_predicted",
+    "prediction_lead",
+    "refuse_to_predict",
+]
 
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
 _OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
@@ -78,6 +88,19 @@ def interval_line(half_ns: int, parts: Mapping[str, int]) -> str:
     shown = ["steps", "recordings", "model", *(["transfers"] if parts.get("transfers_ns") else [])]
     named = ", ".join(f"{name} ± {to_ms(parts[f'{name}_ns']):.1f}" for name in shown)
     return f"A recording's mean step lies within ± {to_ms(half_ns):.1f} ms in 95 of 100 cases ({named})."
+
+
+def gain_line(half_ns: int) -> str:
+    """The interval around a difference of two predictions: see `gain_half_ns`."""
+    return f"The gain of one setting over another, predicted from one recording, lies within ± {ms(half_ns)}."
+
+
+def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int) -> str:
+    """How much shorter or longer a predicted mean step is, and whether that is certain: as `advise` tells of gains."""
+    gain_ns = recorded_ns - predicted_ns
+    how = "shorter" if gain_ns >= 0 else "longer"
+    certain = uncertain(gain_ns, half_ns) or f", ± {ms(half_ns)} in 95 of 100 cases"
+    return f"The mean step gets {ms(abs(gain_ns))} {how}{certain}."
 
 
 def extrapolation(far: Mapping[str, Any]) -> str:

@@ -61,6 +61,8 @@ MOST_UNITS_LISTED = 4
 """Units that a sentence lists by name."""
 MOST_REASONS = 5
 """Reasons why collectives have no counterpart."""
+A_PAIR = 2
+"""Settings: of more that tie, two others than the fastest may well differ from each other."""
 MOST_BEATEN = 3
 """Slower settings that a comparison names with their differences."""
 MOST_RUNS_LISTED = 3

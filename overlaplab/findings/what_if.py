@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.costs import Algorithm
-from overlaplab.findings.predictions import extrapolation, interval_line
+from overlaplab.findings.diagnosis.certainty import uncertain
+from overlaplab.findings.predictions import extrapolation, gain_line, interval_line
 from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
@@ -57,7 +58,7 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
         return f"As recorded, a step took {ms(measured_ns)} on average. Played again it takes {ms(step_ns)}."
     less = abs(measured_ns - step_ns)
     change = f"{percent(less, measured_ns)} {'shorter' if step_ns < measured_ns else 'longer'}"
-    told = "" if less > doubt_ns else ", which is less than the model can tell"
+    told = uncertain(less, doubt_ns)
     return (
         f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} instead of the"
         f" {ms(measured_ns)} measured: {change}{told}."
@@ -68,7 +69,7 @@ def what_if_notes(sure: Interval, doubt_ns: int, far: Mapping[str, float], algor
     """Where the interval comes from, how collectives are modelled, and what is extrapolated: `what_if.far`."""
     notes = [
         interval_line(sure.half_ns, asdict(sure)),
-        f"Differences between settings that were predicted from one recording are certain to ± {ms(doubt_ns)}.",
+        gain_line(doubt_ns),
         f"{_ALGORITHMS[algorithm]}.",
     ]
     return [*notes, extrapolation(far)] if far else notes
@@ -79,19 +80,22 @@ def not_told(why: str) -> str:
     return f"Not all curves can be drawn: {why.rstrip('.')}."
 
 
-def caps_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `what_if.by_cap`: which cap is predicted to be best."""
-    best = _shortest(table)
+def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -> str:
+    """Rows of `what_if.by_cap`: which cap is predicted to be best; `advised_mb`: see `what_if_advice`."""
+    best = _shortest(table, advised_mb)
     if best["step_ns"] == table["step_ns"].min():
         return f"Predicted step by cap: shortest with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
     near = f"within {percent(CAP_TIE, 1)} of the shortest"
     return f"Predicted step by cap: {near} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
 
 
-def _shortest(table: pd.DataFrame) -> dict[Any, Any]:
-    """The row of the largest cap whose step is about as short as the shortest: each bucket costs the host time, too."""
+def _shortest(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
+    """The row of the largest cap whose step is about as short as the shortest: each bucket costs the host time, too.
+
+    Of these the advised one, if it is among them.
+    """
     tied = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)]
-    return max(tied.to_dict("records"), key=lambda row: row["bucket_cap_mb"])
+    return max(tied.to_dict("records"), key=lambda row: (row["bucket_cap_mb"] == advised_mb, row["bucket_cap_mb"]))
 
 
 def ranks_predicted_title(table: pd.DataFrame) -> str:
@@ -119,21 +123,22 @@ def lanes_title(step_ns: int, measured_ns: int) -> str:
     return f"The median step on one axis: {ms(measured_ns)} measured, {ms(step_ns)} predicted"
 
 
-def what_if_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
+def what_if_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int, advised_mb: float | None = None) -> str:
     """What to do about the caps that were tried; rows of `what_if.by_cap`, empty where caps do nothing.
 
-    `doubt_ns`: what such a gain must exceed.
+    `doubt_ns`: what such a gain must exceed. `advised_mb`: the cap that `advise` finds best, which is named here, too,
+    where it is as good as the others.
     """
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
-    best = _shortest(table)
+    best = _shortest(table, advised_mb)
     cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", measured_ns - best["step_ns"]
     if gain_ns <= 0:
         return f"No cap is predicted to make the step shorter: the shortest is {ms(best['step_ns'])}, with {cap}."
     if gain_ns <= doubt_ns:
         return (
-            f"With {cap} a step is predicted to be {ms(gain_ns)} shorter, which is not certain: differences count"
-            f" beyond {ms(doubt_ns)}. Record both settings several times to know."
+            f"With {cap} a step is predicted to be {ms(gain_ns)} shorter{uncertain(gain_ns, doubt_ns)}. Record both"
+            " settings several times to know."
         )
     return (
         f"Record with --bucket-cap-mb {best['bucket_cap_mb']:g}, which is predicted to gain"

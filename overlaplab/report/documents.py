@@ -61,6 +61,7 @@ from overlaplab.report.records import plain_value, records
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate import pipeline_remedies
+from overlaplab.simulate.predictions.error import gain_half_ns
 from overlaplab.simulate.predictions.predict import Prediction
 
 __all__ = [
@@ -130,6 +131,10 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
         "changes": prediction.manifest["predicted"]["changes"],
         **figures,
         "interval": asdict(prediction.interval) | {"half_ns": prediction.interval.half_ns},
+        "gain": {
+            "gain_ns": figures["recorded"]["step_ns"] - figures["predicted"]["step_ns"],
+            "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.interval),
+        },
         "extrapolated": prediction.extrapolated,
         "warnings": list(run_warnings(recorded)),
     }

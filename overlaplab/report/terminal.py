@@ -68,8 +68,8 @@ def summary(run: Run, selection: Selection) -> Iterator[Printed]:
     """The headline, what to try, each cause of the step that they are about, and the parts of each rank's steps."""
     found = RunTables(run=run, selection=selection)
     if (said := found.diagnosis) is not None:
-        yield " ".join(filter(None, (said.headline, findings.how_short(said))))
-        yield " ".join(filter(None, (findings.what_to_do(said), said.outliers)))
+        yield " ".join(filter(None, (findings.why_and_what_to_do(said)[0], findings.how_short(said))))
+        yield " ".join(filter(None, (said.advice, said.outliers)))
         if said.causes:
             yield terminal_table(tables.causes_rows(said))
     yield terminal_table(tables.summary_rows(found.summary), findings.run_title(run))
@@ -227,9 +227,10 @@ def predict(prediction: Prediction, recorded: Run, predicted: Run) -> Iterator[P
     before, after, interval = (document[key] for key in ("recorded", "predicted", "interval"))
     assert predicted.manifest is not None  # it was written
     yield findings.prediction_lead(predicted.manifest)
-    yield findings.figure_line("step", before["step_ns"], after["step_ns"], interval["half_ns"])
-    yield findings.figure_line("exposed communication", before["exposed_comm_ns"], after["exposed_comm_ns"])
+    yield findings.figure_line("mean step", before["step_ns"], after["step_ns"], interval["half_ns"])
+    yield findings.figure_line("exposed communication in the mean", before["exposed_comm_ns"], after["exposed_comm_ns"])
     yield findings.interval_line(interval["half_ns"], interval)
+    yield findings.gain_finding(before["step_ns"], after["step_ns"], document["gain"]["half_ns"])
     if said := findings.extrapolation(prediction.extrapolated):
         yield said
     yield from warnings(document["warnings"])

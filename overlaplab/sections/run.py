@@ -89,7 +89,7 @@ def buckets_section(
     if len(late) and not analyses.launched_after_backward(table):
         lines = tuple(findings.late_sentences(late))
         if lines:
-            blocks.append(Lines(key="late", heading="What each late bucket waited for", lines=lines))
+            blocks.append(Lines(key="late", heading="Late buckets, and what came last in them", lines=lines))
     causes = findings.bucket_causes(found, table)
     window = dict(zip(("rank", "step"), (table[name].iloc[0] for name in ("rank", "step")), strict=True))
     best = None if best is None else analyses.rows_of(best, window)

@@ -115,6 +115,8 @@ class RunTables:
             buckets=buckets,
             replays=self.replays,
             pipelines=self.pipeline_remedies if len(self.pipeline) else None,
+            best_buckets=None if len(self.replays) else simulate.best_buckets(self.run, own),
+            doubt_ns=simulate.gains_miss_ns(self.run) if len(self.replays) else None,
             busy=findings.busy_share(self.run, step),
         )
 

@@ -48,7 +48,7 @@ __all__ = [
     "window_rows",
 ]
 
-_ADVICE = columns("advise", "setting", "buckets", "gain_ns", "low_ns", "high_ns", "step_ns", "memory_bytes")
+_ADVICE = columns("advise", "setting", "buckets", "gain_ns", "half_ns", "step_ns", "memory_bytes")
 _SUMMARY = (
     *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
     *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
@@ -157,7 +157,7 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
         frame=best.assign(setting=pd.Series(words, dtype=object)),
         columns=_ADVICE,
         narrow=_ADVICE,
-        legend="ms; median step; more MB: what each rank holds more",
+        legend="ms; the median undisturbed step; ±: by how much a recorded gain may differ; more MB: each rank holds",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pandas as pd
 
-from overlaplab import charts, findings
+from overlaplab import charts, findings, simulate
 from overlaplab.costs import Algorithm
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
@@ -70,9 +70,10 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
     Raises `OverlaplabError` where the run cannot tell of the setting; of others, notes say so.
     """
     found = _answer(run, asked, recorded)
-    caps, no_caps = _told(run, partial(_by_cap, run, asked))
+    advised_mb = _advised_mb(run, asked.setting)
+    caps, no_caps = _told(run, partial(_by_cap, run, asked, advised_mb))
     ranks, no_ranks = _told(run, partial(_by_ranks, run, asked, found.program.ranks))
-    doubt_ns = gain_half_ns(found.step_ns, found.sure)
+    doubt_ns = gain_half_ns(found.measured_ns, found.sure)
     notes = findings.what_if_notes(
         found.sure, doubt_ns, what_if.far(run, asked.setting, found.program), asked.algorithm
     )
@@ -81,10 +82,10 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
             asked.setting, found.step_ns, found.measured_ns, found.sure.half_ns, doubt_ns
         ),
         notes=[*notes, *dict.fromkeys(filter(None, (no_caps, no_ranks)))],
-        over=[*_over_caps(found, caps, recorded, note), *_over_ranks(found, ranks, note)],
+        over=[*_over_caps(found, caps, recorded, note, advised_mb), *_over_ranks(found, ranks, note)],
         lanes=_lanes(found, note),
         growing=[*_growing(found, ranks, note)],
-        advice=findings.what_if_advice(caps, found.measured_ns, doubt_ns),
+        advice=findings.what_if_advice(caps, found.measured_ns, doubt_ns, advised_mb),
     )
 
 
@@ -124,11 +125,22 @@ def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
     )
 
 
-def _over_caps(found: _Answer, caps: pd.DataFrame, recorded: pd.DataFrame, note: str | None) -> Iterator[Chart]:
+def _advised_mb(run: Run, setting: Setting) -> float | None:
+    """The cap that `advise` finds best; None where more than the cap is asked for, or nothing can be advised."""
+    if replace(setting, bucket_cap_mb=None) != Setting() or findings.advice_refused(run) is not None:
+        return None
+    table = simulate.advise(run)
+    best = table.loc[table["best"] & (table["option"] == "cap") & table["replayed"], "bucket_cap_mb"].tolist()
+    return best[0] if best else None
+
+
+def _over_caps(
+    found: _Answer, caps: pd.DataFrame, recorded: pd.DataFrame, note: str | None, advised_mb: float | None
+) -> Iterator[Chart]:
     if len(caps):
         cap = found.setting.bucket_cap_mb or found.manifest.bucket_cap_mb or CAP_MB
         seen = recorded.head(0) if found.changes_but("bucket_cap_mb") else recorded.dropna()
-        draw = partial(charts.caps_predicted, caps, seen, cap, found.sure.half_ns)
+        draw = partial(charts.caps_predicted, caps, seen, cap, found.sure.half_ns, advised_mb)
         yield Chart(key="caps_predicted", draw=draw, note=note, table=as_held(caps, "by_cap"))
 
 
@@ -172,11 +184,12 @@ def _told(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame, st
         return pd.DataFrame(), findings.not_told(what_if.told(run, error))
 
 
-def _by_cap(run: Run, asked: Asked) -> pd.DataFrame:
+def _by_cap(run: Run, asked: Asked, advised_mb: float | None) -> pd.DataFrame:
     """The setting with other caps; empty where its strategy sends no buckets."""
     strategy = asked.setting.strategy
     traits = TRAITS.get(strategy) if strategy else traits_of(run.manifest)
-    caps: Sequence[float] = caps_tried(run) if traits is not None and traits.buckets else ()
+    tried = sorted({*caps_tried(run), *([advised_mb] if advised_mb is not None else [])})
+    caps: Sequence[float] = tried if traits is not None and traits.buckets else ()
     return what_if.by_cap(run, asked.setting, caps, algorithm=asked.algorithm, skew=asked.skew)
 
 

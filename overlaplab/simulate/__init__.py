@@ -2,6 +2,7 @@
 
 from overlaplab.simulate.advice.advise import OPTIONS, advise, fits
 from overlaplab.simulate.advice.caps import disturbed, undisturbed_spans_ns
+from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.remedies import REMEDIES, remedies
 from overlaplab.simulate.bound import best_buckets, bound
@@ -16,6 +17,7 @@ __all__ = [
     "bound",
     "disturbed",
     "fits",
+    "gains_miss_ns",
     "pipeline_remedies",
     "remedies",
     "replay",

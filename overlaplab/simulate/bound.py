@@ -16,6 +16,9 @@ them at the end of the backward pass. No `bucket_cap_mb` gives a shorter step on
 
 [Note: no communication]
 The computation alone.
+
+[Note: half the bytes]
+As launched, but each collective sends half as much, which is as if the bandwidth were doubled.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
 _TYPES = {
     **dict.fromkeys(("rank", "step"), "Int64"),
     **dict.fromkeys(_NUMBERS, "int64"),
-    "any_cap_ns": "Int64",
+    **dict.fromkeys(("any_cap_ns", "half_bound_ns", "half_transfer_ns"), "Int64"),
     **dict.fromkeys(("waits_known", "bytes_explain"), "bool"),
 }
 
@@ -52,11 +55,13 @@ _BEST = ("rank", "step", "index", "gradients", "bytes", "ready_ns", "start_ns", 
 def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = None) -> pd.DataFrame:
     """One row per rank and step of a run of the engine, of DDP or of FSDP2.
 
-    Columns: `rank`, `step` (Int64), `span_ns` (as measured), `compute_ns` (see [Note: no communication]),
-    `transfer_ns` (T of all collectives played), `bound_ns` (see [Note: as launched]; all int64), `any_cap_ns` (Int64;
-    see [Note: any cap]; null unless gradients are averaged by all-reduces, in one backward pass of the step, and their
-    sizes and T of any size are known), `waits_known` (bool: else T may include waiting for absent ranks, and the bounds
-    hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T follows no line).
+    Columns: `rank`, `step` (Int64), `span_ns` (as measured), `compute_ns` (see [Note: no communication]), `transfer_ns`
+    (T of all collectives played), `bound_ns` (see [Note: as launched]; all int64), `any_cap_ns` (Int64; see [Note: any
+    cap]; null unless gradients are averaged by all-reduces, in one backward pass of the step, and their sizes and T of
+    any size are known), `half_bound_ns`, `half_transfer_ns` (both Int64: `bound_ns` and `transfer_ns` with [Note: half
+    the bytes]; null unless T of any size is known), `waits_known` (bool: else T may include waiting for absent ranks,
+    and the bounds hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T follows no
+    line).
 
     T follows from the given link, else from the run's own; without a link it is the measured transfer, and for other
     sizes a line through those measured. Each rank is simulated alone, so bounds include no waiting for other ranks.
@@ -125,11 +130,10 @@ def _of_step(trace: Trace, step: Window, own: Issued, took: Transfers) -> dict[s
     known_ns = [ns for ns in each_ns if ns is not None]
     if len(known_ns) < len(each_ns):
         return None
-    launches = [(at_ns, Launch(key, ns)) for key, ((at_ns, _), ns) in enumerate(zip(own.sent, known_ns, strict=True))]
-    waits = [(at_ns, Wait(key)) for at_ns, key in own.waits]
     done_by = progress(trace, step)
     computed_ns = done_by(step.host_end_ns)
-    as_launched_ns = play([_program([*launches, *waits], done_by, computed_ns)]).over_ns[0][-1]
+    as_launched_ns = _as_launched_ns(own, known_ns, done_by, computed_ns)
+    halves_ns = _with_half_the_bytes(own, known_ns, took)
     any_cap_ns = _any_cap_ns(own, done_by, computed_ns, took)
     return {
         "step": step.step,
@@ -138,9 +142,29 @@ def _of_step(trace: Trace, step: Window, own: Issued, took: Transfers) -> dict[s
         "transfer_ns": sum(known_ns),
         "bound_ns": as_launched_ns,
         "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
+        "half_bound_ns": None if halves_ns is None else _as_launched_ns(own, halves_ns, done_by, computed_ns),
+        "half_transfer_ns": None if halves_ns is None else sum(halves_ns),
         "waits_known": took.waits_known,
         "bytes_explain": took.waits_known or all(took.by_size(sent.kind) for _, sent in own.sent if sent.bytes),
     }
+
+
+def _as_launched_ns(own: Issued, each_ns: Sequence[int], done_by: Callable[[int], int], computed_ns: int) -> int:
+    """How long the step takes with so long a T of each collective: see [Note: as launched]."""
+    launches = [(at_ns, Launch(key, ns)) for key, ((at_ns, _), ns) in enumerate(zip(own.sent, each_ns, strict=True))]
+    waits = [(at_ns, Wait(key)) for at_ns, key in own.waits]
+    return int(play([_program([*launches, *waits], done_by, computed_ns)]).over_ns[0][-1])
+
+
+def _with_half_the_bytes(own: Issued, each_ns: Sequence[int], took: Transfers) -> list[int] | None:
+    """T of each collective with half as many bytes, None where T of other sizes is unknown."""
+    halves = []
+    for (_, sent), ns in zip(own.sent, each_ns, strict=True):
+        takes = took.by_size(sent.kind)
+        if takes is None or not sent.bytes:
+            return None
+        halves.append(max(ns - max(takes(sent.bytes) - takes(sent.bytes // 2), 0), 0))
+    return halves
 
 
 def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], int], computed_ns: int) -> list[Move]:

@@ -154,7 +154,7 @@ def test_late_ranks_name_who_how_often_and_what_it_cost() -> None:
         "never last in 2",
     ]
     assert spec(chart)["title"]["text"] == (
-        "All ranks together waited 6.0 ms for late ones, from their own arrivals on"
+        "All ranks together waited 6.0 ms for late ones, before collectives began, too"
     )
 
 
@@ -171,7 +171,10 @@ def test_the_lead_names_the_rank_that_was_waited_for() -> None:
     found = diagnose(step, worst_step(step), exposed_rows((0, 4, "straggler wait", 5, 1)), step)
     both = late()
     both.loc[both["index"] == 1, ["start_ns", "end_ns"]] += 20 * MS  # or they would be of one kernel
-    said = "2 collectives: of the 26.0 ms that 2 ranks spent in them, 6.0 ms is waiting for the last rank to arrive."
+    said = (
+        "2 collectives: of the 26.0 ms that 2 ranks spent in them, 6.0 ms is waiting within them for the last rank to"
+        " arrive."
+    )
     assert collectives_lead(both, None) == said
     assert collectives_lead(both, found) == (
         f"{said} In step 4 rank 0's longest waits were for rank 1: 5.0 ms of its exposed time."

@@ -80,7 +80,7 @@ def test_without_a_winner_nothing_is_fastest() -> None:
     chart = charts.caps(swept(fastest=[False] * 3, tier=[1] * 3, buckets=[None] * 3, emulated=[False] * 3))
     assert rows(chart, 3) == []
     assert [row["word"] for row in rows(chart, 1)] == ["105.1 ms", "95.5 ms", "101.0 ms"]
-    assert spec(chart)["title"]["text"] == "Step time: no difference beyond the spread"
+    assert spec(chart)["title"]["text"] == "Step time: all tie with the shortest"
     assert len(spec(chart)["title"]["subtitle"]) == 1
     chart = charts.caps(swept(fastest=[False] * 3, tier=[1] * 3, spread_ms=[2.0, None, 2.0]))
     assert spec(chart)["title"]["text"] == "Step time: too few steps to tell a difference"

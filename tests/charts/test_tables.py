@@ -323,7 +323,7 @@ def test_compare_without_a_winner_says_so() -> None:
 def test_compare_counts_the_fastest_that_tie() -> None:
     tied = [compared(path=f"runs/{place}", fastest=False, recording_of=place) for place in range(3)]
     chart = charts.compare(pd.DataFrame([*tied, compared(**SLOWER | {"recording_of": 3})]))
-    assert spec(chart)["title"]["text"] == "Step time: the fastest 3 tie"
+    assert spec(chart)["title"]["text"] == "Step time: the fastest ties with 2 others"
 
 
 def test_compare_says_why_nothing_can_win() -> None:

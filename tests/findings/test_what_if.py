@@ -13,7 +13,7 @@ from overlaplab.simulate.predictions.what_if import Interval
 from overlaplab.simulate.programs.setting import Setting
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=500.0, world_size=2)
-LESS = "which is less than the model can tell"
+LESS = "which is not certain: a predicted gain may be off by 12.0 ms"
 SURE = Interval(steps_ns=3_000_000, recordings_ns=4_000_000, model_ns=12_000_000)  # 13 in all
 DOUBT_NS = 12_000_000
 
@@ -60,7 +60,7 @@ def test_notes_name_the_parts() -> None:
         "A recording's mean step lies within ± 13.0 ms in 95 of 100 cases"
         " (steps ± 3.0, recordings ± 4.0, model ± 12.0)."
     )
-    assert second == "Differences between settings that were predicted from one recording are certain to ± 12.0 ms."
+    assert second == "The gain of one setting over another, predicted from one recording, lies within ± 12.0 ms."
     assert third == "Each collective takes the faster of a ring and trees, as NCCL chooses."
 
 
@@ -74,12 +74,27 @@ def test_advice_names_the_largest_of_the_best_caps() -> None:
     assert said.startswith("Record with --bucket-cap-mb 1, which is predicted to gain 26.0 ms;")
     said = findings.what_if_advice(caps(490, 495, 497), 497_000_000, DOUBT_NS)
     assert said == (
-        "With bucket_cap_mb 0.5 a step is predicted to be 7.0 ms shorter, which is not certain: differences count"
-        " beyond 12.0 ms. Record both settings several times to know."
+        "With bucket_cap_mb 0.5 a step is predicted to be 7.0 ms shorter, which is not certain: a predicted"
+        " gain may be off by 12.0 ms. Record both settings several times to know."
     )
     said = findings.what_if_advice(caps(500, 510, 520), 497_000_000, DOUBT_NS)
     assert said == "No cap is predicted to make the step shorter: the shortest is 500.0 ms, with bucket_cap_mb 0.5."
     assert "Change the setting" in findings.what_if_advice(caps(1, 1, 1).head(0), 497_000_000, DOUBT_NS)
+
+
+def test_the_advised_cap_is_named_where_it_is_as_good() -> None:
+    assert "bucket_cap_mb=0.5" in findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS, 0.5)
+    assert "bucket_cap_mb=1" in findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS, 2.0)
+    assert "with 0.5 MiB" in findings.caps_predicted_title(caps(471, 470, 490), 0.5)
+
+
+def test_a_gain_that_may_be_none_is_not_certain() -> None:
+    assert findings.gain_finding(628_000_000, 608_000_000, 38_000_000) == (
+        "The mean step gets 20.0 ms shorter, which is not certain: a predicted gain may be off by 38.0 ms."
+    )
+    assert findings.gain_finding(628_000_000, 728_000_000, 38_000_000) == (
+        "The mean step gets 100.0 ms longer, ± 38.0 ms in 95 of 100 cases."
+    )
 
 
 def test_titles() -> None:

@@ -20,6 +20,7 @@ from samples import each_sample, gpu_samples, sample_tables
 from overlaplab import analyses, findings
 from overlaplab.events import Run
 from overlaplab.findings import CAUSE_LABELS, Diagnosis
+from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.report import terminal
 from overlaplab.report.blocks import Drawn, Shown
 from overlaplab.report.documents import exposed_document
@@ -89,6 +90,30 @@ def contradictions(text: str, found: Diagnosis) -> list[str]:
     return [*wrong, *sorted(causes), *remedies]
 
 
+def little_gains(found: Diagnosis) -> list[str]:
+    """Remedies, under a cause's bar, too, that gain too little, or fewer bytes without what they gain."""
+    little_ns = LITTLE_GAIN * found.span_ns
+    said = [
+        f"{share.label}: {part.remedy}"
+        for share in found.causes
+        for part in share.parts
+        if part.remedy and share.gain_ns is not None and share.gain_ns <= little_ns
+    ]
+    return [
+        *said,
+        *re.findall(r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)\.", found.advice),
+    ]
+
+
+def both_some_and_no_option(tables: RunTables, found: Diagnosis) -> list[str]:
+    """What `advise` says of no option's gain, where the diagnosis that it begins with advises one."""
+    if findings.advice_refused(tables.run) is not None:
+        return []
+    lines = [line for line in findings.advice_sentences(tables.advice, found) if line.startswith("Another ")]
+    option = re.search(r"Try (bucket_cap_mb|a first bucket|prefetch)", found.advice)
+    return lines if option else []
+
+
 def causes_on_the_timeline(tables: RunTables, found: Diagnosis) -> tuple[dict[str, int], dict[str, int]]:
     """What the exposed lane and the panel beside it say of the rank and step, in ns by cause."""
     timeline = tables.timeline
@@ -124,6 +149,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         found = tables.diagnosis_of(*asked)
         assert found is not None
         assert sum(share.exposed_ns for share in found.causes) == found.exposed_ns
+        assert little_gains(found) == []
         for page in pages(tables, found):
             assert page.advice == findings.why_and_what_to_do(found), page.title
             for text in sentences(page):
@@ -138,6 +164,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         assert (lane, panel) == (labels, causes)
         out = printed(run, found)
         assert (out.count(found.headline), out.count(found.advice)) == (2, 2)
+    assert both_some_and_no_option(tables, speaks) == []
     document = exposed_document(run)
     assert document["worst"] == {"rank": speaks.rank, "step": speaks.step}
     assert (document["advice"], document["verdict"]) == (speaks.advice, tables.verdict)

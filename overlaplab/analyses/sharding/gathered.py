@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,16 +59,53 @@ def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(curves, ignore_index=True)[list(_CURVE_COLUMNS)].astype("Int64")
 
 
-def held_limit(table: pd.DataFrame, prefetch: int) -> tuple[int, int] | None:
-    """How many units may be held at once with so many gathered ahead, and the bytes of the largest so many.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLimit:
+    """The most that may be held in full at once."""
 
-    Takes rows of `schedule` of one rank and step; None where a unit's bytes are unknown.
+    prefetch: int
+    units: int
+    kept: int
+    """How many of these stay gathered from their forward into their backward."""
+    bytes: int
+
+
+def held_limit(table: pd.DataFrame, prefetch: int) -> HeldLimit | None:
+    """What may be held at once with so many units gathered ahead; None where a unit's bytes are unknown.
+
+    Takes rows of `schedule` of one rank and step. In use is one unit, and so many are ahead of it. Beside these are
+    those that stay gathered from their forward into their backward: a root unit while all others are used; the last
+    ones at the turn, where one of them is in use itself.
     """
     sizes = table.groupby("unit")["bytes"].max()
     if sizes.isna().any():
         return None
-    largest = sizes.astype("int64").nlargest(prefetch + 1)
-    return len(largest), int(largest.sum())
+    kept, lasting = kept_units(table), _lasting_units(table)
+    others = sizes.drop(list(kept)).astype("int64").sort_values(ascending=False)
+    passing = (sorted(lasting), others.head(prefetch + 1))
+    at_the_turn = (sorted(kept), others.head(prefetch))
+    held = [(len(own), [*sizes[own].astype("int64"), *ahead]) for own, ahead in (passing, at_the_turn)]
+    number, most = max(held, key=lambda found: sum(found[1]))
+    return HeldLimit(prefetch=prefetch, units=len(most), kept=number, bytes=int(sum(most)))
+
+
+def kept_units(table: pd.DataFrame) -> set[str]:
+    """The units that stay gathered from their forward into their backward, from rows of `schedule`."""
+    forward = table[table["phase"] == "forward"]
+    kept = (forward["free_phase"] == "backward").fillna(False) | forward["backward_first_use_ns"].notna()
+    return set(forward.loc[kept.to_numpy(dtype=bool), "unit"])
+
+
+def _lasting_units(table: pd.DataFrame) -> set[str]:
+    """Of `kept_units` those that are held for as long as another unit's second gather, such as FSDP2's root."""
+    kept = kept_units(table)
+    again = table[(table["phase"] == "backward") & ~table["unit"].isin(kept)]
+    own = table[(table["phase"] == "forward") & table["unit"].isin(kept)]
+    return {
+        unit
+        for unit, begin, end in zip(own["unit"], own["held_ns"], own["free_ns"], strict=True)
+        if ((again["held_ns"] >= begin) & (pd.isna(end) | (again["free_ns"] <= end))).fillna(False).any()
+    }
 
 
 def _steps(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:

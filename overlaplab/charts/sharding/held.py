@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from overlaplab.analyses import HeldLimit
 from overlaplab.charts.parts import dashed_lines
 from overlaplab.charts.theme import LINE, finish, palette
 from overlaplab.findings import gathered_peak, gathered_title, held_limit
@@ -21,7 +22,7 @@ def gathered(
     *,
     window_ns: tuple[int, int] | None = None,
     top_bytes: int = 0,
-    limit: tuple[int, int] | None = None,
+    limit: HeldLimit | None = None,
     dark: bool = False,
     note: str | None = None,
     line: int = LINE,
@@ -38,7 +39,7 @@ def gathered(
     window = window_ns or (min(0, int(curve["time_ns"].min())), int(curve["time_ns"].max()))
     in_bytes = bool(curve["bytes"].notna().all())
     held = curve["bytes" if in_bytes else "layers"].astype("int64")
-    unit, scale = unit_of(max(int(held.max()), top_bytes, limit[1] if limit else 0)) if in_bytes else ("layers", 1.0)
+    unit, scale = unit_of(max(int(held.max()), top_bytes, limit.bytes if limit else 0)) if in_bytes else ("layers", 1.0)
     rows = pd.DataFrame({"begin": to_ms(curve["time_ns"].astype("float64")), "held": held / scale})
     rows = pd.concat([rows, rows.tail(1).assign(begin=to_ms(window[1]))]).sort_values("begin", kind="stable")
     highest = max(int(held.max()), *((top_bytes, limit[1] if limit else 0) if in_bytes else ()), 1)
@@ -72,12 +73,12 @@ def gathered(
     )
 
 
-def _limit(limit: tuple[int, int] | None, scale: float, ink: str) -> list[alt.Chart]:
+def _limit(limit: HeldLimit | None, scale: float, ink: str) -> list[alt.Chart]:
     """A dashed line at the bytes of as many units as the prefetch may hold."""
     if limit is None:
         return []
-    place = pd.DataFrame({"held": [limit[1] / scale]})
-    rule, name = dashed_lines(place, "y", "held", held_limit(*limit), ink, width=1.2, align="right", dx=-4, dy=10)
+    place = pd.DataFrame({"held": [limit.bytes / scale]})
+    rule, name = dashed_lines(place, "y", "held", held_limit(limit), ink, width=1.2, align="right", dx=-4, dy=10)
     return [rule, name.encode(x=alt.value("width"))]
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from overlaplab.findings.runs import PREDICTED
 from overlaplab.findings.thresholds import (
+    A_PAIR,
     FEWEST_RECORDINGS,
     FEWEST_STEPS,
     MOST_BEATEN,
@@ -27,14 +28,24 @@ def no_fastest(table: pd.DataFrame) -> str | None:
         return None
     if table["model"].nunique() > 1:
         return "different models, not comparable"
+    settings = table["recording_of"].nunique()
     if table["tier"].nunique() > 1:
         first = [setting.label for setting in _settings(table) if setting.tier == 1]
-        return f"{joined(first)} tie"
+        return ties(first)
     if _by_recordings(table):
-        return "recordings do not tell them apart"
+        return "recordings do not tell them apart" if settings <= A_PAIR else "recordings tell none from the shortest"
     if table["spread_ms"].isna().any():
         return f"too few steps to tell a difference (fewer than {FEWEST_STEPS} in a run)"
-    return "no difference beyond the spread"
+    return "no difference beyond the spread" if settings <= A_PAIR else ALL_TIE
+
+
+ALL_TIE = "all tie with the shortest"
+"""Of more than two settings: of two others nothing is said (see `across_runs.tiers`)."""
+
+
+def ties(labels: Sequence[str]) -> str:
+    """That settings of the first tier tie with the first of them: of more than two others may differ."""
+    return f"{joined(labels)} tie" if len(labels) <= A_PAIR else f"{labels[0]} ties with {joined(labels[1:])}"
 
 
 def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> str:
@@ -42,8 +53,9 @@ def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> s
     if len(table) < 2:
         return "Step time of one run: choose another to compare"
     if (why := no_fastest(table)) is not None:
-        first = table.loc[table["tier"].eq(1), "recording_of"].nunique()
-        return f"Step time: {f'the fastest {first} tie' if why.endswith(' tie') else why}"
+        others = count(table.loc[table["tier"].eq(1), "recording_of"].nunique() - 1, "other")
+        some_slower = table["tier"].nunique() > 1 and table["model"].nunique() < 2
+        return f"Step time: {f'the fastest ties with {others}' if some_slower else why}"
     wins = table["fastest"].astype(bool)
     fastest = [label for label, won in zip(labels, wins, strict=True) if won]
     if len(fastest) > 1:
@@ -53,7 +65,10 @@ def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> s
 
 
 def compare_finding(table: pd.DataFrame) -> str:
-    """Which of the rows of `overlaplab.compare` beat which others, and by how much, or why none does."""
+    """Which of the rows of `overlaplab.compare` has the shortest step, which others it beats, and by how much.
+
+    Of two others nothing is said, so that what is said of a pair does not depend on what else is compared.
+    """
     if len(table) < 2:
         return "One run: nothing is compared"
     if table["model"].nunique() > 1:
@@ -70,7 +85,7 @@ def compare_finding(table: pd.DataFrame) -> str:
             f" {duration(best.step_ms)}; the next, {second.label}, has {duration(second.step_ms)}"
         )
     once = "" if _by_recordings(table) else " in one recording of each"
-    least = max(setting.step_ms for setting in first)
+    least = first[0].step_ms
     named = slower if len(slower) <= MOST_BEATEN + 1 else slower[:MOST_BEATEN]
     beaten = [
         f"{setting.label} by {duration(setting.step_ms - least)} ({percent(setting.step_ms - least, setting.step_ms)}"
@@ -79,9 +94,9 @@ def compare_finding(table: pd.DataFrame) -> str:
     ]
     if len(named) < len(slower):
         beaten.append(f"{count(len(slower) - len(named), 'slower one')} by more")
-    names = joined([setting.label for setting in first])
-    beat = "beats" if len(first) == 1 else "tie, and each beats" if len(first) > 2 else "tie, and both beat"
-    return f"{names} {beat} {joined(beaten)}{once}"
+    best, *tied = [setting.label for setting in first]
+    beside = f"; it ties with {joined(tied)}" if tied else ""
+    return f"{best} beats {joined(beaten)}{once}{beside}"
 
 
 def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from overlaplab.findings.across_runs.comparison import too_few_recordings
-from overlaplab.findings.thresholds import AVOID, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
-from overlaplab.words import count, duration, joined, percent, shorten
+from overlaplab.findings.across_runs.comparison import ALL_TIE, ties, too_few_recordings
+from overlaplab.findings.thresholds import A_PAIR, AVOID, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
+from overlaplab.words import count, duration, joined, percent, sentence, shorten
 
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `overlaplab.sweep`."""
@@ -29,12 +29,13 @@ def sweep_title(table: pd.DataFrame) -> str:
         if len(first) == 1:
             return f"Fastest: bucket_cap_mb {_cap(best)}, {duration(best['step_ms'])} per step"
         bad = [row for tier in slower if _to_avoid(table, tier, best) for row in tier]
-        return f"bucket_cap_mb {_caps(first)} tie" + (f"; avoid {_caps(bad)}" if bad else ", others are slower")
+        tied = ties([_cap(row) for row in first])
+        return f"bucket_cap_mb {tied}{f'; avoid {_caps(bad)}' if bad else ', others are slower'}"
     if _by_recordings(table):
         return "Step time: recordings do not tell the caps apart"
     if table["spread_ms"].isna().any():
         return "Step time: too few steps to tell a difference"
-    return "Step time: no difference beyond the spread"
+    return f"Step time: {'no difference beyond the spread' if len(first) <= A_PAIR else ALL_TIE}"
 
 
 def sweep_finding(table: pd.DataFrame) -> str:
@@ -48,7 +49,8 @@ def sweep_finding(table: pd.DataFrame) -> str:
         said = [f"Fastest{once}: bucket_cap_mb {_cap(best)}, median step {duration(best['step_ms'])}"]
     else:
         last = first[-1]["step_ms"]
-        said = [f"bucket_cap_mb {_caps(first)} tie{once}, median steps {duration(best['step_ms'])} to {duration(last)}"]
+        tied = ties([_cap(row) for row in first])
+        said = [f"bucket_cap_mb {tied}{once}, median steps {duration(best['step_ms'])} to {duration(last)}"]
     bad = [row for tier in slower if _to_avoid(table, tier, best) for row in tier]
     said += [
         f"{_caps(tier)} {'are' if len(tier) > 1 else 'is'} {_slower(tier, best)}"
@@ -68,7 +70,7 @@ def _undecided(table: pd.DataFrame) -> str:
     elif table["spread_ms"].isna().any():
         why = "Too few steps to tell a difference"
     else:
-        why = "No difference beyond the spread"
+        why = "No difference beyond the spread" if len(table) <= A_PAIR else sentence(ALL_TIE)[:-1]
     return (
         f"{why}: bucket_cap_mb {_cap(first)} has the shortest median step,"
         f" {first['step_ms']:.1f} ms; the next, {_cap(second)}, has {second['step_ms']:.1f} ms"

@@ -11,8 +11,12 @@ from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.words import ms
 
 
-def bound_finding(bound: Mapping[str, Any], span: int, exposed: int) -> str | None:
+def bound_finding(
+    bound: Mapping[str, Any], span: int, exposed: int, ahead: tuple[int, int] | None = None
+) -> str | None:
     """Of one rank's step: a row of `overlaplab.simulate.bound`, its length and its exposed communication in ns.
+
+    `ahead`: a prefetch that was replayed, and how long the step then takes.
 
     Recorded idle time stays in every figure, since it is not communication that causes it. None where nothing is
     exposed.
@@ -22,6 +26,11 @@ def bound_finding(bound: Mapping[str, Any], span: int, exposed: int) -> str | No
     alone = span - exposed
     condition = "" if bound["waits_known"] else ", if none of it is waiting for ranks that are not here"
     gained = gains_by_buckets(bound, exposed)
+    if gained is None and ahead is not None:
+        return (
+            f"That step takes {ms(span)}: at best {ms(ahead[1])} with prefetch {ahead[0]}, and {ms(alone)} without any"
+            f" communication{condition}."
+        )
     if gained is None:
         least = alone + int(bound["bound_ns"]) - int(bound["compute_ns"])
         if span - least <= LITTLE_GAIN * span:
@@ -47,6 +56,17 @@ def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:
         return None
     unavoidable = int(bound["any_cap_ns"]) - int(bound["compute_ns"])
     return max(exposed - unavoidable, 0)
+
+
+def gains_by_half_the_bytes(bound: Mapping[str, Any], exposed: int) -> int | None:
+    """How much shorter the step could be at most if every collective sent half as much, in ns; None where unknown.
+
+    No more than all transfers together get shorter, and than what then remains exposed at least leaves.
+    """
+    if pd.isna(bound.get("half_bound_ns")):
+        return None
+    left = max(int(bound["half_bound_ns"]) - int(bound["compute_ns"]), 0)
+    return max(min(int(bound["transfer_ns"]) - int(bound["half_transfer_ns"]), exposed - left), 0)
 
 
 def unavoidable_ns(bound: Mapping[str, Any]) -> int:

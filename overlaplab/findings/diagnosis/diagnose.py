@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any
 
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
-from overlaplab.findings.diagnosis.bound import gains_by_buckets
+from overlaplab.findings.diagnosis.bound import gains_by_buckets, gains_by_half_the_bytes
 from overlaplab.findings.diagnosis.causes import UNKNOWN_LOOP, Loop, cause_words, what_moved
+from overlaplab.findings.diagnosis.certainty import uncertain
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
     other_problem,
@@ -20,11 +22,13 @@ from overlaplab.findings.diagnosis.other_problems import (
     waits_for_cores,
 )
 from overlaplab.findings.diagnosis.parts import CausePart, by_unit_kind
-from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, OPEN_ALL, remedy_for
+from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, OPEN_ALL, cap_words, remedy_for
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.findings.thresholds import LITTLE_EXPOSED, LITTLE_GAIN, MAJORITY, MOST_CAUSES
-from overlaplab.words import joined, ms, percent, rank_word
+from overlaplab.words import joined, ms, percent, rank_word, size_exact
+
+MIB = 1 << 20
 
 __all__ = [
     "CauseShare",
@@ -51,7 +55,7 @@ class CauseShare:
     what: str
     """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
     remedy: str
-    """Short, of what this run's strategy can change: `bucket_cap_mb 2`."""
+    """Short, of what this run's strategy can change: `bucket_cap_mb 2`; empty where nothing known gains enough."""
     gain_ns: int | None
     """How much shorter the step would be by that; None where unknown."""
     replayed: bool
@@ -86,6 +90,8 @@ class Diagnosis:
     """How much shorter the step would be by the advice, at most; None where unknown."""
     bound: Mapping[str, Any] | None
     """The row of `simulate.bound`."""
+    ahead: tuple[int, int] | None
+    """A prefetch depth whose replay makes the step shorter, and how long the step then takes in ns."""
     late_rank: int | None
     """The rank that this one waited for longest; None where it waited for none, or that is unknown."""
     waited_ns: int
@@ -107,16 +113,19 @@ def diagnose(
     buckets: pd.DataFrame | None = None,
     replays: pd.DataFrame | None = None,
     pipelines: pd.DataFrame | None = None,
+    best_buckets: pd.DataFrame | None = None,
+    doubt_ns: int | None = None,
     busy: float | None = None,
 ) -> Diagnosis:
     """The diagnosis of `window`, a row of `overlaplab.summary`.
 
     Takes `table`, the rows of `overlaplab.summary` among which the window was `chosen`; rows of `overlaplab.exposed`,
-    or of `analyses.exposed_moments`, which tell more exactly when, and of `analyses.idle`; what the traces do not
-    show; the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets`
-    and, as `replays`, of `simulate.remedies`, as `pipelines` of `simulate.pipeline_remedies`. Tables may be about other
-    windows, too. `busy`: which part of the step computation waited for a core, of a step in which the machine was busy:
-    that is said first, and nothing is advised on what seems to be computation or a slow host.
+    or of `analyses.exposed_moments`, which tell more exactly when, and of `analyses.idle`; what the traces do not show;
+    the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets` and, as
+    `replays`, of `simulate.remedies`, as `pipelines` of `simulate.pipeline_remedies`, as `best_buckets` of
+    `simulate.best_buckets`. Tables may be about other windows, too. `doubt_ns`: how much replayed gains may be off, see
+    `simulate.gains_miss_ns`. `busy`: which part of the step computation waited for a core, of a step in which the
+    machine was busy: that is said first, and nothing is advised on what seems to be computation or a slow host.
     """
     rows, idled = rows_of(causes, window), rows_of(idle, window)
     played = _NO_REPLAYS if replays is None else rows_of(replays, window)
@@ -128,10 +137,11 @@ def diagnose(
     if lead and other is not None:
         other, advice, gain_ns = "Its figures do not tell what the problem is.", LEAVE_CORES, None
     elif other is None:
-        advice, gain_ns = _advice(window, shares, unseen, bound)
+        others = None if best_buckets is None else rows_of(best_buckets, window)
+        advice, gain_ns = _advice(window, shares, unseen, bound, others, doubt_ns)
     elif not waits_for_cores(idled) and (paused_ns := _paused_ns(played)) > LITTLE_EXPOSED * int(window["span_ns"]):
         other = f"{cause_words(Cause.GAP).capitalize()}: {_of_step(paused_ns, window)}."
-        advice, gain_ns = f"Try {FIND_PAUSE}{_shorter(paused_ns, window)}.", paused_ns
+        advice, gain_ns = f"Try {FIND_PAUSE}{_shorter(paused_ns, window, doubt_ns)}.", paused_ns
     else:
         advice, gain_ns = other_problem_advice(alone, idled), None
     return Diagnosis(
@@ -148,6 +158,7 @@ def diagnose(
         advice=advice,
         gain_ns=gain_ns,
         bound=bound,
+        ahead=_ahead(played, int(window["span_ns"])),
         late_rank=waits[0].late_rank if waits else None,
         waited_ns=waits[0].exposed_ns if waits else 0,
         outliers=outliers_finding(table),
@@ -191,7 +202,9 @@ def _shares(
         name, rank = Cause(str(cause)), _number(late)
         known = partial(remedy_for, name, rank, pipelines=pipelines)
         bytes_explain = bound is None or bound["bytes_explain"]
-        remedy = partial(known, loop=loop, span_ns=int(window["span_ns"]), replays=replays, bytes_explain=bytes_explain)
+        halves = None if bound is None else gains_by_half_the_bytes(bound, int(window["exposed_comm_ns"]))
+        of_step = {"span_ns": int(window["span_ns"]), "bytes_explain": bytes_explain, "half_bytes_ns": halves}
+        remedy = partial(known, loop=loop, replays=replays, **of_step)
         helps, label = remedy(own), cause_words(name, rank)
         found.append(
             CauseShare(
@@ -240,14 +253,26 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...]) -> str:
     where = f", in {first.what}" if first.rows["collective"].notna().any() else ""
     if len(shares) == 1:
         return f"{start}: {first.label}{where}."
-    rest = ""
-    if first is not shares[0]:
-        rest = f"; {ms(shares[0].exposed_ns)} are short pauses of the host, which communication does not cause"
-    return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}{rest}."
+    return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}{_passed_over(first, shares)}."
+
+
+def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...]) -> str:
+    """Why the headline is not about the most expensive cause."""
+    if first is shares[0]:
+        return ""
+    took = ms(shares[0].exposed_ns)
+    if shares[0].cause is Cause.GAP:
+        return f"; {took} are short pauses of the host, which communication does not cause"
+    return f"; against {took} {shares[0].label} nothing that is known gains enough"
 
 
 def _advice(
-    window: Mapping[str, Any], shares: tuple[CauseShare, ...], unseen: Unseen, bound: Mapping[str, Any] | None
+    window: Mapping[str, Any],
+    shares: tuple[CauseShare, ...],
+    unseen: Unseen,
+    bound: Mapping[str, Any] | None,
+    best_buckets: pd.DataFrame | None,
+    doubt_ns: int | None,
 ) -> tuple[str, int | None]:
     """What to do against exposed communication, and how much shorter the step would be at most."""
     if not shares:
@@ -255,13 +280,19 @@ def _advice(
     first = aim(shares, int(window["span_ns"]))
     if first.cause is Cause.UNKNOWN and unseen.waits is not None:
         return f"What of it is waiting cannot be told: {unseen.waits}.", None
+    others = _other_buckets(first, bound, best_buckets, window)
     gain = ""
     if first.gain_ns is not None:
-        most = f", to gain at most {_of_step(first.gain_ns, window)}"
-        gain = _shorter(first.gain_ns, window) if first.replayed else most
-    advice = f"Try {first.remedy}{gain}."
+        most = _at_most_words(first.gain_ns, window)
+        gain = _shorter(first.gain_ns, window, doubt_ns) if first.replayed else most
+    advice = f"Try {first.remedy}{gain}." if first.remedy else NOTHING_GAINS
+    also = " Also try" if first.remedy else " Try"
     if (option := _also(first, shares, int(window["span_ns"]))) is not None and option.gain_ns is not None:
-        advice += f" Also try {option.remedy}{_shorter(option.gain_ns, window)}."
+        advice += f"{also} {option.remedy}{_shorter(option.gain_ns, window, doubt_ns)}."
+    elif others is not None:
+        advice += f"{also} {others}."
+    if not first.remedy:
+        return advice, first.gain_ns
     if first.late_rank is not None:
         advice += started_late(unseen, first.late_rank)
     if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
@@ -280,8 +311,32 @@ def _also(first: CauseShare, shares: tuple[CauseShare, ...], span_ns: int) -> Ca
     return best if worth else None
 
 
+def _other_buckets(
+    first: CauseShare, bound: Mapping[str, Any] | None, best: pd.DataFrame | None, window: Mapping[str, Any]
+) -> str | None:
+    """The best buckets of all, where the advice is to send less, they gain enough, and no replay tells of caps."""
+    if first.cause is not Cause.UNHIDEABLE or bound is None or best is None or best.empty:
+        return None
+    gained = gains_by_buckets(bound, int(window["exposed_comm_ns"]))
+    if gained is None or gained <= LITTLE_GAIN * int(window["span_ns"]):
+        return None
+    if len(best) == 1:
+        which = f"one bucket ({cap_words(ceil(int(best['bytes'].iloc[0]) / MIB))})"
+    else:
+        sizes = sorted(map(int, best["bytes"]))
+        which = f"other buckets, best {len(best)} of {size_exact(sizes[0])} to {size_exact(sizes[-1])}"
+    return which + _at_most_words(gained, window)
+
+
+NOTHING_GAINS = f"Nothing that is known to help gains more than {percent(LITTLE_GAIN, 1)} of the step."
+"""The advice where no remedy is worth an effort."""
 _BY_OPTIONS = (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE)
 """Causes whose replayed remedies are options."""
+
+
+def _ahead(replays: pd.DataFrame, span_ns: int) -> tuple[int, int] | None:
+    own = replays[(replays["remedy"] == "prefetch") & (replays["gain_ns"] > LITTLE_GAIN * span_ns)]
+    return None if own.empty else (int(own["setting"].iloc[0]), span_ns - int(own["gain_ns"].iloc[0]))
 
 
 def _paused_ns(replays: pd.DataFrame) -> int:
@@ -289,8 +344,12 @@ def _paused_ns(replays: pd.DataFrame) -> int:
     return max(replays.loc[replays["remedy"] == "no_pause", "gain_ns"].tolist(), default=0)
 
 
-def _shorter(gain_ns: int, window: Mapping[str, Any]) -> str:
-    return f". Replayed, the step is {_of_step(gain_ns, window)} shorter"
+def _shorter(gain_ns: int, window: Mapping[str, Any], doubt_ns: int | None = None) -> str:
+    return f". Replayed, the step is {_of_step(gain_ns, window)} shorter{uncertain(gain_ns, doubt_ns)}"
+
+
+def _at_most_words(gain_ns: int, window: Mapping[str, Any]) -> str:
+    return f", to gain at most {_of_step(gain_ns, window)}"
 
 
 def _of_step(ns: int, window: Mapping[str, Any]) -> str:
@@ -298,10 +357,17 @@ def _of_step(ns: int, window: Mapping[str, Any]) -> str:
 
 
 def aim(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
-    """The cause that the advice is about: the most expensive one, but for many short pauses of the host.
+    """The cause that headline and advice are about: the most expensive one that has a remedy, else that without.
 
-    These come between any two operators, and would be idle time without communication.
+    Many short pauses of the host do not count: they come between any two operators, and would be idle time without
+    communication.
     """
+    first = _most_expensive(shares, span_ns)
+    others = (share for share in shares if share.remedy and share.cause is not Cause.GAP)
+    return first if first.remedy else next(others, first)
+
+
+def _most_expensive(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
     first = shares[0]
     if first.cause is not Cause.GAP or len(shares) == 1:
         return first
@@ -319,9 +385,13 @@ def _at_most(
 ) -> int | None:
     """A gain that no replay tells, no larger than the bound allows."""
     by_buckets = None if bound is None else gains_by_buckets(bound, int(window["exposed_comm_ns"]))
-    if gain_ns is None or by_buckets is None or cause in (Cause.STRAGGLER, Cause.GAP):
+    if gain_ns is None or by_buckets is None or cause in _BEYOND_BUCKETS:
         return gain_ns
     return min(gain_ns, by_buckets)
+
+
+_BEYOND_BUCKETS = (Cause.STRAGGLER, Cause.GAP, Cause.UNHIDEABLE, Cause.LINK)
+"""Causes whose remedies are other ones than buckets, so that what these gain is no limit."""
 
 
 def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None) -> str:

@@ -49,11 +49,13 @@ def remedy_for(
     replays: pd.DataFrame,
     pipelines: pd.DataFrame | None = None,
     bytes_explain: bool = True,
+    half_bytes_ns: int | None = None,
 ) -> Remedy:
     """What helps against rows of `overlaplab.exposed` of one cause, in a step that takes `span_ns`.
 
-    `replays`: rows of `simulate.remedies` of the same rank and step; there may be none. `pipelines`: those of
-    `simulate.pipeline_remedies`. `bytes_explain`: as in `simulate.bound`.
+    Its text is empty where nothing that is known gains more than `LITTLE_GAIN` of the step. `half_bytes_ns`: what half
+    the bytes gain at most, where no replay tells. `replays`: rows of `simulate.remedies` of the same rank and step;
+    there may be none. `pipelines`: those of `simulate.pipeline_remedies`. `bytes_explain`: as in `simulate.bound`.
     """
     if pipelines is not None and cause in _OF_PIPELINES:
         own = pipelines[pipelines["remedy"].isin(_OF_PIPELINES[cause])].sort_values("gain_ns", ascending=False)
@@ -70,14 +72,20 @@ def remedy_for(
         return Remedy(text=_FEWER_TENSOR_RANKS)
     best = _best(cause, replays, LITTLE_GAIN * span_ns)
     if best is not None and (cause is not Cause.STRAGGLER or late_rank in (None, int(best["setting"]))):
-        text = _replayed(best, cause, late_rank, rows, loop)
+        enough = int(best["gain_ns"]) > LITTLE_GAIN * span_ns
+        text = _replayed(best, cause, late_rank, rows, loop) if enough else ""
         return Remedy(text=text, gain_ns=int(best["gain_ns"]), replayed=True)
     if best is None and cause in (Cause.TAIL, Cause.QUEUED) and _caps_played(replays) and _moved_most(rows) == "bucket":
-        return Remedy(text=_fewer_bytes(loop))
+        if (replays["remedy"] == "half_the_bytes").any():  # caps and fewer bytes were played, and none gains
+            return Remedy(text="", gain_ns=0, replayed=True)
+        return Remedy(text=_fewer_bytes(loop), gain_ns=int(rows["exposed_ns"].sum()))
+    if cause in (Cause.UNHIDEABLE, Cause.LINK) and half_bytes_ns is not None:
+        text = _half_the_bytes(loop) if half_bytes_ns > LITTLE_GAIN * span_ns else ""
+        return Remedy(text=text, gain_ns=half_bytes_ns)
+    exposed_ns = int(rows["exposed_ns"].sum())
     degree = cause in (Cause.UNHIDEABLE, Cause.LINK, Cause.UNKNOWN, Cause.BUBBLE)
-    return Remedy(
-        text=_in_general(cause, late_rank, rows, loop), gain_ns=None if degree else int(rows["exposed_ns"].sum())
-    )
+    text = _in_general(cause, late_rank, rows, loop) if exposed_ns > LITTLE_GAIN * span_ns else ""
+    return Remedy(text=text, gain_ns=None if degree and text else exposed_ns)
 
 
 _OF_PIPELINES = {
@@ -116,6 +124,8 @@ def _best(cause: Cause, replays: pd.DataFrame, little_ns: float) -> Mapping[Any,
     others = own[own["remedy"] != "half_the_bytes"]
     scarce = answers is Cause.LINK or (_caps_played(replays) and not (others["gain_ns"] > little_ns).any())
     own = own if scarce else others
+    if (own["gain_ns"] > little_ns).any():
+        own = own[own["gain_ns"] > little_ns]
     if own.empty:
         return None
     enough = own[own["gain_ns"] >= own["gain_ns"].max() - little_ns]
@@ -143,7 +153,7 @@ def _replayed(best: Mapping[Any, Any], cause: Cause, late_rank: int | None, rows
             what = _ahead_of(rows)
             return f"launching {what} at the start of the step, before it holds up the link"
         case "half_the_bytes":
-            return f"half the bytes ({_HOW_FEWER[loop.framework]}) or a link twice as fast"
+            return _half_the_bytes(loop)
     return _in_general(cause, late_rank, rows, loop)
 
 
@@ -230,6 +240,10 @@ _ALL_REDUCE = "an all-reduce in place of a server (strategy bucketed): no link c
 
 def _fewer_bytes(loop: Loop) -> str:
     return f"fewer bytes ({_HOW_FEWER[loop.framework]}) or a faster link"
+
+
+def _half_the_bytes(loop: Loop) -> str:
+    return f"half the bytes ({_HOW_FEWER[loop.framework]}) or a link twice as fast"
 
 
 def _gather_ahead(loop: Loop) -> str:

@@ -37,7 +37,7 @@ def how_short(found: Diagnosis) -> str:
     """How short the step could have been; empty where communication is not its problem, or where that is unknown."""
     if not found.is_problem or found.bound is None:
         return ""
-    return bound_finding(found.bound, found.span_ns, found.exposed_ns) or ""
+    return bound_finding(found.bound, found.span_ns, found.exposed_ns, found.ahead) or ""
 
 
 def hidden_finding(found: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from overlaplab.analyses import gathered_bytes, schedule_steps
+from overlaplab.analyses import gathered_bytes, kept_units, schedule_steps
 from overlaplab.findings.thresholds import MOST_UNITS_LISTED
 from overlaplab.formats import digits, text
 from overlaplab.words import count, joined, ms, size_exact, unit_name
@@ -150,8 +150,7 @@ def schedule_remarks(table: pd.DataFrame, prefetch: int | None, undrawn: pd.Data
 
 def turn_label(table: pd.DataFrame) -> str:
     """What stays gathered from its forward into its backward, for the line where the forward pass ends."""
-    forward = table[table["phase"] == "forward"]
-    kept = forward[(forward["free_phase"] == "backward").fillna(False) | forward["backward_first_use_ns"].notna()]
+    kept = table[table["unit"].isin(kept_units(table))]
     units = [
         f"layer {layer}" if not pd.isna(layer) else unit_name(unit, 20)
         for unit, layer in kept.drop_duplicates("unit")[["unit", "layer"]].itertuples(index=False)

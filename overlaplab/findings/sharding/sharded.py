@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
+from overlaplab.analyses import HeldLimit
 from overlaplab.words import count, ms, percent, size
 
 
-def held_limit(units: int, num_bytes: int) -> str:
-    """The name of the line at what a prefetch may hold: so many units, so many bytes."""
-    return f"prefetch {units - 1} may hold {count(units, 'unit')}: {size(num_bytes)}"
+def held_limit(limit: HeldLimit) -> str:
+    """The name of the line at what a prefetch may hold."""
+    kept = f", {limit.kept} of them kept from the forward pass" if limit.kept else ""
+    return f"prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{kept}: {size(limit.bytes)}"
 
 
 def gather_waits_title(steps: pd.DataFrame) -> str:

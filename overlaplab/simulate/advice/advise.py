@@ -4,7 +4,7 @@
 Where a run can be played (see `recorded_programs`), each setting changes all ranks' programs, which are played again.
 The gain is how much earlier the last rank ends a step, the median over the steps that nothing disturbed. Its range
 reaches from the least to the largest gain of these steps, and by 1 % of a step beyond either, since a replay tells
-settings apart no better. It says nothing of how much recordings differ.
+settings apart no better. It says nothing of how much recordings differ: `half_ns` does.
 
 [Note: by the bound]
 Elsewhere one step of one rank speaks: computation at its recorded times, buckets one after the other on a link that no
@@ -40,6 +40,7 @@ from overlaplab.simulate.advice.caps import (
     undisturbed_steps,
 )
 from overlaplab.simulate.advice.depths import best_depth, depths_played
+from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.cutting import best_cutting, last_end
 from overlaplab.simulate.transfers import beyond
@@ -53,7 +54,7 @@ _TYPES = {
     **dict.fromkeys(("bucket_cap_mb", "first_bucket_mb"), "Float64"),
     **dict.fromkeys(("prefetch", "buckets"), "Int64"),
     **dict.fromkeys(("bucket_sizes", "caps_mb"), "object"),
-    **dict.fromkeys(("gain_ns", "low_ns", "high_ns", "step_ns", "memory_bytes"), "Int64"),
+    **dict.fromkeys(("gain_ns", "half_ns", "low_ns", "high_ns", "step_ns", "memory_bytes"), "Int64"),
     **dict.fromkeys(("replayed", "best"), "bool"),
 }
 
@@ -64,8 +65,9 @@ def advise(run: Run) -> pd.DataFrame:
     Columns: `option` (one of `OPTIONS`), `bucket_cap_mb`, `first_bucket_mb` (Float64, in MiB), `prefetch` (Int64; all
     three null where the option leaves them as they are), `buckets` (how many, Int64), `bucket_sizes` (the bytes of each
     in order of launch), `caps_mb` (the caps in MiB that give them, the last one serves on; both tuples, null of a
-    prefetch), `gain_ns` (how much shorter a step is; negative if longer), `low_ns`, `high_ns` (its range; all three
-    Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the other two are null),
+    prefetch), `gain_ns` (how much shorter a step is; negative if longer), `half_ns` (by
+    how much a recorded gain may differ from it, see `gains_miss_ns`), `low_ns`, `high_ns` (its range; all four
+    Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are null),
     `step_ns` (how long the median step would then take), `memory_bytes` (what each rank holds more at
     most; both Int64), `replayed` (see [Note: by the bound]), `best` (whether the setting is the best of its option).
     T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
@@ -126,6 +128,7 @@ def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
     gained, beyond = before - after, TIE * float(np.median(before))
     return {
         "gain_ns": int(np.median(gained)),
+        "half_ns": gains_miss_ns(run),
         "low_ns": int(gained.min() - beyond),
         "high_ns": int(gained.max() + beyond),
         "step_ns": int(np.median(before)) - int(np.median(gained)),

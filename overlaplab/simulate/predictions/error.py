@@ -92,13 +92,14 @@ def interval_of(run: Run, step_ns: float, replayed: Sequence[float], caps: pd.Da
     return interval(step_ns, measured_steps(run), replayed, repeats)
 
 
-def gain_half_ns(step_ns: float, sure: Interval) -> int:
+def gain_half_ns(measured_ns: float, sure: Interval) -> int:
     """Half of the 95 % interval of the difference between two settings that were predicted from one recording.
 
     They share the recording, and with it its steps and by how much it differs from another. So of `sure`, the interval
-    of one of them, the model's part alone counts, and what such differences miss.
+    of one of them, what the model and T of other sizes are off counts alone, and what such differences miss: a share of
+    the recorded mean step, so that it is the same for all settings. `advise`, `predict` and What if tell this one.
     """
-    return round(hypot(sure.model_ns, _Z * DIFFERENCES_MISS * step_ns))
+    return round(hypot(sure.model_ns, sure.transfers_ns, _Z * DIFFERENCES_MISS * measured_ns))
 
 
 def by_step(ranks: Iterable[Sequence[int]]) -> list[float]:

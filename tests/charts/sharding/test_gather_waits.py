@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pandas as pd
+import pytest
+from samples import sample_run
 
 from overlaplab import charts, findings
-from overlaplab.analyses import held_limit, scatter_steps
+from overlaplab.analyses import HeldLimit, held_limit, scatter_steps, schedule, schedule_steps
 
 
 def test_a_cell_per_rank_and_step() -> None:
@@ -36,13 +38,47 @@ def test_reduce_scatters_have_a_strip_too() -> None:
     assert findings.scatters_exposed_title(steps.tail(2)) == "No reduce-scatter is exposed"
 
 
+def gathers(*rows: tuple[str, int | None, str, str, int, int]) -> pd.DataFrame:
+    """Unit, bytes, the phase gathered for and freed in, held from and until."""
+    table = pd.DataFrame(rows, columns=["unit", "bytes", "phase", "free_phase", "held_ns", "free_ns"])
+    table = table.astype(dict.fromkeys(("bytes", "held_ns", "free_ns"), "Int64"))
+    return table.assign(backward_first_use_ns=pd.array([None] * len(table), dtype="Int64"))
+
+
 def test_a_prefetch_holds_one_unit_more() -> None:
-    table = pd.DataFrame({"unit": ["a", "b", "c", "a"], "bytes": pd.array([5, 7, 6, 5], dtype="Int64")})
-    assert held_limit(table, 0) == (1, 7)
-    assert held_limit(table, 1) == (2, 13)
-    assert held_limit(table, 9) == (3, 18)
-    assert held_limit(table.assign(bytes=pd.array([5, None, 6, 5], dtype="Int64")), 1) is None
-    assert findings.held_limit(2, 6_320_000) == "prefetch 1 may hold 2 units: 6.3 MB"
+    rows = [(name, size, "forward", "forward", 0, 1) for name, size in (("a", 5), ("b", 7), ("c", 6), ("a", 5))]
+    table = gathers(*rows)
+    found = [held_limit(table, prefetch) for prefetch in (0, 1, 9)]
+    assert [(one.units, one.kept, one.bytes) for one in found if one] == [(1, 0, 7), (2, 0, 13), (3, 0, 18)]
+    assert held_limit(table.assign(bytes=pd.array([5, 7, None, 5], dtype="Int64")).head(3), 1) is None
+    limit = HeldLimit(prefetch=1, units=2, kept=0, bytes=6_320_000)
+    assert findings.held_limit(limit) == "prefetch 1 may hold 2 units: 6.3 MB"
+
+
+def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:
+    """Layers 0 and 1 are gathered twice; layer 2 and the head are kept at the turn, a root throughout."""
+    passing = [("0", 5, "forward", "forward", 1, 3), ("1", 6, "forward", "forward", 2, 4)]
+    again = [("1", 6, "backward", "backward", 8, 11), ("0", 5, "backward", "backward", 10, 13)]
+    turn = [("2", 7, "forward", "backward", 3, 10), ("head", 3, "forward", "backward", 4, 8)]
+    table = gathers(*passing, *turn, *again)
+    found = [held_limit(table, prefetch) for prefetch in (0, 1, 2)]
+    assert [(one.units, one.kept, one.bytes) for one in found if one] == [(2, 2, 10), (3, 2, 16), (4, 2, 21)]
+    with_root = held_limit(gathers(("root", 4, "forward", "backward", 0, 14), *passing, *again), 0)
+    assert with_root == HeldLimit(prefetch=0, units=2, kept=1, bytes=10)
+    assert findings.held_limit(with_root) == "prefetch 0 may hold 2 units, 1 of them kept from the forward pass: 10 B"
+    everything = [(name, 5, "forward", "backward", 0, 9) for name in "abc"]
+    assert held_limit(gathers(*everything), 1) == HeldLimit(prefetch=1, units=3, kept=3, bytes=15)
+
+
+@pytest.mark.parametrize("name", ["zero3", "zero3-serial", "torch-fsdp2", "course/hsdp", "course/shard-grad-op"])
+def test_no_recorded_peak_exceeds_the_limit(name: str) -> None:
+    run = sample_run(name)
+    assert run.manifest is not None
+    assert run.manifest.prefetch is not None
+    for _, rows in schedule(run).groupby(["rank", "step"]):
+        limit = held_limit(rows, run.manifest.prefetch)
+        assert limit is not None
+        assert int(schedule_steps(rows)["peak_gathered_bytes"].iloc[0]) <= limit.bytes
 
 
 def test_what_of_reduce_scatters_is_exposed() -> None:

@@ -14,7 +14,7 @@ from made.zero3 import integers, made_step, scatters_table, schedule_table, zero
 
 import overlaplab
 from overlaplab import charts, findings
-from overlaplab.analyses import scatters
+from overlaplab.analyses import HeldLimit, scatters
 from overlaplab.charts.theme import DARK, LIGHT
 from overlaplab.selection import Selection
 from overlaplab.words import size_exact
@@ -289,7 +289,8 @@ def test_curve_and_schedule_share_their_axes() -> None:
     window = charts.schedule_window(found, sent)
     assert window[0] == 0
     assert window[1] >= max(sent["end_ns"].max(), found["free_ns"].max())
-    above = spec(charts.gathered(held(CURVE), window_ns=window))["layer"][0]["encoding"]
+    limit = HeldLimit(prefetch=1, units=2, kept=0, bytes=1)
+    above = spec(charts.gathered(held(CURVE), window_ns=window, limit=limit))["layer"][0]["encoding"]
     below = spec(charts.schedule(found, sent, window_ns=window))["layer"][0]["encoding"]
     assert above["x"]["scale"] == below["x"]["scale"]
     extent = ("minExtent", "maxExtent")

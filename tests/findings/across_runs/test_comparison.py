@@ -52,8 +52,8 @@ def several(**settings: tuple[int, float]) -> pd.DataFrame:
         ),
         (
             compared(("a", 100.0, 1), ("b", 101.0, 1), ("c", 200.0, 2), ("d", 300.0, 3)),
-            "a and b tie, and both beat c by 99.0 ms (50\u00a0% of its step) and d by 199.0 ms (66\u00a0%) in one"
-            " recording of each",
+            "a beats c by 100.0 ms (50\u00a0% of its step) and d by 200.0 ms (67\u00a0%) in one recording of each;"
+            " it ties with b",
         ),
         (
             compared(*((name, 100.0 * place, place) for place, name in enumerate("abcdef", 1))),
@@ -63,6 +63,10 @@ def several(**settings: tuple[int, float]) -> pd.DataFrame:
         (
             compared(("a", 100.0, 1), ("b", 101.0, 1)),
             "No difference beyond the spread: a has the shortest median step, 100.0 ms; the next, b, has 101.0 ms",
+        ),
+        (
+            compared(("a", 100.0, 1), ("b", 101.0, 1), ("c", 102.0, 1)),  # b and c may differ: nothing is said of that
+            "All tie with the shortest: a has the shortest median step, 100.0 ms; the next, b, has 101.0 ms",
         ),
         (
             several(a=(1, 100.0), b=(1, 101.0)),
@@ -87,6 +91,8 @@ def test_who_beats_whom_and_by_how_much(table: pd.DataFrame, finding: str) -> No
 def test_a_tie_of_the_fastest_is_named() -> None:
     table = compared(("a", 100.0, 1), ("b", 101.0, 1), ("c", 200.0, 2))
     assert no_fastest(table) == "a and b tie"
+    of_three = compared(("a", 100.0, 1), ("b", 101.0, 1), ("c", 102.0, 1), ("d", 200.0, 2))
+    assert no_fastest(of_three) == "a ties with b and c"
     assert compare_advice(table) == "Keep one of a and b, or record each 4 times and more to tell them apart."
 
 

@@ -65,9 +65,9 @@ def swept(**columns: Any) -> pd.DataFrame:
         ),
         (
             {"tier": 1, "runs": 1},
-            "No difference beyond the spread: bucket_cap_mb 5 has the shortest median step, 100.0 ms;"
+            "All tie with the shortest: bucket_cap_mb 5 has the shortest median step, 100.0 ms;"
             " the next, 25, has 104.0 ms",
-            "Step time: no difference beyond the spread",
+            "Step time: all tie with the shortest",
         ),
         (
             {"tier": 1, "runs": 1, "spread_ms": [2.0, None, 2.0]},

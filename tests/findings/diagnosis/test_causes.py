@@ -106,6 +106,7 @@ def test_what_is_concerned() -> None:
     assert what_moved(Cause.UNKNOWN, tail.assign(collective=None)) == "of no collective"
 
 
+CAP_OF_TAIL = ("cap", Cause.TAIL, 2.0)
 CAP, FIRST, HALF, AHEAD = ("cap", 2.0), ("first_bucket", 0.1), ("half_the_bytes", 0.5), ("prefetch", 1.0)
 
 
@@ -114,7 +115,9 @@ CAP, FIRST, HALF, AHEAD = ("cap", 2.0), ("first_bucket", 0.1), ("half_the_bytes"
     [
         (Cause.TAIL, {CAP: 15, HALF: 30}, "bucket_cap_mb 2", 15),  # fewer bytes only where nothing else helps
         (Cause.TAIL, {CAP: 1, HALF: 30}, "half the bytes", 30),
-        (Cause.TAIL, {CAP: -1}, "fewer bytes", None),
+        (Cause.TAIL, {CAP: 1, HALF: 2}, "", 1),  # 2 % of the step: not worth an effort
+        (Cause.TAIL, {CAP: -1, HALF: -1}, "", 0),
+        (Cause.QUEUED, {CAP: 2, FIRST: 1, HALF: 1}, "", 1),
         (Cause.QUEUED, {CAP: 15, FIRST: 14}, "a first bucket of 0.1 MiB", 14),  # it changes less
         (Cause.QUEUED, {CAP: 15, FIRST: 4}, "bucket_cap_mb 2", 15),
         (Cause.QUEUED, {("earlier", None): 9}, "launching what bucket 0 queues behind", 9),
@@ -131,8 +134,26 @@ def test_a_replay_tells_what_helps_and_by_how_much(
     found = replays(*[(name, answers, setting, ms) for (name, setting), ms in played.items()])
     rows = exposed_rows((0, 1, cause.value, 20, None))
     told = remedy_for(cause, None, rows, ENGINE, span_ns=100 * MS, replays=found)
-    assert told.text.startswith(said)
+    assert told.text.startswith(said) if said else told.text == ""
     assert (told.gain_ns, told.replayed) == ((None, False) if gain is None else (gain * MS, True))
+
+
+def test_fewer_bytes_say_what_they_gain() -> None:
+    """By a replay, else at most by the bound, else no more than was exposed."""
+    tail, alone = (exposed_rows((0, 1, cause.value, 20, None)) for cause in (Cause.TAIL, Cause.UNHIDEABLE))
+    no_cap = remedy_for(Cause.TAIL, None, tail, ENGINE, span_ns=100 * MS, replays=replays((*CAP_OF_TAIL, -1)))
+    assert (no_cap.text[:11], no_cap.gain_ns, no_cap.replayed) == ("fewer bytes", 20 * MS, False)
+    none = replays()
+    bound = remedy_for(Cause.UNHIDEABLE, None, alone, DDP, span_ns=100 * MS, replays=none, half_bytes_ns=12 * MS)
+    assert (bound.text[:14], bound.gain_ns, bound.replayed) == ("half the bytes", 12 * MS, False)
+    little = remedy_for(Cause.UNHIDEABLE, None, alone, DDP, span_ns=100 * MS, replays=none, half_bytes_ns=MS)
+    assert (little.text, little.gain_ns) == ("", MS)
+
+
+def test_what_costs_little_gets_no_remedy() -> None:
+    for cause in (Cause.TAIL, Cause.GAP, Cause.UNKNOWN, Cause.STRAGGLER):
+        rows = exposed_rows((0, 1, cause.value, 2, None))
+        assert remedy_for(cause, None, rows, ENGINE, span_ns=100 * MS, replays=replays()).text == ""
 
 
 def test_balancing_another_rank_is_no_remedy() -> None:

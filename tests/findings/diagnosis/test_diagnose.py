@@ -15,9 +15,12 @@ from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps
 from overlaplab.findings import Diagnosis, Loop, diagnose, what_to_do
 from overlaplab.findings.diagnosis.diagnose import outliers_finding, where_chosen
+from overlaplab.findings.diagnosis.verdict import how_short
+from overlaplab.findings.first_screen import step_marks
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.traits import TRAITS
 
+WAIT = Cause.STRAGGLER
 STEP = summary_rows((0, 1, 100, 30))
 
 
@@ -126,6 +129,55 @@ def test_a_pause_of_the_host_is_its_own_problem() -> None:
     assert found.advice.endswith("Replayed, the step is 40.0 ms (40\u00a0% of the step) shorter.")
     assert found.gain_ns == 40 * MS
     assert "not the problem" in diagnosed(causes, replays=replays(("no_pause", Cause.GAP, None, 2))).headline
+
+
+def test_a_gain_within_what_predictions_miss_is_not_called_certain() -> None:
+    cap = replays(("cap", Cause.TAIL, 2.0, 10))
+    tail = exposed_rows((0, 1, "tail", 30, None))
+    sure, unsure = (diagnosed(tail, replays=cap, doubt_ns=doubt * MS).advice for doubt in (9, 11))
+    assert sure == "Try bucket_cap_mb 2. Replayed, the step is 10.0 ms (10\u00a0% of the step) shorter."
+    assert unsure == sure.replace("shorter.", "shorter, which is not certain: a predicted gain may be off by 11.0 ms.")
+
+
+def test_where_nothing_gains_no_cause_gets_a_remedy() -> None:
+    cap = replays(("cap", Cause.TAIL, 2.0, 1), ("half_the_bytes", Cause.TAIL, 0.5, 1))
+    found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), replays=cap)
+    assert found.advice == "Nothing that is known to help gains more than 2\u00a0% of the step."
+    assert [part.remedy for share in found.causes for part in share.parts] == [""]
+
+
+def test_the_advice_is_about_the_next_cause_where_the_first_has_no_remedy() -> None:
+    played = replays(("cap", Cause.TAIL, 2.0, 1), ("half_the_bytes", Cause.TAIL, 0.5, 1), ("balance", WAIT, 1, 9))
+    found = diagnosed(exposed_rows((0, 1, "tail", 18, None), (0, 1, "straggler wait", 12, 1)), replays=played)
+    assert found.advice.startswith("Try balancing the ranks' work")
+    assert "12.0 ms of it waited for rank 1" in found.headline
+
+
+def test_other_buckets_are_offered_where_the_bound_says_that_they_gain() -> None:
+    best = pd.DataFrame({"rank": 0, "step": 1, "bytes": pd.array([23 << 20], dtype="Int64")})
+    tail = exposed_rows((0, 1, "tail", 30, None))
+    bound = BOUND | {
+        "any_cap_ns": 85 * MS,
+        "transfer_ns": 80 * MS,
+        "half_bound_ns": 65 * MS,
+        "half_transfer_ns": 40 * MS,
+    }
+    advice = diagnosed(tail, bound=bound, best_buckets=best).advice
+    assert advice == (
+        "Try half the bytes (lower precision, accumulation) or a link twice as fast, to gain at most 25.0 ms (25\u00a0%"
+        " of the step). Also try one bucket (bucket_cap_mb 23), to gain at most 5.0 ms (5\u00a0% of the step)."
+    )
+    assert "Also" not in diagnosed(tail, bound=bound | {"any_cap_ns": 89 * MS}, best_buckets=best).advice
+
+
+def test_a_prefetch_that_was_played_is_among_the_bounds() -> None:
+    gathers = exposed_rows((0, 1, "late launch", 30, None), kind="all_gather", what="layers.1")
+    bound = BOUND | {"any_cap_ns": pd.NA}
+    found = diagnosed(gathers, bound=bound, replays=replays(("prefetch", Cause.LATE, 1, 20)))
+    assert how_short(found) == (
+        "That step takes 100.0 ms: at best 80.0 ms with prefetch 1, and 70.0 ms without any communication."
+    )
+    assert dict(step_marks(found).to_numpy().tolist())["prefetch 1"] == 80 * MS
 
 
 def test_where_nothing_is_exposed_there_is_nothing_to_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ from made.traces import event, gloo, op, run_of, step
 from samples import sample_run
 
 import overlaplab
-from overlaplab.simulate import OPTIONS, advise, fits
+from overlaplab.simulate import OPTIONS, advise, fits, gains_miss_ns
 from overlaplab.simulate.advice.caps import recutting
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps, recorded_caps
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
 
 SAMPLES = Path(__file__).parents[3] / "traces"
 
@@ -100,3 +105,16 @@ def test_where_nothing_can_be_told_there_are_no_rows(name: str) -> None:
     run = sample_run(name)
     assert advise(run).empty
     assert fits(run)
+
+
+def test_the_same_gain_is_as_certain_here_as_in_what_if_and_predict() -> None:
+    """One interval of a gain: by the recorded mean step, whatever is asked for."""
+    run = sample_run("bucketed")
+    measured_ns, half_ns = fmean(measured_steps(run)), gains_miss_ns(run)
+    assert set(advise(run)["half_ns"]) == {half_ns}
+    assert half_ns == pytest.approx(1.96 * 0.031 * measured_ns, rel=1e-3)
+    predicted = predict(run, Setting(bucket_cap_mb=2.0))
+    assert gain_half_ns(predicted.recorded_step_ns, predicted.interval) == pytest.approx(half_ns, rel=1e-3)
+    sure = what_if.interval(run, predicted.step_ns, recorded_caps(run.manifest, [])) if run.manifest else None
+    assert sure is not None
+    assert gain_half_ns(measured_ns, sure) == pytest.approx(half_ns, rel=1e-3)

@@ -42,6 +42,7 @@ def diagnosis() -> Diagnosis:
         advice="Try a smaller last bucket.",
         gain_ns=20 * MS,
         bound=None,
+        ahead=None,
         late_rank=None,
         waited_ns=0,
         outliers=None,
