@@ -279,8 +279,8 @@ _ANYWHERE = (
     Column("runs", "count", "recordings", "How many recordings the row is made of.", short="runs"),
     Column("buckets", "count", "buckets", "How many buckets a step has, at most."),
     Column("step_ms", "ms", "step time", "The median step of all recordings.", short="step ms"),
-    Column("lowest_ms", "ms", "quickest recording", "The median step of the quickest recording."),
-    Column("highest_ms", "ms", "slowest recording", "The median step of the slowest recording."),
+    Column("lowest_ms", "ms", "quickest recording", "The median step of the quickest recording.", "quickest"),
+    Column("highest_ms", "ms", "slowest recording", "The median step of the slowest recording.", "slowest"),
     Column("compute_only_ms", "ms", "compute only", "The part of the median step that is compute alone.", "alone"),
     Column("hidden_ms", "ms", "hidden", "The part of the median step that is hidden communication."),
     Column("exposed_ms", "ms", "exposed", "The part of the median step that is exposed communication."),
@@ -590,7 +590,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("sent", "count", "sent", "How many messages the rank sent."),
     ),
     ("pipeline_held",): (Column("time_ns", "ns", "time", "From the first action of the pipeline's step."),),
-    ("by_cap", "by_ranks"): (Column("step_ns", "ns", "step", "The mean of all ranks' steps, predicted."),),
+    ("by_cap", "by_depth", "by_ranks"): (Column("step_ns", "ns", "step", "The mean of all ranks' steps, predicted."),),
     ("by_ranks",): (
         Column("ranks", "count", "ranks", "How many ranks there would be."),
         Column("throughput", "ratio", "throughput, % of fewest ranks'", "A rank's ÷ that with the fewest ranks."),
@@ -607,7 +607,9 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ("window",): (Column("span_ns", "ns", "window", "The window's length."),),
     ("kernels",): (
         Column("part", "text", "counts as", "What the events count as."),
-        Column("busy_ns", "ns", "busy, all ranks", "Time in which at least one of them ran, all ranks' together."),
+        Column(
+            "busy_ns", "ns", "busy, all ranks", "Time in which at least one of them ran, all ranks' together.", "busy"
+        ),
     ),
 }
 """What a column means in these tables: an analysis' name, `window` or `kernels`."""

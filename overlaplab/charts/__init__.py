@@ -16,7 +16,14 @@ from overlaplab.charts.systems.hops import hops
 from overlaplab.charts.systems.pipeline import pipeline, pipeline_held
 from overlaplab.charts.systems.plan import planned_memory
 from overlaplab.charts.systems.staleness import staleness
-from overlaplab.charts.what_if import caps_predicted, held_predicted, ranks_predicted, step_lanes, throughput_predicted
+from overlaplab.charts.what_if import (
+    caps_predicted,
+    depths_predicted,
+    held_predicted,
+    ranks_predicted,
+    step_lanes,
+    throughput_predicted,
+)
 
 __all__ = [
     "buckets",
@@ -24,6 +31,7 @@ __all__ = [
     "caps",
     "caps_predicted",
     "compare",
+    "depths_predicted",
     "draw_offline",
     "gather_waits",
     "gathered",

@@ -37,7 +37,7 @@ def summary(
     ranks = list(dict.fromkeys(long["rank"]))
     y = row_axis("rank", ranks, "rank")
     drawn = {part: _fills(tones)[part] for part in PARTS.values() if part in set(long["part"])}
-    axis = alt.Axis(title=None, values=list(range(0, 101, 10)))
+    axis = alt.Axis(title="% of the step time", values=list(range(0, 101, 10)))
     x = alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis)
     lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms", "share:Q": "% of the step time"}, share=".2f")
     inks = dict.fromkeys((tones.compute, tones.exposed), tones.on_dark) | {tones.idle: tones.ink}

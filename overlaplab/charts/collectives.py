@@ -177,7 +177,7 @@ def _layer(
     if bounds:
         shapes = {how: shape for how, shape in _SHAPES.items() if how in set(rows["how"])}
         scale = alt.Scale(domain=list(shapes), range=list(shapes.values()))
-        legend = alt.Legend(orient="top", labelLimit=0, title=None)
+        legend = alt.Legend(orient="bottom", labelLimit=0, title=None)  # beside the other it would be cut
         encoding["shape"] = alt.Shape("how:N", scale=scale, legend=legend)
     points: alt.Chart = alt.Chart(rows).mark_point(filled=not bounds, size=64, opacity=0.7, strokeWidth=2)
     return points.encode(**encoding)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
-from overlaplab.charts.parts import WHEN, bars, dashed_lines, known_ms, tooltip
+from overlaplab.charts.parts import FLUSH, WHEN, bars, dashed_lines, known_ms, tooltip
 from overlaplab.charts.theme import Palette, cause_colours, colours, finish, labels_width, palette
 from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
 from overlaplab.findings.diagnosis.causes import CAUSE_LABELS
@@ -83,7 +83,7 @@ def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: list[tuple[s
     """The bars: thin while gradients arrive and wait, thick where they are sent."""
     table = pd.DataFrame(bands, columns=["bucket", "part", "begin", "end", "ms"])
     scale = alt.Scale(zero=False, nice=False, domain=domain)
-    x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16))
+    x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16, labelFlush=FLUSH))
     lines = tooltip({"bucket": "", "part": "what", "ms:Q": "took ms"} | WHEN)
     legend = colours(fills, left=labels_width(table["bucket"]), columns=3, offset=22)
     heights = table["part"].map({ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}).fillna(0.7)

@@ -11,7 +11,10 @@ import pandas as pd
 from overlaplab.charts.parts import FLUSH, bars, known_ms, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
 from overlaplab.findings import (
+    BEST_POSSIBLE,
+    best_possible_reading,
     caps_predicted_title,
+    depths_predicted_title,
     held_predicted_title,
     lanes_title,
     ranks_predicted_title,
@@ -32,15 +35,18 @@ _ROWS = ("measured: rank", "measured: link", "predicted: rank", "predicted: link
 def caps_predicted(
     table: pd.DataFrame,
     measured: pd.DataFrame,
-    chosen: float,
+    chosen: float | None,
     half_ns: float,
     advised_mb: float | None = None,
     *,
+    measured_ns: int | None = None,
+    least_ns: int | None = None,
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
     """The step by cap: rows of `what_if.by_cap` and `recorded_caps`, on either side the interval's half.
 
+    A named line at the recorded step, `measured_ns`, whose cap is not known, and at `what_if.best_possible_ns`.
     `advised_mb`: the cap that `advise` finds best.
     """
     title = caps_predicted_title(table, advised_mb)
@@ -56,6 +62,35 @@ def caps_predicted(
         note=note,
         dark=dark,
         tone=palette(dark).compute,
+        levels=[*_level("measured", measured_ns), *_level(BEST_POSSIBLE, least_ns)],
+        reading=None if least_ns is None else best_possible_reading(),
+    )
+
+
+def depths_predicted(
+    table: pd.DataFrame,
+    *,
+    chosen: int | None,
+    measured_ns: int,
+    half_ns: float,
+    dark: bool = False,
+    note: str | None = None,
+) -> alt.LayerChart:
+    """The step by prefetch depth: rows of `device_what_if.by_depth`, on either side the interval's half; a named line
+    at the recorded step, whose depth is not known.
+    """
+    return _curve(
+        table.assign(at=table["prefetch"], value=to_ms(table["step_ns"])),
+        half=to_ms(half_ns),
+        dots=None,
+        chosen=chosen,
+        x_title="prefetch (units gathered ahead)",
+        y_title="step (ms)",
+        title=depths_predicted_title(table),
+        note=note,
+        dark=dark,
+        tone=palette(dark).gather,
+        levels=_level("measured", measured_ns),
     )
 
 
@@ -129,7 +164,7 @@ def _curve(
     *,
     half: Any,
     dots: pd.DataFrame | None,
-    chosen: float,
+    chosen: float | None,
     x_title: str,
     y_title: str,
     title: str,
@@ -137,15 +172,23 @@ def _curve(
     dark: bool,
     tone: str,
     zero: bool = False,
+    levels: Sequence[tuple[str, float]] = (),
+    reading: str | None = None,
 ) -> alt.LayerChart:
-    """A dashed line through `value` over `at`, a band around it, measured dots, and a rule at what is chosen."""
+    """A dashed line through `value` over `at`, a band around it, measured dots, and a rule at what is chosen.
+
+    Across the chart a named line at each of the `levels`; of several the last has its name below.
+    """
     tones = palette(dark)
     places = sorted({*table["at"], *(dots["at"] if dots is not None else ())})
     ticks = _spread(places)
     scale = alt.Scale(type="log", base=2, domain=[places[0], places[-1]], nice=False)
     label = "format(datum.value, datum.value < 1 ? '~g' : ',~f')"
     x = alt.X("at:Q", title=x_title, scale=scale, axis=alt.Axis(values=ticks, labelExpr=label, labelFlush=True))
-    values = alt.Scale(zero=zero, nice=True)
+    low = [value for _, value in levels]
+    lowest = 0.0 if zero else min([(table["value"] - (0 if half is None else half)).min(), *low])
+    room = _ROOM * (max([table["value"].max(), *low]) - lowest)  # below it, a word would stand on the axis
+    values = alt.Scale(zero=zero, nice=True, **({"domainMin": lowest - room} if levels else {}))
     y = alt.Y("value:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5))
     shown = table[["at", "value"]].assign(what="predicted")
     lines = tooltip({"what": "", "at:Q": x_title.partition(" (")[0], "value:Q": y_title}, at=",~f", value=",.1f")
@@ -157,12 +200,13 @@ def _curve(
         layers.append(
             drawn.encode(x=x, y=alt.Y("low:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5)), y2="high:Q")
         )
-    at = pd.DataFrame({"at": [chosen]})
-    layers.append(alt.Chart(_inline(at)).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x))
+    if chosen is not None:
+        at = pd.DataFrame({"at": [chosen]})
+        layers.append(alt.Chart(_inline(at)).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x))
+    for place, (name, level) in enumerate(levels):
+        layers += _named(name, level, y, tones, below=place == len(levels) - 1)
     layers.append(alt.Chart(lines_of).mark_line(color=tone, strokeDash=_DASHES, strokeWidth=2).encode(x=x, y=y))
     layers.append(alt.Chart(lines_of).mark_point(color=tone, size=45, filled=False).encode(x=x, y=y, tooltip=lines))
-    lowest = 0.0 if zero else (shown["value"] - (0 if half is None else half)).min()
-    room = _ROOM * (shown["value"].max() - lowest)  # below it, a word would stand on the axis
     falls = len(shown) > 1 and shown["value"].iloc[-1] < shown["value"].iloc[-2]
     below = falls and shown["value"].iloc[-1] - lowest > room
     last = shown.tail(1).assign(word="predicted")
@@ -172,12 +216,25 @@ def _curve(
     return finish(
         layers,
         title=title,
-        subtitle=[note],
+        subtitle=[reading, note],
         description=f"A dashed, predicted line over {x_title}. {title}.",
         dark=dark,
         height=_HEIGHT,
         line=_LINE,
     )
+
+
+def _level(name: str, ns: int | None) -> list[tuple[str, float]]:
+    """A name that says the time, and the time in ms; none where it is unknown."""
+    return [] if ns is None else [(f"{name}: {ms(ns)}", to_ms(float(ns)))]
+
+
+def _named(name: str, level: float, y: alt.Y, tones: Palette, *, below: bool) -> list[alt.Chart]:
+    """A line across the chart, and its name at the left end."""
+    table = pd.DataFrame({"value": [level], "word": [name]})
+    rule: alt.Chart = alt.Chart(_inline(table)).mark_rule(color=tones.ink, strokeDash=[2, 3], strokeWidth=1.5)
+    text = alt.Chart(_inline(table)).mark_text(color=tones.ink, fontSize=12, align="left", dx=6, dy=10 if below else -8)
+    return [rule.encode(y=y), text.encode(x=alt.value(0), y=y, text=alt.Text("word:N"))]
 
 
 def _inline(table: pd.DataFrame) -> Any:

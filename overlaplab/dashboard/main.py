@@ -48,6 +48,7 @@ _STYLE = """
 [class*="st-key-causes_"][class*="_words"] [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3;}
 [class*="_words"] [data-testid="stElementContainer"] + [data-testid="stElementContainer"] {opacity: 0.75;}
 .st-key-screen h3 {padding: 0;}
+.st-key-screen [data-testid="stDataFrame"] {margin-top: 0.35rem;}
 .st-key-causes {padding-top: 0.3rem;}
 .st-key-causes button {min-height: 0; padding: 0;}
 .st-key-causes_rest [data-testid="stText"] {font-size: 0.85rem; opacity: 0.75;}
@@ -73,6 +74,10 @@ _STYLE = """
 .st-key-timeline_beside [class*="st-key-headline_"] {flex-wrap: nowrap;}
 .st-key-timeline_beside [class*="st-key-headline_"] > :first-child {flex-shrink: 1;}
 @media (max-width: 1000px) {.st-key-timeline_beside [data-testid="stColumn"] {min-width: 100%;}}
+@media (max-width: 1000px) {
+  [data-testid="stSidebar"][data-collapsed="false"] {width: 13rem !important; min-width: 13rem;}
+  .block-container {padding-left: 1.5rem; padding-right: 1.5rem;}
+}
 .st-key-first_run [data-testid="stText"], .st-key-second_run [data-testid="stText"] {font-weight: 600;}
 """
 

@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 _FORMATS = {"ns": "%.3f", "ms": "%.3f", "bytes": "%.2f", "kB": "%.1f", "GB/s": "%.3g", "ratio": "%.1f"}
+_ROOM = 930  # pixels that a table has in a window of 1280
+_LETTER, _PADDING = 6.3, 24  # pixels of a table's letter, and of what stands beside a cell's
 _MOST_ROWS = 5000  # more do not come to the browser at ease
 _SAMPLES = Path(__file__).parents[2] / "traces"
 
@@ -303,10 +305,10 @@ def _one_line(lines: str | list[str]) -> str:
     return lines if isinstance(lines, str) else " ".join(lines)
 
 
-def show_table(block: TableBlock, *, choose: bool = False) -> dict[Any, Any] | None:
+def show_table(block: TableBlock, *, choose: bool = False, narrow: bool = False) -> dict[Any, Any] | None:
     """A table without its caption, and without columns of which nothing is known; numbers stand on the right.
 
-    With `choose` the reader can choose a row, which is returned once.
+    With `choose` the reader can choose a row, which is returned once; `narrow` is for a table beside something else.
     """
     rows = block.frame.head(_MOST_ROWS)
     hint = "Choose a row to see it on the timeline." if choose else ""
@@ -314,7 +316,7 @@ def show_table(block: TableBlock, *, choose: bool = False) -> dict[Any, Any] | N
     if remarks:
         with st.container(key=f"remarks_{block.key}"):
             st.text(" ".join(remarks))
-    _, shown, config = _table(id(block), block)
+    _, shown, config = _table(id(block), narrow, block)
     name = block.key.replace("_", " ")  # for those who do not see it
     look: dict[str, Any] = {"hide_index": True, "column_config": config, "placeholder": "–", "alt": name}
     if not choose:
@@ -332,20 +334,26 @@ def show_table(block: TableBlock, *, choose: bool = False) -> dict[Any, Any] | N
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _table(identity: int, _block: TableBlock) -> tuple[TableBlock, pd.DataFrame, dict[str, Any]]:
+def _table(identity: int, narrow: bool, _block: TableBlock) -> tuple[TableBlock, pd.DataFrame, dict[str, Any]]:
     """A block, and its first rows as they are shown, and how; as `_drawn`."""
-    return _block, *_for_streamlit(_block.frame.head(_MOST_ROWS), _block.wide or _block.columns)
+    wide = _block.wide or _block.columns
+    room = 0 if narrow else _ROOM
+    return _block, *_for_streamlit(_block.frame.head(_MOST_ROWS), (narrow and _block.narrow) or wide, room)
 
 
-def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table as it is shown, and how: ms to the µs, MB, GB/s and percent, each header with its explanation."""
+def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column], room: int) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table as it is shown, and how: ms to the µs, MB, GB/s and percent, each header with its explanation.
+
+    Headers are those of a terminal where the others do not fit into so many pixels.
+    """
     known = [column for column in columns if table[column.name].notna().any()]
     shown = as_shown(table, known)
     config: dict[str, Any] = {}
+    terse = sum(_column_width(_label(column), shown[column.title]) for column in known) > room
     for column in known:
         title, values = column.title, shown[column.title]
-        look: dict[str, Any] = {"label": _label(column), "help": column.explanation}
-        if pd.api.types.is_string_dtype(values) or values.dtype == object:
+        look: dict[str, Any] = {"label": _terse_label(column) if terse else _label(column), "help": column.explanation}
+        if _is_text(values):
             config[title] = st.column_config.TextColumn(width=_text_width(look["label"], values), **look)
         else:
             form = _FORMATS.get(column.shown) or _FORMATS.get(column.unit)
@@ -360,10 +368,26 @@ def _label(column: Column) -> str:
     return column.title if column.unit == "ratio" else f"{column.header} {column.shown_unit}".strip()
 
 
+def _terse_label(column: Column) -> str:
+    """The header of a terminal, with the unit in which it is shown here."""
+    unit = "%" if column.unit == "ratio" else column.shown_unit
+    name = column.terse.removesuffix("MB").removesuffix("kB") if column.unit == "bytes" else column.terse
+    return name if unit in name else f"{name} {unit}".strip()
+
+
+def _is_text(values: pd.Series) -> bool:
+    return pd.api.types.is_string_dtype(values) or values.dtype == object
+
+
+def _column_width(header: str, values: pd.Series) -> int:
+    """Pixels, about."""
+    return _text_width(header, values) if _is_text(values) else round(_LETTER * len(header)) + _PADDING
+
+
 def _text_width(header: str, texts: pd.Series) -> int:
     """Pixels in which the longest of the first texts has room, as far as a table can give it."""
     longest = max((len(str(text)) for text in (header, *texts.head(1000).dropna())), default=0)
-    return min(round(6.8 * longest) + 24, 340)
+    return min(round(_LETTER * longest) + _PADDING, 340)
 
 
 def chosen_rows(table: pd.DataFrame, ranks: frozenset[int] | None, step: int | None) -> pd.DataFrame:

@@ -163,7 +163,12 @@ from overlaplab.findings.systems.plan import plan_advice, plan_lead, plan_notes,
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.what_if import (
+    BEST_POSSIBLE,
+    best_possible_reading,
     caps_predicted_title,
+    depths_advice,
+    depths_predicted_title,
+    device_folded,
     held_predicted_title,
     lanes_title,
     not_told,
@@ -186,6 +191,7 @@ from overlaplab.findings.windows import (
 )
 
 __all__ = [
+    "BEST_POSSIBLE",
     "CAUSE_LABELS",
     "CAUSE_MEANINGS",
     "CHOOSE_A_CELL",
@@ -216,6 +222,7 @@ __all__ = [
     "bench_finding",
     "bench_remarks",
     "best_buckets_remark",
+    "best_possible_reading",
     "bucket_cause_words",
     "bucket_causes",
     "bucket_notes",
@@ -236,11 +243,14 @@ __all__ = [
     "compare_title",
     "costs_title",
     "cutting_limit_ns",
+    "depths_advice",
+    "depths_predicted_title",
     "describe_link",
     "describe_machine",
     "describe_prediction",
     "describe_ranks",
     "describe_settings",
+    "device_folded",
     "diagnose",
     "event_facts",
     "exposed_by_axis",

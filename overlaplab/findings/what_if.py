@@ -17,7 +17,12 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.words import count, joined, ms, percent
 
 __all__ = [
+    "BEST_POSSIBLE",
+    "best_possible_reading",
     "caps_predicted_title",
+    "depths_advice",
+    "depths_predicted_title",
+    "device_folded",
     "held_predicted_title",
     "lanes_title",
     "not_told",
@@ -29,11 +34,16 @@ __all__ = [
     "what_if_notes",
 ]
 
+BEST_POSSIBLE = "best buckets possible"
+"""The name of the line at `what_if.best_possible_ns`."""
 _ALGORITHMS: dict[Algorithm, str] = {
     "ring": "Collectives go around a ring, as on the emulated link",
     "tree": "Collectives go along trees",
     "auto": "Each collective takes the faster of a ring and trees, as NCCL chooses",
 }
+
+
+_RECORDED = "Collectives take as long as those of their size did, measured from when the last rank came"
 
 
 def setting_words(setting: Setting) -> str:
@@ -65,12 +75,14 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
     )
 
 
-def what_if_notes(sure: Interval, doubt_ns: int, far: Mapping[str, float], algorithm: Algorithm) -> list[str]:
-    """Where the interval comes from, how collectives are modelled, and what is extrapolated: `what_if.far`."""
+def what_if_notes(sure: Interval, doubt_ns: int, far: Mapping[str, float], algorithm: Algorithm | None) -> list[str]:
+    """Where the interval comes from, how collectives are modelled (None: as recorded), and what is extrapolated:
+    `what_if.far`.
+    """
     notes = [
         interval_line(sure.half_ns, asdict(sure)),
         gain_line(doubt_ns),
-        f"{_ALGORITHMS[algorithm]}.",
+        f"{_ALGORITHMS[algorithm]}." if algorithm else f"{_RECORDED}.",
     ]
     return [*notes, extrapolation(far)] if far else notes
 
@@ -87,6 +99,24 @@ def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -
         return f"Predicted step by cap: shortest with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
     near = f"within {percent(CAP_TIE, 1)} of the shortest"
     return f"Predicted step by cap: {near} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
+
+
+def best_possible_reading() -> str:
+    """What the line at the best buckets means."""
+    return f"{BEST_POSSIBLE.capitalize()}: no buckets give a shorter step, even without delays and late ranks."
+
+
+def depths_predicted_title(table: pd.DataFrame) -> str:
+    """Rows of `device_what_if.by_depth`: which depth is predicted to be best."""
+    best = _shallowest(table)
+    near = "shortest" if best["step_ns"] == table["step_ns"].min() else f"within {percent(CAP_TIE, 1)} of the shortest"
+    return f"Predicted step by prefetch: {near} with {best['prefetch']}, {ms(best['step_ns'])}"
+
+
+def _shallowest(table: pd.DataFrame) -> dict[Any, Any]:
+    """The row of the smallest depth whose step is about as short as the shortest: each unit ahead takes memory."""
+    tied = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)]
+    return min(tied.to_dict("records"), key=lambda row: row["prefetch"])
 
 
 def _shortest(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
@@ -123,11 +153,49 @@ def lanes_title(step_ns: int, measured_ns: int) -> str:
     return f"The median step on one axis: {ms(measured_ns)} measured, {ms(step_ns)} predicted"
 
 
-def what_if_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int, advised_mb: float | None = None) -> str:
+def depths_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
+    """What to do about the depths that were tried; rows of `device_what_if.by_depth`; see `what_if_advice`."""
+    best = _shallowest(table)
+    gain_ns = measured_ns - best["step_ns"]
+    if gain_ns <= 0:
+        return "No prefetch depth is predicted to make the step shorter."
+    words = f"With prefetch {best['prefetch']} a step is predicted to be {ms(gain_ns)} shorter"
+    if gain_ns <= doubt_ns:
+        return f"{words}{uncertain(gain_ns, doubt_ns)}."
+    units = count(int(best["prefetch"]), "unit")
+    return (
+        f"{words}: name the next {units} in set_modules_to_forward_prefetch, the {units} before in"
+        " set_modules_to_backward_prefetch."
+    )
+
+
+def device_folded(option: str) -> list[str]:
+    """What is not predicted of a run on GPUs on this page, and why; `option` is what is."""
+    other = {
+        "bucket_cap_mb": "Prefetch: DDP gathers nothing.",
+        "prefetch": "bucket_cap_mb: FSDP2 sends no buckets.",
+    }[option]
+    first = ["First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 tells of it."]
+    return [
+        other,
+        *(first if option == "bucket_cap_mb" else ()),
+        "Link: overlaplab predict RUN --link 100Gbps,20us tells of another one.",
+        "Strategy, ranks, microbatches: a trace does not tell what the training loop would do then.",
+    ]
+
+
+def what_if_advice(
+    table: pd.DataFrame,
+    measured_ns: int,
+    doubt_ns: int,
+    advised_mb: float | None = None,
+    *,
+    by_engine: bool = True,
+) -> str:
     """What to do about the caps that were tried; rows of `what_if.by_cap`, empty where caps do nothing.
 
     `doubt_ns`: what such a gain must exceed. `advised_mb`: the cap that `advise` finds best, which is named here, too,
-    where it is as good as the others.
+    where it is as good as the others. `by_engine`: whether the engine records the run, by an option.
     """
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
@@ -140,8 +208,8 @@ def what_if_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int, advised
             f"With {cap} a step is predicted to be {ms(gain_ns)} shorter{uncertain(gain_ns, doubt_ns)}. Record both"
             " settings several times to know."
         )
-    return (
-        f"Record with --bucket-cap-mb {best['bucket_cap_mb']:g}, which is predicted to gain"
-        f" {ms(gain_ns)}; in a script: DistributedDataParallel(model,"
-        f" bucket_cap_mb={best['bucket_cap_mb']:g})."
-    )
+    script = f"DistributedDataParallel(model, bucket_cap_mb={best['bucket_cap_mb']:g})"
+    if not by_engine:
+        return f"Try {script}, which is predicted to gain {ms(gain_ns)}."
+    option = f"--bucket-cap-mb {best['bucket_cap_mb']:g}"
+    return f"Record with {option}, which is predicted to gain {ms(gain_ns)}; in a script: {script}."

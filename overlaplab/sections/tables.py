@@ -312,10 +312,10 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             *columns(
                 "each_collective",
                 *("index", "step", "kind", "bytes", "start_ns", "longest_ns", "wait_ns", "transfer_ns", "exposed_ns"),
-                *("bus_gb_per_s", "bus_is_lower_bound", "skew_ns"),
             ),
             replace(column("each_collective", "last_rank"), name="last_word", unit="text"),
-            *columns("each_collective", "ranks", "group", "dtype", "unmatched"),
+            *columns("each_collective", "bus_gb_per_s", "bus_is_lower_bound", "skew_ns", "ranks", "group", "dtype"),
+            *columns("each_collective", "unmatched"),
         ),
         narrow=shown,
         legend="ms; wait: until the last rank came, of the one that waited longest (≈0: within clock error); "
@@ -571,6 +571,7 @@ def window_rows(ranks: pd.DataFrame, caption: str, notes: Sequence[str] = ()) ->
             *("rank", "exposed_comm_ns", "compute_ns", "idle_ns", "comm_ns", "overlapped_ns", "busy_ns"),
             *("exposed_share", "overlap_ratio"),
         ),
+        narrow=columns("window", "rank", "exposed_comm_ns", "compute_ns", "idle_ns"),
         notes=notes,
     )
 
@@ -592,6 +593,7 @@ def kernels_rows(kernels: pd.DataFrame) -> TableBlock:
         caption="What took most time there",
         frame=kernels.assign(name=[shorten(findings.group_name(name), 200) for name in kernels["name"]]),
         columns=columns("kernels", "busy_ns", "name", "part", "events"),
+        narrow=columns("kernels", "busy_ns", "name"),
     )
 
 

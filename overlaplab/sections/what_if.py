@@ -17,7 +17,7 @@ from overlaplab.events import Run
 from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.sections.blocks import Chart
-from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions import device_what_if, what_if
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns, measured_steps
 from overlaplab.simulate.programs.options import CAP_MB
 from overlaplab.simulate.programs.setting import Setting
@@ -56,7 +56,8 @@ class Parts:
 def caps_tried(run: Run) -> list[float]:
     """Caps in MiB: powers of two from a quarter to the first that makes one bucket, and the recorded one."""
     manifest = run.manifest
-    whole = sum(parameter.bytes for parameter in manifest.parameters) / _MIB if manifest else 0.0
+    known = manifest.parameters if manifest else ()
+    whole = (sum(each.bytes for each in known) if known else device_what_if.whole_bytes(run)) / _MIB
     found = [0.25]
     while found[-1] < min(whole, 64):
         found.append(found[-1] * 2)
@@ -82,7 +83,7 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
             asked.setting, found.step_ns, found.measured_ns, found.sure.half_ns, doubt_ns
         ),
         notes=[*notes, *dict.fromkeys(filter(None, (no_caps, no_ranks)))],
-        over=[*_over_caps(found, caps, recorded, note, advised_mb), *_over_ranks(found, ranks, note)],
+        over=[*_over_caps(found, asked, caps, recorded, note, advised_mb), *_over_ranks(found, ranks, note)],
         lanes=_lanes(found, note),
         growing=[*_growing(found, ranks, note)],
         advice=findings.what_if_advice(caps, found.measured_ns, doubt_ns, advised_mb),
@@ -135,12 +136,13 @@ def _advised_mb(run: Run, setting: Setting) -> float | None:
 
 
 def _over_caps(
-    found: _Answer, caps: pd.DataFrame, recorded: pd.DataFrame, note: str | None, advised_mb: float | None
+    found: _Answer, asked: Asked, caps: pd.DataFrame, recorded: pd.DataFrame, note: str | None, advised_mb: float | None
 ) -> Iterator[Chart]:
     if len(caps):
         cap = found.setting.bucket_cap_mb or found.manifest.bucket_cap_mb or CAP_MB
         seen = recorded.head(0) if found.changes_but("bucket_cap_mb") else recorded.dropna()
-        draw = partial(charts.caps_predicted, caps, seen, cap, found.sure.half_ns, advised_mb)
+        least_ns = what_if.best_possible_ns(found.run, asked.setting, algorithm=asked.algorithm)
+        draw = partial(charts.caps_predicted, caps, seen, cap, found.sure.half_ns, advised_mb, least_ns=least_ns)
         yield Chart(key="caps_predicted", draw=draw, note=note, table=as_held(caps, "by_cap"))
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from overlaplab import charts
+from overlaplab.analyses.systems.plan import PLAN_PARTS
 
 
 def word(chart: alt.LayerChart, text: str) -> Any:
@@ -35,3 +36,36 @@ def test_the_word_measured_is_not_on_the_axis(measured_ms: int, below: bool) -> 
     table = pd.DataFrame({"ranks": [2, 16, 128], "step_ns": [120_000_000, 500_000_000, 1_000_000_000]})
     chart = charts.ranks_predicted(table, recorded=2, measured_ns=measured_ms * 10**6, chosen=2, half=0.1)
     assert (word(chart, "measured")["dy"] > 0) is below
+
+
+def test_the_best_buckets_possible_are_a_named_line_below_the_curve() -> None:
+    table = pd.DataFrame({"bucket_cap_mb": [1.0, 25.0], "step_ns": [170_000_000, 208_000_000]})
+    chart = charts.caps_predicted(table, table.head(0), 25.0, 10e6, least_ns=159_600_000)
+    spec = chart.to_dict()
+    row = {"value": 159.6, "word": "best buckets possible: 159.6 ms"}
+    named = [layer for layer in spec["layer"] if spec["datasets"][layer["data"]["name"]] == [row]]
+    assert [layer["mark"]["type"] for layer in named] == ["rule", "text"]
+    lowest = next(layer["encoding"]["y"]["scale"]["domainMin"] for layer in spec["layer"] if "y2" in layer["encoding"])
+    assert lowest < 159.6
+    assert "no buckets give a shorter step" in str(chart.title.subtitle)
+    assert "best buckets" not in str(charts.caps_predicted(table, table.head(0), 25.0, 10e6).to_dict())
+
+
+def test_a_step_of_an_unknown_cap_is_a_named_line() -> None:
+    table = pd.DataFrame({"bucket_cap_mb": [1.0, 25.0], "step_ns": [170_000_000, 208_000_000]})
+    chart = charts.caps_predicted(table, table.head(0), None, 10e6, measured_ns=201_000_000)
+    assert "measured: 201.0 ms" in str(chart.to_dict())
+    depths = pd.DataFrame({"prefetch": [1, 2], "step_ns": [170_000_000, 170_000_000]})
+    drawn = charts.depths_predicted(depths, chosen=2, measured_ns=201_000_000, half_ns=10e6)
+    assert "measured: 201.0 ms" in str(drawn.to_dict())
+    assert " ".join(drawn.title.text) == "Predicted step by prefetch: shortest with 1, 170.0 ms"
+
+
+@pytest.mark.parametrize(("limit", "side"), [(80 * 10**9, "right"), (10**9, "left")])
+def test_the_memory_of_a_gpu_is_a_named_line(limit: int, side: str) -> None:
+    parts = {f"{part}_bytes": [10**10] for part in PLAN_PARTS}
+    table = pd.DataFrame({"ranks": [8], "total_bytes": [4 * 10**10], **parts})
+    layers = charts.planned_memory(table, limit=limit, planned=8, title="").to_dict()["layer"]
+    name = next(layer for layer in layers if layer["mark"]["type"] == "text")
+    assert name["encoding"]["text"]["value"] == f"a GPU has {limit // 10**9} GB"
+    assert name["mark"]["align"] == side

@@ -97,6 +97,24 @@ def test_a_gain_that_may_be_none_is_not_certain() -> None:
     )
 
 
+def test_advice_for_a_script_of_somebody_else() -> None:
+    said = findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS, by_engine=False)
+    assert said == "Try DistributedDataParallel(model, bucket_cap_mb=1), which is predicted to gain 26.0 ms."
+
+
+def test_advice_names_the_smallest_of_the_best_depths() -> None:
+    depths = pd.DataFrame({"prefetch": [1, 2, 3], "step_ns": [480_000_000, 470_000_000, 469_000_000]})
+    assert findings.depths_advice(depths, 497_000_000, DOUBT_NS) == (
+        "With prefetch 2 a step is predicted to be 27.0 ms shorter: name the next 2 units in"
+        " set_modules_to_forward_prefetch, the 2 units before in set_modules_to_backward_prefetch."
+    )
+    assert findings.depths_advice(depths, 475_000_000, DOUBT_NS) == (
+        "With prefetch 2 a step is predicted to be 5.0 ms shorter, which is not certain: a predicted gain may be off"
+        " by 12.0 ms."
+    )
+    assert findings.depths_advice(depths, 400_000_000, DOUBT_NS).startswith("No prefetch depth is predicted")
+
+
 def test_titles() -> None:
     ranks = pd.DataFrame({"ranks": [2, 128], "step_ns": [10**9, 4 * 10**9], "throughput": [1.0, 0.25]})
     assert findings.caps_predicted_title(caps(5, 4, 6)) == "Predicted step by cap: shortest with 1 MiB, 4.0 ms"

@@ -140,8 +140,11 @@ def test_settings_that_make_no_sense_are_refused(made: Make) -> None:
             predict_device(made(2.0), asked)
 
 
-def test_the_page_what_if_says_where_to_ask(made: Make) -> None:
-    assert "overlaplab predict tells another link, cap or prefetch" in str(why_not(made(2.0)))
+def test_the_page_what_if_says_why_it_does_not_open(made: Make) -> None:
+    assert why_not(made(2.0)) is None
+    unknown = str(why_not(made(2.0, shapes=False)))
+    assert unknown.startswith("the sizes of its gradients are not known")
+    assert unknown.endswith("Another link: overlaplab predict RUN --link 100Gbps,20us.")
     alone = replace(made(2.0), traces=made(2.0).traces[:1])
     assert str(why_not(alone)).startswith("1 of 2 ranks: a prediction needs them all")
 

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses import HeldLimit
-from overlaplab.charts.parts import dashed_lines
+from overlaplab.charts.parts import FLUSH, dashed_lines
 from overlaplab.charts.theme import LINE, finish, palette
 from overlaplab.findings import gathered_peak, gathered_title, held_limit
 from overlaplab.words import to_ms, unit_of
@@ -107,5 +107,5 @@ def _peak(
 def time_axis(window_ns: tuple[int, int], line: int, title: str | None = "time in step (ms)") -> alt.X:
     """The time axis in ms of a chart whose rows start at `begin`."""
     scale = alt.Scale(zero=False, nice=False, domain=[to_ms(window_ns[0]), to_ms(window_ns[1])])
-    axis = alt.Axis(tickCount=16 * line // LINE, labelOverlap="greedy", labelFlush=False)
+    axis = alt.Axis(tickCount=16 * line // LINE, labelOverlap="greedy", labelFlush=FLUSH)
     return alt.X("begin:Q", title=title, scale=scale, axis=axis)

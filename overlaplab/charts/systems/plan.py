@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses.systems.plan import PLAN_PARTS
-from overlaplab.charts.parts import tooltip
+from overlaplab.charts.parts import dashed_lines, tooltip
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.words import size_exact, unit_of
 
@@ -41,14 +41,16 @@ def planned_memory(
             y=alt.Y("label:N", sort=list(labels.values()), title="GPUs", axis=axis),
             x=alt.X("held:Q", title=f"memory per GPU ({unit})", stack="zero"),
             order=alt.Order("order:Q"),
-            color=colours(list(zip(PLAN_PARTS, fills, strict=True)), left=labels_width(labels.values())),
+            color=colours(list(zip(PLAN_PARTS, fills, strict=True)), left=labels_width(labels.values()), offset=22),
             tooltip=tooltip({"label": "GPUs", "part": "", "word": "takes", "whole": "of"}),
         )
     )
     layers = [bars]
     if limit is not None:
-        rule = alt.Chart(pd.DataFrame({"held": [limit / scale], "word": [f"{size_exact(limit)} per GPU"]}))
-        layers.append(rule.mark_rule(strokeDash=[6, 4], strokeWidth=2, color=tones.ink).encode(x="held:Q"))
+        near = limit < table["total_bytes"].max() / 2  # where a name to the left would stand beside the chart
+        look = {"align": "left", "dx": -4} if near else {"align": "right", "dx": 4}
+        place, name = pd.DataFrame({"held": [limit / scale]}), f"a GPU has {limit / scale:g} {unit}"
+        layers += dashed_lines(place, "x", "held", name, tones.ink, width=2, dy=-7, **look)
     subtitle = ["States by ZeRO's formulas, and activations of one microbatch.", note]
     return finish(
         layers,

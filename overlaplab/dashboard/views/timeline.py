@@ -41,6 +41,7 @@ _KEY = "timeline_canvas"
 _ASKED = "timeline_asked"
 _WRITTEN = "timeline_written"
 _PEERS = columns("collectives", "rank", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
+_PEERS_BESIDE = columns("collectives", "rank", "start_ns", "wait_ns", "exposed_ns")
 
 
 def page() -> None:
@@ -211,28 +212,29 @@ def _event(opened: Opened, mark: int) -> None:
     _facts(facts)
     if collective is not None:
         peers = pd.DataFrame(collective["peers"]).astype("Int64")
-        _table(TableBlock(key="timeline_peers", caption="Its collective by rank", frame=peers, columns=_PEERS))
+        _table(
+            TableBlock(
+                key="timeline_peers",
+                caption="Its collective by rank",
+                frame=peers,
+                columns=_PEERS,
+                narrow=_PEERS_BESIDE,
+            )
+        )
 
 
 def _facts(facts: pd.DataFrame) -> None:
-    """What is known of one event, all of it to be seen at once."""
+    """What is known of one event, all of it to be seen at once: a table would cut long names."""
     _headline("Selected event", facts, "timeline_event")
-    wide = {"what": st.column_config.TextColumn(width=90), "value": st.column_config.TextColumn(width="large")}
-    st.dataframe(
-        facts,
-        hide_index=True,
-        width="stretch",
-        height="content",
-        row_height=28,
-        column_config=wide,
-        key="timeline_event_table",
-    )
+    with st.container(key="timeline_facts", gap=None):
+        for what, value in facts.itertuples(index=False):
+            st.text(f"{what}: {value}")
 
 
 def _table(block: TableBlock) -> None:
     """A headline, a table, and the same as CSV."""
     _headline(block.caption, as_shown(block.frame, block.wide or block.columns), block.key)
-    show_table(block)
+    show_table(block, narrow=True)
 
 
 def _headline(title: str, table: pd.DataFrame, key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,18 @@ from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.folder import manifest_told
 from overlaplab.dashboard.widgets import error_line, nothing_to_show, open_page, show_block, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
+from overlaplab.events import rule_of
 from overlaplab.manifest import Link, Manifest, traits_of
-from overlaplab.sections.what_if import Asked, caps_tried, what_if_parts
+from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
+from overlaplab.sections.what_if_device import device_parts
+from overlaplab.simulate.predictions.device import device_manifest
+from overlaplab.simulate.predictions.device_what_if import DEPTHS, option
 from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.options import CAP_MB, has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import Skew
 from overlaplab.traits import TRAITS, Traits
+from overlaplab.vocabulary import Rule
 
 _BANDWIDTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 _LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
@@ -41,8 +47,8 @@ def page() -> None:
     if opened.not_predicted is not None:
         nothing_to_show(
             opened,
-            "Of this run no other setting can be predicted. That takes a run of the engine on a CPU, with the traces of"
-            " all ranks (`overlaplab record`).",
+            "Of this run no other setting can be predicted. That takes the traces of all ranks: of a run of the engine"
+            " on a CPU (`overlaplab record`), or of torch's DDP or FSDP2 on GPUs.",
         )
         st.text(opened.not_predicted)
         return
@@ -55,9 +61,10 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
     """The controls and what they ask for; moving one draws nothing else of the page anew."""
     head = st.container(key="headline")
     notes = st.container(key="remarks_what_if", gap=None)
-    asked = _ask(opened)
+    on_gpu = any(rule_of(trace) is Rule.GPU for trace in opened.run.traces)
+    ask = partial(_on_gpu, opened, recorded) if on_gpu else partial(_on_cpu, opened, recorded)
     try:
-        parts = what_if_parts(opened.run, asked, recorded, findings.note(opened.manifest))
+        parts = ask()
     except OverlaplabError as error:
         error_line(error)
         return
@@ -70,6 +77,29 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
                 with column:
                     show_block(chart)
     what_to_do((parts.advice,))
+
+
+def _on_cpu(opened: Opened, recorded: pd.DataFrame) -> Parts:
+    return what_if_parts(opened.run, _ask(opened), recorded, findings.note(opened.manifest))
+
+
+def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> Parts:
+    """Of these runs the traces tell of one option; the others are folded, with a word why."""
+    run, manifest = opened.run, opened.manifest
+    what, controls = option(run), _Controls()
+    with st.container(key="asked", horizontal=True, gap="small"):
+        if what == "prefetch":
+            ahead = _or(manifest.prefetch if manifest else None, "as recorded")
+            setting = Setting(prefetch=controls.slide("Prefetch", "{} ahead", DEPTHS, ahead))
+        else:
+            own = _or(manifest.bucket_cap_mb if manifest else None, "as recorded")
+            setting = Setting(bucket_cap_mb=controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(run), own))
+    controls.keep()
+    with st.expander("Not predicted here"):
+        for line in findings.device_folded(what):
+            st.text(line)
+    with st.spinner("Playing the run's hosts and streams with each setting"):
+        return device_parts(run, setting, recorded, findings.note(manifest))
 
 
 def _ask(opened: Opened) -> Asked:
@@ -205,7 +235,8 @@ def _or(value: Any, otherwise: Any) -> Any:
 def _recorded(opened: Opened) -> pd.DataFrame:
     """Recordings of the same setting or with other caps, as far as they lie beside this run in the opened folder."""
     own, root, name = opened.manifest, st.session_state["folder"], st.session_state["run"]
-    assert own is not None
+    if own is None:
+        return recorded_caps(device_manifest(opened.run), ())
     beside = [other for other in st.session_state["names"] if Path(other).parent == Path(name).parent]
     found = [own] if root is None else [manifest_told(root, other) for other in beside]
     return recorded_caps(own, filter(None, found))

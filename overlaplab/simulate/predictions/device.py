@@ -12,25 +12,27 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
+import pandas as pd
+
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded, recorded_of_events
-from overlaplab.manifest import Link
+from overlaplab.manifest import Link, Manifest
 from overlaplab.simulate.device import DevicePrograms, Edit, device_programs, edited_programs, noted_times
 from overlaplab.simulate.device_buckets import Recut, recut
 from overlaplab.simulate.device_gathers import prefetched
 from overlaplab.simulate.device_slowdown import slowed
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
-from overlaplab.simulate.predictions.error import by_step
+from overlaplab.simulate.predictions.error import Interval, by_step, interval_of
 from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.options import MIB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import PREDICTED, label_text
 
-__all__ = ["DevicePrediction", "predict_device", "require_device"]
+__all__ = ["DevicePrediction", "device_interval", "device_manifest", "predict_device", "require_device"]
 
 _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
@@ -72,6 +74,18 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
         ],
         moves=(_moves(programs), _moves(changed)),
     )
+
+
+def device_manifest(run: Run) -> Manifest:
+    """What run.json says; of anybody's run without one, how many ranks there are."""
+    return run.manifest or Manifest(format_version=1, world_size=len(run.traces))
+
+
+def device_interval(
+    run: Run, mean_ns: float, replayed_ns: Sequence[float], transfers_ns: int, caps: pd.DataFrame
+) -> Interval:
+    """Around a predicted mean step: see `DevicePrediction` and `interval_of`."""
+    return replace(interval_of(run, mean_ns, replayed_ns, caps), transfers_ns=transfers_ns)
 
 
 def _programs(run: Run, setting: Setting) -> DevicePrograms:

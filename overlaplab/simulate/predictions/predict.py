@@ -17,7 +17,7 @@ from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
-from overlaplab.simulate.predictions.device import predict_device
+from overlaplab.simulate.predictions.device import device_interval, device_manifest, predict_device
 from overlaplab.simulate.predictions.error import (
     Interval,
     by_step,
@@ -93,10 +93,9 @@ def _on_device(run: Run, setting: Setting) -> Prediction:
     found = predict_device(run, setting)
     step_ns = fmean(by_step(found.predicted_ns))
     beside = _beside(run.path) if run.manifest else ()
-    manifest = run.manifest or Manifest(format_version=1, world_size=len(run.traces))
+    manifest = device_manifest(run)
     caps = recorded_caps(manifest, beside)
-    error = interval_of(run, step_ns, by_step(found.recorded_ns), caps)
-    error = replace(error, transfers_ns=found.transfers_ns)
+    error = device_interval(run, step_ns, by_step(found.recorded_ns), found.transfers_ns, caps)
     far = extrapolated(manifest, setting, *found.moves)
     raw = {} if run.manifest is None else run.manifest.raw
     own = {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from overlaplab.analyses.summary import summary
 from overlaplab.costs import Algorithm, collective_ns, transfer_ns
 from overlaplab.costs.link import ROUNDS
 from overlaplab.costs.memory import formula
@@ -21,7 +22,9 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of, step_windows
 from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import Link, Manifest, traits_of
+from overlaplab.simulate.bound import bound
 from overlaplab.simulate.player import End, Launch, StuckError
+from overlaplab.simulate.predictions import device_what_if
 from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated, interval_of
 from overlaplab.simulate.programs import made_programs
@@ -32,6 +35,7 @@ from overlaplab.vocabulary import Rule
 
 __all__ = [
     "Step",
+    "best_possible_ns",
     "by_cap",
     "by_ranks",
     "far",
@@ -62,11 +66,20 @@ def why_not(run: Run) -> str | None:
         return "its other ranks are phantoms"
     try:
         if any(rule_of(trace) is Rule.GPU for trace in run.traces):
-            require_device(run)
-            return "only runs on CPUs are played here; overlaplab predict tells another link, cap or prefetch of it"
+            return _why_not_on_device(run)
         _program(run, Setting())
     except OverlaplabError as error:
         return told(run, error)
+    return None
+
+
+def _why_not_on_device(run: Run) -> str | None:
+    programs = require_device(run)
+    try:
+        device_what_if.option(run)
+    except OverlaplabError as error:
+        linked = " Another link: overlaplab predict RUN --link 100Gbps,20us." if programs.members else ""
+        return f"{told(run, error).rstrip('.')}.{linked}"
     return None
 
 
@@ -156,6 +169,42 @@ def by_cap(run: Run, setting: Setting, caps: Sequence[float], **how: Any) -> pd.
         program, result = played(run, replace(setting, bucket_cap_mb=cap), **how)
         rows.append((cap, mean_step_ns(result), _buckets(program)))
     return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns", "buckets"]).astype({"bucket_cap_mb": "float64"})
+
+
+def best_possible_ns(run: Run, setting: Setting, *, algorithm: Algorithm = "ring") -> int | None:
+    """The mean step with the best buckets of all (`bound`'s any cap), its recorded idle time in it, of each rank alone.
+
+    None where that is unknown, and for settings that change more than caps, the link and the number of ranks.
+    """
+    kept = ("bucket_cap_mb", "first_bucket_mb", "link", "ranks")
+    if replace(setting, **{name: getattr(Setting(), name) for name in kept}) != Setting() or algorithm != "ring":
+        return None
+    link = setting.link or (run.manifest.link if run.manifest else None)
+    if link is not None and setting.ranks is not None:
+        link = replace(link, world_size=setting.ranks)
+    found = _best_possible(run)
+    if link not in found:
+        found[link] = _least_ns(run, link)
+    return found[link]
+
+
+@once_per_run
+def _best_possible(run: Run) -> dict[Link | None, int | None]:
+    """What `best_possible_ns` has found, by link."""
+    return {}
+
+
+def _least_ns(run: Run, link: Link | None) -> int | None:
+    """Each step without its exposed communication, but with what the best buckets behind this link leave exposed."""
+    own = ["rank", "step"]
+    bounds = bound(run, link=link)[[*own, "compute_ns", "any_cap_ns"]].rename(columns={"compute_ns": "alone_ns"})
+    rows = summary(run).merge(bounds, on=own, how="left")
+    if rows.empty or rows["any_cap_ns"].isna().any():
+        return None
+    exposed = (rows["any_cap_ns"] - rows["alone_ns"]).clip(lower=0)
+    if link is None or (run.manifest is not None and link == run.manifest.link):
+        exposed = exposed.clip(upper=rows["exposed_comm_ns"])  # it was a cutting, too
+    return round(float((rows["span_ns"] - rows["exposed_comm_ns"] + exposed).mean()))
 
 
 def _buckets(program: WideProgram) -> int:

@@ -38,7 +38,7 @@ CUT = """() => {
     for (const word of chart.querySelectorAll('svg text')) {
       const place = word.getBoundingClientRect();
       const text = word.textContent;
-      if (place.width > 0 && (place.right > end + 2 || place.left < left - 2)) found.push(`${text}: beside its chart`);
+      if (place.width > 0 && (place.right > end + 1 || place.left < left - 2)) found.push(`${text}: beside its chart`);
       if (place.width > 0 && place.top < top - place.height / 2) found.push(`${text}: above its chart`);
     }
   }

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made.ddp import ddp_ranks
+from made.fsdp import fsdp
+from made.traces import run_of
 from streamlit.testing.v1 import AppTest
 
 from overlaplab.cli import main
+from overlaplab.words import ms
 
 Open = Callable[..., AppTest]
 SAMPLES = Path(__file__).parents[3] / "traces"
@@ -134,3 +138,56 @@ def test_what_a_setting_cannot_be_made_of_is_one_line(on: Callable[[str], AppTes
     app.selectbox(key="asked_strategy of bucketed").set_value("zero3").run()
     assert not app.exception
     assert "where units' passes begin and end" in app.code[0].value
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Anybody's runs on GPUs; tests only read them."""
+    folder = tmp_path_factory.mktemp("strangers")
+    run_of(folder / "ddp", *ddp_ranks([2 << 20]), backend="nccl")
+    rank = fsdp(0, host_us=450, steps=2)
+    run_of(folder / "fsdp2", rank, rank, backend="nccl")
+    run_of(folder / "unknown", *ddp_ranks([2 << 20], shapes=False), backend="nccl")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("run", "label", "option", "value", "folded"),
+    [
+        ("ddp", "bucket_cap_mb", "--bucket-cap-mb", 8.0, "Prefetch: DDP gathers nothing."),
+        ("fsdp2", "prefetch", "--prefetch", 2, "bucket_cap_mb: FSDP2 sends no buckets."),
+    ],
+)
+def test_of_anybodys_run_on_gpus_one_option_is_predicted(
+    opened: Open,
+    strangers: Path,
+    command: Callable[..., tuple[int, str, str]],
+    run: str,
+    label: str,
+    option: str,
+    value: float,
+    folded: str,
+) -> None:
+    app = opened(strangers, "what_if", run)
+    assert texts(app)[0].startswith("As recorded, a step took ")
+    assert [slider.label.lower() for slider in app.select_slider] == [label]
+    assert folded in texts(app)
+    assert len(specs(app)) == 2
+    assert all("predicted" in json.dumps(spec) for spec in specs(app))
+    slide(app, label, run, value)
+    document = json.loads(command("predict", strangers / run, option, f"{value:g}", "--json")[1])
+    step, half, measured = (
+        ms(ns)
+        for ns in (document["predicted"]["step_ns"], document["interval"]["half_ns"], document["recorded"]["step_ns"])
+    )
+    said = texts(app)[0]
+    assert said.startswith(
+        f"With {label} {value:g} a step is predicted to take {step} ± {half} instead of the {measured}"
+    )
+    assert app.query_params["setting"] == f"{label}:{value:g}"
+
+
+def test_a_run_on_gpus_of_which_nothing_is_known_says_why(opened: Open, strangers: Path) -> None:
+    app = opened(strangers, "what_if", "unknown")
+    assert "no other setting can be predicted" in app.info[0].value
+    assert any(text.startswith("the sizes of its gradients are not known") for text in texts(app))

@@ -111,6 +111,19 @@ def test_by_cap_and_ranks() -> None:
     assert ranks["held_bytes"].nunique() == 1
 
 
+def test_no_cap_beats_the_best_buckets_possible() -> None:
+    run = sample_run("sweep/cap-25")
+    best = what_if.best_possible_ns(run, Setting(bucket_cap_mb=1.0))
+    assert best is not None
+    alone = overlaplab.summary(run).eval("span_ns - exposed_comm_ns").mean()
+    assert alone < best < what_if.by_cap(run, Setting(), [0.25, 0.5, 1.0, 2.0, 25.0])["step_ns"].min()
+    slower = replace(linked(run), bandwidth_gbps=linked(run).bandwidth_gbps / 4)
+    assert (what_if.best_possible_ns(run, Setting(link=slower)) or 0) > best
+    assert what_if.best_possible_ns(run, Setting(strategy="zero1")) is None
+    assert what_if.best_possible_ns(run, Setting(), algorithm="auto") is None
+    assert what_if.best_possible_ns(sample_run("zero3"), Setting()) is None
+
+
 def test_each_rank_of_zero3_holds_less_as_there_are_more() -> None:
     manifest = sample_run("zero3").manifest
     whole = what_if.held_bytes(manifest, None, 1)

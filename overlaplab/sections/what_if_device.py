@@ -1,0 +1,71 @@
+"""The page What if of runs on GPUs: another cap of torch's DDP, or another prefetch depth of its FSDP2."""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import fmean
+
+import pandas as pd
+
+from overlaplab import charts, findings
+from overlaplab.events import Run
+from overlaplab.formats import as_held
+from overlaplab.sections.blocks import Chart
+from overlaplab.sections.what_if import Parts, caps_tried
+from overlaplab.simulate.predictions import device_what_if, what_if
+from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps
+from overlaplab.simulate.programs.setting import Setting
+
+__all__ = ["device_parts"]
+
+
+def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str | None) -> Parts:
+    """What the page consists of; `recorded`: rows of `recorded_caps`. Raises `OverlaplabError` where it cannot be."""
+    found = device_what_if.answer(run, setting)
+    sure = device_what_if.sure(run, found, recorded)
+    step_ns, measured_ns = round(found.mean_ns), round(fmean(measured_steps(run)))
+    doubt_ns = gain_half_ns(found.mean_ns, sure)
+    if device_what_if.option(run) == "prefetch":
+        table = device_what_if.by_depth(run, setting)
+        draw = partial(
+            charts.depths_predicted, table, chosen=setting.prefetch, measured_ns=measured_ns, half_ns=sure.half_ns
+        )
+        over = Chart(key="depths_predicted", draw=draw, note=note, table=as_held(table, "by_depth"))
+        advice = findings.depths_advice(table, measured_ns, doubt_ns)
+    else:
+        table = device_what_if.by_cap(run, setting, caps_tried(run))
+        over = _over_caps(run, setting, table, recorded, (measured_ns, sure.half_ns), note)
+        by_engine = run.manifest is not None and not run.manifest.by_recorder
+        advice = findings.what_if_advice(table, measured_ns, doubt_ns, by_engine=by_engine)
+    return Parts(
+        headline=findings.what_if_headline(setting, step_ns, measured_ns, sure.half_ns, doubt_ns),
+        notes=findings.what_if_notes(sure, doubt_ns, found.far, None),
+        over=[over],
+        lanes=_lanes(run, setting, note),
+        growing=[],
+        advice=advice,
+    )
+
+
+def _over_caps(
+    run: Run, setting: Setting, table: pd.DataFrame, recorded: pd.DataFrame, step_ns: tuple[int, int], note: str | None
+) -> Chart:
+    """`step_ns`: as measured, and half of the interval."""
+    own = run.manifest.bucket_cap_mb if run.manifest else None
+    draw = partial(
+        charts.caps_predicted,
+        table,
+        recorded.dropna(),
+        own if setting.bucket_cap_mb is None else setting.bucket_cap_mb,
+        step_ns[1],
+        measured_ns=step_ns[0] if own is None else None,
+        least_ns=what_if.best_possible_ns(run, setting),
+    )
+    return Chart(key="caps_predicted", draw=draw, note=note, table=as_held(table, "by_cap"))
+
+
+def _lanes(run: Run, setting: Setting, note: str | None) -> Chart:
+    before, after = (device_what_if.answer(run, own) for own in (Setting(), setting))
+    both = pd.concat([before.lanes.assign(which="measured"), after.lanes.assign(which="predicted")])
+    draw = partial(charts.step_lanes, before.lanes, after.lanes, (what_if.measured_step(run).span_ns, after.span_ns))
+    return Chart(key="step_lanes", draw=draw, note=note, table=as_held(both, "lanes"))

@@ -1,0 +1,179 @@
+"""What a step of a run on GPUs would take with another cap of DDP, or prefetch depth of FSDP2, for the page What if.
+
+Hosts and streams are played again for each setting (`device.predict_device`), which takes up to seconds where many
+kernels were recorded. So what is asked for once is kept, and the curve's settings are played before a slider moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run
+from overlaplab.intervals import Intervals, clip, subtract, union
+from overlaplab.simulate.device_buckets import gradient_sizes, recut
+from overlaplab.simulate.device_gathers import prefetched
+from overlaplab.simulate.predictions.device import (
+    DevicePrediction,
+    device_interval,
+    device_manifest,
+    predict_device,
+    require_device,
+)
+from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated
+from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.vocabulary import label_fields
+
+__all__ = ["DEPTHS", "DeviceAnswer", "Option", "answer", "by_cap", "by_depth", "lanes", "option", "sure", "whole_bytes"]
+
+Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
+DEPTHS = (1, 2, 3, 4)
+"""Units gathered ahead that are tried."""
+_STEP = "ProfilerStep#"
+_DRAWN = 1000
+"""Of a step's length: stretches that are nearer to each other are drawn as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAnswer:
+    """A setting that was played."""
+
+    mean_ns: float
+    """Of all steps of all ranks."""
+    replayed_ns: Sequence[float]
+    """Each step of the recorded run, played as it is: the mean over the ranks."""
+    transfers_ns: int
+    """See `DevicePrediction`."""
+    far: dict[str, float]
+    """What is extrapolated: see `error.extrapolated`."""
+    span_ns: int
+    """The median of all ranks' steps, the lower of two."""
+    lanes: pd.DataFrame
+    """That step: see `lanes`."""
+
+
+def option(run: Run) -> Option:
+    """What can be changed of a run on GPUs. Raises `OverlaplabError` with the reason where it is nothing."""
+    kept = _option(run)
+    if isinstance(kept, OverlaplabError):
+        raise kept
+    return kept
+
+
+@once_per_run
+def _option(run: Run) -> Option | OverlaplabError:
+    try:
+        require_device(run)
+    except OverlaplabError as error:
+        return error
+    try:
+        prefetched(run, 1)
+    except OverlaplabError:
+        pass
+    else:
+        return "prefetch"
+    try:
+        recut(run, [1])  # each gradient for itself: other sizes than were recorded
+    except OverlaplabError as error:
+        return error
+    return "bucket_cap_mb"
+
+
+def whole_bytes(run: Run) -> int:
+    """What a backward pass sends, in bytes. Raises `OverlaplabError` as `recut` does."""
+    return sum(gradient_sizes(run))
+
+
+def answer(run: Run, setting: Setting) -> DeviceAnswer:
+    """The run under the setting. Raises `OverlaplabError` where it cannot be played."""
+    kept = _answers(run)
+    if setting not in kept:
+        found = predict_device(run, setting)
+        rank, step, span_ns = _typical(found)
+        kept[setting] = DeviceAnswer(
+            mean_ns=fmean(by_step(found.predicted_ns)),
+            replayed_ns=by_step(found.recorded_ns),
+            transfers_ns=found.transfers_ns,
+            far=extrapolated(device_manifest(run), setting, *found.moves),
+            span_ns=span_ns,
+            lanes=lanes(found.ranks[rank], step),
+        )
+    return kept[setting]
+
+
+@once_per_run
+def _answers(run: Run) -> dict[Setting, DeviceAnswer]:
+    """The settings that were asked for."""
+    return {}
+
+
+def sure(run: Run, found: DeviceAnswer, caps: pd.DataFrame) -> Interval:
+    """Around the mean step, as `predict` tells it; `caps` has rows of `recorded_caps`."""
+    return device_interval(run, found.mean_ns, found.replayed_ns, found.transfers_ns, caps)
+
+
+def by_cap(run: Run, setting: Setting, caps: Sequence[float]) -> pd.DataFrame:
+    """The setting with each of these caps, in MiB: columns `bucket_cap_mb` (float64), `step_ns` (int64, the mean)."""
+    rows = [(cap, round(answer(run, replace(setting, bucket_cap_mb=cap)).mean_ns)) for cap in caps]
+    return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns"]).astype({"bucket_cap_mb": "float64"})
+
+
+def by_depth(run: Run, setting: Setting) -> pd.DataFrame:
+    """The setting with each of `DEPTHS`: columns `prefetch`, `step_ns` (the mean; both int64)."""
+    rows = [(ahead, round(answer(run, replace(setting, prefetch=ahead)).mean_ns)) for ahead in DEPTHS]
+    return pd.DataFrame(rows, columns=["prefetch", "step_ns"])
+
+
+def _typical(found: DevicePrediction) -> tuple[int, int, int]:
+    """The rank and the step, by their places, of the median of all ranks' steps, and how long it took."""
+    spans = np.array(found.predicted_ns, dtype=np.int64)
+    place = int(np.argsort(spans, axis=None, kind="stable")[(spans.size - 1) // 2])
+    rank, step = divmod(place, spans.shape[1])
+    return rank, step, int(spans[rank, step])
+
+
+def lanes(events: Sequence[Event], step: int) -> pd.DataFrame:
+    """What one rank's main stream and its collectives did in a step, by its place: rows as `what_if.lanes` has them."""
+    window = [event for event in events if event.name.startswith(_STEP)][step]
+    begin, end = window.start_ns, window.end_ns
+    grain_ns = (end - begin) // _DRAWN
+    computes = _stretches(event for event in events if event.thread == COMPUTES and event is not window)
+    works = clip(computes, begin, end)
+    rows: list[Any] = [("rank", "", False, *each) for each in _joined(works, grain_ns)]
+    for event in events:
+        if event.thread == LINK and event.start_ns < end and event.end_ns > begin:
+            own = clip(_stretches([event]), begin, end)
+            alone = subtract(own, works)
+            rows += [("link", _kind(event), False, *each) for each in _joined(subtract(own, alone), grain_ns)]
+            rows += [("link", _kind(event), True, *each) for each in _joined(alone, grain_ns)]
+    table = pd.DataFrame(rows, columns=["lane", "what", "exposed", "start_ns", "end_ns"])
+    table[["start_ns", "end_ns"]] -= begin
+    return table.astype({"exposed": "bool", "start_ns": "int64", "end_ns": "int64"})
+
+
+def _stretches(events: Any) -> Intervals:
+    kept = [(event.start_ns, event.end_ns) for event in events if not event.name.startswith(_STEP)]
+    return union([start for start, _ in kept], [end for _, end in kept])
+
+
+def _joined(stretches: Intervals, grain_ns: int) -> list[list[int]]:
+    """Without gaps that nobody would see."""
+    found: list[list[int]] = []
+    for start, end in stretches.tolist():
+        if found and start - found[-1][1] < grain_ns:
+            found[-1][1] = end
+        else:
+            found.append([start, end])
+    return found
+
+
+def _kind(event: Event) -> str:
+    label = label_fields(event.name)
+    return label[1].get("kind", "") if label else ""

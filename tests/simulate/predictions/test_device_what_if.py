@@ -1,0 +1,83 @@
+"""Other caps and prefetch depths of runs on GPUs, for the page What if: the figures of `predict`."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from made.ddp import ddp_ranks
+from made.fsdp import fsdp
+from made.traces import run_of
+
+from overlaplab import Run
+from overlaplab.simulate.predictions import device_what_if
+from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
+
+MIB = 1 << 20
+NONE_RECORDED = pd.DataFrame({"bucket_cap_mb": [], "step_ns": []}, dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("ddp"), *ddp_ranks([2 * MIB]), backend="nccl")
+
+
+@pytest.fixture(scope="module")
+def fsdp2(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    rank = fsdp(0, host_us=450, steps=2)
+    return run_of(tmp_path_factory.mktemp("fsdp2"), rank, rank, backend="nccl")
+
+
+@pytest.mark.parametrize(
+    ("run", "what", "settings"),
+    [
+        ("ddp", "bucket_cap_mb", [Setting(), Setting(bucket_cap_mb=5.0), Setting(bucket_cap_mb=64.0)]),
+        ("fsdp2", "prefetch", [Setting(), Setting(prefetch=2)]),
+    ],
+)
+def test_figures_are_those_of_predict(
+    run: str, what: str, settings: list[Setting], request: pytest.FixtureRequest
+) -> None:
+    own = request.getfixturevalue(run)
+    assert device_what_if.option(own) == what
+    for setting in settings:
+        found, expected = device_what_if.answer(own, setting), predict(own, setting)
+        assert round(found.mean_ns) == expected.step_ns
+        assert device_what_if.sure(own, found, NONE_RECORDED) == expected.interval
+        assert found.far == expected.extrapolated
+
+
+def test_curves(ddp: Run, fsdp2: Run) -> None:
+    caps = device_what_if.by_cap(ddp, Setting(), [1.0, 64.0])
+    expected = [predict(ddp, Setting(bucket_cap_mb=cap)).step_ns for cap in (1.0, 64.0)]
+    assert (caps["bucket_cap_mb"].tolist(), caps["step_ns"].tolist()) == ([1.0, 64.0], expected)
+    assert expected[0] < expected[1]
+    depths = device_what_if.by_depth(fsdp2, Setting())
+    assert depths["prefetch"].tolist() == [1, 2, 3, 4]
+    assert depths["step_ns"].iloc[0] < predict(fsdp2, Setting()).step_ns
+
+
+def test_a_setting_is_played_once(ddp: Run) -> None:
+    assert device_what_if.answer(ddp, Setting(bucket_cap_mb=3.0)) is device_what_if.answer(
+        ddp, Setting(bucket_cap_mb=3.0)
+    )
+
+
+def test_lanes_in_literals() -> None:
+    """The second step; kernels 1 ns apart in 10,000 are drawn as one."""
+    events = [
+        Event(COMPUTES, "ProfilerStep#1", 0, 5_000),
+        Event(COMPUTES, "predicted::a", 0, 5_000),
+        Event(COMPUTES, "ProfilerStep#2", 5_000, 15_000),
+        Event(COMPUTES, "predicted::a", 5_000, 7_000),
+        Event(COMPUTES, "predicted::b", 7_001, 9_000),
+        Event(LINK, "engine::comm seq=0 kind=all_reduce dtype=float32 bytes=4 group=0", 8_000, 12_000),
+        Event(COMPUTES, "predicted::c", 13_000, 15_000),
+    ]
+    assert device_what_if.lanes(events, 1).values.tolist() == [
+        ["rank", "", False, 0, 4_000],
+        ["rank", "", False, 8_000, 10_000],
+        ["link", "all_reduce", False, 3_000, 4_000],
+        ["link", "all_reduce", True, 4_000, 7_000],
+    ]
