@@ -1,21 +1,24 @@
 """Predicted pipelines against recorded ones, on the sleeping device: each setting from the recording of each other.
 
-    python benchmarks/pipelines.py OUT    records what OUT does not hold yet, then compares
+    python benchmarks/pipelines.py OUT              records what OUT does not hold yet, then compares
+    python benchmarks/pipelines.py OUT --several    schedules with several stages on a rank, and replicas
 
 Four ranks with a stage on each, and ten units of 10 ms forward and 20 ms back. Each line: the mean step predicted and
 recorded, and the error; at the end the mean and the worst, raw. The last line is what `overlaplab pipeline` says of
-twice as many microbatches of half the size. Record on a machine with nothing else to do: about two minutes.
+twice as many microbatches of half the size. Record on a machine with nothing else to do: about two minutes. With
+`--several` the link may be late: several messages of a rank are on their way at once.
 """
 
 import subprocess
 import sys
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from statistics import fmean
 
 import typer
 
 import overlaplab
+from overlaplab.errors import OverlaplabError
 from overlaplab.findings import refuse_to_predict
 from overlaplab.simulate import pipeline_remedies
 from overlaplab.simulate.predictions.error import measured_steps
@@ -38,8 +41,27 @@ SETTINGS = (
 )
 
 
-def main(out: Path) -> None:
+SMALL = ("--steps", "4", "--width", "64", "--heads", "4", "--seq", "16", "--vocab", "100", "--batch", "1")
+SEVERAL = (
+    Setting(schedule="1f1b", microbatches=8, stages=EVEN),
+    Setting(schedule="interleaved-1f1b", microbatches=8, stages=(1,) * 8),
+    Setting(schedule="interleaved-1f1b", microbatches=4, stages=(1,) * 8),
+    Setting(schedule="zbv", microbatches=8, stages=(1,) * 8),
+    Setting(schedule="zbv", microbatches=12, stages=(1,) * 8),
+)
+REPLICATED = (
+    Setting(schedule="1f1b", microbatches=4, stages=(4, 4)),
+    Setting(schedule="gpipe", microbatches=4, stages=(4, 4)),
+)
+
+
+def main(out: Path, several: bool = False) -> None:
     """Record, predict, compare."""
+    if several:
+        _compare({setting: recorded(setting, out / name(setting), *SMALL) for setting in SEVERAL})
+        mesh = ("--dp", "2", "--pp", "2")
+        _compare({setting: recorded(setting, out / f"dp-{name(setting)}", *SMALL, *mesh) for setting in REPLICATED})
+        return
     runs = {setting: recording(setting, out / name(setting)) for setting in SETTINGS}
     errors = []
     for source, target in permutations(SETTINGS, 2):
@@ -54,21 +76,39 @@ def main(out: Path) -> None:
     print(f"{twice / 1e6:8.1f} {really / 1e6:8.1f} ms {twice / really - 1:+7.2%}  {name(SETTINGS[3])} → 16 halved")
 
 
+def _compare(runs: dict[Setting, overlaplab.Run]) -> None:
+    """Each from each, itself included."""
+    for source, target in product(runs, repeat=2):
+        try:
+            predicted = predict(runs[source], target).step_ns
+        except OverlaplabError as error:
+            print(f"{name(source)} → {name(target)}: {error}")
+            continue
+        really = fmean(measured_steps(runs[target]))
+        line = f"{predicted / 1e6:8.1f} {really / 1e6:8.1f} ms {predicted / really - 1:+7.2%}"
+        print(f"{line}  {name(source)} → {name(target)}")
+
+
 def name(setting: Setting) -> str:
     """A folder's name."""
     return f"{setting.schedule}-m{setting.microbatches}-{''.join(map(str, setting.stages or ()))}"
 
 
 def recording(setting: Setting, out: Path, sleep: str = "10ms,20ms,1ms", *more: str) -> overlaplab.Run:
+    """As `recorded`; stops where the machine was busy, or the link late: remove the folder, and go on."""
+    run = recorded(setting, out, "--compute", f"sleep:{sleep}", *more)
+    refuse_to_predict(run)
+    return run
+
+
+def recorded(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
     """The engine with this setting, asleep, unless it is there already."""
     stages = ",".join(map(str, setting.stages or ()))
     own = ["--schedule", str(setting.schedule), "--microbatches", str(setting.microbatches), "--stages", stages]
-    command = [sys.executable, "-m", "overlaplab", "record", *COMMON, *own, "--compute", f"sleep:{sleep}", *more]
+    command = [sys.executable, "-m", "overlaplab", "record", *COMMON, *own, "--compute", "sleep:10ms,20ms,1ms", *more]
     if not out.exists():
         subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
-    run = overlaplab.load_run(out)
-    refuse_to_predict(run)  # the machine was busy, or the link late: remove the folder, and go on
-    return run
+    return overlaplab.load_run(out)
 
 
 if __name__ == "__main__":

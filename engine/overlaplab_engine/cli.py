@@ -16,7 +16,7 @@ from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Bytes, Config, Device, 
 from overlaplab_engine.devices import gpus, on_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.times import Sleep
-from overlaplab_engine.network.link import Link, LinkWait
+from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
 from overlaplab_engine.schedules import Schedule, cut, parse_stages, ranks_for, require_microbatches
 from overlaplab_engine.strategy_names import StrategyName
 
@@ -156,8 +156,8 @@ def _require_possible(config: Config, ranks: int, cuda: bool) -> None:
     alone = config.link is not None and config.link.stands_alone(ranks)
     if config.asynchronous and (cuda or alone):
         raise EngineError("--asynchronous is for ranks on the CPU, each a process: add --device cpu, or leave it out")
-    if config.offload and cuda:
-        raise EngineError("--offload emulates a device and its host on CPUs: add --device cpu, or leave it out")
+    if config.host_link != HOST_LINK and cuda:
+        raise EngineError("--host-link is emulated where the device is a CPU, and a GPU has a link: leave it out")
     if config.max_staleness is not None and config.max_staleness < ranks - 1:
         raise EngineError(f"--max-staleness must be {ranks - 1} or more with {ranks} ranks")
     if config.save is None and config.resume is None:

@@ -93,6 +93,7 @@ KEYS: dict[Word, tuple[str, ...]] = {
 
 OPTIONAL = {
     Word.COMM: frozenset({"link", "modelled_ns"}),
+    Word.COPY: frozenset({"link", "modelled_ns"}),
     Word.HOP: frozenset({"sends", "to", "receives", "source"}),
     Word.PROCESSOR: frozenset({"unit", "phase"}),
 }

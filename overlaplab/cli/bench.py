@@ -26,7 +26,7 @@ ENGINE = "overlaplab_engine.bench"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
-@app.command(epilog="Example: overlaplab bench-collectives --nproc 4 --link 1Gbps,5000us --sizes 1k,64k,1M")
+@app.command(epilog="Example: overlaplab bench-collectives --nproc 4 --link 1Gbps,40000us --sizes 1k,1M,10M")
 def bench_collectives(
     sizes: Annotated[str, typer.Option(metavar="BYTES", help="Of the tensor; k is 1,000, M 1,000,000.")] = "1k,32k,1M",
     algorithms: Annotated[str, typer.Option(help="Of ring, tree (both by hand, hop by hop) and torch.")] = (

@@ -35,7 +35,9 @@ def predict(
     prefetch: Annotated[int | None, typer.Option(metavar="P", help="Units gathered ahead of the one in use.")] = None,
     accumulate: Annotated[int | None, typer.Option(metavar="A", help="Microbatches per step.")] = None,
     strategy: Strategy = None,
-    schedule: Annotated[str | None, typer.Option(metavar="NAME", help="Schedule of a pipeline: gpipe or 1f1b.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Schedule of a pipeline: gpipe, 1f1b, interleaved-1f1b or zbv.")
+    ] = None,
     microbatches: Annotated[
         int | None, typer.Option(metavar="M", help="Microbatches of a pipeline's step, each as large as recorded.")
     ] = None,
@@ -54,7 +56,7 @@ def predict(
     """What a recorded run would take under another setting: step and exposed time, and how far they may be off.
 
     The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
-    over all steps of all ranks. Of a pipeline (gpipe or 1f1b) schedule, microbatches, stages and link can be changed;
+    over all steps of all ranks. Of a pipeline schedule, microbatches, stages and link can be changed;
     of a run on GPUs, whoever recorded it, the link, the caps of torch's DDP, and the prefetch of its FSDP2.
     """
     from overlaplab.findings import refuse_to_predict

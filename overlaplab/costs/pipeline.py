@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["BACKWARD", "FORWARD", "INPUT", "WEIGHT", "Action", "bubble", "held", "order", "starts"]
+__all__ = [
+    "ACTS",
+    "BACKWARD",
+    "FORWARD",
+    "INPUT",
+    "PER_RANK",
+    "RECEIVES",
+    "SENDS",
+    "WEIGHT",
+    "Action",
+    "Turn",
+    "bubble",
+    "held",
+    "order",
+    "rank_of",
+    "starts",
+    "turns",
+]
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "backward_input", "backward_weight"
+ACTS, SENDS, RECEIVES = "acts", "sends", "receives"
+PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zbv": 2}
+"""How many stages each rank has, by schedule; interleaved ones may have more."""
 
 
 class Action(NamedTuple):
@@ -38,17 +59,142 @@ def bubble(ranks: int, microbatches: int, stages: int | None = None) -> float:
     return (ranks - 1) / (per_rank * microbatches + ranks - 1)
 
 
-def order(schedule: str, stages: int, microbatches: int) -> list[list[Action]]:
-    """The actions of each stage in order, by `gpipe` or `1f1b`, with a stage on each rank. KeyError for others."""
-    most = {"gpipe": [microbatches] * stages, "1f1b": [stages - stage for stage in range(stages)]}[schedule]
-    found = []
-    for stage in range(stages):
-        forward = [Action(FORWARD, stage, number) for number in range(microbatches)]
-        backward = [Action(BACKWARD, stage, number) for number in range(microbatches)]
-        first = min(microbatches, most[stage])
-        steady = [action for pair in zip(backward, forward[first:], strict=False) for action in pair]
-        found.append([*forward[:first], *steady, *backward[microbatches - first :]])
+def rank_of(schedule: str, ranks: int, stages: int) -> list[int]:
+    """Of each stage the rank that holds it: in turn, or in a V, where the first rank has the first and the last."""
+    if schedule == "zbv":
+        return [min(stage, 2 * ranks - 1 - stage) for stage in range(stages)]
+    return [stage % ranks for stage in range(stages)]
+
+
+def order(schedule: str, ranks: int, microbatches: int, stages: int | None = None) -> list[list[Action]]:
+    """The actions of each rank in order, by `gpipe`, `1f1b`, `interleaved-1f1b` or `zbv`. KeyError for others.
+
+    `stages`, the number of all of them, is as few as the schedule takes where it is left out.
+    """
+    orders = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved-1f1b": _interleaved, "zbv": _zbv}
+    stages = ranks * PER_RANK[schedule] if stages is None else stages
+    return [orders[schedule](rank, ranks, microbatches, stages) for rank in range(ranks)]
+
+
+def _gpipe(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
+    return [Action(kind, rank, number) for kind in (FORWARD, BACKWARD) for number in range(microbatches)]
+
+
+def _one_f_one_b(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
+    own = [rank] * microbatches
+    return _alternating(own, own, min(microbatches, ranks - rank) - 1)
+
+
+def _interleaved(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
+    """As torch's `ScheduleInterleaved1F1B`: rounds of about as many microbatches as ranks, a stage after the other."""
+    own, per_round = stages // ranks, microbatches // max(1, microbatches // ranks)
+    turns = [turn // per_round % own for turn in range(own * microbatches)]
+    ahead = min((own - 1) * per_round + 2 * (ranks - 1 - rank), len(turns))
+    forward, backward = ([place * ranks + rank for place in places] for places in (turns, [own - 1 - t for t in turns]))
+    return _alternating(forward, backward, ahead)
+
+
+def _alternating(forward: Sequence[int], backward: Sequence[int], ahead: int) -> list[Action]:
+    """One forward, one backward, by the stages of either in order, after so many forward."""
+    first, then = _numbered(FORWARD, forward), _numbered(BACKWARD, backward)
+    steady = [action for pair in zip(first[ahead:], then, strict=False) for action in pair]
+    return [*first[:ahead], *steady, *then[len(first) - ahead :]]
+
+
+def _numbered(kind: str, stages: Sequence[int]) -> list[Action]:
+    return [Action(kind, stage, stages[:place].count(stage)) for place, stage in enumerate(stages)]
+
+
+def _zbv(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
+    """As torch's `ScheduleZBVZeroBubble` (Qi et al. 2024, section 6): made for at least 2p − 1 microbatches."""
+    most, done = max(2 * ranks - 1, microbatches), Counter[tuple[str, int]]()
+    found: list[Action] = []
+    down, up = rank, 2 * ranks - 1 - rank  # the rank's stages, on the way down the V and up again
+
+    def add(stage: int, *kinds: str) -> None:
+        for kind in kinds:
+            found.append(Action(kind, stage, done[kind, stage]))
+            done[kind, stage] += 1
+
+    for _ in range(2 * (ranks - rank) - 1):
+        add(down, FORWARD)
+    for _ in range(rank):
+        add(up, FORWARD)
+        add(down, FORWARD)
+    for _ in range(ranks - rank):
+        add(up, FORWARD, INPUT, WEIGHT)
+    while done[FORWARD, up] < done[FORWARD, down] or done[FORWARD, down] < most:
+        if done[FORWARD, down] < most:
+            add(down, FORWARD)
+        add(down, INPUT, WEIGHT)
+        add(up, FORWARD, INPUT, WEIGHT)
+    for _ in range(rank):
+        add(down, INPUT)
+        add(up, INPUT)
+    for _ in range(ranks - rank):
+        add(down, INPUT, WEIGHT)
+    for stage in (up, down):
+        add(stage, *[WEIGHT] * (done[INPUT, stage] - done[WEIGHT, stage]))
+    return [action for action in found if action.microbatch < microbatches]
+
+
+class Turn(NamedTuple):
+    """What a rank does in its turn."""
+
+    does: str
+    """`acts`, or `sends` or `receives` what came of the action."""
+    action: Action
+
+
+def turns(orders: Sequence[Sequence[Action]], holders: Sequence[int]) -> list[list[Turn]]:
+    """Each rank's actions, and when it posts the messages between them; `holders` are the stages' ranks.
+
+    As torch does where ranks hold several stages (`_add_send_recv` in torch/distributed/pipelining/schedules.py): the
+    ranks take turns, and who sends enters the receiver's call, too. What stands for FSDP there takes turns as well.
+    ValueError if the orders wait for each other.
+    """
+    waiting = [deque(_with_pauses(own)) for own in orders]
+    found: list[list[Turn]] = [[] for _ in orders]
+    there: list[set[Action]] = [set() for _ in orders]
+    going = True
+    while going:
+        going = False
+        for rank, own in enumerate(waiting):
+            if not own or not _is_ready(own[0], there[rank], len(holders)):
+                continue
+            going, action = True, own.popleft()
+            if action is None:
+                continue
+            found[rank].append(Turn(ACTS, action))
+            there[rank].add(action)
+            target = action.stage + (1 if action.kind == FORWARD else -1)
+            if action.kind != WEIGHT and 0 <= target < len(holders) and holders[target] != rank:
+                found[rank].append(Turn(SENDS, action))
+                found[holders[target]].append(Turn(RECEIVES, action))
+                there[holders[target]].add(action)
+    if any(waiting):
+        raise ValueError("the ranks' orders wait for each other")
     return found
+
+
+def _is_ready(action: Action | None, there: set[Action], stages: int) -> bool:
+    needed = () if action is None else [one for one in action.needs if 0 <= one.stage < stages]
+    return not needed or any(one in there for one in needed)
+
+
+def _with_pauses(own: Sequence[Action]) -> Iterator[Action | None]:
+    """With None for the turns in which FSDP would gather stages, up to three at a time, free them, or reduce."""
+    held: set[int] = set()
+    left = Counter(action.stage for action in own if action.kind in (BACKWARD, WEIGHT))
+    for place, action in enumerate(own):
+        soon = set(list(dict.fromkeys(one.stage for one in own[place:]))[:3])
+        yield from [None] * len(held ^ soon)
+        held = soon
+        yield action
+        left[action.stage] -= action.kind in (BACKWARD, WEIGHT)
+        if action.kind in (BACKWARD, WEIGHT) and not left[action.stage]:
+            yield None
+    yield from [None] * len(held)
 
 
 def held(actions: Sequence[Action]) -> list[int]:

@@ -72,9 +72,10 @@ def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
         table = _on_gloo(trace, labels)
     if len(trace.groups) == 1:  # so it must be this one
         table["group"] = table["group"].where(table["group"] != "", trace.groups[0].name)
-    for group in trace.groups:
-        undescribed = (table["group"] == group.name) & (table["group_description"] == "")
-        table.loc[undescribed, "group_description"] = group.description
+    described = {group.name: group.description for group in trace.groups}
+    lanes = {name: described.get(name.partition(":")[0], "") for name in table["group"].unique()}
+    told = table["group"].map(lanes | described)  # a message's is `GROUP:SENDER-RECEIVER`
+    table["group_description"] = table["group_description"].where(table["group_description"] != "", told)
     began = np.where(table["start_ns"] != UNKNOWN_NS, table["start_ns"], table["launch_ns"])
     order = np.argsort(began, kind="stable")
     table = table.iloc[order].reset_index(drop=True)

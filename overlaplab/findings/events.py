@@ -53,7 +53,8 @@ def _launch(launch: LaunchDetails | None) -> list[tuple[str, object]]:
 
 
 def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
-    group = collective["group_description"] or collective["group"]
+    is_message = ":" in (collective["group"] or "")  # and says from which rank to which
+    group = collective["group"] if is_message else collective["group_description"] or collective["group"]
     size = collective["group_size"]
     bound = " or more: the transfer alone is not known" if collective["bus_is_lower_bound"] else ""
     bus = collective["bus_gb_per_s"]

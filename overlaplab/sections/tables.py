@@ -598,8 +598,12 @@ def kernels_rows(kernels: pd.DataFrame) -> TableBlock:
 
 
 def _worded(table: pd.DataFrame) -> pd.DataFrame:
-    """With the groups' descriptions where they have one, for a terminal their axes, and kinds as people write them."""
-    group = table["group_description"].replace("", None).fillna(table["group"])
+    """With the groups' descriptions where they have one, for a terminal their axes, and kinds as people write them.
+
+    A message's group says from which rank to which, and stays.
+    """
+    described = table["group_description"].replace("", None).fillna(table["group"])
+    group = described.where(~table["group"].astype(str).str.contains(":", regex=False), table["group"])
     return table.assign(
         group=group, terse_group=table["axis"].fillna(group), kind=table["kind"].map(kind_word, na_action="ignore")
     )

@@ -4,7 +4,14 @@ Each recorded step is played with its own times: actions take what they took in 
 between two actions the host takes its mean. Messages take their recorded time, as long as they are as large and the
 link is the same; else it changes as the link's formula does. In which order a rank posts and waits for them is torch's
 (`_step_microbatches` in torch/distributed/pipelining/schedules.py): GPipe waits for what it receives; 1F1B, once the
-pipeline is full, also for what it has sent.
+pipeline is full, also for what it has sent. Where ranks hold several stages they post what they receive as soon as the
+sender's turn comes (`costs.pipeline.turns`), and wait for it alone.
+
+[Note: another number of stages]
+A layer takes as long as the others of its rank, and what a stage takes beside its layers stays: the embedding with the
+first stage, the head with the last, and with those between the mean of theirs. The halves of a backward pass take half
+of the computation each, as on the sleeping device, and each all that the host does in an action; the first stage's
+inputs need no gradient, so that all of it is the weights'.
 """
 
 from __future__ import annotations
@@ -13,22 +20,51 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from overlaplab.costs.link import message_ns
-from overlaplab.costs.pipeline import BACKWARD, FORWARD, Action, order
+from overlaplab.costs.link import message_ns, transfer_ns
+from overlaplab.costs.pipeline import (
+    ACTS,
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    PER_RANK,
+    SENDS,
+    WEIGHT,
+    Action,
+    order,
+    rank_of,
+    turns,
+)
 from overlaplab.manifest import Link
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
 
-__all__ = ["PLAYED", "UPDATE", "Shape", "pipeline_moves", "play_pipeline", "step_ns"]
+__all__ = ["PLAYED", "UPDATE", "Bucket", "Replica", "Shape", "pipeline_moves", "play_pipeline", "step_ns"]
 
-PLAYED = ("gpipe", "1f1b")
-"""Schedules with a stage on each rank."""
+PLAYED = tuple(PER_RANK)
+"""The schedules that can be played."""
 UPDATE = "update"
 """Beside the kinds of actions: the optimizer's work."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that a rank averages with its replicas, after the last action."""
+
+    bytes: int
+    transfer_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One of several pipelines side by side."""
+
+    number: int
+    ranks: tuple[int, ...]
+    """Those of all that are its own, in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is played: a step of a pipeline with a stage on each rank."""
+    """What is played: a step of a pipeline."""
 
     schedule: str
     microbatches: int
@@ -49,6 +85,58 @@ class Shape:
     """Of each stage; empty where that, or what a layer takes, is not known."""
     layer_ns: tuple[Mapping[str, int], ...] = ()
     """Of each stage, what one of its layers takes, by the keys of `took_ns`."""
+    buckets: tuple[tuple[Bucket, ...], ...] = ()
+    """Of each rank; empty without replicas."""
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks it has."""
+        return len(self.between_ns)
+
+    @property
+    def holders(self) -> list[int]:
+        """Of each stage its rank."""
+        return rank_of(self.schedule, self.ranks, len(self.took_ns))
+
+    def with_schedule(self, schedule: str, layers: Sequence[int]) -> Shape:
+        """Under another schedule, and with so many layers in its stages; see [Note: another number of stages].
+
+        `layers` may be empty where the stages stay as they are.
+        """
+        same = not layers or tuple(layers) == self.layers
+        if same or len(layers) == len(self.took_ns):
+            shape = self if same else self.with_layers(layers)
+        else:
+            shape = self._cut_anew(rank_of(schedule, self.ranks, len(layers)), layers)
+        parts = [
+            _in_parts(took, idle, schedule == "zbv", stage == 0)
+            for stage, (took, idle) in enumerate(zip(shape.took_ns, shape.idle_ns, strict=True))
+        ]
+        took_ns, idle_ns = zip(*parts, strict=True)
+        return replace(shape, schedule=schedule, took_ns=took_ns, idle_ns=idle_ns)
+
+    def _cut_anew(self, holders: Sequence[int], layers: Sequence[int]) -> Shape:
+        """With another number of stages."""
+        layer_of = dict(zip(self.holders, self.layer_ns, strict=True))  # of each rank
+        rests = [
+            {kind: ns - count * layer.get(kind, 0) for kind, ns in own.items()}
+            for own, layer, count in zip(self.took_ns, self.layer_ns, self.layers, strict=True)
+        ]
+        idle = _mean(self.idle_ns)
+        between = _mean(rests[1:-1]) if len(rests) > 2 else idle | {UPDATE: 0}
+        took, idles = [], []
+        for stage, (holder, count) in enumerate(zip(holders, layers, strict=True)):
+            rest = rests[0] if stage == 0 else rests[-1] if stage == len(layers) - 1 else between
+            layer = layer_of[holder]
+            took.append({kind: max(ns + count * layer.get(kind, 0), 0) for kind, ns in rest.items()})
+            idles.append({kind: min(ns, took[-1][kind]) for kind, ns in idle.items()})
+        return replace(
+            self,
+            took_ns=tuple(took),
+            idle_ns=tuple(idles),
+            layers=tuple(layers),
+            layer_ns=tuple(layer_of[holder] for holder in holders),
+        )
 
     def with_microbatches(self, number: int) -> Shape:
         """As many samples in other microbatches: computation and messages change in proportion."""
@@ -65,7 +153,12 @@ class Shape:
 
     def with_link(self, link: Link) -> Shape:
         """Behind another link."""
-        return replace(self, hop_ns=self._hop_ns(self.bytes, link), link=link)
+        return replace(
+            self,
+            hop_ns=self._hop_ns(self.bytes, link),
+            link=link,
+            buckets=tuple(tuple(self._averaged(bucket, link) for bucket in own) for own in self.buckets),
+        )
 
     def with_layers(self, layers: Sequence[int]) -> Shape:
         """Other numbers of layers in the stages; a layer takes as long as the others of its new stage."""
@@ -95,6 +188,41 @@ class Shape:
             return self.hop_ns
         return max(self.hop_ns - message_ns(self.bytes, self.link) + message_ns(size, link), 0)
 
+    def _averaged(self, bucket: Bucket, link: Link) -> Bucket:
+        """Behind another link, as late as it was. `world_size` of links is the number of replicas."""
+        if self.link is None:
+            return bucket
+        before, after = (transfer_ns("all_reduce", bucket.bytes, each) for each in (self.link, link))
+        return replace(bucket, transfer_ns=max(bucket.transfer_ns - before + after, 0))
+
+
+def _mean(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {kind: round(fmean(own[kind] for own in tables)) for kind in tables[0]}
+
+
+_Times = Mapping[str, int]
+
+
+def _in_parts(took: _Times, idle: _Times, halves: bool, first: bool) -> tuple[_Times, _Times]:
+    """The times of a stage's actions whose backward passes are whole, or in halves, each with as much of the host's."""
+    if halves and BACKWARD in took:
+        own = idle[BACKWARD]
+        inputs = 0 if first else (took[BACKWARD] - own) // 2 + own
+        rest = took[BACKWARD] - inputs + (0 if first else own)
+        return (
+            _without(took, BACKWARD) | {INPUT: inputs, WEIGHT: rest},
+            _without(idle, BACKWARD) | {INPUT: min(own, inputs), WEIGHT: own},
+        )
+    if not halves and INPUT in took:
+        own = idle[WEIGHT if first else INPUT]
+        whole = took[INPUT] + took[WEIGHT] - idle[INPUT] - idle[WEIGHT] + own
+        return _without(took, INPUT, WEIGHT) | {BACKWARD: whole}, _without(idle, INPUT, WEIGHT) | {BACKWARD: own}
+    return took, idle
+
+
+def _without(own: _Times, *kinds: str) -> dict[str, int]:
+    return {kind: ns for kind, ns in own.items() if kind not in kinds}
+
 
 def _scaled(own: Mapping[str, int], idle: Mapping[str, int], scale: float) -> dict[str, int]:
     """Without the optimizer's updates and what is idle, which are as before."""
@@ -103,12 +231,12 @@ def _scaled(own: Mapping[str, int], idle: Mapping[str, int], scale: float) -> di
 
 
 def _acts(own: Mapping[str, int]) -> int:
-    return own[FORWARD] + own[BACKWARD]
+    return sum(ns for kind, ns in own.items() if kind != UPDATE)
 
 
 def play_pipeline(shapes: Sequence[Shape]) -> Played:
     """Play these steps one after another."""
-    return play([pipeline_moves(shapes, rank) for rank in range(len(shapes[0].took_ns))])
+    return play([pipeline_moves(shapes, rank) for rank in range(shapes[0].ranks)])
 
 
 def step_ns(shapes: Sequence[Shape]) -> int:
@@ -117,46 +245,105 @@ def step_ns(shapes: Sequence[Shape]) -> int:
     return round(fmean(span for rank in range(len(played.ends_ns)) for span in played.spans_ns(rank)[1:]))
 
 
-def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0) -> Program:
+def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0, replica: Replica | None = None) -> Program:
     """One rank's program over the steps; its first step begins so late."""
+    replica = replica or Replica(0, tuple(range(shapes[0].ranks)))
     moves: list[Move] = [_idle(begins_ns), End()]
     for step, shape in enumerate(shapes):
         before, after = shape.around_ns[rank]
-        own = order(shape.schedule, len(shape.took_ns), shape.microbatches)[rank]
-        moves += [_idle(before), *_step(shape, rank, own, step), Mark("optimizer")]
-        moves += [Work(shape.took_ns[rank][UPDATE]), Mark("optimizer_end"), _idle(after), End()]
+        orders = order(shape.schedule, shape.ranks, shape.microbatches, len(shape.took_ns))
+        make = _step if PER_RANK[shape.schedule] == 1 else _step_of_several
+        at = _At(shape, replica, rank, step)
+        moves += [_idle(before), *make(at, orders), *_average(at), Mark("optimizer")]
+        updates = sum(own[UPDATE] for own, holder in zip(shape.took_ns, shape.holders, strict=True) if holder == rank)
+        moves += [Work(updates), Mark("optimizer_end"), _idle(after), End()]
     return moves
 
 
-def _idle(ns: int) -> Work:
-    return Work(ns, idle_ns=ns)
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Whose moves of which step."""
+
+    shape: Shape
+    replica: Replica
+    rank: int
+    """Along the pipeline."""
+    step: int
+
+    def act(self, action: Action, last: bool) -> Iterator[Move]:
+        """Do it, and what the host does after it unless it is the last one."""
+        yield Mark(f"stage_{action.kind}", f"{action.stage} {action.microbatch}")
+        took, idle = self.shape.took_ns[action.stage], self.shape.idle_ns[action.stage]
+        yield Work(took[action.kind], idle_ns=idle[action.kind])
+        yield Mark(f"stage_{action.kind}_end")
+        if not last:
+            yield _idle(self.shape.between_ns[self.rank])
+
+    def message(self, action: Action, sender: int, receiver: int) -> Launch:
+        """What comes of an action, on its way."""
+        key, ranks = (self.replica.number, self.step, action), self.replica.ranks
+        lane = ranks[sender], ranks[receiver]
+        return Launch(key, self.shape.hop_ns, "send_recv", self.shape.bytes, lane=lane)
 
 
-def _step(shape: Shape, rank: int, own: Sequence[Action], step: int) -> Iterator[Move]:
-    """Torch's order of posting and waiting."""
-    last = len(shape.took_ns) - 1
-    blocks = shape.schedule == "1f1b"
+def _average(at: _At) -> Iterator[Move]:
+    """Gradients with the replicas, once they are all there."""
+    launches = [
+        Launch(
+            ("bucket", at.step, at.rank, number), bucket.transfer_ns, "all_reduce", bucket.bytes, "bucket", str(number)
+        )
+        for number, bucket in enumerate(at.shape.buckets[at.rank] if at.shape.buckets else ())
+    ]
+    yield from launches
+    yield from (Wait(launch.key) for launch in launches)
+
+
+def _step_of_several(at: _At, orders: Sequence[Sequence[Action]]) -> Iterator[Move]:
+    """Torch's order of posting and waiting where ranks hold several stages."""
+    holders, sent = at.shape.holders, list[Hashable]()
+    own = orders[at.rank]
+    for turn in turns(orders, holders)[at.rank]:
+        action = turn.action
+        if turn.does == ACTS:
+            for needed in action.needs:
+                if 0 <= needed.stage < len(holders) and holders[needed.stage] != at.rank and _is_made(needed, at.shape):
+                    yield Wait((at.replica.number, at.step, needed))
+            yield from at.act(action, last=action == own[-1])
+            continue
+        target = holders[action.stage + (1 if action.kind == FORWARD else -1)]
+        message = at.message(action, holders[action.stage], target)
+        yield message
+        if turn.does == SENDS:
+            sent.append(message.key)
+    yield from (Wait(key) for key in reversed(sent))
+
+
+def _is_made(action: Action, shape: Shape) -> bool:
+    """Whether the schedule has such actions: a backward pass is whole, or in halves."""
+    return action.kind in shape.took_ns[action.stage]
+
+
+def _step(at: _At, orders: Sequence[Sequence[Action]]) -> Iterator[Move]:
+    """Torch's order of posting and waiting with a stage on each rank."""
+    rank, own, last = at.rank, orders[at.rank], at.shape.ranks - 1
+    blocks = at.shape.schedule == "1f1b"
     sent: list[Hashable] = []  # not waited for yet
     behind: Launch | None = None  # a send that goes out together with the next receive
     for place, action in enumerate(own):
         source = rank - 1 if action.kind == FORWARD else rank + 1
         posted = [behind] if behind is not None else []
         if 0 <= source <= last:
-            posted.append(_message(shape, step, action.needs[0], source, rank))
+            posted.append(at.message(action.needs[0], source, rank))
         yield from posted
         yield from (Wait(move.key) for move in posted)
         behind = None
-        yield Mark(f"stage_{action.kind}", f"{action.stage} {action.microbatch}")
-        yield Work(shape.took_ns[rank][action.kind], idle_ns=shape.idle_ns[rank][action.kind])
-        yield Mark(f"stage_{action.kind}_end")
-        if place + 1 < len(own):
-            yield _idle(shape.between_ns[rank])
+        yield from at.act(action, last=place + 1 == len(own))
         target = rank + 1 if action.kind == FORWARD else rank - 1
         if blocks:
             yield from (Wait(key) for key in sent)
             sent = []
         if 0 <= target <= last:
-            message = _message(shape, step, action, rank, target)
+            message = at.message(action, rank, target)
             following = own[place + 1] if place + 1 < len(own) else None
             if blocks and following is not None and following.kind != action.kind:
                 behind = message
@@ -169,6 +356,5 @@ def _step(shape: Shape, rank: int, own: Sequence[Action], step: int) -> Iterator
     yield from (Wait(key) for key in sent)
 
 
-def _message(shape: Shape, step: int, action: Action, sender: int, receiver: int) -> Launch:
-    key = (step, action)
-    return Launch(key, shape.hop_ns, "send_recv", shape.bytes, lane=(sender, receiver))
+def _idle(ns: int) -> Work:
+    return Work(ns, idle_ns=ns)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.systems.pipeline import pipeline
-from overlaplab.costs.pipeline import BACKWARD, FORWARD
+from overlaplab.axes import axis_of
+from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, activity, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
@@ -20,29 +22,29 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, subtract, total, union, within
 from overlaplab.manifest import Pipeline
-from overlaplab.simulate.pipelines import PLAYED, UPDATE, Shape
+from overlaplab.simulate.pipelines import PLAYED, UPDATE, Bucket, Shape
 
 __all__ = ["is_layer", "recorded_shapes"]
 
 
 @once_per_run
-def recorded_shapes(run: Run) -> tuple[Shape, ...]:
-    """The shape of each recorded step of the run's first pipeline.
+def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
+    """Of each of the run's pipelines, the shape of each recorded step.
 
-    Raises `OverlaplabError` where it cannot be played: several stages on a rank, a stage's trace missing, or messages
-    whose ends are not known.
+    Raises `OverlaplabError` where it cannot be played: a stage's trace missing, or messages whose ends are not known.
     """
-    places = next(iter(pipelines(run)), [])
     known = run.manifest.pipeline if run.manifest else None
     if run.manifest is None or known is None:
         raise OverlaplabError("no run.json tells its stages", path=run.path)
     if known.schedule not in PLAYED:
-        raise OverlaplabError(f"{known.schedule}, with several stages on each rank, is not predicted", path=run.path)
-    if len(known.stages) != len(places):
-        raise OverlaplabError(f"the traces of {len(places)} of {len(known.stages)} stages are there", path=run.path)
-    table = pipeline(run)
-    table = table[table["pipeline"] == 0]
-    if table["wait_ns"].isna().any():
+        raise OverlaplabError(f"{known.schedule} is not predicted", path=run.path)
+    ranks = 1 + max(stage.rank for stage in known.stages)
+    found = pipelines(run)
+    for places in found or [[]]:
+        if len(places) != ranks:
+            of, what = (len(known.stages), "stages") if len(known.stages) == ranks else (ranks, "ranks")
+            raise OverlaplabError(f"the traces of {len(places)} of {of} {what} are there", path=run.path)
+    if pipeline(run)["wait_ns"].isna().any():
         raise OverlaplabError(
             "its traces do not tell when messages were on their way",
             path=run.path,
@@ -53,57 +55,128 @@ def recorded_shapes(run: Run) -> tuple[Shape, ...]:
     if hops.empty:
         raise OverlaplabError("its traces hold no messages", path=run.path)
     hop_ns, size = round(float((hops["end_ns"] - hops["last_ns"]).mean())), int(hops["bytes"].max())
-    ranks = [list(_steps(run, place, table, known, stage)) for stage, place in enumerate(places)]
+    link, replicas = run.manifest.emulated_link, len(found)
+    averages = _averages(run, found) if replicas > 1 else ()
     counts = tuple(sum(map(is_layer, stage.units)) for stage in known.stages)
     shapes = []
-    for steps in zip(*ranks, strict=False):
-        took, idle, layers, between, before, after = zip(*steps, strict=True)
-        told = all(counts) and all(own is not None for own in layers)
+    for number, places in enumerate(found):
+        table = pipeline(run)
+        table = table[table["pipeline"] == number]
+        every = [list(_steps(run, place, table, known, rank)) for rank, place in enumerate(places)]
         shapes.append(
-            Shape(
-                schedule=known.schedule,
-                microbatches=known.microbatches,
-                took_ns=took,
-                idle_ns=idle,
-                between_ns=between,
-                around_ns=tuple(zip(before, after, strict=True)),
-                hop_ns=hop_ns,
-                bytes=size,
-                link=run.manifest.emulated_link,
-                layers=counts if told else (),
-                layer_ns=layers if told else (),
+            tuple(
+                replace(
+                    _shape(known, steps, counts),
+                    hop_ns=hop_ns,
+                    bytes=size,
+                    link=link and replace(link, world_size=replicas),
+                    buckets=averages,
+                )
+                for steps in zip(*every, strict=False)
             )
         )
     return tuple(shapes)
 
 
-_Step = tuple[dict[str, int], dict[str, int], dict[str, int] | None, int, int, int]
-"""What a stage's actions and updates take, of that without computation, and one of its layers'; of its host what it
-takes between two actions, before the first, and beside the updates after the last one."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One rank's step."""
+
+    took_ns: dict[int, dict[str, int]]
+    """Of each of its stages what its actions and updates take."""
+    idle_ns: dict[int, dict[str, int]]
+    """What of the actions is without computation."""
+    layer_ns: dict[str, int] | None
+    """What one of its layers takes."""
+    between_ns: int
+    """What its host takes between two actions."""
+    around_ns: tuple[int, int]
+    """Before the first, and beside updates and averages after the last one."""
 
 
-def _steps(run: Run, place: int, table: pd.DataFrame, known: Pipeline, stage: int) -> Iterator[_Step]:
+def _shape(known: Pipeline, steps: Sequence[_Step], counts: tuple[int, ...]) -> Shape:
+    """Of one step, without its messages."""
+    holders = [steps[stage.rank] for stage in known.stages]
+    layers = [own.layer_ns for own in holders]
+    told = all(counts) and all(own is not None for own in layers)
+    return Shape(
+        schedule=known.schedule,
+        microbatches=known.microbatches,
+        took_ns=tuple(own.took_ns[stage] for stage, own in enumerate(holders)),
+        idle_ns=tuple(own.idle_ns[stage] for stage, own in enumerate(holders)),
+        between_ns=tuple(own.between_ns for own in steps),
+        around_ns=tuple(own.around_ns for own in steps),
+        hop_ns=0,
+        bytes=0,
+        layers=counts if told else (),
+        layer_ns=tuple(own for own in layers if own is not None) if told else (),
+    )
+
+
+def _averages(run: Run, found: Sequence[Sequence[int]]) -> tuple[tuple[Bucket, ...], ...]:
+    """Of each rank along the pipeline the buckets that it averages with its replicas, in order of launch."""
+    rows = arrivals(run)
+    axes = rows["group_description"].map({text: axis_of(text) for text in rows["group_description"].unique()})
+    own = rows[(axes == "dp") & (rows["kind"] == "all_reduce") & (rows["last_ns"] != UNKNOWN_NS)]
+    buckets = []
+    for members in zip(*found, strict=True):
+        by_step = [
+            launched[["bytes", "took_ns"]].to_numpy()
+            for place in members
+            for window in step_windows(run.traces[place])
+            if len(launched := _launched(own, place, window, int(corrections(run)[place])))
+        ]
+        if not by_step or len({len(each) for each in by_step}) > 1:
+            raise OverlaplabError("its traces do not tell all averages of its replicas", path=run.path)
+        buckets.append(tuple(Bucket(round(size), round(ns)) for size, ns in np.mean(by_step, axis=0)))
+    return tuple(buckets)
+
+
+def _launched(rows: pd.DataFrame, place: int, window: Window, offset: int) -> pd.DataFrame:
+    """The rows of a trace that began in a step, with `took_ns`."""
+    begun = rows["start_ns"] + offset
+    own = rows[(rows["trace"] == place) & (begun >= window.start_ns) & (begun < window.end_ns)]
+    return own.assign(took_ns=own["end_ns"] - own["last_ns"]).sort_values("start_ns")
+
+
+def _steps(run: Run, place: int, table: pd.DataFrame, known: Pipeline, rank: int) -> Iterator[_Step]:
     """Of each of a rank's steps in which all actions are there."""
     trace, rows, offset = run.traces[place], arrivals(run), int(corrections(run)[place])
     own = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
-    blocked = union(own["start_ns"] + offset, own["end_ns"] + offset)
+    averaging = [label for label in labels_of(trace) if label.word == "wait"] if len(pipelines(run)) > 1 else []
+    blocked = union(
+        [*(own["start_ns"] + offset), *(label.start_ns for label in averaging)],
+        [*(own["end_ns"] + offset), *(label.end_ns for label in averaging)],
+    )
+    stages = [number for number, stage in enumerate(known.stages) if stage.rank == rank]
+    unit_of = {unit: number for number in stages for unit in known.stages[number].units}
+    kinds = (FORWARD, INPUT, WEIGHT) if known.schedule == "zbv" else (FORWARD, BACKWARD)
     for window in step_windows(trace):
-        step = table[(table["stage"] == stage) & (table["step"] == window.step)].sort_values("start_ns")
-        if len(step) != 2 * known.microbatches:
-            raise OverlaplabError(
-                f"stage {stage} has {len(step)} of {2 * known.microbatches} actions in a step", path=run.path
-            )
+        step = table[table["stage"].isin(stages) & (table["step"] == window.step)].sort_values("start_ns")
         starts = step["begun_ns"].to_numpy(np.int64) + run.traces[0].origin_ns + offset
         ends = starts + step["took_ns"].to_numpy(np.int64)
         idle = ends - starts - within(activity(trace).compute, starts, ends)
-        of = {kind: (step["action"] == kind).to_numpy(dtype=bool) for kind in (FORWARD, BACKWARD)}
-        took = {kind: round((ends - starts)[own].mean()) for kind, own in of.items()}
-        updates = sum(label.end_ns - label.start_ns for label in _within(trace, window, "update"))
+        took: dict[int, dict[str, int]] = {}
+        idles: dict[int, dict[str, int]] = {}
+        for stage in stages:
+            at = (step["stage"] == stage).to_numpy(dtype=bool)
+            if at.sum() != len(kinds) * known.microbatches:
+                raise OverlaplabError(
+                    f"stage {stage} has {at.sum()} of {len(kinds) * known.microbatches} actions in a step",
+                    path=run.path,
+                )
+            of = {kind: at & (step["action"] == kind).to_numpy(dtype=bool) for kind in kinds}
+            took[stage] = {kind: round((ends - starts)[own].mean()) for kind, own in of.items()} | {UPDATE: 0}
+            idles[stage] = {kind: round(idle[own].mean()) for kind, own in of.items()}
+        updates = _within(trace, window, "update")
+        for label in updates:
+            took[unit_of.get(label.fields["unit"], stages[0])][UPDATE] += label.end_ns - label.start_ns
+        updated_ns = sum(label.end_ns - label.start_ns for label in updates)
         between = step["overhead_ns"].iloc[1:].mean() if len(step) > 1 else 0
         before = _free(blocked, window.start_ns, int(starts[0]))
-        after = max(_free(blocked, int(ends[-1]), window.end_ns) - updates, 0)
-        idles = {kind: round(idle[own].mean()) for kind, own in of.items()}
-        yield took | {UPDATE: updates}, idles, _layers(trace, window), round(between), before, after
+        after = max(_free(blocked, int(ends[-1]), window.end_ns) - updated_ns, 0)
+        layers = None if known.schedule == "zbv" else _layers(trace, window)  # whose backward passes are in halves
+        yield _Step(took, idles, layers, round(between), (before, after))
 
 
 def _free(blocked: Intervals, start_ns: int, end_ns: int) -> int:

@@ -71,6 +71,20 @@ def test_ranks_measure_for_the_command(tmp_path: Path) -> None:
     assert (table["time_ns"] >= table["modelled_ns"]).all()
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+def test_ring_and_tree_take_what_the_formula_says(tmp_path: Path) -> None:
+    """Hops of 40 ms, beside which the millisecond that the machine takes for each is small."""
+    options = ("--sizes", "1000,1000000", "--algorithms", "ring,tree", "--iterations", "3", "--link", "1Gbps,40000us")
+    done = run_launcher("-m", "overlaplab_engine.bench", "--nproc", "4", *options, "--out", str(tmp_path / "out.json"))
+    assert done.code == 0, done.stderr
+    table = bench_collectives(json.loads((tmp_path / "out.json").read_text())).set_index(["algorithm", "bytes"])
+    hop_ms = {("ring", 1000): 40.002, ("tree", 1000): 40.008, ("ring", 10**6): 42, ("tree", 10**6): 48}
+    hops = {"ring": 6, "tree": 4}
+    for (algorithm, size), ms in hop_ms.items():
+        assert table.loc[(algorithm, size), "time_ns"] == pytest.approx(hops[algorithm] * ms * 1e6, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "options", [("--nproc", "1"), ("--nproc", "2", "--algorithms", "star"), ("--nproc", "2", "--link", "fast")]
 )

@@ -22,6 +22,8 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.carrier import Carried, urgent_threads
+from overlaplab_engine.network.host_link import HostLink
+from overlaplab_engine.network.host_streams import HostStreams
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.network.streams import CommStreams
@@ -158,6 +160,7 @@ class Communicator:
             data.tensor = self._group(mesh, "tp", timeout_s)
         if mesh.pp > 1:
             data.stages = self if mesh.pp == self.world_size else self._group(mesh, "pp", timeout_s)
+            data.stages.group._set_group_desc("pp")
         return data
 
     def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
@@ -270,6 +273,10 @@ class Communicator:
         if self._streams is not None:
             return Work(self._streams.launch(Kind.SEND_RECV, call), (), self._check)
         return Work(_Submitted(self._hands.submit(call)), (), self._check)
+
+    def host_link(self, emulated: Link) -> HostLink | HostStreams:
+        """This rank's link to its host's memory: a GPU's own, or the emulated one."""
+        return HostLink(emulated) if self._streams is None else HostStreams(self._streams.cuda)
 
     @cached_property
     def _hands(self) -> ThreadPoolExecutor:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from queue import SimpleQueue
+from typing import Protocol
 
 import torch
 
@@ -19,7 +20,7 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import local_ns, urgent_threads
 from overlaplab_engine.network.link import Kind, Link
 
-__all__ = ["Copy", "HostLink", "Way", "allocates_on_host", "on_host"]
+__all__ = ["Copy", "HostLink", "UnderWay", "Way", "allocates_on_host", "host_memory", "on_host"]
 
 _depth = 0
 
@@ -40,6 +41,14 @@ def allocates_on_host() -> bool:
     return _depth > 0
 
 
+def host_memory(like: torch.Tensor) -> torch.Tensor:
+    """Memory of the host for what `like` holds; pinned where that lies on a GPU, so that copies do not block."""
+    if like.is_cuda:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+    with on_host():
+        return torch.empty_like(like)
+
+
 class Way(StrEnum):
     """The direction of a copy."""
 
@@ -47,6 +56,16 @@ class Way(StrEnum):
     """From the device to its host."""
     UP = "up"
     """From the host to the device."""
+
+
+class UnderWay(Protocol):
+    """A copy under way."""
+
+    def wait(self) -> None:
+        """Wait until it is done."""
+
+    def is_completed(self) -> bool:
+        """Whether it is done."""
 
 
 class Copy:

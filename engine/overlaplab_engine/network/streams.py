@@ -51,14 +51,14 @@ class CommStreams:
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         """`cuda` is torch.cuda, or a stand-in for tests."""
-        self._cuda = cuda
+        self.cuda = cuda
         self._gathers = cuda.Stream(priority=-1)
         self._reductions = cuda.Stream(priority=-1)
 
     def launch(self, kind: Kind, call: Callable[[], object]) -> StreamWork:
         """Run `call`, a collective with `async_op=False`, on its kind's stream, after all work queued so far."""
         stream = self._gathers if kind is Kind.ALL_GATHER else self._reductions
-        stream.wait_stream(self._cuda.current_stream())
-        with self._cuda.stream(stream):
+        stream.wait_stream(self.cuda.current_stream())
+        with self.cuda.stream(stream):
             call()
-        return StreamWork(self._cuda, stream.record_event())
+        return StreamWork(self.cuda, stream.record_event())

@@ -253,6 +253,7 @@ class Strategy(ABC):
         norm = square.sqrt().squeeze()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for _, grad in grads:
+            scale = scale.to(grad.device)  # offloaded gradients are the host's
             grad.mul_(scale)
         return norm
 

@@ -98,7 +98,7 @@ class TorchFSDP2(Strategy):
         self._wait = labels.span(Word.WAIT)
         self._landings: list[Landing] = []
         """Of each unit's gradients on their way to the host."""
-        if options.offload:
+        if options.offload and comm.device.type == "cpu":
             self._copy_over(HostLink(options.host_link))
         self._broken = False
 
@@ -107,7 +107,8 @@ class TorchFSDP2(Strategy):
         parameters = [p for p in module.parameters() if not isinstance(p, DTensor)]
         self._share(parameters)
         types = MixedPrecisionPolicy(param_dtype=self.options.param_dtype, reduce_dtype=self.options.reduce_dtype)
-        offload = CPUOffloadPolicy(pin_memory=False) if self.options.offload else OffloadPolicy()
+        pinned = self.comm.device.type == "cuda"
+        offload = CPUOffloadPolicy(pin_memory=pinned) if self.options.offload else OffloadPolicy()
         sharded = fully_shard(module, mp_policy=types, offload_policy=offload, **options)
         for parameter in parameters:  # FSDP2 has copied its part
             parameter.data = hollow(parameter)
@@ -205,7 +206,10 @@ class TorchFSDP2(Strategy):
     @torch.no_grad()
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """See `Strategy`."""
-        return {name: parameter.full_tensor() for name, parameter in self._sharded.items()}
+        return {
+            name: cast(DTensor, parameter.to(self.comm.device)).full_tensor()  # offloaded parts are the host's
+            for name, parameter in self._sharded.items()
+        }
 
     def units(self) -> list[Unit]:
         """Each layer, then the rest as `root`."""
@@ -231,7 +235,7 @@ def _require_offloadable(comm: Communicator, options: Options) -> None:
         return
     if comm.replicas is not None or options.param_dtype is not None or options.reduce_dtype is not None:
         raise EngineError("torch-fsdp2 --offload goes without --hsdp, --param-dtype and --reduce-dtype; use zero3")
-    if not hasattr(FSDPModule, "set_custom_all_gather"):
+    if comm.device.type == "cpu" and not hasattr(FSDPModule, "set_custom_all_gather"):
         raise EngineError("torch-fsdp2 --offload needs a torch whose FSDP2 has set_custom_all_gather; use zero3")
 
 

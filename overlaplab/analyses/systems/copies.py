@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from overlaplab.costs.offload import copied_bytes
-from overlaplab.events import Run, Trace, Window, activity
-from overlaplab.evidence.labels import labels_of
+from overlaplab.events import Run, Trace, Window, activity, launchers, rule_of
+from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
-from overlaplab.intervals import intersect, total, union
+from overlaplab.intervals import Intervals, intersect, total, union
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.vocabulary import Rule
 
 __all__ = ["copies"]
 
@@ -20,7 +22,9 @@ _COLUMNS = ("rank", "step", "way", "count", "bytes", "theory_bytes", "copy_ns", 
 
 
 def copies(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """One row per rank, step and direction in which something was copied; by the engine's labels, so of CPUs alone.
+    """One row per rank, step and direction in which something was copied; by the engine's labels.
+
+    On a GPU a copy lasts as long as what was launched in its label. FSDP2 copies by itself there, without labels.
 
     Columns, numbers in Int64: `rank`, `step`, `way` (`down`, to the host, or `up`), `count`, `bytes`, `theory_bytes`
     (what should be copied; null where run.json does not tell), `copy_ns` (when at least one was under way), `hidden_ns`
@@ -32,12 +36,12 @@ def copies(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    copied, computing = [label for label in labels_of(trace) if label.word == "copy"], activity(trace).compute
+    copied, computing = _copied(trace), activity(trace).compute
     for step in steps:
         own = launched_in(copied, step)
         for way in dict.fromkeys(label.fields["way"] for label in own):
             these = [label for label in own if label.fields["way"] == way]
-            busy = union([label.start_ns for label in these], [label.end_ns for label in these])
+            busy = _busy(trace, these)
             yield {
                 "step": step.step,
                 "way": way,
@@ -46,3 +50,19 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
                 "copy_ns": total(busy),
                 "hidden_ns": total(intersect(busy, computing)),
             }
+
+
+def _copied(trace: Trace) -> list[Label]:
+    return [label for label in labels_of(trace) if label.word == "copy"]
+
+
+def _busy(trace: Trace, these: Sequence[Label]) -> Intervals:
+    """When at least one of these copies was under way."""
+    if rule_of(trace) is not Rule.GPU:
+        return union([label.start_ns for label in these], [label.end_ns for label in these])
+    launcher, called = launchers(trace), trace.events["ts_ns"].to_numpy(np.int64)
+    starts, ends = [np.array([getattr(label, at) for label in these], np.int64) for at in ("start_ns", "end_ns")]
+    place = np.searchsorted(starts, called[launcher], side="right") - 1
+    inside = (launcher >= 0) & (place >= 0) & (called[launcher] < ends[place])
+    events = trace.events[inside]
+    return union(events["ts_ns"], events["ts_ns"] + events["dur_ns"])

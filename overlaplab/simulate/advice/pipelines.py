@@ -11,13 +11,15 @@ import pandas as pd
 from overlaplab.costs.pipeline import held, order
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.simulate.pipelines import PLAYED, UPDATE, Shape, step_ns
+from overlaplab.simulate.pipelines import UPDATE, Shape, step_ns
 from overlaplab.simulate.recorded_pipelines import recorded_shapes
 
 __all__ = ["pipeline_remedies"]
 
 _MORE = (2, 4)
 """Times as many microbatches."""
+_OF_ONE_STAGE = ("gpipe", "1f1b")
+"""Schedules with a stage on each rank: others are not advised, nor what helps them."""
 _COLUMNS = ("remedy", "setting", "bubble", "held", "step_ns", "recorded_ns", "gain_ns")
 
 
@@ -30,8 +32,10 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
     `step_ns` (played), `recorded_ns` (as recorded, played), `gain_ns`.
     """
     try:
-        recorded = recorded_shapes(run)
+        recorded = tuple(replace(shape, buckets=()) for shape in recorded_shapes(run)[0])
     except OverlaplabError:
+        return pd.DataFrame(columns=list(_COLUMNS))
+    if recorded[0].schedule not in _OF_ONE_STAGE:
         return pd.DataFrame(columns=list(_COLUMNS))
     before = step_ns(recorded)
     rows = []
@@ -50,7 +54,7 @@ def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, 
     for times in _MORE:
         number = first.microbatches * times
         yield "microbatches", str(number), tuple(shape.with_microbatches(number) for shape in recorded)
-    for other in PLAYED:
+    for other in _OF_ONE_STAGE:
         if other != first.schedule and (other == "gpipe" or first.microbatches >= len(first.took_ns)):
             yield "schedule", other, tuple(replace(shape, schedule=other) for shape in recorded)
     if first.layers and (even := first.even) != first.layers:

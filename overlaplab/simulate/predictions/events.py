@@ -15,7 +15,7 @@ from urllib.parse import quote
 from overlaplab.load.file.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
-from overlaplab.vocabulary import PREDICTED, label_text
+from overlaplab.vocabulary import PREDICTED, STAGE_WORDS, label_text
 
 __all__ = ["COMPUTES", "LANES", "LINK", "Event", "bucket_gradients", "gradient_bytes", "played_events"]
 
@@ -24,7 +24,7 @@ COMPUTES, LINK = 1, 2
 LANES = 1 << 16
 """The first of the threads that carry messages, one for each sender and receiver."""
 _INSTANT_NS = 1
-_PASSES = ("backward", "forward", "optimizer", "stage_forward", "stage_backward")
+_PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)
 _PART_NS = 1_000_000
 """Of work in which the rank is idle now and then, an operator is no longer."""
 _KEYS = {
@@ -170,7 +170,7 @@ class _Rank:
                 yield _instant(now, label_text(word, **_fields("gather", mark.name)))
             case "forward" | "optimizer" | "update":
                 self.open[mark.word] = now, mark.name
-            case "stage_forward" | "stage_backward":  # after what was launched at the same moment
+            case word if word in STAGE_WORDS:  # after what was launched at the same moment
                 self.open[mark.word] = now + 2 * _INSTANT_NS, mark.name
             case "backward":
                 yield from self.closed("forward", now)
@@ -180,7 +180,7 @@ class _Rank:
                 self.computed_ns = 0
             case "optimizer_end" | "update_end":
                 yield from self.closed(mark.word.removesuffix("_end"), now)
-            case "stage_forward_end" | "stage_backward_end":
+            case word if word.removesuffix("_end") in STAGE_WORDS:
                 action = mark.word.removesuffix("_end")
                 begun, name = self.open.pop(action)
                 stage, microbatch = name.split(" ")

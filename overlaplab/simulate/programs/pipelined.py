@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from overlaplab.costs.pipeline import PER_RANK, rank_of
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.manifest import Manifest, Pipeline
-from overlaplab.simulate.pipelines import PLAYED, pipeline_moves
+from overlaplab.evidence.pipelines import pipelines
+from overlaplab.manifest import Manifest, Pipeline, Stage
+from overlaplab.simulate.pipelines import PLAYED, Replica, Shape, pipeline_moves
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded_pipelines import is_layer, recorded_shapes
@@ -17,6 +20,7 @@ __all__ = ["pipeline_of", "pipeline_programs"]
 
 _TAKES = {"schedule", "microbatches", "stages", "link"}
 """The changes that a pipeline has."""
+_INTERLEAVED = "interleaved-1f1b"
 _MOST = 4096
 """Microbatches of a step that are played."""
 
@@ -24,19 +28,40 @@ _MOST = 4096
 def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     """One program per rank, over all recorded steps. Raises `OverlaplabError` for what cannot be played."""
     assert run.manifest is not None  # who calls has seen its pipeline
+    assert run.manifest.pipeline is not None
+    known = run.manifest.pipeline
     _require(run, run.manifest, setting)
-    shapes = recorded_shapes(run)
+    recorded = recorded_shapes(run)
     told = pipeline_of(run, run.manifest, setting)
-    if setting.stages is not None and not shapes[0].layers:
+    layers, before = _layers(told), _layers(known)
+    if layers != before and not recorded[0][0].layers:
         raise OverlaplabError("its traces do not tell what a layer of each stage takes", path=run.path)
-    changed = []
-    for shape in shapes:
-        own = shape if setting.stages is None else shape.with_layers(setting.stages)
-        own = own if setting.link is None else own.with_link(setting.link)
-        changed.append(replace(own, schedule=told.schedule, microbatches=told.microbatches))
+    if recorded[0][0].buckets and told.stages != known.stages:
+        raise OverlaplabError(
+            "beside data parallelism the ranks keep their stages, as other buckets of gradients are not predicted",
+            path=run.path,
+        )
     offsets = corrections(run)
     begins = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
-    return tuple(pipeline_moves(changed, rank, begin - min(begins)) for rank, begin in enumerate(begins))
+    programs: dict[int, Program] = {}
+    for number, (places, shapes) in enumerate(zip(pipelines(run), recorded, strict=True)):
+        changed = [_changed(shape, setting, told, layers if layers != before else ()) for shape in shapes]
+        replica = Replica(number, tuple(places))
+        for rank, place in enumerate(places):
+            programs[place] = pipeline_moves(changed, rank, begins[place] - min(begins), replica)
+    return tuple(programs[place] for place in range(len(run.traces)))
+
+
+def _changed(shape: Shape, setting: Setting, told: Pipeline, layers: Sequence[int]) -> Shape:
+    own = shape.with_schedule(told.schedule, layers)
+    if setting.link is not None:
+        own = own.with_link(replace(setting.link, world_size=own.link.world_size if own.link else 1))
+    return replace(own, microbatches=told.microbatches)
+
+
+def _layers(pipeline: Pipeline) -> tuple[int, ...]:
+    """Of each stage, how many."""
+    return tuple(sum(map(is_layer, stage.units)) for stage in pipeline.stages)
 
 
 def pipeline_of(run: Run, manifest: Manifest, setting: Setting) -> Pipeline:
@@ -44,31 +69,49 @@ def pipeline_of(run: Run, manifest: Manifest, setting: Setting) -> Pipeline:
     assert manifest.pipeline is not None
     known = manifest.pipeline
     schedule, microbatches = setting.schedule or known.schedule, setting.microbatches or known.microbatches
-    if schedule == "1f1b" and microbatches < len(known.stages):
-        what = f"1f1b takes as many microbatches as stages or more: {microbatches} is less than {len(known.stages)}"
-        raise OverlaplabError(what, path=run.path)
-    stages = known.stages
-    if setting.stages is not None:
-        layers = [unit for stage in known.stages for unit in stage.units if is_layer(unit)]
-        fits = len(setting.stages) == len(stages) and min(setting.stages) > 0 and sum(setting.stages) == len(layers)
-        if not fits:
-            told = ",".join(map(str, setting.stages))
-            raise OverlaplabError(
-                f"--stages {told} does not share {len(layers)} layers out among {len(stages)} stages", path=run.path
-            )
-        rest = iter(layers)
-        stages = tuple(
-            replace(
-                stage,
-                units=(
-                    *(unit for unit in stage.units if place == 0 and not is_layer(unit)),
-                    *(next(rest) for _ in range(count)),
-                    *(unit for unit in stage.units if place > 0 and not is_layer(unit)),
-                ),
-            )
-            for place, (stage, count) in enumerate(zip(known.stages, setting.stages, strict=True))
+    ranks = 1 + max(stage.rank for stage in known.stages)
+    _require_microbatches(run, schedule, microbatches, ranks)
+    units = [unit for stage in known.stages for unit in stage.units]
+    layers = [unit for unit in units if is_layer(unit)]
+    counts = setting.stages or _counts(run, known, schedule, ranks, len(layers))
+    least = PER_RANK[schedule] * ranks
+    fits = len(counts) == least or (schedule == _INTERLEAVED and len(counts) > least and len(counts) % ranks == 0)
+    if not fits or min(counts) < 1 or sum(counts) != len(layers):
+        text = ",".join(map(str, counts))
+        raise OverlaplabError(
+            f"--stages {text} does not share {len(layers)} layers out among {least} stages", path=run.path
         )
+    first, last = units.index(layers[0]), units.index(layers[-1]) + 1
+    cut = [layers[sum(counts[:stage]) : sum(counts[: stage + 1])] for stage in range(len(counts))]
+    cut[0] = [*units[:first], *cut[0]]
+    cut[-1] = [*cut[-1], *units[last:]]
+    holders = rank_of(schedule, ranks, len(counts))
+    stages = tuple(Stage(rank=rank, units=tuple(own)) for rank, own in zip(holders, cut, strict=True))
     return Pipeline(schedule=schedule, microbatches=microbatches, stages=stages)
+
+
+def _counts(run: Run, known: Pipeline, schedule: str, ranks: int, layers: int) -> tuple[int, ...]:
+    """The layers of each stage where nobody says: as recorded, or, in another number of stages, as many in each."""
+    number = len(known.stages)
+    if number == PER_RANK[schedule] * ranks or (schedule == known.schedule == _INTERLEAVED):
+        return _layers(known)
+    number = PER_RANK[schedule] * ranks
+    if layers % number:
+        raise OverlaplabError(
+            f"{number} stages do not divide {layers} layers",
+            path=run.path,
+            remedy="Say with --stages how many each has",
+        )
+    return (layers // number,) * number
+
+
+def _require_microbatches(run: Run, schedule: str, microbatches: int, ranks: int) -> None:
+    if schedule == "1f1b" and microbatches < ranks:
+        what = f"1f1b takes as many microbatches as stages or more: {microbatches} is less than {ranks}"
+        raise OverlaplabError(what, path=run.path)
+    if schedule == _INTERLEAVED and microbatches % max(1, microbatches // ranks):
+        what = f"{schedule} takes rounds of {ranks} microbatches, which {microbatches} are not"
+        raise OverlaplabError(what, path=run.path)
 
 
 def _require(run: Run, manifest: Manifest, setting: Setting) -> None:
@@ -78,8 +121,8 @@ def _require(run: Run, manifest: Manifest, setting: Setting) -> None:
             raise OverlaplabError(
                 f"of a pipeline schedule, microbatches, stages and link are predicted, not {field.name}", path=run.path
             )
-    if manifest.axes.pp != manifest.world_size:
-        raise OverlaplabError(f"pipelines beside data parallelism are not predicted: {manifest.axes}", path=run.path)
+    if set(manifest.axes.axes) > {"pp", "dp", "tp"} or manifest.axes.axes["tp"] > 1:
+        raise OverlaplabError(f"pipelines on such a mesh are not predicted: {manifest.axes}", path=run.path)
     if setting.schedule is not None and setting.schedule not in PLAYED:
         raise OverlaplabError(
             f"the schedule {setting.schedule} is not predicted", path=run.path, remedy=f"Known: {', '.join(PLAYED)}"

@@ -13,6 +13,7 @@ import torch
 from devices.streams import META, Device, HostReadError, RaceError, Stream, on_streams
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network import communicator as comm_module
+from overlaplab_engine.network.host_streams import StreamCopy
 from overlaplab_engine.network.streams import StreamWork
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies import base as base_module
@@ -436,3 +437,57 @@ def test_a_read_by_the_host_is_noticed(name: StrategyName, monkeypatch: pytest.M
 def test_memory_of_the_host_is_noticed(literal: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     with on_streams(monkeypatch), pytest.raises(HostReadError):
         literal()
+
+
+def offloaded(monkeypatch: pytest.MonkeyPatch, name: StrategyName) -> Device:
+    """The device after two steps whose updates are the host's, with the log of the second one."""
+    with on_streams(monkeypatch) as (comm, device):
+        strategy = make(name, Tower(2), comm, Options(bucket_cap_mb=CAP_MB, offload=True))
+        for _ in range(2):
+            device.log.clear()
+            strategy.zero_grad()
+            strategy.backward(strategy(*batch(strategy.model)))
+            with torch.no_grad():
+                for part in strategy.optimized():
+                    part.mul_(0.5)
+            strategy.updated()
+        device.check_alive()
+        return device
+
+
+DOWN = ["down waits for compute"]
+LANDED = ["host waits for down"]
+
+
+def test_offloaded_gradients_come_down_beside_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offloaded(monkeypatch, StrategyName.ZERO2).log == [
+        *(line for i in (3, 2, 1, 0) for line in wait(f"all_gather {i}")),  # of the step before
+        *["ready 0", *scatter("0")],
+        *["ready 1", *scatter("1")],
+        *["ready 2", *scatter("2"), *wait("reduce_scatter 0"), "done 0", *DOWN],
+        *["ready 3", *scatter("3"), *wait("reduce_scatter 1"), "done 1", *DOWN],
+        *FLAGS,
+        *[*wait("reduce_scatter 2"), "done 2", *DOWN],
+        *[*wait("reduce_scatter 3"), "done 3", *DOWN],
+        *(4 * LANDED),
+        *wait("all_reduce"),
+        *(4 * ["up waits for compute"]),
+        *(line for i in (3, 2, 1, 0) for line in [*wait("up"), *launch("gathers", f"all_gather {i}")]),
+    ]
+
+
+@pytest.mark.parametrize("name", [StrategyName.ZERO2, StrategyName.ZERO3])
+@pytest.mark.parametrize("missing", ["wait", "wait_stream", None])
+def test_nothing_races_with_a_copy_from_or_to_the_host(
+    name: StrategyName, missing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "wait":
+        monkeypatch.setattr(StreamCopy, "wait", lambda self: None)
+    if missing == "wait_stream":
+        ordered = Stream.wait_stream
+        monkeypatch.setattr(
+            Stream, "wait_stream", lambda self, other: None if self.name in ("down", "up") else ordered(self, other)
+        )
+    with pytest.raises(RaceError) if missing else nullcontext():
+        log = offloaded(monkeypatch, name).log
+        assert log.count(*DOWN) == log.count(*LANDED) == log.count("up waits for compute") == 4

@@ -4,6 +4,7 @@ import copy
 import gzip
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 from devices.gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.models.batches import place
 from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.network.host_link import Way
+from overlaplab_engine.network.host_streams import HostStreams, StreamCopy
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.network.streams import CommStreams, StreamWork
 from overlaplab_engine.optimizer import AdamW
@@ -49,11 +52,11 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Communicator
         comm.close()
 
 
-def off_from_one_process(comm: Communicator, name: StrategyName, steps: int = 4) -> float:
+def off_from_one_process(comm: Communicator, name: StrategyName, steps: int = 4, offload: bool = False) -> float:
     """By how much a parameter differs at most, after so many updates in float64."""
     model = transformer().to(comm.device)
     alone = copy.deepcopy(model)
-    strategy = make(name, model, comm, Options(bucket_cap_mb=SMALL_CAP_MB))
+    strategy = make(name, model, comm, Options(bucket_cap_mb=SMALL_CAP_MB, offload=offload))
     optimizer, alone_optimizer = AdamW(strategy.optimized(), lr=1e-3), AdamW(alone.parameters(), lr=1e-3)
     for step in range(steps):
         train_step(strategy, optimizer, BATCHES, step, accumulate=1, clip_norm=None)
@@ -89,6 +92,35 @@ def test_gathers_may_have_a_communicator_of_their_own(
     monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # as `connect` does, and for this test alone
     slow_streams(monkeypatch)
     assert off_from_one_process(join(communicators=2), StrategyName.ZERO3) <= 1e-10
+
+
+@pytest.mark.parametrize("name", [StrategyName.ZERO2, StrategyName.ZERO3, StrategyName.TORCH_FSDP2])
+def test_offloaded_updates_are_those_of_one_process(
+    name: StrategyName, join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_streams(monkeypatch)
+    copy = HostStreams.copy
+
+    def late(self: HostStreams, way: Way, destination: torch.Tensor, source: torch.Tensor) -> StreamCopy:
+        with torch.cuda.stream(self._streams[way]):
+            torch.cuda._sleep(MILLISECOND)
+        return copy(self, way, destination, source)
+
+    monkeypatch.setattr(HostStreams, "copy", late)
+    assert off_from_one_process(join(), name, offload=True) <= 1e-10
+
+
+@limit(RECORDING_S + 60)
+def test_a_recording_shows_copies_of_pinned_memory(tmp_path: Path) -> None:
+    options = ["--strategy", "zero2", "--offload", "--nproc", "1", "--link", "none", "--layers", "3", "--steps", "2"]
+    run_folder = recorded(tmp_path / "run", "--device", "cuda", *options)
+    assert json.loads((run_folder / "run.json").read_text())["host_link"] is None
+    with gzip.open(run_folder / "rank0.pt.trace.json.gz") as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    ways = Counter(name.split()[1] for name in names if name.startswith("engine::copy"))
+    assert ways["way=down"] == ways["way=up"] > 0
+    assert names.count("Memcpy DtoH (Device -> Pinned)") >= ways["way=down"]
+    assert names.count("Memcpy HtoD (Pinned -> Device)") >= ways["way=up"]
 
 
 @pytest.mark.parametrize("name", [StrategyName.ZERO2, StrategyName.ZERO3])  # of one rank others move nothing

@@ -123,4 +123,6 @@ def test_pipelines_side_by_side_are_recorded(tmp_path: Path) -> None:
     """Their stages differ in size, but the collectives that are measured before the first step must not."""
     run = recorded(tmp_path / "dp-pp", "--strategy", "pipeline", "--dp", "2", "--pp", "2", "--microbatches", "2")
     assert set(pipeline_steps(run)["pipeline"]) == {0, 1}
-    assert set(communication_by(run)["group_description"].dropna()) == {"dp"}  # messages have groups of their own
+    by = communication_by(run)
+    assert set(by["group_description"].dropna()) == {"dp", "pp"}
+    assert set(by.loc[by["kind"] == "send_recv", "axis"]) == {"pp"}

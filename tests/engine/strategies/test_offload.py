@@ -4,11 +4,15 @@ The ranks run this file as a script; each scenario is a test.
 """
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
+from overlaplab_engine.cli import _require_possible
+from overlaplab_engine.config import Config
+from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.host_link import Copy, HostLink, Way
 from overlaplab_engine.network.link import Link
@@ -79,6 +83,13 @@ def test_a_copy_takes_its_time_and_both_ways_are_free_at_once() -> None:
     down.wait()
     assert torch.equal(there, source)
     again.wait()
+
+
+def test_a_gpu_has_a_link_to_its_host_of_its_own(tmp_path: Path) -> None:
+    config = Config(out=tmp_path, strategy=StrategyName.ZERO2, offload=True)
+    _require_possible(config, 2, cuda=True)
+    with pytest.raises(EngineError, match="--host-link is emulated where the device is a CPU"):
+        _require_possible(replace(config, host_link=Link.parse("1Gbps,5us")), 2, cuda=True)
 
 
 def test_a_recording_shows_the_copies(tmp_path: Path) -> None:

@@ -113,6 +113,11 @@ def test_a_predicted_run_reads_as_it_was_played(target: Setting, recorded: dict[
     assert set(table["held"]) == set(pipeline(recorded[target])["held"])
 
 
+def test_messages_are_along_the_pipeline(recorded: dict[Setting, Run]) -> None:
+    table = overlaplab.collectives(recorded[SETTINGS[0]])
+    assert set(table.loc[table["kind"] == "send_recv", "axis"]) == {"pp"}
+
+
 def test_played_unchanged_it_is_the_recording(recorded: dict[Setting, Run]) -> None:
     for run in recorded.values():
         found = predict(run, Setting())
@@ -132,7 +137,12 @@ def test_a_slower_link_makes_messages_slower(recorded: dict[Setting, Run]) -> No
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        (Setting(schedule="zbv"), "the schedule zbv is not predicted. Known: gpipe, 1f1b"),
+        (
+            Setting(schedule="dualpipe"),
+            "the schedule dualpipe is not predicted. Known: gpipe, 1f1b, interleaved-1f1b, zbv",
+        ),
+        (Setting(schedule="zbv"), "6 stages do not divide 5 layers. Say with --stages how many each has"),
+        (Setting(schedule="interleaved-1f1b", microbatches=7, stages=(1,) * 5), "takes rounds of 3 microbatches"),
         (Setting(schedule="1f1b"), "1f1b takes as many microbatches as stages or more: 2 is less than 3"),
         (Setting(microbatches=0), "microbatches must be from 1 to 4096, not 0"),
         (Setting(microbatches=5000), "microbatches must be from 1 to 4096, not 5000"),

@@ -40,8 +40,15 @@ class RaceError(Exception):
 
 
 class Event:
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, device: "Device", what: str) -> None:
+        self.device, self.what = device, what
+
+    def synchronize(self) -> None:
+        self.device.handler._handle_event_synchronization(id(self))
+        self.device.log.append(f"host waits for {self.what}")
+
+    def query(self) -> bool:
+        return False
 
 
 class Stream:
@@ -49,7 +56,7 @@ class Stream:
         self.device, self.name, self.last = device, name, name
 
     def record_event(self) -> Event:
-        event = Event(self.last)
+        event = Event(self.device, self.last)
         self.device.handler._handle_event_record(id(event), id(self))
         self.device.events.append(event)  # else another gets its id
         return event
@@ -87,7 +94,7 @@ class Device:
         self._launches: list[tuple[str, str, Stream, int]] = []  # what, group, stream, number of the kernel
         self.handler = EventHandler()
         self.events: list[Event] = []
-        self._names = iter(["gathers", "reductions"])
+        self._names = iter(["gathers", "reductions", "down", "up"])
         self._compute = self._current = Stream(self, "compute")
         self._known: dict[int, StorageWeakRef] = {}  # which keep addresses from being given to others
         self._flying: list[tuple[StorageWeakRef, str]] = []
@@ -132,6 +139,11 @@ class Device:
         )
         if errors:
             raise RaceError(f"{self._current.name}: {what}, against {errors[0].previous_access.operator}")
+
+    def keep(self, storages: set[int], what: str) -> None:
+        """What a stream beside the computation's touches must not be freed before that one has waited."""
+        if self._current is not self._compute:
+            self._flying += [(self._known[key], what) for key in storages]
 
     def check_alive(self) -> None:
         """No storage has gone that a collective may still touch, as far as the computation's stream knows."""
@@ -184,6 +196,7 @@ class Kernels(TorchDispatchMode):
         if there == {"cpu", "meta"}:
             raise HostReadError(f"{func} takes memory of the host")
         self._device.touch(arguments.dataptrs_read, arguments.dataptrs_written, str(func))
+        self._device.keep(arguments.dataptrs_read | arguments.dataptrs_written, str(func))
         return result
 
 

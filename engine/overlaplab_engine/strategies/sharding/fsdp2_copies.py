@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from overlaplab_engine.network.host_link import Copy, HostLink, Way, on_host
+from overlaplab_engine.network.host_link import Copy, HostLink, Way, host_memory
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 __all__ = ["Landing"]
@@ -49,8 +49,7 @@ class Landing:
             storage = part.untyped_storage()
             if storage.data_ptr() not in landed:
                 whole = part.new_empty(0).set_(storage)
-                with on_host():
-                    landed[storage.data_ptr()] = torch.empty_like(whole)
+                landed[storage.data_ptr()] = host_memory(whole)
                 self._copies.append(self._link.copy(Way.DOWN, landed[storage.data_ptr()], whole))
             gradient._local_tensor = landed[storage.data_ptr()].as_strided(
                 part.size(), part.stride(), part.storage_offset()

@@ -17,7 +17,7 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.network.host_link import Copy, HostLink, Way, on_host
+from overlaplab_engine.network.host_link import UnderWay, Way, host_memory, on_host
 from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.sharding.shards import Flat, Piece
 
@@ -67,9 +67,9 @@ class Sharded(Strategy):
         self._wait = labels.span(Word.WAIT)
         self._in_forward = False
         self._in_flight: deque[_ReduceScatter] = deque()
-        self._host = HostLink(options.host_link) if options.offload else None
-        self._landing: deque[tuple[Flat, torch.Tensor, Copy]] = deque()  # gradients on their way to the host
-        self._rising: dict[int, Copy] = {}  # parameters on their way to the device, by the flat's identity
+        self._host = comm.host_link(options.host_link) if options.offload else None
+        self._landing: deque[tuple[Flat, torch.Tensor, UnderWay]] = deque()  # gradients on their way to the host
+        self._rising: dict[int, UnderWay] = {}  # parameters on their way to the device, by the flat's identity
         self._averaging: deque[_ReduceScatter] = deque()  # HSDP: all-reduces across the replicas
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
@@ -98,8 +98,9 @@ class Sharded(Strategy):
 
     def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
         """Every rank's (chunk,) of something that lies as `flat` does, in the parameters' shapes, by name."""
-        full = shard.new_empty(flat.layout.padded)
-        self.comm.shards.all_gather(full, shard).wait()
+        own = shard.to(flat.resident.device)
+        full = own.new_empty(flat.layout.padded)
+        self.comm.shards.all_gather(full, own).wait()
         return dict(zip(flat.names, flat.layout.views(full), strict=True))
 
     # Gradients on their way
@@ -165,8 +166,7 @@ class Sharded(Strategy):
         if self._host is None:
             self._first_gradients += arrived.flat.accumulate(self.gradients, arrived.received)
             return
-        with on_host():
-            landed = torch.empty_like(arrived.received)
+        landed = host_memory(arrived.received)
         self._landing.append((arrived.flat, landed, self._host.copy(Way.DOWN, landed, arrived.received)))
 
     def _accumulate_landed(self, leave: int) -> None:
@@ -209,6 +209,8 @@ class Sharded(Strategy):
         with suppress(Exception):
             for scatter in (*self._in_flight, *self._averaging):
                 scatter.work.wait()
+            for _, _, copy in self._landing:
+                copy.wait()
         self._in_flight.clear()
         self._landing.clear()
         self._averaging.clear()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from overlaplab_engine.network.host_link import host_memory
 from overlaplab_engine.strategies.gradients.buckets import Gradients
 from overlaplab_engine.strategies.sharding.optimizers import part_of
 
@@ -78,7 +79,7 @@ class Flat:
         """
         self.names = list(names)
         self.layout = layout
-        self.shard = shard.clone() if offload else shard
+        self.shard = host_memory(shard).copy_(shard) if offload else shard
         """What the optimizer updates."""
         self.resident = shard
         """What other ranks gather; on the device, if the shard is on the host."""
