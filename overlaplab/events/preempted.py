@@ -46,7 +46,7 @@ def processor_counts(trace: Trace) -> pd.DataFrame:
     told = [fields[str(name)] for name in events["name"]]
     table = pd.DataFrame(
         {
-            "thread": thread_numbers(trace.events)[chosen],
+            "thread": thread_numbers(events),
             "end_ns": events["ts_ns"].to_numpy(np.int64),
             "ran_ns": np.array([int(one["ran_ns"]) for one in told], dtype=np.int64),
             "delayed_ns": np.array([int(one["delayed_ns"]) for one in told], dtype=np.int64),

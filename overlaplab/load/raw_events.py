@@ -95,7 +95,7 @@ def _events(text: bytes) -> list[tuple[bytes, Event]] | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     try:
-        events = decoded(text)
+        events, _ = decoded(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         events = [_patiently(bytes(raw)) for raw in raws]
     return [(bytes(raw), event) for raw, event in zip(raws, events, strict=True)]

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+from struct import error, pack
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# The standard library's `array` is faster than numpy, and refuses values that it would have to convert or truncate.
+# `struct` takes half the time of numpy and of `array`, and refuses values that it would have to convert or truncate.
+# The arrays are read-only.
+
+
+def small_integers(values: Sequence[Any]) -> NDArray[np.int32] | None:
+    """As int32; None if any is not a 32-bit integer."""
+    try:
+        return np.frombuffer(pack(f"{len(values)}i", *values), dtype=np.int32)
+    except error:
+        return None
 
 
 def integers(values: Sequence[Any]) -> NDArray[np.int64] | None:
     """As int64; None if any is not a 64-bit integer."""
     try:
-        return np.frombuffer(array("q", values), dtype=np.int64)
-    except (TypeError, OverflowError):
+        return np.frombuffer(pack(f"{len(values)}q", *values), dtype=np.int64)
+    except error:
         return None
 
 
 def floats(values: Sequence[Any]) -> NDArray[np.float64] | None:
     """As floats, which round integers beyond 2**53; None if any is not a number."""
     try:
-        return np.frombuffer(array("d", values), dtype=np.float64)
-    except (TypeError, OverflowError):
+        return np.frombuffer(pack(f"{len(values)}d", *values), dtype=np.float64)
+    except (error, OverflowError):
         return None

@@ -7,13 +7,13 @@ searched for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.load.file.columns import Columns, Grown, Integers, narrowed, numbers
+from overlaplab.load.file.columns import Columns, Grown, Integers, as_codes, narrowed, numbers
 from overlaplab.load.file.decode import Event
 
 _COLUMNS = {
@@ -27,8 +27,7 @@ _COLUMNS = {
 }
 """By category, as kineto has written them since 2021."""
 _NAMES = ("flow_launch", "flow_backward")
-_NUMBERS = {category: _NAMES.index(name) for category, name in _COLUMNS.items()}
-_PLACE = ["time", "process", "thread"]
+_NUMBERS: dict[str | None, int] = {category: _NAMES.index(name) for category, name in _COLUMNS.items()}
 
 
 class Arrows:
@@ -39,22 +38,33 @@ class Arrows:
         """Rows and numbers of ends right after their event. (Many small arrays would keep the heap from shrinking.)"""
         self._searched: dict[str, list[NDArray[np.int64]]] = {name: [] for name in _NAMES}
         """Place and number of the other ends, by slice."""
-        self._last = np.array([-1, -1, -1], dtype=np.int64)
+        self._last = (-1, -1, -1)
+        """Of the last event so far."""
 
     def append(
-        self, ends: list[Event], before: NDArray[Any], where: NDArray[Any], rows: NDArray[Any], first_row: int
+        self, ends: list[Event], is_row: NDArray[np.bool_], places: Sequence[NDArray[Any]], first_row: int
     ) -> None:
         """Add a slice's arrow ends.
 
-        `where` are their (time, process, thread), `rows` those of the slice's events, `before` how many of these came
-        before each end; `first_row` is the first event's row in the file.
+        `is_row` says which of the slice's entries are events, the others being `ends`; `places` are the time, process
+        and thread of all; `first_row` is the first event's row in the file.
         """
-        known = np.vstack((self._last[None], rows))
-        self._last = known[-1]
-        adjacent = (known[before] == where).all(axis=1)
+        rows, others = np.flatnonzero(is_row), np.flatnonzero(~is_row)
+        before = np.searchsorted(rows, others)  # how many events of this slice come before each end
+        adjacent = np.ones(len(ends), dtype=bool)
+        last = []
+        for values, of_last in zip(places, self._last, strict=True):
+            known = np.concatenate(([of_last], values[rows]))
+            adjacent &= known[before] == values[others]
+            last.append(int(known[-1]))
+        self._last = last[0], last[1], last[2]
+        if not ends:
+            return
         identity = numbers([end.id for end in ends])
-        number = _NUMBERS.get
-        column = np.array([number(end.cat, -1) for end in ends], dtype=np.int8)  # type: ignore[arg-type]
+        try:
+            column = as_codes([_NUMBERS[end.cat] for end in ends])
+        except KeyError:
+            column = as_codes([_NUMBERS.get(end.cat, -1) for end in ends])
         for index, name in enumerate(_NAMES):
             here, far = adjacent & (column == index), ~adjacent & (column == index)
             if here.any():
@@ -63,7 +73,8 @@ class Arrows:
                 ):
                     grown.extend(narrowed(part))
             if far.any():
-                self._searched[name].append(np.column_stack((where[far], identity[far])))
+                at = others[far]
+                self._searched[name].append(np.column_stack((*(values[at] for values in places), identity[far])))
 
     def column(self, name: str, columns: Columns) -> NDArray[np.int32] | Integers:
         """The arrows' numbers of all rows, -1 where there is none; the first, if an event has several."""
@@ -82,9 +93,15 @@ class Arrows:
 
 def _search(ends: Integers, columns: Columns) -> tuple[Integers, Integers]:
     """The rows of the first events at these ends' time, process and thread, and the arrows' numbers."""
-    place = columns.places()
-    rows = np.flatnonzero(np.isin(place[0], ends[:, 0]))
-    candidates = pd.DataFrame({key: values[rows] for key, values in zip(_PLACE, place, strict=True)} | {"row": rows})
-    table = pd.DataFrame(ends, columns=[*_PLACE, "identity"])
-    joined = table.merge(candidates.drop_duplicates(_PLACE), on=_PLACE)
-    return joined["row"].to_numpy(), joined["identity"].to_numpy()
+    time, process, thread = columns.places()
+    wanted = np.unique(ends[:, 0])
+    slot = np.minimum(np.searchsorted(wanted, time), len(wanted) - 1)
+    rows = np.flatnonzero(wanted[slot] == time)
+    slots = np.concatenate((slot[rows], np.searchsorted(wanted, ends[:, 0])))
+    processes, threads = np.concatenate((process[rows], ends[:, 1])), np.concatenate((thread[rows], ends[:, 2]))
+    known, own_thread = np.unique(processes * len(columns.texts["tid"].known) + threads, return_inverse=True)
+    places = slots * len(known) + own_thread
+    candidates, first = np.unique(places[: len(rows)], return_index=True)
+    sought = places[len(rows) :]
+    found = np.isin(sought, candidates)
+    return rows[first[np.searchsorted(candidates, sought[found])]], ends[found, 3]

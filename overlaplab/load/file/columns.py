@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from mmap import mmap
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import EVENT_COLUMNS
-from overlaplab.load.file.arrays import integers
+from overlaplab.load.file.arrays import integers, small_integers
 from overlaplab.load.file.decode import Value
 
 Integers = NDArray[np.int64]
@@ -19,21 +19,34 @@ _INT32 = np.iinfo(np.int32)
 _PART_ROWS = 1 << 16
 
 
-class Texts(dict[Value, int]):
+class Lookup(Protocol):
+    """Codes by text."""
+
+    def __getitem__(self, text: Value, /) -> int: ...
+
+
+class Texts:
     """Codes of texts, in order of appearance; a number stands for its decimal text."""
 
-    def codes(self, values: Sequence[Value]) -> NDArray[np.int32]:
-        """One code per value."""
+    def __init__(self) -> None:
+        self.known: dict[Value, int] = {}
+
+    def __getitem__(self, text: Value) -> int:
+        """The code of a text that may be new."""
+        return self.known.setdefault(text, len(self.known))
+
+    def codes(self, looked_up: Callable[[Lookup], Sequence[int]]) -> NDArray[np.int32]:
+        """The codes that this finds, which looks up texts: first in a plain dictionary, as there it is quickest."""
         try:
-            return np.fromiter(map(self.__getitem__, values), np.int32, len(values))
+            return as_codes(looked_up(self.known))
         except KeyError:
-            return np.array([self.setdefault(value, len(self)) for value in values], dtype=np.int32)
+            return as_codes(looked_up(self))
 
     def categorical(self, codes: NDArray[np.int32]) -> pd.Categorical:
         """These codes with their texts; `9` and `"9"` are one."""
         texts: dict[str, int] = {}
-        merged = np.array([texts.setdefault(_text(value), len(texts)) for value in self], dtype=np.int32)
-        if len(texts) < len(self):
+        merged = np.array([texts.setdefault(_text(value), len(texts)) for value in self.known], dtype=np.int32)
+        if len(texts) < len(self.known):
             codes = merged[codes]
         narrow = codes.astype(np.min_scalar_type(-len(texts) - 1))
         return pd.Categorical.from_codes(narrow, pd.Index(list(texts), dtype=object))
@@ -45,8 +58,17 @@ def _text(value: Value) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def numbers(values: Sequence[Value]) -> Integers:
-    """Each value as a 64-bit integer, -1 if it is none."""
+def as_codes(values: Sequence[int]) -> NDArray[np.int32]:
+    """Codes as an array."""
+    codes = small_integers(values)
+    assert codes is not None
+    return codes
+
+
+def numbers(values: Sequence[Value]) -> NDArray[np.int32] | Integers:
+    """Each value as an integer of 32 bits, or of 64 if it takes these; -1 if it is none."""
+    if (small := small_integers(values)) is not None:
+        return small
     known = integers(values)
     return known if known is not None else np.array([number(value) for value in values], dtype=np.int64)
 
@@ -143,6 +165,8 @@ class Grown:
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:
     """As int32 if all values fit."""
+    if values.dtype == np.int32:
+        return values
     fits = not len(values) or (values.min() >= _INT32.min and values.max() <= _INT32.max)
     return values.astype(np.int32) if fits else values
 

@@ -43,20 +43,25 @@ class Communication:
         self._flags = bytearray()
         """Per code of a name: `_NAMED` if it matches `_COMMUNICATES`, plus `_INPUTS` if it matches `_SHAPED`."""
 
-    def append(self, names: Texts, codes: NDArray[np.int32], arguments: Sequence[Arguments], first_row: int) -> None:
-        """Add a slice's events, whose names have these codes."""
-        for name in islice(names, len(self._flags), None):
+    def append(
+        self,
+        names: Texts,
+        codes: NDArray[np.int32],
+        arguments: Sequence[Arguments],
+        described: Sequence[int],
+        first_row: int,
+    ) -> None:
+        """Add a slice's events, whose names have these codes; the `described` rows' arguments name a collective."""
+        for name in islice(names.known, len(self._flags), None):
             text = str(name)
             self._flags.append(_NAMED * bool(_COMMUNICATES.match(text)) | _INPUTS * bool(_SHAPED.match(text)))
         flags = np.frombuffer(bytes(self._flags), dtype=np.uint8)[codes]
-        collectives = [own.collective for own in arguments]
-        described = np.zeros(len(collectives), dtype=bool)
-        if collectives.count(None) < len(collectives):
-            described[:] = [collective is not None for collective in collectives]
-        texts = list(names) if flags.any() or described.any() else []
-        for row in np.flatnonzero((flags > 0) | described).tolist():
-            own, shaped = arguments[row], arguments[row].shapes is not NOTHING
-            if described[row] or (flags[row] & _NAMED and shaped):
+        with_shapes = {row for row in np.flatnonzero(flags).tolist() if arguments[row].shapes is not NOTHING}
+        told = set(described)
+        texts = list(names.known) if with_shapes or told else []
+        for row in sorted(with_shapes | told):
+            own, shaped = arguments[row], row in with_shapes
+            if row in told or (flags[row] & _NAMED and shaped):
                 self._collectives.append((first_row + row, *_collective(str(texts[codes[row]]), own)))
             if flags[row] & _INPUTS and shaped:
                 self._inputs.append((first_row + row, _json(own.shapes), _json(own.types)))

@@ -10,8 +10,10 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from overlaplab.load.file.times import needs_text
+from overlaplab.load.file.times import exact_us, needs_text
 
 Value = int | float | str | None
 
@@ -21,10 +23,11 @@ NOTHING = msgspec.Raw(b"")
 class Arguments(msgspec.Struct, gc=False):
     """The fields read from an event's `args`; the names are kineto's."""
 
-    stream: Value = -1
-    device: Value = -1
-    correlation: Value = -1
+    # In kineto's order, as the decoder looks for a key from the last one on.
     external: Value = msgspec.field(name="External id", default=-1)
+    device: Value = -1
+    stream: Value = -1
+    correlation: Value = -1
     external_2021: Value = msgspec.field(name="external id", default=-1)
     rank: Value = -1
     collective: Value = msgspec.field(name="Collective name", default=None)
@@ -71,12 +74,17 @@ _fast = msgspec.json.Decoder(list[Event])
 _exact = msgspec.json.Decoder(list[_ExactEvent])
 
 
-def decoded(text: bytes | bytearray | memoryview) -> list[Event]:
-    """The events of a JSON array; raises msgspec's errors unless all are of the usual form."""
+def decoded(text: bytes | bytearray | memoryview) -> tuple[list[Event], NDArray[np.float64] | None]:
+    """The events of a JSON array, and their times (µs) if floats hold all of these exactly.
+
+    Raises msgspec's errors unless all are of the usual form.
+    """
     events = _fast.decode(text)
-    if needs_text([event.ts for event in events]):
-        return _exact.decode(text)  # type: ignore[return-value]
-    return events
+    times = [event.ts for event in events]
+    us = exact_us(times)
+    if us is None and needs_text(times):
+        return _exact.decode(text), None  # type: ignore[return-value]
+    return events, us
 
 
 def lenient(raw: Mapping[str, object], repairs: Counter[str]) -> Event:

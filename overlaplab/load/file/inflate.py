@@ -20,6 +20,8 @@ with suppress(ImportError):
 __all__ = ["Source"]
 
 CHUNK_BYTES = 1 << 20
+_PACKED_BYTES = 1 << 18
+"""Read at once of a gzip file: a decompressor copies what it has not used yet for every chunk."""
 GZIP = b"\x1f\x8b"
 _GZIP_BITS = zlib.MAX_WBITS | 16
 RATIO_FROM_BYTES = 64 << 20
@@ -48,7 +50,7 @@ class Source:
 
     def __iter__(self) -> Iterator[bytes]:
         """Each chunk is read while the previous one is in use."""
-        first = self._file.read(CHUNK_BYTES)
+        first = self._file.read(min(_PACKED_BYTES, CHUNK_BYTES))
         chunks = self._inflated(first) if first.startswith(GZIP) else self._plain(first)
         with ThreadPoolExecutor(1) as reader:
             coming = reader.submit(next, chunks, b"")
@@ -89,7 +91,7 @@ class Source:
     def _refilled(self, packed: bytes, before_member: bool) -> bytes:
         """The data given, or the next chunk of the file if there is none; skips padding before a member."""
         packed = packed.lstrip(b"\0") if before_member else packed
-        while not packed and (more := self._file.read(CHUNK_BYTES)):
+        while not packed and (more := self._file.read(_PACKED_BYTES)):
             self._read += len(more)
             packed = more.lstrip(b"\0") if before_member else more
         return packed

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from overlaplab.load.file.damaged import one_by_one
 from overlaplab.load.file.decode import Event, decoded
@@ -42,6 +44,8 @@ class NoTraceError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Slice:
     events: list[Event]
+    us: NDArray[np.float64] | None
+    """See `decoded`."""
     remainder: bytes
     """The text after them."""
     ended: bool = False
@@ -49,7 +53,7 @@ class _Slice:
 
 
 class Slices:
-    """Iterating gives the events, slice by slice; `keys` and `whole` are known once it has finished."""
+    """Iterating gives slices of events as `decoded` does; `keys` and `whole` are known once it has finished."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self.keys = Keys()
@@ -59,7 +63,7 @@ class Slices:
         """What was repaired or left out, and how often."""
         self._chunks = chunks
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    def __iter__(self) -> Iterator[tuple[list[Event], NDArray[np.float64] | None]]:
         buffer, wanted, final = self._head(), 0, False
         while not self.whole and not final:
             text, final = self._more(buffer, wanted, b"[")
@@ -68,7 +72,7 @@ class Slices:
                 buffer, wanted = bytes(text[1:]), 2 * len(text)
                 continue
             buffer, wanted, self.whole = found.remainder, 0, found.ended
-            yield found.events
+            yield found.events, found.us
         if self.whole:
             self._tail(buffer)
 
@@ -109,7 +113,9 @@ class Slices:
                 return found
         buffer = bytes(text[1:])
         events, remainder, ended = one_by_one(buffer, final or len(buffer) >= MOST_EVENT_BYTES, self.repairs)
-        return _Slice(events, remainder, ended) if events or ended or final or len(remainder) < len(buffer) else None
+        return (
+            _Slice(events, None, remainder, ended) if events or ended or final or len(remainder) < len(buffer) else None
+        )
 
     def _tail(self, buffer: bytes) -> None:
         text, _ = self._more(buffer, MOST_BYTES)
@@ -123,7 +129,7 @@ def _fast(text: bytearray, final: bool) -> _Slice | None:
         return _to_end(text)
     for end, start in _boundaries(text):
         try:
-            return _Slice(_up_to(text, end), bytes(memoryview(text)[start:]))
+            return _Slice(*_up_to(text, end), bytes(memoryview(text)[start:]))
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError as error:
@@ -134,7 +140,7 @@ def _fast(text: bytearray, final: bool) -> _Slice | None:
     return None
 
 
-def _up_to(text: bytearray, end: int) -> list[Event]:
+def _up_to(text: bytearray, end: int) -> tuple[list[Event], NDArray[np.float64] | None]:
     """The events before this place, where a bracket is put meanwhile: copying the text would take as long as this."""
     replaced = text[end]
     text[end] = ord("]")
@@ -147,7 +153,7 @@ def _up_to(text: bytearray, end: int) -> list[Event]:
 def _to_end(text: bytearray) -> _Slice:
     """The events of a whole array, which other text may follow."""
     try:
-        return _Slice(decoded(text), b"", ended=True)
+        return _Slice(*decoded(text), b"", ended=True)
     except msgspec.DecodeError as error:
         trailing = _TRAILING.search(str(error))
         if trailing is None:
@@ -155,7 +161,7 @@ def _to_end(text: bytearray) -> _Slice:
         end = text.rindex(b"]", 0, int(trailing[1])) + 1
         if _GOES_ON.match(text, end):
             raise
-        return _Slice(decoded(text[:end]), bytes(text[end:]), ended=True)
+        return _Slice(*decoded(text[:end]), bytes(text[end:]), ended=True)
 
 
 def _boundaries(buffer: bytearray) -> Iterator[tuple[int, int]]:

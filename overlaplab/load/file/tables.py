@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import compress, repeat
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -15,11 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.load.file.arrows import Arrows
-from overlaplab.load.file.columns import Columns, Integers, narrowed, numbers
+from overlaplab.load.file.columns import Columns, Integers, as_codes, narrowed, numbers
 from overlaplab.load.file.communication import Communication
 from overlaplab.load.file.decode import NO_ARGUMENTS, Arguments, Event
 from overlaplab.load.file.spans import Spans
-from overlaplab.load.file.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds
+from overlaplab.load.file.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds, us_as_ns
 from overlaplab.vocabulary import HOST_CATEGORIES, category_of_uncategorised
 
 __all__ = ["Gathered"]
@@ -51,28 +51,30 @@ class Gathered:
         self._ns: bool | None = None
         self._latest_ns = 0
 
-    def append(self, events: list[Event]) -> None:
-        """Add a slice."""
-        phases = [event.ph for event in events]
-        kinds = np.fromiter(map(_PHASES.get, phases, repeat(0)), np.uint8, len(phases))
-        if not kinds.all():
-            events, kinds = _chosen(events, kinds > 0), kinds[kinds > 0]
+    def append(self, events: list[Event], us: NDArray[np.float64] | None) -> None:
+        """Add a slice, as `decoded` gives it."""
+        kinds = _kinds(events)
+        if not (meant := kinds > 0).all():
+            events, kinds, us = _chosen(events, meant), kinds[meant], None if us is None else us[meant]
         if not events:
             return
-        times = self._nanoseconds([event.ts for event in events])
+        if us is None or self._ns is not False:
+            times = self._nanoseconds([event.ts for event in events])
+        else:
+            times = us_as_ns(us)
         if (kinds >= _BEGIN).any():
             events, kinds, times = self._paired(events, kinds, times)
         if (absent := times == ABSENT).any():
             self.repairs["events without a usable time were left out"] += int(absent.sum())
             events, kinds, times = _chosen(events, ~absent), kinds[~absent], times[~absent]
         self._latest_ns = max(self._latest_ns, int(times.max(initial=0)))
-        pids = self.columns.texts["pid"].codes([event.pid for event in events])
-        tids = self.columns.texts["tid"].codes([event.tid for event in events])
+        texts = self.columns.texts
+        pids = texts["pid"].codes(lambda codes: [codes[event.pid] for event in events])
+        tids = texts["tid"].codes(lambda codes: [codes[event.tid] for event in events])
         row = kinds <= _INSTANT
         first_row = self.columns.rows
         self._rows(_chosen(events, row), kinds[row], times[row], pids[row], tids[row])
-        places = np.column_stack((times, pids, tids))
-        self._arrows.append(_chosen(events, ~row), np.cumsum(row)[~row], places[~row], places[row], first_row)
+        self._arrows.append(_chosen(events, ~row), row, (times, pids, tids), first_row)
 
     def _rows(
         self,
@@ -85,18 +87,24 @@ class Gathered:
         """Add complete events and instants."""
         durations = self._nanoseconds([event.dur for event in events])
         durations[kinds == _INSTANT] = -1
-        phases = self.columns.texts["phase"].codes(["X", "i"])
+        texts = self.columns.texts
+        phases = as_codes([texts["phase"][phase] for phase in ("X", "i")])
         arguments = [event.args or NO_ARGUMENTS for event in events]
         external = numbers([own.external for own in arguments])
         if (external < 0).all():
             external = numbers([own.external_2021 for own in arguments])
-        self._add_ranks(arguments)
-        texts = self.columns.texts
-        names = texts["name"].codes([event.name for event in events])
-        self.communication.append(texts["name"], names, arguments, self.columns.rows)
-        categories = texts["category"].codes([event.cat for event in events])
-        if None in texts["category"]:
-            categories = texts["category"].codes(list(map(_category, events)))
+        told = [
+            row
+            for row, own in enumerate(arguments)
+            if own.collective is not None or own.rank != -1 or own.collective_rank != -1
+        ]
+        self._add_ranks([arguments[row] for row in told], told, len(arguments))
+        names = texts["name"].codes(lambda codes: [codes[event.name] for event in events])
+        described = [row for row in told if arguments[row].collective is not None]
+        self.communication.append(texts["name"], names, arguments, described, self.columns.rows)
+        categories = texts["category"].codes(lambda codes: [codes[event.cat] for event in events])
+        if None in texts["category"].known:
+            categories = texts["category"].codes(lambda codes: [codes[_category(event)] for event in events])
         self.columns.append(
             {
                 "name": names,
@@ -113,13 +121,18 @@ class Gathered:
             }
         )
 
-    def _add_ranks(self, arguments: Sequence[Arguments]) -> None:
+    def _add_ranks(self, arguments: Sequence[Arguments], rows: Sequence[int], count: int) -> None:
+        """Add the ranks of `count` rows; these arguments, of these `rows`, may tell some."""
         ranks = [own.rank for own in arguments]
         if ranks.count(-1) == len(ranks):
             # torch writes a collective's `Rank`, which for send and receive is the other side's.
             ranks = [own.collective_rank if own.collective is None else -1 for own in arguments]
-        unknown = np.broadcast_to(np.int32(-1), len(arguments))  # without memory of its own
-        self._ranks.append(unknown if ranks.count(-1) == len(ranks) else narrowed(numbers(ranks)))
+        if ranks.count(-1) == len(ranks):
+            self._ranks.append(np.broadcast_to(np.int32(-1), count))  # without memory of its own
+            return
+        known = narrowed(numbers(ranks))
+        self._ranks.append(np.full(count, -1, dtype=known.dtype))
+        self._ranks[-1][rows] = known
 
     def _paired(
         self, events: list[Event], kinds: NDArray[np.uint8], times: Integers
@@ -182,8 +195,17 @@ class Tables:
     event_ranks: Integers | None
 
 
+def _kinds(events: list[Event]) -> NDArray[np.uint8]:
+    """What each becomes by its phase; 0 for what becomes nothing."""
+    try:
+        kinds = bytes([_PHASES[event.ph] for event in events])
+    except KeyError:
+        kinds = bytes([_PHASES.get(event.ph, 0) for event in events])
+    return np.frombuffer(kinds, dtype=np.uint8)
+
+
 def _chosen(events: list[Event], chosen: NDArray[np.bool_]) -> list[Event]:
-    return list(compress(events, chosen))
+    return list(compress(events, chosen.tolist()))
 
 
 def _category(event: Event) -> str | None:

@@ -27,14 +27,19 @@ LEAST_NS = 10**17
 
 def needs_text(values: Sequence[Time]) -> bool:
     """Whether some of the µs are floats too large to be exact to 1 ns."""
-    known = floats(values)
-    if known is not None and _are_exact(known):
-        return False
     return any(type(value) is float and abs(value) >= EXACT_FLOAT_US for value in values)
 
 
-def _are_exact(us: NDArray[np.float64]) -> bool:
-    return bool(np.all(np.abs(us) < EXACT_FLOAT_US))  # false for NaN
+def exact_us(values: Sequence[Time]) -> NDArray[np.float64] | None:
+    """Times in µs as floats, which are exact to 1 ns; None if some are not, or are no numbers."""
+    us = floats(values)
+    return us if us is not None and np.all(np.abs(us) < EXACT_FLOAT_US) else None  # false for NaN
+
+
+def us_as_ns(us: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Exact times in µs as ns."""
+    below = np.floor(us)
+    return (below * 1000 + np.rint((us - below) * 1000)).astype(np.int64)
 
 
 def counts_ns(values: Sequence[Time]) -> bool | None:
@@ -46,12 +51,11 @@ def counts_ns(values: Sequence[Time]) -> bool | None:
 def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> NDArray[np.int64]:
     """Each value (µs, or ns) in ns; `ABSENT` if it is not a number, or beyond `LIMIT_NS`."""
     scale = 1 if ns else 1000
+    if not ns and (us := exact_us(values)) is not None:
+        return us_as_ns(us)
     if (whole := integers(values)) is not None:
         most = LIMIT_NS // scale
         return np.where((whole <= most) & (whole >= -most), whole * scale, ABSENT)
-    if not ns and (us := floats(values)) is not None and _are_exact(us):
-        below = np.floor(us)
-        return (below * 1000 + np.rint((us - below) * 1000)).astype(np.int64)
     return np.array([_exact(value, scale) for value in values], dtype=np.int64)
 
 

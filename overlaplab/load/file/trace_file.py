@@ -87,8 +87,8 @@ def read_trace(
 def _read(source: Source, path: object, progress: Callable[[int], None] | None) -> TraceFile:
     gathered, slices = Gathered(), Slices(iter(source))
     most = MAX_EVENTS.value
-    for number, events in enumerate(slices, 1):
-        gathered.append(events)
+    for number, (events, us) in enumerate(slices, 1):
+        gathered.append(events, us)
         if gathered.columns.rows > most:
             raise MAX_EVENTS.exceeded(
                 f"holds over {most:,} events", path=path, remedy="Each takes about 65 bytes of memory."
