@@ -135,7 +135,7 @@ def _settings(config: Config, strategy: Strategy) -> dict[str, Any]:
         "overlap_param_gather": config.overlap_param_gather if traits.gathers == "updated_parameters" else None,
         "keep_last": strategy.keeps_last,
         "offload": config.offload,
-        "host_link": _told(config.host_link, 2) if config.offload and comm.device.type == "cpu" else None,
+        "host_link": _told(config.host_link, 2) if config.offload and strategy.comm.device.type == "cpu" else None,
         "asynchronous": config.asynchronous if traits.gradients == "server" else None,
         "max_staleness": config.max_staleness,
         "reshard_after_forward": config.reshard_after_forward if traits.gathers == "units" else None,

@@ -42,7 +42,7 @@ def gathered(
     unit, scale = unit_of(max(int(held.max()), top_bytes, limit.bytes if limit else 0)) if in_bytes else ("layers", 1.0)
     rows = pd.DataFrame({"begin": to_ms(curve["time_ns"].astype("float64")), "held": held / scale})
     rows = pd.concat([rows, rows.tail(1).assign(begin=to_ms(window[1]))]).sort_values("begin", kind="stable")
-    highest = max(int(held.max()), *((top_bytes, limit[1] if limit else 0) if in_bytes else ()), 1)
+    highest = max(int(held.max()), *((top_bytes, limit.bytes if limit else 0) if in_bytes else ()), 1)
     top = highest / scale * _HEADROOM
     x = time_axis(window, line, title="time in step (ms)" if window_ns is None else None)
     y = alt.Y(
