@@ -29,6 +29,7 @@ PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "what_if", "c
 THEMES = ("light", "dark")
 CHROMIUM = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 TALLEST = 4000  # pixels of a picture; a page may be longer
+WAIT_MS = 200_000  # for a page, on a machine that is busy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
     """Take one picture, in a window of its own."""
     viewport = {"width": shot.width, "height": 900}
     context = browser.new_context(color_scheme=shot.theme, viewport=viewport)
+    context.set_default_timeout(WAIT_MS)
     page = context.new_page()
     query = {name: value for name, value in (("run", shot.run), ("setting", shot.setting)) if value is not None}
     page.goto(f"{address}/{'' if shot.page == 'summary' else shot.page}?{urlencode(query)}")
@@ -136,8 +138,8 @@ def served(folder: Path) -> Iterator[str]:
 
 def settle(page: Page) -> None:
     """Wait until the app has run and drawn."""
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
-    page.wait_for_selector("h1", timeout=60_000)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=WAIT_MS)
+    page.wait_for_selector("h1", timeout=WAIT_MS)
     page.wait_for_function("document.querySelector('[data-stale=true], [data-testid=stSkeleton]') === null")
     page.wait_for_timeout(1500)
 

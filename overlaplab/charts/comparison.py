@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import bars, row_axis, stacked, step_fills, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, bars, row_axis, stacked, step_fills, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.findings import compare_title, run_labels
 from overlaplab.words import count, duration
@@ -24,7 +24,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     rows, ends = _rows(table, labels)
     y = row_axis("run", labels, axis)
     scale = with_room(max(ends["end"], default=1.0), ends["word"])
-    x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=12))
+    x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=12, labelFlush=FLUSH))
     lines = tooltip({"run": "", "part": "what", "ms:Q": "median ms"})
     layers = [bars(rows, x, y, colours(step_fills(tones), left=labels_width(labels)), lines, 0.72)]
     for fastest, weight in ((False, "normal"), (True, "bold")):

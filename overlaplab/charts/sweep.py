@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.parts import STEP_PARTS, bars, row_axis, stacked, step_fills, tooltip, words
+from overlaplab.charts.parts import FLUSH, STEP_PARTS, bars, row_axis, stacked, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import sweep_title
 from overlaplab.words import count, duration, percent, size, to_ms
@@ -31,7 +31,7 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
     y = _by_cap(table)
     longest = max(ends["end"], default=1.0)
     scale = alt.Scale(domain=[0, longest * 1.55], nice=False)
-    x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=8))
+    x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=8, labelFlush=FLUSH))
     lines = tooltip({"cap": "bucket_cap_mb", "part": "what", "ms:Q": "ms of the step", "share": "of the step"})
     fastest = ends[ends["fastest"]]
     look: dict[str, Any] = {"align": "left", "dx": 6}
@@ -78,7 +78,7 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     )
     y = _by_cap(table)
     scale = alt.Scale(zero=False, nice=False, domain=[low - (high - low) * 0.02, high + (high - low) * 0.02])
-    x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=8))
+    x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=8, labelFlush=FLUSH))
     legend = colours(step_fills(tones)[1:3], columns=1)
     titles = {"cap": "bucket_cap_mb", "what": "bucket", "weight": "size", "from:Q": "on the link from ms"}
     lines = tooltip(titles | {"to:Q": "to ms", "exposed:Q": "exposed ms"})
