@@ -82,7 +82,8 @@ def contradictions(text: str, found: Diagnosis) -> list[str]:
     labels = {share.label for share in found.causes}
     causes = {label for label in CAUSE_LABELS.values() if label in text and label not in labels}
     rest = text
-    for said in (found.advice, found.headline, *(share.remedy for share in found.causes)):
+    ahead = () if found.ahead is None else (f"with prefetch {found.ahead[0]}", f"prefetch {found.ahead[0]}")
+    for said in (found.advice, found.headline, *ahead, *(share.remedy for share in found.causes)):
         rest = rest.replace(said, "")
     remedies = REMEDIES.findall(rest)
     wrong = [f"rank {number}" for number in sorted(ranks) if f"rank {number}" not in own]

@@ -94,9 +94,9 @@ def compare_finding(table: pd.DataFrame) -> str:
     ]
     if len(named) < len(slower):
         beaten.append(f"{count(len(slower) - len(named), 'slower one')} by more")
-    best, *tied = [setting.label for setting in first]
+    leader, *tied = [setting.label for setting in first]
     beside = f"; it ties with {joined(tied)}" if tied else ""
-    return f"{best} beats {joined(beaten)}{once}{beside}"
+    return f"{leader} beats {joined(beaten)}{once}{beside}"
 
 
 def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:

@@ -206,6 +206,8 @@ def _shares(
         of_step = {"span_ns": int(window["span_ns"]), "bytes_explain": bytes_explain, "half_bytes_ns": halves}
         remedy = partial(known, loop=loop, replays=replays, **of_step)
         helps, label = remedy(own), cause_words(name, rank)
+        gain_ns = helps.gain_ns if helps.replayed else _at_most(name, helps.gain_ns, bound, window)
+        little = gain_ns is not None and gain_ns <= LITTLE_GAIN * int(window["span_ns"])
         found.append(
             CauseShare(
                 cause=name,
@@ -213,8 +215,8 @@ def _shares(
                 label=label,
                 exposed_ns=int(own["exposed_ns"].sum()),
                 what=what_moved(name, own, buckets),
-                remedy=helps.text,
-                gain_ns=helps.gain_ns if helps.replayed else _at_most(name, helps.gain_ns, bound, window),
+                remedy="" if little else helps.text,
+                gain_ns=gain_ns,
                 replayed=helps.replayed,
                 rows=own,
                 parts=tuple(
@@ -223,7 +225,7 @@ def _shares(
                         label=label,
                         unit_kind=kind,
                         what=what_moved(name, part, buckets),
-                        remedy=remedy(part).text,
+                        remedy="" if little else remedy(part).text,
                         rows=part,
                     )
                     for kind, part in by_unit_kind(own)
