@@ -112,7 +112,7 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
         return ("What other settings gain cannot be played: the traces of all stages behind an emulated link tell.",)
     return (
         f"Nothing that was played makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither more microbatches, nor"
-        " another split or schedule.",
+        " another split or schedule. A schedule with several stages on each rank is left to try.",
     )
 
 
