@@ -34,6 +34,8 @@ ZERO3 = "--strategy zero3 --layers 32 --width 128 --batch 8 --steps 3"
 ASLEEP = "--device cpu --steps 2 --warmup 1 --attempts 1 --compute sleep:10ms,20ms,1ms --seq 16 --vocab 100"
 FAR = "--link 1Gbps,5000us"
 """Four ranks on two cores take up to a millisecond for a message."""
+GRACE_S = 10
+"""For so long the other ranks may go on once one has failed."""
 PARTS = (
     ("all-reduce after the backward pass", "naive", 2, f"--strategy naive {TRAIN} --link auto"),
     (
@@ -90,21 +92,31 @@ def _forked(ranks: int, options: list[str]) -> int:
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     left = set()
+    signal.signal(signal.SIGALRM, _too_late)
     for rank in range(ranks):
         if not (process := os.fork()):
             _rank(common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, options)
         left.add(process)
+    failed = 0
     try:
         while left:
             process, status = os.wait()
             left.discard(process)
-            if code := os.waitstatus_to_exitcode(status):
-                return code
-        return 0
+            if (code := os.waitstatus_to_exitcode(status)) and not failed:
+                failed = code
+                signal.alarm(GRACE_S)  # the others may still say why
+        return failed
+    except TimeoutError:
+        return failed
     finally:
+        signal.alarm(0)
         for process in left:
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
+
+
+def _too_late(*_: object) -> NoReturn:
+    raise TimeoutError
 
 
 def _rank(environment: dict[str, str], options: list[str]) -> NoReturn:
