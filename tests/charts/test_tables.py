@@ -88,7 +88,7 @@ def test_summary_says_what_it_found_and_of_what() -> None:
         " 15\u00a0% of the step time."
     )
     axis = spec(chart)["layer"][0]["encoding"]["x"]
-    assert axis["axis"]["title"] is None  # the line above says of what the numbers are percent
+    assert axis["axis"]["title"] == "% of the step time"
     assert axis["scale"]["domain"] == [0, 100]
 
 

@@ -502,7 +502,8 @@ def test_a_tooltip_keeps_off_its_lane_and_goes_on_zoom(page_of_gpu: Page) -> Non
 def test_the_figures_stand_beside_the_canvas_or_below_it(page_of_gpu: Page, width: int, beside: bool) -> None:
     page = page_of_gpu
     page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_function(f"{FIND}.clientWidth {'>' if width > 1000 else '<'} 500")
+    page.wait_for_function(f"window.innerWidth === {width}")
+    settle(page)
     canvas, table = (page.locator(name).first.bounding_box() for name in (".stage", "[class*=st-key-window_table]"))
     page.set_viewport_size({"width": 1280, "height": 900})
     assert canvas is not None
