@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("browsing.browser")
 # A change is not held up by an example that was drawn at random: `FUZZ=N` draws new ones, the suite always the same.
-settings.register_profile("repeatable", derandomize="FUZZ" not in os.environ)
+settings.register_profile(  # no deadline: a busy machine takes long for anything
+    "repeatable", derandomize="FUZZ" not in os.environ, deadline=None
+)
 settings.load_profile("repeatable")
 # Jupyter brings it, and then jsonschema, which altair imports, compiles its grammar of addresses for a second or two.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]

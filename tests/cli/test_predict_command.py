@@ -26,7 +26,8 @@ def test_the_document(command: Any) -> None:
     document = json.loads(out)
     assert (code, err) == (0, "")
     assert list(document) == [
-        *("schema_version", "run", "changes", "recorded", "predicted", "interval", "extrapolated", "warnings"),
+        *("schema_version", "run", "changes", "recorded", "predicted", "interval"),
+        *("gain", "extrapolated", "warnings"),
     ]
     assert document["changes"] == {"bucket_cap_mb": 1.0}
     assert document["extrapolated"].keys() == {"bytes"}  # a bucket a tenth as large as the only one
