@@ -23,6 +23,7 @@ from overlaplab.timeline.window_statistics import WindowStatistics
 __all__ = [
     "buckets_section",
     "collectives_section",
+    "gathers_limit",
     "gathers_section",
     "pipeline_section",
     "pipeline_waits_section",
@@ -128,7 +129,7 @@ def gathers_section(
     held = analyses.gathered_bytes(table)
     window = window_ns or charts.schedule_window(table, scatters)
     prefetch = manifest.prefetch if manifest else None
-    limit = None if prefetch is None else analyses.held_limit(table, prefetch)
+    limit = gathers_limit(table, manifest)
     curve = partial(charts.gathered, held, window_ns=window, top_bytes=top_bytes, limit=limit, line=line)
     rows = partial(charts.schedule, table, scatters, prefetch=prefetch, window_ns=window, line=line)
     exposed = None if found is None else pd.concat([share.rows for share in found.causes] or [scatters.head(0)])
@@ -146,6 +147,12 @@ def gathers_section(
         ],
         advice=_advice(found),
     )
+
+
+def gathers_limit(table: pd.DataFrame, manifest: Manifest | None) -> analyses.HeldLimit | None:
+    """What a rank may hold at once, from rows of `schedule` of one rank and step; None where that is unknown."""
+    prefetch = manifest.prefetch if manifest else None
+    return None if prefetch is None else analyses.held_limit(table, prefetch)
 
 
 def strips(

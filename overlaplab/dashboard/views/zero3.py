@@ -31,7 +31,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest
 from overlaplab.sections import run_tables
 from overlaplab.sections.blocks import Section
-from overlaplab.sections.run import gathers_section, strips
+from overlaplab.sections.run import gathers_limit, gathers_section, strips
 from overlaplab.words import shorten
 
 _HALF = 70  # characters of a subtitle's line in one of two columns
@@ -118,7 +118,9 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
         st.text(findings.prefetch_gain(*(_cost(opened) for opened, _ in pair)))
     windows = [charts.schedule_window(table, _scatters(opened, table)) for opened, table in pair]
     window = (min(low for low, _ in windows), max(high for _, high in windows))
-    top = int(max(gathered_bytes(table)["bytes"].fillna(0).max() for _, table in pair))
+    tops = [gathered_bytes(table)["bytes"].fillna(0).max() for _, table in pair]
+    limits = [gathers_limit(table, opened.run.manifest) for opened, table in pair]
+    top = int(max(*tops, *(limit.bytes for limit in limits if limit is not None)))
     keys = ("first_", "second_")
     for column, (opened, table), key in zip(st.columns(2, gap="medium"), pair, keys, strict=True):
         with column.container(gap=None):

@@ -83,7 +83,7 @@ def test_tables_are_made_when_they_are_opened(opened, runs: Path) -> None:
     (steps,) = tables(app)
     config = json.loads(app.dataframe[0].proto.columns)
     ratio, exposed = (config[title] for title in ("overlap ratio (% of comm.)", "exposed (ms)"))
-    assert (ratio["label"], ratio["help"]) == ("overlap ratio (% of comm.)", "Hidden communication ÷ communication.")
+    assert (ratio["label"], ratio["help"]) == ("overlap %", "Hidden communication ÷ communication.")
     assert (exposed["label"], exposed["type_config"]) == ("exposed ms", {"type": "number", "format": "%.3f"})
     assert steps["exposed (ms)"].tolist() == [0.35] * 4
     assert steps["overlap ratio (% of comm.)"].tolist() == [30.0] * 4
