@@ -218,6 +218,10 @@ class Model:
     layers: Size | None = None
     width: Size | None = None
     """Features."""
+    heads: Size | None = None
+    """Of attention."""
+    vocab: Size | None = None
+    """Words."""
     seq: Size | None = None
     """Tokens per sample."""
     batch: Size | None = None

@@ -100,6 +100,20 @@ _DIAGNOSIS = keys(
     waited_ns=WHOLE,
     outliers=null_or(TEXT),
 )
+_INTERVAL = keys(**dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "transfers_ns", "half_ns"), WHOLE))
+_EXTRAPOLATED: Schema = {"type": "object", "additionalProperties": NUMBER}
+_PLANNED = keys(
+    run=TEXT,
+    step_ns=WHOLE,
+    interval=_INTERVAL,
+    extrapolated=_EXTRAPOLATED,
+    tokens_per_s=null_or(NUMBER),
+    train_tokens=null_or(WHOLE),
+    hours=null_or(NUMBER),
+    gpu_hours=null_or(NUMBER),
+    price_per_gpu_hour=null_or(NUMBER),
+    cost=null_or(NUMBER),
+)
 _ADVISED = row(
     "advise",
     "option bucket_cap_mb? first_bucket_mb? prefetch? buckets? bucket_sizes[]? caps_mb[]? gain_ns half_ns? low_ns?"
@@ -349,11 +363,9 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "changes": ANY,
             "recorded": _MEANS,
             "predicted": _MEANS,
-            "interval": keys(
-                **dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "transfers_ns", "half_ns"), WHOLE)
-            ),
+            "interval": _INTERVAL,
             "gain": keys(gain_ns=WHOLE, half_ns=WHOLE),
-            "extrapolated": {"type": "object", "additionalProperties": NUMBER},
+            "extrapolated": _EXTRAPOLATED,
             "warnings": many(TEXT),
         },
     ),
@@ -428,6 +440,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                 )
             ),
             "advice": TEXT,
+            "predicted": null_or(_PLANNED) | {"description": "With --from: the step, and what training takes."},
             "warnings": many(TEXT),
         },
     ),

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from overlaplab.cli.options import Json
-from overlaplab.cli.shared import print_json, show
+from overlaplab.cli.completion import runs_like
+from overlaplab.cli.options import OPENING, Json, Opening, grouped
+from overlaplab.cli.shared import load, print_json, show
 from overlaplab.errors import OverlaplabError
 
 if TYPE_CHECKING:
+    from overlaplab.costs.batch import Batch
     from overlaplab.costs.plan import Plan
+    from overlaplab.costs.recorded_plan import RecordedPlan
+    from overlaplab.costs.training import Training
+    from overlaplab.costs.transformer import Transformer
+    from overlaplab.events import Run
+    from overlaplab.simulate.predictions.planned import PlannedStep
+
+T = TypeVar("T")
 
 __all__ = ["app"]
 
@@ -25,68 +36,159 @@ _MEMORY = {"": 1, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}
 
 
 @app.command(epilog="Example: overlaplab plan --layers 32 --width 4096 --seq 4k --microbatch 2 --tokens 4M --gpus 128")
+@grouped
 def plan(
     params: Annotated[str | None, typer.Option(metavar="N", help="Parameters, as in 7B; or give --layers.")] = None,
     layers: Annotated[int | None, typer.Option(help="Of a transformer like GPT-2, with --width.")] = None,
     width: Annotated[int | None, typer.Option(help="Features of a token.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads; one per 128 features unless given.")] = None,
-    vocab: Annotated[int, typer.Option(help="Words.")] = 50_257,
-    tied: Annotated[bool, typer.Option(help="The output projection is the table of words.")] = False,
-    seq: Annotated[str, typer.Option(metavar="TOKENS", help="Of a sample; k is 1,024.")] = "2k",
-    microbatch: Annotated[int, typer.Option(help="Samples that a GPU computes with at once.")] = 1,
+    vocab: Annotated[int | None, typer.Option(help="Words. Default: 50257.")] = None,
+    tied: Annotated[bool | None, typer.Option(help="The output projection is the table of words.")] = None,
+    seq: Annotated[str | None, typer.Option(metavar="TOKENS", help="Of a sample; k is 1,024. Default: 2k.")] = None,
+    microbatch: Annotated[
+        int | None, typer.Option(help="Samples that a GPU computes with at once. Default: 1.")
+    ] = None,
     tokens: Annotated[
         str | None,
         typer.Option(metavar="TOKENS", help="Per step on all GPUs; k is 1,024, M is 1,024². Default: one each."),
     ] = None,
-    gpus: Annotated[int, typer.Option(help="Data-parallel GPUs.")] = 8,
+    gpus: Annotated[int | None, typer.Option(help="Data-parallel GPUs. Default: 8.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Of a GPU, as in 80GB or 64GiB.")] = None,
     precision: Annotated[
-        str, typer.Option(help="fp32, bf16, bf16-fp32-gradients (18 bytes per parameter) or bf16-main-grad (20).")
-    ] = "bf16",
-    checkpointing: Annotated[bool, typer.Option(help="Layers keep their inputs alone.")] = False,
+        str | None,
+        typer.Option(
+            help="fp32, bf16, bf16-fp32-gradients (18 bytes per parameter) or bf16-main-grad (20). Default: bf16."
+        ),
+    ] = None,
+    checkpointing: Annotated[bool | None, typer.Option(help="Layers keep their inputs alone.")] = None,
     keep_scores: Annotated[bool, typer.Option(help="Attention keeps all scores: no FlashAttention.")] = False,
     dropout: Annotated[bool, typer.Option(help="There is dropout.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Batch, memory and operations of a training run, before anything runs: what fits from how many GPUs on."""
-    from overlaplab.costs.batch import planned_batch
-    from overlaplab.costs.plan import Plan
-    from overlaplab.costs.transformer import Attention, Transformer
-
-    length = _number("--seq", seq, _BINARY)
-    wanted = length * microbatch * gpus if tokens is None else _number("--tokens", tokens, _BINARY)
-    batch = planned_batch(tokens=wanted, seq=length, microbatch=microbatch, ranks=gpus)
-    model = None
-    if layers is not None and width is not None:
-        heads = max(width // 128, 1) if heads is None else heads
-        model = Transformer(layers=layers, width=width, heads=heads, vocab=vocab, seq=length, tied=tied)
-    elif params is None:
-        raise OverlaplabError("the model is unknown", remedy="Give --params 7B, or --layers 32 --width 4096.")
-    _print(
-        Plan(
-            parameters=model.parameters if params is None and model else _number("--params", params or "0", _DECIMAL),
-            batch=batch,
-            model=model,
-            precision_name=precision,
-            attention=Attention(keeps_scores=keep_scores, dropout=dropout),
-            checkpointing=checkpointing,
-            gpu_bytes=None if gpu_memory is None else _number("--gpu-memory", gpu_memory, _MEMORY),
+    from_run: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Predict the step from this recording of the model; what is not given is as recorded.",
+            autocompletion=runs_like,
         ),
-        as_json=as_json,
+    ] = None,
+    train_tokens: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="To train on, as in 300B, for the hours; with --from.")
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(metavar="PRICE", help="For the cost; with --train-tokens.")
+    ] = None,
+    as_json: Json = False,
+    opening: Opening = OPENING,
+) -> None:
+    """Batch, memory and operations of a training run, before anything runs: what fits from how many GPUs on.
+
+    From a recording of the same model also what a step, and training on so many tokens, is predicted to take and cost.
+    """
+    from overlaplab.costs.plan import Plan
+    from overlaplab.costs.transformer import Attention
+
+    goal = _goal(from_run, train_tokens, price_per_gpu_hour)
+    run, known = _recording(from_run, opening)
+    length = _or_recorded(None if seq is None else _number("--seq", seq, _BINARY), known, "seq", 2048)
+    model = _model(known, length, layers=layers, width=width, heads=heads, vocab=vocab, tied=tied)
+    parameters = _or_recorded(None if model is None else model.parameters, known, "parameters", 0)
+    if params is not None:
+        parameters = _number("--params", params, _DECIMAL)
+    elif not parameters:
+        raise OverlaplabError("the model is unknown", remedy="Give --params 7B, or --layers 32 --width 4096.")
+    found = Plan(
+        parameters=parameters,
+        batch=_batch(known, length, microbatch, gpus, tokens),
+        model=model,
+        precision_name=_or_recorded(precision, known, "precision_name", "bf16"),
+        attention=Attention(keeps_scores=keep_scores, dropout=dropout),
+        checkpointing=_or_recorded(checkpointing, known, "checkpointing", False),
+        gpu_bytes=None if gpu_memory is None else _number("--gpu-memory", gpu_memory, _MEMORY),
     )
+    _print(found, *_predicted(run, found, goal), as_json=as_json)
 
 
-def _print(found: Plan, *, as_json: bool) -> None:
+def _goal(from_run: str | None, train_tokens: str | None, price: float | None) -> tuple[int | None, float | None]:
+    """The tokens to train on and the price; raises `OverlaplabError` where nothing can be said of them."""
+    if train_tokens is not None and from_run is None:
+        raise OverlaplabError("--train-tokens needs a step", remedy="Give a recording of the model: --from RUN.")
+    if price is not None and train_tokens is None:
+        raise OverlaplabError("--price-per-gpu-hour needs hours", remedy="Give the tokens: --train-tokens 300B.")
+    if price is not None and not 0 <= price < inf:
+        raise OverlaplabError(f"--price-per-gpu-hour {price:g}: not a price")
+    wanted = None if train_tokens is None else _number("--train-tokens", train_tokens, _DECIMAL)
+    return wanted, price
+
+
+def _recording(path: str | None, opening: Opening) -> tuple[Run | None, RecordedPlan | None]:
+    """The run, and what it says that a plan asks for. Raises `OverlaplabError` where it predicts nothing."""
+    if path is None:
+        return None, None
+    from overlaplab import findings
+
+    run = load([path], opening)[0]
+    findings.refuse_to_predict(run)
+    return run, findings.require_told(run)
+
+
+def _or_recorded(given: T | None, known: RecordedPlan | None, name: str, usual: T) -> T:
+    """What was given, or else recorded by this name, or else usual."""
+    recorded: T | None = getattr(known, name, None)
+    if given is not None:
+        return given
+    return usual if recorded is None else recorded
+
+
+def _model(known: RecordedPlan | None, seq: int, **given: int | bool | None) -> Transformer | None:
+    """Of the sizes that are given, or else recorded; None where its layers or their width are unknown."""
+    from overlaplab.costs.transformer import Transformer
+
+    recorded = asdict(known.model) if known and known.model else {}
+    sizes: dict[str, Any] = {"vocab": 50_257, "tied": False} | recorded
+    sizes |= {name: size for name, size in given.items() if size is not None} | {"seq": seq}
+    if "layers" not in sizes or "width" not in sizes:
+        return None
+    return Transformer(**{"heads": max(sizes["width"] // 128, 1)} | sizes)
+
+
+def _batch(known: RecordedPlan | None, seq: int, microbatch: int | None, gpus: int | None, tokens: str | None) -> Batch:
+    from overlaplab.costs.batch import planned_batch
+
+    each, ranks = _or_recorded(microbatch, known, "microbatch", 1), _or_recorded(gpus, known, "ranks", 8)
+    one = seq * each * ranks * _or_recorded(None, known, "accumulate", 1)
+    wanted = one if tokens is None else _number("--tokens", tokens, _BINARY)
+    return planned_batch(tokens=wanted, seq=seq, microbatch=each, ranks=ranks)
+
+
+def _predicted(
+    run: Run | None, found: Plan, goal: tuple[int | None, float | None]
+) -> tuple[PlannedStep | None, Training | None]:
+    """The step, and what training takes with it; None without a recording."""
+    if run is None:
+        return None, None
+    from overlaplab import findings
+    from overlaplab.costs.training import Training
+    from overlaplab.simulate.predictions.planned import planned_step
+
+    findings.require_planned(run, found)
+    step = planned_step(run, found.batch)
+    return step, Training(step_ns=step.step_ns, batch=found.batch, tokens=goal[0], price=goal[1])
+
+
+def _print(found: Plan, step: PlannedStep | None, training: Training | None, *, as_json: bool) -> None:
     from overlaplab import findings
     from overlaplab.report.documents import plan_document
-    from overlaplab.report.terminal import terminal_table
+    from overlaplab.report.terminal import terminal_table, warnings_of
     from overlaplab.sections.plan import plan_rows
 
     if as_json:
-        print_json(plan_document(found))
+        print_json(plan_document(found, step, training))
         return
     rows = plan_rows(found)
     show(findings.plan_lead(found), terminal_table(rows), findings.plan_advice(found), rows.note)
+    if step is not None and training is not None:
+        show(findings.plan_predicted(step, training), *warnings_of([step.run]))
 
 
 def _number(option: str, text: str, units: Mapping[str, int]) -> int:

@@ -159,7 +159,15 @@ from overlaplab.findings.systems.pipeline import (
     pipeline_title,
     pipeline_waits_lead,
 )
-from overlaplab.findings.systems.plan import plan_advice, plan_lead, plan_notes, plan_title
+from overlaplab.findings.systems.plan import (
+    plan_advice,
+    plan_lead,
+    plan_notes,
+    plan_predicted,
+    plan_title,
+    require_planned,
+    require_told,
+)
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.what_if import (
@@ -310,6 +318,7 @@ __all__ = [
     "plan_advice",
     "plan_lead",
     "plan_notes",
+    "plan_predicted",
     "plan_title",
     "predicted_mark",
     "prediction_lead",
@@ -319,6 +328,8 @@ __all__ = [
     "ranks_predicted_title",
     "record_options",
     "refuse_to_predict",
+    "require_planned",
+    "require_told",
     "rest_line",
     "run_labels",
     "run_title",

@@ -42,6 +42,7 @@ from overlaplab.analyses.across_runs.settings import is_emulated
 from overlaplab.analyses.systems.plan import plan_stages
 from overlaplab.costs.plan import Plan
 from overlaplab.costs.states import quick_look
+from overlaplab.costs.training import Training
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings import (
@@ -61,7 +62,8 @@ from overlaplab.report.records import plain_value, records
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate import pipeline_remedies
-from overlaplab.simulate.predictions.error import gain_half_ns
+from overlaplab.simulate.predictions.error import Interval, gain_half_ns
+from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.simulate.predictions.predict import Prediction
 
 __all__ = [
@@ -130,7 +132,7 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
         "run": recorded.path,
         "changes": prediction.manifest["predicted"]["changes"],
         **figures,
-        "interval": asdict(prediction.interval) | {"half_ns": prediction.interval.half_ns},
+        "interval": _interval(prediction.interval),
         "gain": {
             "gain_ns": figures["recorded"]["step_ns"] - figures["predicted"]["step_ns"],
             "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.interval),
@@ -138,6 +140,10 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
         "extrapolated": prediction.extrapolated,
         "warnings": list(run_warnings(recorded)),
     }
+
+
+def _interval(found: Interval) -> Document:
+    return asdict(found) | {"half_ns": found.half_ns}
 
 
 def pipeline_document(run: Run, selection: Selection = EVERYTHING) -> Document:
@@ -302,8 +308,10 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
     }
 
 
-def plan_document(plan: Plan) -> Document:
-    """The batch, the model's arithmetic, and what each GPU holds by stage of ZeRO."""
+def plan_document(plan: Plan, step: PlannedStep | None = None, training: Training | None = None) -> Document:
+    """The batch, the model's arithmetic, and what each GPU holds by stage of ZeRO; with a recording the predicted step,
+    and what training takes with it.
+    """
     model, batch = plan.model, plan.batch
     of_model: Document = {"layer_parameters": None, "forward_flops": None, "cache_bytes_per_token": None}
     if model is not None:
@@ -322,7 +330,24 @@ def plan_document(plan: Plan) -> Document:
         "gpu_bytes": plan.gpu_bytes,
         "stages": records(plan_stages(plan)),
         "advice": plan_advice(plan),
-        "warnings": list(plan_notes(plan)),
+        "predicted": None if step is None or training is None else _planned(step, training),
+        "warnings": [*plan_notes(plan), *(run_warnings(step.run) if step else ())],
+    }
+
+
+def _planned(step: PlannedStep, training: Training) -> Document:
+    """The predicted step, its interval, and time and cost of the training; null where unknown."""
+    return {
+        "run": step.run.path,
+        "step_ns": step.step_ns,
+        "interval": _interval(step.interval),
+        "extrapolated": step.extrapolated,
+        "tokens_per_s": training.tokens_per_s,
+        "train_tokens": training.tokens,
+        "hours": training.hours,
+        "gpu_hours": training.gpu_hours,
+        "price_per_gpu_hour": training.price,
+        "cost": training.cost,
     }
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from overlaplab.costs.plan import Plan
+from overlaplab.costs.recorded_plan import RecordedPlan, recorded_plan
 from overlaplab.costs.states import STAGES, quick_look
-from overlaplab.words import count, size_exact
+from overlaplab.costs.training import Training
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+from overlaplab.findings.predictions import extrapolation
+from overlaplab.findings.runs import note
+from overlaplab.simulate.predictions.planned import PlannedStep
+from overlaplab.words import count, joined, ms, percent, shorten, size_exact
 
-__all__ = ["plan_advice", "plan_lead", "plan_notes", "plan_title"]
+__all__ = ["plan_advice", "plan_lead", "plan_notes", "plan_predicted", "plan_title", "require_planned", "require_told"]
 
 _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))
 
@@ -52,6 +59,59 @@ def plan_advice(plan: Plan) -> str:
     smaller = "checkpointing" if plan.model is not None and not plan.checkpointing else "shorter sequences"
     fewer = "a smaller microbatch or " if plan.batch.microbatch > 1 else ""
     return f"Activations alone take {size_exact(plan.activations)} of {gpu}: try {fewer}{smaller}."
+
+
+def require_told(run: Run) -> RecordedPlan:
+    """What was recorded, as a plan says it.
+
+    Raises `OverlaplabError` where run.json does not tell, or where ranks are not all data-parallel.
+    """
+    found, manifest = recorded_plan(run.manifest), run.manifest
+    if manifest is None or found is None:
+        what = "no run.json says of which model it is, with how many tokens in a sample and samples in a microbatch"
+        raise OverlaplabError(what, path=run.path, remedy="Give a run of the engine: overlaplab record.")
+    if not manifest.axes.is_one_axis:
+        what = f"its ranks share the model ({manifest.axes}), and a plan's are data-parallel"
+        raise OverlaplabError(what, path=run.path)
+    return found
+
+
+def require_planned(run: Run, plan: Plan) -> None:
+    """Raise `OverlaplabError` where the recording is of another model than the plan, and tells nothing of its step."""
+    other = [
+        f"{one.name} {_value(one.recorded)} (planned: {_value(one.planned)})"
+        for one in require_told(run).differences(plan)
+    ]
+    if other:
+        remedy = "Record the planned one, or leave these options out to plan the recorded one."
+        raise OverlaplabError(f"is of another model than the plan: {joined(other)}", path=run.path, remedy=remedy)
+
+
+def _value(number: int | str) -> str:
+    return number if isinstance(number, str) else f"{number:,}"
+
+
+def plan_predicted(step: PlannedStep, training: Training) -> str:
+    """The predicted step and its speed; hours and cost, where the tokens and the price are known."""
+    half_ns, batch = step.interval.half_ns, training.batch
+    source = shorten(step.run.path, 80)
+    said = [
+        f"Predicted from {source} ({note(step.run.manifest)}): a step takes {ms(step.step_ns)} ± {ms(half_ns)} on"
+        f" {count(batch.ranks, 'rank')} as fast as the recorded ones"
+    ]
+    if training.tokens_per_s is not None:
+        said[0] += f", {_amount(training.tokens_per_s)} tokens per second"
+    if training.tokens is not None and training.hours is not None and training.gpu_hours is not None:
+        cost = "" if training.cost is None else f", which cost {_amount(training.cost)} at {training.price:g} each"
+        said.append(
+            f"{_billions(training.tokens)} tokens take {_amount(training.hours)} hours ±"
+            f" {percent(half_ns, step.step_ns)}: {_amount(training.gpu_hours)} GPU-hours{cost}"
+        )
+    return " ".join([*(f"{text}." for text in said), extrapolation(step.extrapolated)]).strip()
+
+
+def _amount(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def plan_notes(plan: Plan) -> tuple[str, ...]:

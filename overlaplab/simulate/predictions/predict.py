@@ -34,7 +34,7 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 
-__all__ = ["Prediction", "changes", "predict"]
+__all__ = ["Prediction", "changes", "manifests_beside", "predict"]
 
 MIB = 1 << 20
 _OF_A_RECORDING = frozenset(
@@ -72,7 +72,7 @@ def predict(run: Run, setting: Setting) -> Prediction:
     before, after = _played(run, recorded), _played(run, programs)
     assert run.manifest is not None  # programs_of asks for it
     step_ns = fmean(_spans(after))
-    error = interval_of(run, step_ns, _spans(before), recorded_caps(run.manifest, _beside(run.path)))
+    error = interval_of(run, step_ns, _spans(before), recorded_caps(run.manifest, manifests_beside(run.path)))
     far = extrapolated(run.manifest, setting, *(chain.from_iterable(own) for own in (recorded, programs)))
     marked = _marked(run, setting, step_ns, error, far)
     raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
@@ -92,7 +92,7 @@ def _on_device(run: Run, setting: Setting) -> Prediction:
     """Of a run on GPUs, whoever recorded it: behind another link, or with other buckets of torch's DDP."""
     found = predict_device(run, setting)
     step_ns = fmean(by_step(found.predicted_ns))
-    beside = _beside(run.path) if run.manifest else ()
+    beside = manifests_beside(run.path) if run.manifest else ()
     manifest = device_manifest(run)
     caps = recorded_caps(manifest, beside)
     error = device_interval(run, step_ns, by_step(found.recorded_ns), found.transfers_ns, caps)
@@ -149,7 +149,7 @@ def _taken_ns(run: Run) -> int:
     return int((known["start_ns"] - known["arrived_ns"]).mean()) if len(known) else 0
 
 
-def _beside(path: str) -> Iterator[Manifest]:
+def manifests_beside(path: str) -> Iterator[Manifest]:
     """The manifests in the run's folder, its own among them."""
     if "://" in path or not Path(path).is_dir():
         return

@@ -1,0 +1,59 @@
+"""The mean step of a planned number of GPUs and microbatches, from a recorded run of the same model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlaplab.costs.batch import Batch
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, rule_of
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.error import Interval, recorded_caps
+from overlaplab.simulate.predictions.predict import manifests_beside, predict
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.vocabulary import Rule
+
+__all__ = ["PlannedStep", "planned_step"]
+
+_MOST_RANKS = 100_000
+"""More do not fit into memory at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """What `predict` says of the setting."""
+
+    run: Run
+    """The recording."""
+    step_ns: int
+    """The mean over all steps of all ranks."""
+    interval: Interval
+    extrapolated: dict[str, float]
+    """See `error.extrapolated`."""
+
+
+def planned_step(run: Run, batch: Batch) -> PlannedStep:
+    """The step on the batch's ranks with its accumulation. Raises `OverlaplabError` where the run cannot tell.
+
+    A run of the engine on CPUs is played by the wide player, which gives the same mean for a thousand ranks at once; of
+    one on GPUs neither can be changed.
+    """
+    if batch.ranks > _MOST_RANKS:
+        raise OverlaplabError(f"no more than {_MOST_RANKS:,} ranks are predicted", path=run.path)
+    manifest = run.manifest
+    known = (manifest.accumulate if manifest else None) or 1
+    setting = Setting(
+        ranks=None if batch.ranks == len(run.traces) else batch.ranks,
+        accumulate=None if batch.accumulate == known else batch.accumulate,
+    )
+    if manifest is None or any(rule_of(trace) is Rule.GPU for trace in run.traces):
+        found = predict(run, setting)
+        return PlannedStep(run=run, step_ns=found.step_ns, interval=found.interval, extrapolated=found.extrapolated)
+    program, result = what_if.played(run, setting)
+    step_ns = what_if.mean_step_ns(result)
+    return PlannedStep(
+        run=run,
+        step_ns=step_ns,
+        interval=what_if.interval(run, step_ns, recorded_caps(manifest, manifests_beside(run.path))),
+        extrapolated=what_if.far(run, setting, program),
+    )
