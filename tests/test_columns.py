@@ -13,6 +13,7 @@ import pytest
 from loaded_script import script
 from made import strangers
 from made.fits import fits
+from made.fsdp import fsdp
 from made.pipeline import made_pipeline
 from made.runs import label, made_gathering, made_runs, made_sweep
 from made.step_rows import exposed_rows, summary_rows
@@ -31,7 +32,7 @@ from overlaplab.manifest import Link
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections import tables as shown
 from overlaplab.simulate import advise, bound, replay
-from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions import device_what_if, what_if
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.timeline.timeline import timeline_events, timeline_window
 
@@ -88,6 +89,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["chunks_after_hops"] = analyses.chunks_after_hops(found["hops"].query("step == 2 and bucket == 0"))
     swept_run, same = overlaplab.load_run(SAMPLE), Setting()
     found |= {"by_cap": what_if.by_cap(swept_run, same, [1.0]), "by_ranks": what_if.by_ranks(swept_run, same, [2])}
+    gathered = fsdp(0, host_us=450, steps=2)
+    found["by_depth"] = device_what_if.by_depth(run_of(folder / "fsdp2", gathered, gathered, backend="nccl"), same)
     program, played = what_if.played(swept_run, same)
     found["lanes"] = what_if.lanes(program, played, what_if.typical_step(played)).assign(which="measured")
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)

@@ -78,7 +78,7 @@ def _limit(limit: HeldLimit | None, scale: float, ink: str) -> list[alt.Chart]:
     if limit is None:
         return []
     place = pd.DataFrame({"held": [limit.bytes / scale]})
-    rule, name = dashed_lines(place, "y", "held", held_limit(limit), ink, width=1.2, align="right", dx=-4, dy=10)
+    rule, name = dashed_lines(place, "y", "held", held_limit(limit), ink, width=1.2, align="right", dx=-4, dy=-8)
     return [rule, name.encode(x=alt.value("width"))]
 
 
@@ -96,7 +96,7 @@ def _peak(
     word: alt.Chart = at_peak.mark_text(
         align="right" if left else "left",
         dx=-8 if left else 8,
-        dy=-13,
+        dy=14,  # within the area: above it is the limit
         color=tones.ink,
         fontSize=13,
         fontWeight="bold",
