@@ -102,7 +102,9 @@ def little_gains(found: Diagnosis) -> list[str]:
     ]
     return [
         *said,
-        *re.findall(r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)\.", found.advice),
+        *re.findall(
+            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)\.(?! Replayed)", found.advice
+        ),
     ]
 
 

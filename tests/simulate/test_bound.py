@@ -51,11 +51,12 @@ def test_buckets_on_the_cpu(tmp_path: Path) -> None:
     """They end at 40, 50 and 60; then 10 µs of the optimizer."""
     table = bound(run_of(tmp_path, BUCKETS), link=TEN)
     numbers = {"span_ns": 120_000, "compute_ns": 60_000, "transfer_ns": 30_000, "bound_ns": 70_000}
+    numbers |= {"half_bound_ns": 70_000, "half_transfer_ns": 30_000}  # on this link latency is all
     told = {"rank": 0, "step": 3, **numbers, "waits_known": True, "bytes_explain": True}
     assert table.drop(columns="any_cap_ns").to_dict("records") == [told]
     assert table["any_cap_ns"].isna().all()  # without run.json no size is known
     assert table.dtypes.astype(str).to_dict() == {
-        **dict.fromkeys(("rank", "step", "any_cap_ns"), "Int64"),
+        **dict.fromkeys(("rank", "step", "any_cap_ns", "half_bound_ns", "half_transfer_ns"), "Int64"),
         **dict.fromkeys(("span_ns", "compute_ns", "transfer_ns", "bound_ns"), "int64"),
         **dict.fromkeys(("waits_known", "bytes_explain"), "bool"),
     }
@@ -137,6 +138,8 @@ def test_buckets_of_ddp_without_labels(tmp_path: Path, sizes: tuple[int, ...], a
             "transfer_ns": 30_000,
             "bound_ns": 90_000,
             "any_cap_ns": any_cap_ns,
+            "half_bound_ns": 75_000,
+            "half_transfer_ns": 15_000,
             "waits_known": True,
             "bytes_explain": True,
         }
