@@ -146,6 +146,7 @@ def show(command: str, *runs: Path) -> None:
 
 def demo(runs: Path) -> None:
     """Record and show."""
+    print("Nine recordings, which take about a minute and a half on two cores.\n", flush=True)
     if FORKS:
         with part("import torch, once for all ranks"):
             for module in ("overlaplab_engine.worker", "torch._dynamo"):  # the second with the first model, else
