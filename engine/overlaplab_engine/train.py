@@ -366,20 +366,7 @@ def _run(
 ) -> tuple[TraceFile | None, _Recorded]:
     """Warm-up and recorded steps, after `done` earlier ones; this rank's recorder holds what it recorded."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
-    recorder = (
-        TraceFile(
-            config.out,
-            comm.rank,
-            warmup=config.warmup,
-            steps=config.steps,
-            gpu=comm.device if comm.device.type == "cuda" else None,
-            all_threads=comm.device.type == "cpu"
-            and (comm.link is not None or strategy.traits.hops is not None or config.asynchronous or config.offload),
-            hold=True,
-        )
-        if config.traces(comm.rank)
-        else None
-    )
+    recorder = _trace_file(config, comm, strategy) if config.traces(comm.rank) else None
     borders: list[tuple[Place, Reading]] = []  # between the recorded steps: what was launched so far, and the machine
     losses: list[torch.Tensor] = []
     strategy.on_error = faults.tell  # nobody catches the error here
@@ -421,6 +408,21 @@ def _run(
             for i, ((_, since), (_, until)) in enumerate(pairwise(borders))
         ],
         link_steps=[row for rows in comm.gather_objects(own)[:ranks] for row in rows] if comm.link else [],
+    )
+
+
+def _trace_file(config: Config, comm: Communicator, strategy: Strategy) -> TraceFile:
+    """This rank's recorder; it records all threads where some beside the training's own label what they do."""
+    on_cpu = comm.device.type == "cpu"
+    aside = comm.link is not None or strategy.traits.hops is not None or config.asynchronous or config.offload
+    return TraceFile(
+        config.out,
+        comm.rank,
+        warmup=config.warmup,
+        steps=config.steps,
+        gpu=comm.device if comm.device.type == "cuda" else None,
+        all_threads=on_cpu and aside,
+        hold=True,
     )
 
 

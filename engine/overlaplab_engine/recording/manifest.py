@@ -113,10 +113,7 @@ def manifest(
         "command": command,
         "started_at": started_at,
         "parameters": named_parameters(strategy.named_parameters(), strategy.units(), strategy.dtypes),
-        "buckets": [
-            {"index": index, "bytes": nbytes, "parameters": names}
-            for index, (nbytes, names) in enumerate(strategy.buckets)
-        ],
+        "buckets": _buckets(strategy),
         "unit_policy": config.units,
         "units": named_units(strategy.units(), strategy.options.param_dtype),
         "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes if o.losses), strict=True)],
@@ -150,6 +147,12 @@ def _settings(config: Config, strategy: Strategy) -> dict[str, Any]:
         "seed": config.seed,
         "communicators": config.communicators,
     }
+
+
+def _buckets(strategy: Strategy) -> list[dict[str, Any]]:
+    return [
+        {"index": index, "bytes": nbytes, "parameters": names} for index, (nbytes, names) in enumerate(strategy.buckets)
+    ]
 
 
 def _held(outcome: Outcome) -> dict[str, Any]:
