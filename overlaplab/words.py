@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "amount",
     "count",
     "duration",
     "gradient_word",
@@ -115,6 +116,11 @@ def duration(milliseconds: float) -> str:
     """As `ms`, for a duration in ms."""
     digits = 0 if abs(milliseconds) >= 1000 else 1 if abs(milliseconds) >= 1 else 2 if abs(milliseconds) >= 0.1 else 3
     return f"{milliseconds:,.{digits}f} ms" if milliseconds else "0 ms"
+
+
+def amount(number: float) -> str:
+    """Three digits of a number, or as many as it has before the point: `0.125`, `30.1`, `27,672`."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def count(number: int, noun: str) -> str:

@@ -11,7 +11,7 @@ from overlaplab.events import Run
 from overlaplab.findings.predictions import extrapolation
 from overlaplab.findings.runs import note
 from overlaplab.simulate.predictions.planned import PlannedStep
-from overlaplab.words import count, joined, ms, percent, shorten, size_exact
+from overlaplab.words import amount, count, joined, ms, percent, shorten, size_exact
 
 __all__ = ["plan_advice", "plan_lead", "plan_notes", "plan_predicted", "plan_title", "require_planned", "require_told"]
 
@@ -100,18 +100,14 @@ def plan_predicted(step: PlannedStep, training: Training) -> str:
         f" {count(batch.ranks, 'rank')} as fast as the recorded ones"
     ]
     if training.tokens_per_s is not None:
-        said[0] += f", {_amount(training.tokens_per_s)} tokens per second"
+        said[0] += f", {amount(training.tokens_per_s)} tokens per second"
     if training.tokens is not None and training.hours is not None and training.gpu_hours is not None:
-        cost = "" if training.cost is None else f", which cost {_amount(training.cost)} at {training.price:g} each"
+        cost = "" if training.cost is None else f", which cost {amount(training.cost)} at {training.price:g} each"
         said.append(
-            f"{_billions(training.tokens)} tokens take {_amount(training.hours)} hours ±"
-            f" {percent(half_ns, step.step_ns)}: {_amount(training.gpu_hours)} GPU-hours{cost}"
+            f"{_billions(training.tokens)} tokens take {amount(training.hours)} hours ±"
+            f" {percent(half_ns, step.step_ns)}: {amount(training.gpu_hours)} GPU-hours{cost}"
         )
     return " ".join([*(f"{text}." for text in said), extrapolation(step.extrapolated)]).strip()
-
-
-def _amount(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def plan_notes(plan: Plan) -> tuple[str, ...]:

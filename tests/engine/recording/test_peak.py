@@ -51,7 +51,8 @@ def every_strategy_can_be_rehearsed(comm: Communicator, name: StrategyName) -> N
 def a_larger_batch_takes_more(comm: Communicator, name: str) -> None:
     config = {**SMALL, **SETTINGS[name]}
     one, two, four = (_rehearsed_peak(Config(**config | {"batch": n}, out=Path("nowhere")), comm) for n in (8, 16, 32))
-    assert four - two == pytest.approx(2 * (two - one), rel=0.1)  # activations alone depend on the batch
+    # Activations alone depend on the batch; when a gathered unit is freed depends on the machine's other work, too.
+    assert four - two == pytest.approx(2 * (two - one), rel=0.1 if name != "FULL_SHARD" else 0.25)
 
 
 @scenario()
