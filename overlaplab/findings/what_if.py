@@ -95,10 +95,7 @@ def not_told(why: str) -> str:
 def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -> str:
     """Rows of `what_if.by_cap`: which cap is predicted to be best; `advised_mb`: see `what_if_advice`."""
     best = _shortest(table, advised_mb)
-    if best["step_ns"] == table["step_ns"].min():
-        return f"Predicted step by cap: shortest with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
-    near = f"within {percent(CAP_TIE, 1)} of the shortest"
-    return f"Predicted step by cap: {near} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
+    return f"Predicted step by cap: {_near(best, table)} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
 
 
 def best_possible_reading() -> str:
@@ -109,14 +106,23 @@ def best_possible_reading() -> str:
 def depths_predicted_title(table: pd.DataFrame) -> str:
     """Rows of `device_what_if.by_depth`: which depth is predicted to be best."""
     best = _shallowest(table)
-    near = "shortest" if best["step_ns"] == table["step_ns"].min() else f"within {percent(CAP_TIE, 1)} of the shortest"
-    return f"Predicted step by prefetch: {near} with {best['prefetch']}, {ms(best['step_ns'])}"
+    return f"Predicted step by prefetch: {_near(best, table)} with {best['prefetch']}, {ms(best['step_ns'])}"
+
+
+def _near(best: Mapping[Any, Any], table: pd.DataFrame) -> str:
+    """Whether the row's step is the shortest of all."""
+    return "shortest" if best["step_ns"] == table["step_ns"].min() else f"within {percent(CAP_TIE, 1)} of the shortest"
+
+
+def _tied(table: pd.DataFrame) -> list[dict[Any, Any]]:
+    """The rows whose steps are about as short as the shortest."""
+    rows: list[dict[Any, Any]] = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)].to_dict("records")
+    return rows
 
 
 def _shallowest(table: pd.DataFrame) -> dict[Any, Any]:
     """The row of the smallest depth whose step is about as short as the shortest: each unit ahead takes memory."""
-    tied = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)]
-    return min(tied.to_dict("records"), key=lambda row: row["prefetch"])
+    return min(_tied(table), key=lambda row: row["prefetch"])
 
 
 def _shortest(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
@@ -124,8 +130,7 @@ def _shortest(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any,
 
     Of these the advised one, if it is among them.
     """
-    tied = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)]
-    return max(tied.to_dict("records"), key=lambda row: (row["bucket_cap_mb"] == advised_mb, row["bucket_cap_mb"]))
+    return max(_tied(table), key=lambda row: (row["bucket_cap_mb"] == advised_mb, row["bucket_cap_mb"]))
 
 
 def ranks_predicted_title(table: pd.DataFrame) -> str:
