@@ -1,13 +1,14 @@
-"""Sleeps that end on time, and how long a thread waited for others."""
+"""Sleeps that end on time, and how long a thread ran, or waited for others."""
 
 import contextlib
 import ctypes
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["Alarm", "waited_ns", "waiting", "wake_on_time"]
+__all__ = ["Alarm", "blocked_ns", "counts", "waited_ns", "waiting", "wake_on_time"]
 
 MARGIN_NS = 20_000
 """Sleeps are asked to end this much early, so that a late wake-up still meets the deadline."""
@@ -39,6 +40,34 @@ def wake_on_time() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK, 1 ns
+
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+
+_open = threading.local()
+
+
+def counts() -> tuple[int, int] | None:
+    """This thread's time on a core and time waiting for one, in ns; None where the kernel does not tell."""
+    if not hasattr(_open, "file"):
+        try:
+            _open.file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            _open.file = None
+    if _open.file is None:
+        return None
+    words = os.pread(_open.file, 64, 0).split()
+    return (int(words[0]), int(words[1])) if len(words) >= 2 and words[0] != b"0" else None
+
+
+def blocked_ns() -> int:
+    """How long this thread has neither run nor waited for a core since it began, give or take a constant.
+
+    Where the kernel does not count the waiting for cores, that is blocked time, too.
+    """
+    told = counts()
+    delayed_ns = 0 if told is None else told[1]
+    return time.perf_counter_ns() - time.thread_time_ns() - delayed_ns  # of what ran, `told` may miss a tick
 
 
 class _Waited(threading.local):

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 
 from overlaplab_engine import faults, labels
-from overlaplab_engine.alarm import waiting
+from overlaplab_engine.alarm import blocked_ns, waited_ns, waiting
 from overlaplab_engine.checkpoint import load_sharded, save_sharded
 from overlaplab_engine.config import Bytes, Config, Dtype
 from overlaplab_engine.devices import gpus, on_gpus
@@ -277,10 +277,10 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     assert config.compute is not None
     units = policy(config.units)(model)
     times = unit_times(config.compute, units, config.batch * config.seq)
-    on_schedule = sleeps_on_schedule(config, class_of(config.strategy))
-    clock, span = Clock(on_schedule=on_schedule), labels.Span("sleep::update")
+    waited = blocked_ns if class_of(config.strategy).waits_within_torch else waited_ns
+    clock, span = Clock(waited if sleeps_on_schedule(config) else None), labels.Span("sleep::update")
     # A server's threads sleep beside the one that trains.
-    updates = Clock(on_schedule=False) if config.asynchronous else clock
+    updates = Clock(None) if config.asynchronous else clock
     slow_rank, factor = config.slow_rank or (comm.rank, 1.0)
     slower = factor if comm.rank == slow_rank else 1.0
     put_to_sleep(model, units, times, clock, slower=slower, pause_ms=config.pause_ms or 0)

@@ -20,8 +20,9 @@ ones, as does a late wake-up. A pass takes the sum of its modules' times, howeve
 Waits for communication and the pause that was asked for stand still meanwhile, as they do on a GPU. At least half of
 each sleep remains: a host that takes longer than the device holds it up.
 
-Whether a thread waits or works is told by `alarm.waiting`, which waits within torch's own code do not enter: with the
-references torch-ddp and torch-fsdp2 only late wake-ups are made up for. run.json has it as `sleep.on_schedule`.
+Whether a thread waits or works is told by `alarm.waiting`. Waits within torch's own code do not enter it: with the
+references torch-ddp and torch-fsdp2 the kernel tells, and a thread waits whenever it is blocked. Without a schedule
+(run.json: `sleep.on_schedule` is false) only late wake-ups are made up for.
 """
 
 import time
@@ -33,7 +34,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from overlaplab_engine.alarm import Alarm, waited_ns, waiting, wake_on_time
+from overlaplab_engine.alarm import Alarm, waiting, wake_on_time
 from overlaplab_engine.labels import Span
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.models.transformer import Transformer
@@ -62,11 +63,14 @@ def half_a_backward() -> Iterator[None]:
 class Clock:
     """Takes time on one thread, one sleep after the other; see [Note: on schedule]."""
 
-    def __init__(self, *, on_schedule: bool = True) -> None:
-        """Make this thread's sleeps end on time. `on_schedule`: what the host takes between them is made up for."""
+    def __init__(self, waited_ns: Callable[[], int] | None) -> None:
+        """Make this thread's sleeps end on time. What the host takes between them is made up for.
+
+        `waited_ns` says how long it has waited for others so far, which is not; None: without a schedule.
+        """
         wake_on_time()
         self._alarm = Alarm(time.perf_counter_ns)
-        self._on_schedule = on_schedule
+        self._waited_ns = waited_ns
         self._owed_ns = 0  # how far the device is behind its schedule
         self._left_ns: int | None = None  # when the last sleep was over, less what the thread had waited until then
 
@@ -74,8 +78,8 @@ class Clock:
         """Sleep for `ns`, as the operator `span`, less what is to be made up for; it has begun `since_ns`, or now."""
         now_ns = time.perf_counter_ns()
         begun_ns = now_ns if since_ns is None else since_ns
-        if self._on_schedule and self._left_ns is not None:
-            begun_ns = self._left_ns + waited_ns()
+        if self._waited_ns is not None and self._left_ns is not None:
+            begun_ns = self._left_ns + self._waited_ns()
         owed_ns = min(self._owed_ns + now_ns - begun_ns, MOST_OWED_NS)
         made_up_ns = min(owed_ns, ns // 2)
         end_ns = now_ns + ns - made_up_ns
@@ -83,7 +87,7 @@ class Clock:
             self._alarm.sleep_until(end_ns)
         now_ns = time.perf_counter_ns()
         self._owed_ns = owed_ns - made_up_ns + now_ns - end_ns
-        self._left_ns = now_ns - waited_ns()
+        self._left_ns = None if self._waited_ns is None else now_ns - self._waited_ns()
 
 
 class _Sleeper:

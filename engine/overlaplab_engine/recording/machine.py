@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlaplab_engine.recording import processor
+from overlaplab_engine.alarm import counts
 
 __all__ = ["MachineStep", "Reading", "between", "marked"]
 
@@ -41,7 +41,7 @@ class Reading:
     @classmethod
     def now(cls) -> "Reading":
         """Read."""
-        told = processor.counts()
+        told = counts()
         return cls(
             at_ns=time.perf_counter_ns(),
             used_ns=time.process_time_ns(),

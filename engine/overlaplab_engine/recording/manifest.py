@@ -225,9 +225,9 @@ def _calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, A
     )
 
 
-def sleeps_on_schedule(config: Config, strategy: type[Strategy]) -> bool:
+def sleeps_on_schedule(config: Config) -> bool:
     """Whether a sleeping device makes up for what the host takes; see [Note: on schedule] of `models.sleeping`."""
-    return not (strategy.waits_within_torch or config.asynchronous)
+    return not config.asynchronous
 
 
 def _asleep(config: Config, strategy: Strategy) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _asleep(config: Config, strategy: Strategy) -> dict[str, Any]:
         "units": [{"name": name, **asdict(time)} for name, time in times.items()],
         "slow_rank": config.slow_rank,
         "pause_ms": config.pause_ms,
-        "on_schedule": sleeps_on_schedule(config, type(strategy)),
+        "on_schedule": sleeps_on_schedule(config),
     }
 
 

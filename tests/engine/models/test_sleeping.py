@@ -1,10 +1,12 @@
 """The sleeping device: times, and a model whose modules take them."""
 
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
-from overlaplab_engine.alarm import Alarm, waiting
+from overlaplab_engine.alarm import Alarm, blocked_ns, waited_ns, waiting
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Span
 from overlaplab_engine.models import sleeping
@@ -104,9 +106,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return times
 
 
-@pytest.mark.parametrize("on_schedule", [True, False])
-def test_a_sleep_that_ended_late_shortens_the_next(now: dict[str, int], on_schedule: bool) -> None:
-    clock, span = Clock(on_schedule=on_schedule), Span("sleep::x")
+@pytest.mark.parametrize("waited", [waited_ns, None])
+def test_a_sleep_that_ended_late_shortens_the_next(now: dict[str, int], waited: Callable[[], int] | None) -> None:
+    clock, span = Clock(waited), Span("sleep::x")
     now["late"] = 3_000
     clock.take(10_000, span)
     assert now["ns"] == 13_000
@@ -120,7 +122,7 @@ def test_a_sleep_that_ended_late_shortens_the_next(now: dict[str, int], on_sched
 
 def test_what_the_host_takes_shortens_the_next_sleeps(now: dict[str, int]) -> None:
     """But at most by half, and waits do not."""
-    clock, span = Clock(), Span("sleep::x")
+    clock, span = Clock(waited_ns), Span("sleep::x")
     clock.take(10_000, span)
     now["ns"] += 7_000  # hooks and launches
     clock.take(10_000, span)
@@ -134,8 +136,27 @@ def test_what_the_host_takes_shortens_the_next_sleeps(now: dict[str, int]) -> No
     assert now["ns"] == 90_000
 
 
+def test_the_kernel_tells_waits_that_nobody_names() -> None:
+    """What this thread computes shortens its next sleep; how long another one holds it up does not."""
+    clock, span, lock = Clock(blocked_ns), Span("sleep::x"), threading.Lock()
+    clock.take(1_000_000, span)
+    begun_ns, ran_ns = time.perf_counter_ns(), time.thread_time_ns()
+    while time.thread_time_ns() - ran_ns < 8_000_000:
+        pass
+    held_up_ns = time.perf_counter_ns()
+    computed_ns = held_up_ns - begun_ns  # more than 8 ms where others have the core
+    lock.acquire()
+    threading.Timer(0.03, lock.release).start()
+    lock.acquire()
+    held_up_ns = time.perf_counter_ns() - held_up_ns
+    assert held_up_ns >= 29_000_000
+    clock.take(100_000_000, span)
+    wanted_ns = 100_000_000 + held_up_ns + max(0, computed_ns - MOST_OWED_NS)
+    assert time.perf_counter_ns() - begun_ns == pytest.approx(wanted_ns, abs=6_000_000)
+
+
 def test_who_cannot_tell_waits_makes_up_for_late_sleeps_alone(now: dict[str, int]) -> None:
-    clock, span = Clock(on_schedule=False), Span("sleep::x")
+    clock, span = Clock(None), Span("sleep::x")
     clock.take(10_000, span)
     now["ns"] += 3_000
     clock.take(10_000, span)
@@ -143,7 +164,7 @@ def test_who_cannot_tell_waits_makes_up_for_late_sleeps_alone(now: dict[str, int
 
 
 def test_a_machine_that_was_stopped_is_not_made_up_for(now: dict[str, int]) -> None:
-    clock, span = Clock(), Span("sleep::x")
+    clock, span = Clock(waited_ns), Span("sleep::x")
     clock.take(100_000_000, span)
     now["ns"] += 900_000_000
     clock.take(100_000_000, span)
@@ -151,7 +172,7 @@ def test_a_machine_that_was_stopped_is_not_made_up_for(now: dict[str, int]) -> N
 
 
 def test_a_sleep_takes_no_core() -> None:
-    clock, span = Clock(), Span("sleep::x")
+    clock, span = Clock(waited_ns), Span("sleep::x")
     wall, ran = time.perf_counter(), time.thread_time()
     for _ in range(20):
         clock.take(5_000_000, span)
