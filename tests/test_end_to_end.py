@@ -142,7 +142,7 @@ def test_the_sample_runs_attained_their_link_in_every_step() -> None:
     assert set(without_link) == {"torch-ddp-gloo", "ddp-lessons"}
 
 
-@pytest.fixture(scope="module", params=["stock", "keep-last"])
+@pytest.fixture(scope="module", params=["stock", pytest.param("keep-last", marks=pytest.mark.slow)])
 def fsdp2_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fsdp2") / str(request.param)
     on_two_ranks(str(SUPPORT / "programs" / "fsdp2_ranks.py"), str(out), str(request.param))
@@ -183,9 +183,9 @@ def sharded_run(out: Path, *options: str) -> Path:
 @pytest.mark.parametrize(
     ("options", "layers", "in_all", "scattered", "microbatches"),
     [
-        ([], 3, 5, 4, 1),
+        pytest.param([], 3, 5, 4, 1, marks=pytest.mark.slow),
         pytest.param(["--link", "1Gbps,200us", "--prefetch", "0"], 3, 5, 4, 1, marks=pytest.mark.slow),
-        (["--tied", "--prefetch", "2"], 3, 4, 3, 1),
+        pytest.param(["--tied", "--prefetch", "2"], 3, 4, 3, 1, marks=pytest.mark.slow),
         (["--accumulate", "2", "--checkpointing", "all", "--link", "1Gbps,200us"], 6, 10, 8, 2),
     ],
 )
@@ -224,7 +224,10 @@ def test_32_layers_are_gathered_63_times(tmp_path: Path) -> None:
             assert kinds == {kind: counted[rank["rank"], kind] / len(rank["steps"]) for kind in kinds}
 
 
-@pytest.mark.parametrize(("options", "layers"), [([], 8), (["--keep-last", "--link", "1Gbps,200us"], 7)])
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [pytest.param([], 8, marks=pytest.mark.slow), (["--keep-last", "--link", "1Gbps,200us"], 7)],
+)
 def test_torch_fsdp2_is_read_as_a_strangers(tmp_path: Path, options: list[str], layers: int) -> None:
     run = sharded_run(tmp_path / "run", "--strategy", "torch-fsdp2", "--layers", "4", *options)
     document = overlaplab_json("schedule", run)
@@ -235,7 +238,7 @@ def test_torch_fsdp2_is_read_as_a_strangers(tmp_path: Path, options: list[str], 
     assert any("FSDP2" in warning for warning in document["warnings"])
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
+@pytest.mark.parametrize("strategy", [pytest.param("zero1", marks=pytest.mark.slow), "zero2"])
 def test_zero1_and_zero2_send_what_theory_says(tmp_path: Path, strategy: str) -> None:
     options = ["--strategy", strategy, "--bucket-cap-mb", "0.3", "--accumulate", "3"]
     run = overlaplab.load_run(sharded_run(tmp_path / "run", *options))

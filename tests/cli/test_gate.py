@@ -86,6 +86,7 @@ def script(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_steps_of_the_action_run_by_hand(tmp_path: Path) -> None:
     """First there is no baseline, which three recordings make; then a run like them, then a worse one."""
     (tmp_path / "samples").write_text("cap-1\ncap-1-2\ncap-1-3\ncap-1-4\ncap-25\n")

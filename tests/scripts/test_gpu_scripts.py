@@ -301,6 +301,7 @@ def test_a_recording_that_hangs_keeps_no_other_from_being_made(samples: Samples,
     assert sorted(listed) == sorted(f"h200/{name}/run.json" for name in {*MAIN, *SWEEP} - {"zero1"})
 
 
+@pytest.mark.slow
 def test_no_recording_begins_once_time_is_over(samples: Samples) -> None:
     code, _, complaints = samples.record(HANGS="torch-ddp", LIMIT_S="5")
     assert code == 1

@@ -62,6 +62,7 @@ def test_processes_find_the_packages_of_this_repository(tmp_path: Path, monkeypa
     assert environment(MORE="1")["MORE"] == "1"
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_too_long_is_ended_with_what_it_said() -> None:
     code, said = run([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"], 5)
     assert code != 0
@@ -358,6 +359,7 @@ def test_hangs(tmp_path):
     assert "gpu_tests/test_one-1/test_hangs0/run.json" in unpacked(tmp_path / "results", tmp_path / "unpacked")
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
     one = made(tmp_path / "test_one.py", "import nowhere")
     two = made(tmp_path / "test_two.py", "def test_other_file(): pass")

@@ -28,6 +28,7 @@ def fresh(browser: Browser) -> Iterator[Page]:
         yield page
 
 
+@pytest.mark.slow
 def test_back_goes_back_one_page_per_press(fresh: Page, address: str) -> None:
     page = fresh
     before = page.evaluate("history.length")

@@ -81,7 +81,7 @@ SAID = """() => [...document.querySelectorAll('[data-testid=stVegaLiteChart]')].
   (one.closest('[aria-label]') ?? one.querySelector('[aria-label]'))?.getAttribute('aria-label') ?? '')"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_every_page(browser: Browser, address: str, theme: str) -> None:
     weak, cut, unsaid = {}, {}, {}
     with watched(browser, color_scheme=theme) as page:

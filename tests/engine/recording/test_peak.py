@@ -160,6 +160,7 @@ def test_no_sizes(text: str) -> None:
         Bytes.parse(text)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_recorded_and_one_more_is_refused(tmp_path: Path) -> None:
     options = ["--strategy", "torch-fsdp2", "--offload", "--device", "cpu", "--memory-limit", "1MB", "--steps", "1"]
     options += ["--layers", "2", "--width", "32", "--seq", "16", "--vocab", "50", "--checkpointing", "all"]

@@ -130,6 +130,7 @@ def test_an_older_run_makes_way(tmp_path: Path, model: nn.Module) -> None:
     train(model, recorder, 2)
 
 
+@pytest.mark.slow
 def test_a_gpu_that_the_profiler_did_not_see_ends_no_training(
     tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record
     return made
 
 
-@pytest.fixture(scope="module", params=RECORDINGS)
+OFTEN = ("bucketed", "torch-ddp")
+"""What the others of RECORDINGS leave is much the same."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in RECORDINGS]
+)
 def recording(request: pytest.FixtureRequest, recorded: Callable[[str], Recording]) -> Recording:
     return recorded(request.param)
 
