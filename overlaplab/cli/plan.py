@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,15 +15,11 @@ from overlaplab.cli.shared import load, print_json, show
 from overlaplab.errors import OverlaplabError
 
 if TYPE_CHECKING:
-    from overlaplab.costs.batch import Batch
     from overlaplab.costs.plan import Plan
     from overlaplab.costs.recorded_plan import RecordedPlan
     from overlaplab.costs.training import Training
-    from overlaplab.costs.transformer import Transformer
     from overlaplab.events import Run
     from overlaplab.simulate.predictions.planned import PlannedStep
-
-T = TypeVar("T")
 
 __all__ = ["app"]
 
@@ -85,28 +80,30 @@ def plan(
 
     From a recording of the same model also what a step, and training on so many tokens, is predicted to take and cost.
     """
-    from overlaplab.costs.plan import Plan
+    from overlaplab.costs.asked_plan import AskedPlan
     from overlaplab.costs.transformer import Attention
+    from overlaplab.sections.plan import planned_training
 
-    goal = _goal(from_run, train_tokens, price_per_gpu_hour)
+    goal, price = _goal(from_run, train_tokens, price_per_gpu_hour)
     run, known = _recording(from_run, opening)
-    length = _or_recorded(None if seq is None else _number("--seq", seq, _BINARY), known, "seq", 2048)
-    model = _model(known, length, layers=layers, width=width, heads=heads, vocab=vocab, tied=tied)
-    parameters = _or_recorded(None if model is None else model.parameters, known, "parameters", 0)
-    if params is not None:
-        parameters = _number("--params", params, _DECIMAL)
-    elif not parameters:
-        raise OverlaplabError("the model is unknown", remedy="Give --params 7B, or --layers 32 --width 4096.")
-    found = Plan(
-        parameters=parameters,
-        batch=_batch(known, length, microbatch, gpus, tokens),
-        model=model,
-        precision_name=_or_recorded(precision, known, "precision_name", "bf16"),
+    found = AskedPlan(
+        parameters=_number("--params", params, _DECIMAL),
+        layers=layers,
+        width=width,
+        heads=heads,
+        vocab=vocab,
+        tied=tied,
+        seq=_number("--seq", seq, _BINARY),
+        microbatch=microbatch,
+        tokens=_number("--tokens", tokens, _BINARY),
+        ranks=gpus,
+        precision_name=precision,
+        checkpointing=checkpointing,
         attention=Attention(keeps_scores=keep_scores, dropout=dropout),
-        checkpointing=_or_recorded(checkpointing, known, "checkpointing", False),
-        gpu_bytes=None if gpu_memory is None else _number("--gpu-memory", gpu_memory, _MEMORY),
-    )
-    _print(found, *_predicted(run, found, goal), as_json=as_json)
+        gpu_bytes=_number("--gpu-memory", gpu_memory, _MEMORY),
+    ).plan(known)
+    predicted = None if run is None else planned_training(run, found, tokens=goal, price=price)
+    _print(found, predicted, as_json=as_json)
 
 
 def _goal(from_run: str | None, train_tokens: str | None, price: float | None) -> tuple[int | None, float | None]:
@@ -117,82 +114,39 @@ def _goal(from_run: str | None, train_tokens: str | None, price: float | None) -
         raise OverlaplabError("--price-per-gpu-hour needs hours", remedy="Give the tokens: --train-tokens 300B.")
     if price is not None and not 0 <= price < inf:
         raise OverlaplabError(f"--price-per-gpu-hour {price:g}: not a price")
-    wanted = None if train_tokens is None else _number("--train-tokens", train_tokens, _DECIMAL)
-    return wanted, price
+    return _number("--train-tokens", train_tokens, _DECIMAL), price
 
 
 def _recording(path: str | None, opening: Opening) -> tuple[Run | None, RecordedPlan | None]:
     """The run, and what it says that a plan asks for. Raises `OverlaplabError` where it predicts nothing."""
     if path is None:
         return None, None
-    from overlaplab import findings
+    from overlaplab.sections.plan import recorded_of
 
     run = load([path], opening)[0]
-    findings.refuse_to_predict(run)
-    return run, findings.require_told(run)
+    return run, recorded_of(run)
 
 
-def _or_recorded(given: T | None, known: RecordedPlan | None, name: str, usual: T) -> T:
-    """What was given, or else recorded by this name, or else usual."""
-    recorded: T | None = getattr(known, name, None)
-    if given is not None:
-        return given
-    return usual if recorded is None else recorded
-
-
-def _model(known: RecordedPlan | None, seq: int, **given: int | bool | None) -> Transformer | None:
-    """Of the sizes that are given, or else recorded; None where its layers or their width are unknown."""
-    from overlaplab.costs.transformer import Transformer
-
-    recorded = asdict(known.model) if known and known.model else {}
-    sizes: dict[str, Any] = {"vocab": 50_257, "tied": False} | recorded
-    sizes |= {name: size for name, size in given.items() if size is not None} | {"seq": seq}
-    if "layers" not in sizes or "width" not in sizes:
-        return None
-    return Transformer(**{"heads": max(sizes["width"] // 128, 1)} | sizes)
-
-
-def _batch(known: RecordedPlan | None, seq: int, microbatch: int | None, gpus: int | None, tokens: str | None) -> Batch:
-    from overlaplab.costs.batch import planned_batch
-
-    each, ranks = _or_recorded(microbatch, known, "microbatch", 1), _or_recorded(gpus, known, "ranks", 8)
-    one = seq * each * ranks * _or_recorded(None, known, "accumulate", 1)
-    wanted = one if tokens is None else _number("--tokens", tokens, _BINARY)
-    return planned_batch(tokens=wanted, seq=seq, microbatch=each, ranks=ranks)
-
-
-def _predicted(
-    run: Run | None, found: Plan, goal: tuple[int | None, float | None]
-) -> tuple[PlannedStep | None, Training | None]:
-    """The step, and what training takes with it; None without a recording."""
-    if run is None:
-        return None, None
-    from overlaplab import findings
-    from overlaplab.costs.training import Training
-    from overlaplab.simulate.predictions.planned import planned_step
-
-    findings.require_planned(run, found)
-    step = planned_step(run, found.batch)
-    return step, Training(step_ns=step.step_ns, batch=found.batch, tokens=goal[0], price=goal[1])
-
-
-def _print(found: Plan, step: PlannedStep | None, training: Training | None, *, as_json: bool) -> None:
+def _print(found: Plan, predicted: tuple[PlannedStep, Training] | None, *, as_json: bool) -> None:
     from overlaplab import findings
     from overlaplab.report.documents import plan_document
     from overlaplab.report.terminal import terminal_table, warnings_of
     from overlaplab.sections.plan import plan_rows
 
     if as_json:
-        print_json(plan_document(found, step, training))
+        print_json(plan_document(found, *(predicted or ())))
         return
     rows = plan_rows(found)
     show(findings.plan_lead(found), terminal_table(rows), findings.plan_advice(found), rows.note)
-    if step is not None and training is not None:
-        show(findings.plan_predicted(step, training), *warnings_of([step.run]))
+    if predicted is not None:
+        run = predicted[0].run
+        show(findings.plan_predicted(*predicted, run.path), *warnings_of([run]))
 
 
-def _number(option: str, text: str, units: Mapping[str, int]) -> int:
-    """`7B` or `4k` as a number; raises `OverlaplabError`."""
+def _number(option: str, text: str | None, units: Mapping[str, int]) -> int | None:
+    """`7B` or `4k` as a number, None where it was not given; raises `OverlaplabError`."""
+    if text is None:
+        return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in units:
         known = ", ".join(unit for unit in units if unit)

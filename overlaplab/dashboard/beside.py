@@ -1,4 +1,4 @@
-"""Which runs the Compare page begins with: the chosen one and those whose step times compare with its."""
+"""What lies beside a run: runs that the Compare page begins with, recordings that tell how far a prediction is off."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
+import pandas as pd
+import streamlit as st
+
 from overlaplab import findings
 from overlaplab.analyses import same_but_batch, same_but_cap, work_differs
+from overlaplab.dashboard.data import Opened
+from overlaplab.dashboard.folder import manifest_told
 from overlaplab.folders import by_value
 from overlaplab.manifest import Manifest
+from overlaplab.simulate.predictions.device import device_manifest
+from overlaplab.simulate.predictions.error import recorded_caps
 
-__all__ = ["runs_beside"]
+__all__ = ["caps_beside", "runs_beside"]
 
 _MOST = 12  # runs compared unless the user chooses more
 _MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): six caps, four times each
@@ -50,6 +57,17 @@ def runs_beside(run: str, manifests: Mapping[str, Manifest | None]) -> tuple[lis
     if len({*swept.values()}) > 1:
         near = [name for name in swept if name != run]
     return _first(sorted([run, *near], key=by_value), run), None
+
+
+def caps_beside(opened: Opened) -> pd.DataFrame:
+    """Recordings of the same setting or with other caps, as far as they lie beside this run in the opened folder."""
+    own, root = opened.manifest, st.session_state["folder"]
+    if own is None:
+        return recorded_caps(device_manifest(opened.run), ())
+    folder = PurePath(opened.name).parent
+    beside = [other for other in st.session_state["names"] if PurePath(other).parent == folder]
+    found = [own] if root is None else [manifest_told(root, other) for other in beside]
+    return recorded_caps(own, filter(None, found))
 
 
 def _first(names: list[str], run: str) -> list[str]:

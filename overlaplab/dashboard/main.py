@@ -33,6 +33,8 @@ _STYLE = """
 .st-key-head [data-testid="stText"] {font-size: 0.95rem; opacity: 0.7;}
 .st-key-headline [data-testid="stText"] {font-size: 1.5rem; line-height: 1.25; font-weight: 700;}
 .st-key-advice {border-left: 4px solid #0072B2; background: rgb(0 114 178 / 10%); padding: 0.6rem 1rem;}
+.st-key-predicted {border: 1px dashed; padding: 0.6rem 1rem;}
+.st-key-predicted [data-testid="stText"] {font-size: 1.05rem; line-height: 1.5;}
 .st-key-advice [data-testid="stText"] {font-size: 1.05rem;}
 .stMain dl.tiles {display: grid; grid-template-columns: repeat(auto-fit, minmax(7.5rem, 1fr)); gap: 0.6rem; margin: 0;
   padding: 0;}

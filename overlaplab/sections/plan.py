@@ -1,18 +1,42 @@
-"""The page Plan: batch, memory and operations of a training run before there is one."""
+"""The page Plan: batch, memory and operations of a training run before there is one, and its time from a recording."""
 
 from __future__ import annotations
 
 from functools import partial
 
+import pandas as pd
+
 from overlaplab import charts, findings
 from overlaplab.analyses.systems.plan import plan_over_ranks, plan_stages
 from overlaplab.columns import columns
 from overlaplab.costs.plan import Plan
+from overlaplab.costs.recorded_plan import RecordedPlan
+from overlaplab.costs.training import Training
+from overlaplab.events import Run
 from overlaplab.sections.blocks import Chart, Section, TableBlock
+from overlaplab.simulate.predictions.planned import PlannedStep, planned_step
 
-__all__ = ["plan_rows", "plan_section"]
+__all__ = ["plan_rows", "plan_section", "planned_training", "recorded_of"]
 
 _BYTES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "total_bytes")
+
+
+def recorded_of(run: Run) -> RecordedPlan:
+    """What the run says that a plan asks for. Raises `OverlaplabError` where no plan's step is predicted from it."""
+    findings.refuse_to_predict(run)
+    return findings.require_told(run)
+
+
+def planned_training(
+    run: Run, plan: Plan, *, tokens: int | None, price: float | None, recorded: pd.DataFrame | None = None
+) -> tuple[PlannedStep, Training]:
+    """The plan's step, predicted from the run, and what training on so many tokens takes with it.
+
+    `recorded`: see `planned_step`. Raises `OverlaplabError` where the run cannot tell.
+    """
+    findings.require_planned(run, plan)
+    step = planned_step(run, plan.batch, recorded)
+    return step, Training(step_ns=step.step_ns, batch=plan.batch, tokens=tokens, price=price)
 
 
 def plan_section(plan: Plan, stage: int) -> Section:

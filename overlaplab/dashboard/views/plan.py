@@ -1,68 +1,209 @@
-"""The Plan page: batch, memory and operations of a training run before there is one."""
+"""The Plan page: batch, memory and operations of a training run before there is one; time and cost from a recording."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import streamlit as st
 
-from overlaplab.costs.batch import planned_batch
+from overlaplab import findings
+from overlaplab.costs.asked_plan import AskedPlan
 from overlaplab.costs.plan import Plan
+from overlaplab.costs.recorded_plan import RecordedPlan
 from overlaplab.costs.states import PRECISIONS, STAGES
-from overlaplab.costs.transformer import Attention, Transformer
-from overlaplab.dashboard.widgets import error_line, lead, page_head, show_blocks, what_to_do
+from overlaplab.costs.training import Training
+from overlaplab.costs.transformer import Attention
+from overlaplab.dashboard.beside import caps_beside
+from overlaplab.dashboard.data import Opened, open_run
+from overlaplab.dashboard.folder import HERE
+from overlaplab.dashboard.widgets import error_line, lead, page_head, show_blocks, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
-from overlaplab.sections.plan import plan_section
+from overlaplab.sections.plan import plan_section, planned_training, recorded_of
+from overlaplab.simulate.predictions.planned import PlannedStep
+from overlaplab.simulate.predictions.what_if import told
+from overlaplab.words import shorten
 
 _MEMORY = {"24 GB": 24, "40 GB": 40, "80 GB": 80, "141 GB": 141, "192 GB": 192}  # of usual GPUs, in decimal GB
 _WIDTH = 175
+_SEQ, _MICROBATCH = "Tokens in a sequence", "Sequences per microbatch"
+_MOST_GPUS = 10**5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recording:
+    """A run from which a step is predicted, and what for."""
+
+    opened: Opened
+    known: RecordedPlan
+    tokens: int | None
+    """To train on."""
+    price: float | None
+    """Of a GPU-hour."""
 
 
 def page() -> None:
     """Draw the page."""
-    page_head("Plan", "What a training run would take before there is one: its batch, its memory and its operations.")
+    page_head(
+        "Plan",
+        "What a training run would take before there is one: its batch, its memory and its operations; from a recording"
+        " of the model also its time and its cost.",
+    )
+    recording = _recording()
     try:
-        found, stage = _asked()
+        found, stage = _asked(None if recording is None else recording.known)
     except OverlaplabError as error:
         error_line(error)
         return
     section = plan_section(found, stage)
     lead(section.lead, None)
+    if recording is not None:
+        _predicted(recording, found)
     show_blocks(section.blocks)
     what_to_do(section.advice)
 
 
-def _asked() -> tuple[Plan, int]:
-    """What the reader entered; raises `OverlaplabError` where it makes no plan."""
+def _recording() -> _Recording | None:
+    """The recording that the reader chose; None for none, and where no step is predicted from it, which a line says."""
+    names: list[str] = st.session_state.get("names", [])
+    if not names:
+        return None
+    with st.container(key="recording", horizontal=True):
+        name = st.selectbox(
+            "Recording of the model",
+            [None, *names],
+            format_func=_word,
+            help="The step is predicted from this run; sizes and microbatch are as recorded.",
+            width=2 * _WIDTH + 16,
+        )
+        opened = None if name is None else open_run(st.session_state["folder"], name)
+        if name is None or opened is None:
+            return None
+        problem = opened if isinstance(opened, OverlaplabError) else _problem(opened)
+        if isinstance(opened, Opened) and problem is None:
+            tokens = _tokens()
+            price = _price(disabled=tokens is None)
+            return _Recording(opened=opened, known=recorded_of(opened.run), tokens=tokens, price=price)
+    if problem is not None:
+        error_line(problem, _word(name))
+    return None
+
+
+def _problem(opened: Opened) -> OverlaplabError | None:
+    """Why no step is predicted from the run, not even the recorded one; None where one is."""
+    try:
+        _predict(opened, AskedPlan().plan(recorded_of(opened.run)))
+    except OverlaplabError as error:
+        return OverlaplabError(told(opened.run, error))
+    return None
+
+
+def _predict(
+    opened: Opened, plan: Plan, tokens: int | None = None, price: float | None = None
+) -> tuple[PlannedStep, Training]:
+    return planned_training(opened.run, plan, tokens=tokens, price=price, recorded=caps_beside(opened))
+
+
+def _word(name: str | None) -> str:
+    if name is None:
+        return "none"
+    return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), 60)
+
+
+def _tokens() -> int | None:
+    billions = st.number_input(
+        "Tokens to train on, in billions", 0.0, 10.0**9, None, 1.0, "%g", placeholder="300", width=_WIDTH + 60
+    )
+    return None if billions is None else round(billions * 10**9)
+
+
+def _price(*, disabled: bool) -> float | None:
+    return st.number_input(
+        "Price of a GPU-hour", 0.0, 10.0**9, None, 0.1, "%g", placeholder="2.5", disabled=disabled, width=_WIDTH
+    )
+
+
+def _predicted(recording: _Recording, found: Plan) -> None:
+    """What the step, and training on the tokens, is predicted to take; or in a line why it is not known."""
+    opened = recording.opened
+    with st.container(key="predicted"):
+        try:
+            predicted = _predict(opened, found, recording.tokens, recording.price)
+        except OverlaplabError as error:
+            error_line(OverlaplabError(told(opened.run, error)), _word(opened.name))
+            return
+        st.text(findings.plan_predicted(*predicted, _word(opened.name)))
+    show_warnings(opened)
+
+
+def _asked(known: RecordedPlan | None) -> tuple[Plan, int]:
+    """What the reader entered, and for which stage of ZeRO; raises `OverlaplabError` where it makes no plan."""
     with st.container(horizontal=True):
-        layers = st.number_input("Layers", 1, 1000, 32, width=_WIDTH)
-        width = st.number_input("Width", 1, 65536, 4096, width=_WIDTH)
-        heads = st.number_input("Heads", 1, 1024, 32, width=_WIDTH)
-        vocab = st.number_input("Vocabulary", 1, 10**6, 50257, width=_WIDTH)
-        seq = st.number_input("Tokens in a sequence", 1, 2**20, 4096, width=_WIDTH)
-        microbatch = st.number_input("Sequences per microbatch", 1, 4096, 2, width=_WIDTH)
-        samples = st.number_input("Sequences per step", 1, 10**7, 1024, width=_WIDTH)
-        gpus = st.number_input("GPUs", 1, 10**5, 128, width=_WIDTH)
-        memory = st.selectbox("Memory of a GPU", list(_MEMORY), index=2, width=_WIDTH)
-        precision = st.selectbox("Precision", list(PRECISIONS), index=1, width=_WIDTH)
+        asked = _free() if known is None else _as_recorded(known)
+        gpu_bytes = _MEMORY[st.selectbox("Memory of a GPU", list(_MEMORY), index=2, width=_WIDTH)] * 10**9
+        precision = _precision(None if known is None else known.precision_name)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         stage = st.segmented_control("ZeRO stage of the chart", STAGES, default=3, required=True, width="content")
         checkpointing = st.toggle(
-            "Checkpointing", help="Layers keep their inputs alone and run forward twice.", width="content"
+            "Checkpointing",
+            known is not None and known.checkpointing,
+            help="Layers keep their inputs alone and run forward twice.",
+            disabled=known is not None,
+            width="content",
         )
         scores = st.toggle(
             "Keep scores", help="Attention keeps all of its scores, without FlashAttention.", width="content"
         )
         dropout = st.toggle("Dropout", width="content")
-    model = Transformer(layers=layers, width=width, heads=heads, vocab=vocab, seq=seq)
-    plan = Plan(
-        parameters=model.parameters,
-        batch=planned_batch(tokens=samples * seq, seq=seq, microbatch=microbatch, ranks=gpus),
-        model=model,
+    asked = replace(
+        asked,
         precision_name=precision,
         attention=Attention(keeps_scores=scores, dropout=dropout),
         checkpointing=checkpointing,
-        gpu_bytes=_MEMORY[memory] * 10**9,
+        gpu_bytes=gpu_bytes,
     )
-    return plan, stage
+    return asked.plan(known), stage
+
+
+def _free() -> AskedPlan:
+    """Sizes and batch, without a recording."""
+    layers = st.number_input("Layers", 1, 1000, 32, width=_WIDTH)
+    width = st.number_input("Width", 1, 65536, 4096, width=_WIDTH)
+    heads = st.number_input("Heads", 1, 1024, 32, width=_WIDTH)
+    vocab = st.number_input("Vocabulary", 1, 10**6, 50257, width=_WIDTH)
+    seq = st.number_input(_SEQ, 1, 2**20, 4096, width=_WIDTH)
+    microbatch = st.number_input(_MICROBATCH, 1, 4096, 2, width=_WIDTH)
+    samples = st.number_input("Sequences per step", 1, 10**7, 1024, width=_WIDTH)
+    ranks = st.number_input("GPUs", 1, _MOST_GPUS, 128, width=_WIDTH)
+    return AskedPlan(
+        layers=layers,
+        width=width,
+        heads=heads,
+        vocab=vocab,
+        seq=seq,
+        microbatch=microbatch,
+        tokens=samples * seq,
+        ranks=ranks,
+    )
+
+
+def _as_recorded(known: RecordedPlan) -> AskedPlan:
+    """Ranks and accumulation, which begin as recorded; what no step is predicted with stands there to be read."""
+    model = known.model
+    sizes = {"Parameters": known.parameters}
+    if model is not None:
+        sizes = {"Layers": model.layers, "Width": model.width, "Heads": model.heads, "Vocabulary": model.vocab}
+    for label, size in (sizes | {_SEQ: known.seq, _MICROBATCH: known.microbatch}).items():
+        st.text_input(label, f"{size:,}", disabled=True, width=_WIDTH)
+    microbatches = st.number_input("Microbatches per step", 1, 2**20, known.accumulate, width=_WIDTH)
+    ranks = st.number_input("GPUs", 1, max(_MOST_GPUS, known.ranks), known.ranks, width=_WIDTH)
+    return AskedPlan(tokens=known.seq * known.microbatch * microbatches * ranks, ranks=ranks)
+
+
+def _precision(recorded: str | None) -> str:
+    """The recorded one, where it is one of a plan's."""
+    names = list(PRECISIONS)
+    place = names.index(recorded or "bf16")
+    return st.selectbox("Precision", names, place, disabled=recorded is not None, width=_WIDTH)
 
 
 page()

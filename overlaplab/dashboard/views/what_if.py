@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,17 +14,15 @@ import streamlit as st
 from overlaplab import findings
 from overlaplab.costs import Algorithm
 from overlaplab.dashboard import links
+from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.folder import manifest_told
 from overlaplab.dashboard.widgets import error_line, nothing_to_show, open_page, show_block, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import rule_of
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
 from overlaplab.sections.what_if_device import device_parts
-from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.device_what_if import DEPTHS, option
-from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.options import CAP_MB, has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import Skew
@@ -53,7 +50,7 @@ def page() -> None:
         st.text(opened.not_predicted)
         return
     show_warnings(opened)
-    _answer(opened, _recorded(opened))
+    _answer(opened, caps_beside(opened))
 
 
 @st.fragment
@@ -230,16 +227,6 @@ def _worded(form: str, value: Any, recorded: Any) -> str:
 
 def _or(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
-
-
-def _recorded(opened: Opened) -> pd.DataFrame:
-    """Recordings of the same setting or with other caps, as far as they lie beside this run in the opened folder."""
-    own, root, name = opened.manifest, st.session_state["folder"], st.session_state["run"]
-    if own is None:
-        return recorded_caps(device_manifest(opened.run), ())
-    beside = [other for other in st.session_state["names"] if Path(other).parent == Path(name).parent]
-    found = [own] if root is None else [manifest_told(root, other) for other in beside]
-    return recorded_caps(own, filter(None, found))
 
 
 page()

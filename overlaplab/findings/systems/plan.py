@@ -9,7 +9,7 @@ from overlaplab.costs.training import Training
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings.predictions import extrapolation
-from overlaplab.findings.runs import note
+from overlaplab.findings.runs import PREDICTED, note
 from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.words import amount, count, joined, ms, percent, shorten, size_exact
 
@@ -91,12 +91,15 @@ def _value(number: int | str) -> str:
     return number if isinstance(number, str) else f"{number:,}"
 
 
-def plan_predicted(step: PlannedStep, training: Training) -> str:
-    """The predicted step and its speed; hours and cost, where the tokens and the price are known."""
+def plan_predicted(step: PlannedStep, training: Training, source: str) -> str:
+    """The predicted step and its speed; hours and cost, where the tokens and the price are known.
+
+    `source`: the recording's path, or what its reader knows it by.
+    """
     half_ns, batch = step.interval.half_ns, training.batch
-    source = shorten(step.run.path, 80)
+    begin = f"{PREDICTED.capitalize()} from {shorten(source, 80)}"
     said = [
-        f"Predicted from {source} ({note(step.run.manifest)}): a step takes {ms(step.step_ns)} ± {ms(half_ns)} on"
+        f"{begin} ({note(step.run.manifest)}): a step takes {ms(step.step_ns)} ± {ms(half_ns)} on"
         f" {count(batch.ranks, 'rank')} as fast as the recorded ones"
     ]
     if training.tokens_per_s is not None:

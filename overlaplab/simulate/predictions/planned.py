@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pandas as pd
+
 from overlaplab.costs.batch import Batch
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
@@ -32,8 +34,10 @@ class PlannedStep:
     """See `error.extrapolated`."""
 
 
-def planned_step(run: Run, batch: Batch) -> PlannedStep:
+def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -> PlannedStep:
     """The step on the batch's ranks with its accumulation. Raises `OverlaplabError` where the run cannot tell.
+
+    `recorded`: rows of `recorded_caps`; those of the recordings beside the run where not given.
 
     A run of the engine on CPUs is played by the wide player, which gives the same mean for a thousand ranks at once; of
     one on GPUs neither can be changed.
@@ -47,13 +51,14 @@ def planned_step(run: Run, batch: Batch) -> PlannedStep:
         accumulate=None if batch.accumulate == known else batch.accumulate,
     )
     if manifest is None or any(rule_of(trace) is Rule.GPU for trace in run.traces):
-        found = predict(run, setting)
+        found = predict(run, setting, recorded)
         return PlannedStep(run=run, step_ns=found.step_ns, interval=found.interval, extrapolated=found.extrapolated)
     program, result = what_if.played(run, setting)
     step_ns = what_if.mean_step_ns(result)
+    caps = recorded_caps(manifest, manifests_beside(run.path)) if recorded is None else recorded
     return PlannedStep(
         run=run,
         step_ns=step_ns,
-        interval=what_if.interval(run, step_ns, recorded_caps(manifest, manifests_beside(run.path))),
+        interval=what_if.interval(run, step_ns, caps),
         extrapolated=what_if.far(run, setting, program),
     )

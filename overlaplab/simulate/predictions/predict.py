@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
+
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of, step_windows
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -64,15 +66,20 @@ class Prediction:
     """What lies far outside of what was recorded, and how many times as far; see `error.extrapolated`."""
 
 
-def predict(run: Run, setting: Setting) -> Prediction:
-    """Play the run under the setting. Raises `OverlaplabError` where it cannot be, see `programs_of`."""
+def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Prediction:
+    """Play the run under the setting. Raises `OverlaplabError` where it cannot be, see `programs_of`.
+
+    `caps`: rows of `recorded_caps`; those of the recordings beside the run where not given.
+    """
     if any(rule_of(trace) is Rule.GPU for trace in run.traces):
-        return _on_device(run, setting)
+        return _on_device(run, setting, caps)
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
     before, after = _played(run, recorded), _played(run, programs)
     assert run.manifest is not None  # programs_of asks for it
     step_ns = fmean(_spans(after))
-    error = interval_of(run, step_ns, _spans(before), recorded_caps(run.manifest, manifests_beside(run.path)))
+    if caps is None:
+        caps = recorded_caps(run.manifest, manifests_beside(run.path))
+    error = interval_of(run, step_ns, _spans(before), caps)
     far = extrapolated(run.manifest, setting, *(chain.from_iterable(own) for own in (recorded, programs)))
     marked = _marked(run, setting, step_ns, error, far)
     raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
@@ -88,13 +95,13 @@ def predict(run: Run, setting: Setting) -> Prediction:
     )
 
 
-def _on_device(run: Run, setting: Setting) -> Prediction:
+def _on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Prediction:
     """Of a run on GPUs, whoever recorded it: behind another link, or with other buckets of torch's DDP."""
     found = predict_device(run, setting)
     step_ns = fmean(by_step(found.predicted_ns))
-    beside = manifests_beside(run.path) if run.manifest else ()
     manifest = device_manifest(run)
-    caps = recorded_caps(manifest, beside)
+    if caps is None:
+        caps = recorded_caps(manifest, manifests_beside(run.path) if run.manifest else ())
     error = device_interval(run, step_ns, by_step(found.recorded_ns), found.transfers_ns, caps)
     far = extrapolated(manifest, setting, *found.moves)
     raw = {} if run.manifest is None else run.manifest.raw
