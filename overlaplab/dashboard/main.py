@@ -35,6 +35,8 @@ _STYLE = """
 .st-key-advice {border-left: 4px solid #0072B2; background: rgb(0 114 178 / 10%); padding: 0.6rem 1rem;}
 .st-key-predicted {border: 1px dashed; padding: 0.6rem 1rem;}
 .st-key-predicted [data-testid="stText"] {font-size: 1.05rem; line-height: 1.5;}
+.st-key-plan_fields [data-testid="stTextInput"] :is(label, input), .st-key-plan_fields label:has(+ * [disabled]) {
+  color: inherit; -webkit-text-fill-color: currentcolor; opacity: 0.85;}
 .st-key-advice [data-testid="stText"] {font-size: 1.05rem;}
 .stMain dl.tiles {display: grid; grid-template-columns: repeat(auto-fit, minmax(7.5rem, 1fr)); gap: 0.6rem; margin: 0;
   padding: 0;}
@@ -73,6 +75,9 @@ _STYLE = """
 [class*="st-key-downloads_"] {margin-top: -1.75rem;}
 [class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
 .st-key-timeline_beside h3 {font-size: 1rem; padding: 0.35rem 0 0;}
+.st-key-kernels_table [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3; padding: 0.15rem 0;}
+.st-key-kernels_table [data-testid="stText"]:not(:hover) > * {
+  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden;}
 .st-key-timeline_beside [class*="st-key-headline_"] {flex-wrap: nowrap;}
 .st-key-timeline_beside [class*="st-key-headline_"] > :first-child {flex-shrink: 1;}
 @media (max-width: 1000px) {.st-key-timeline_beside [data-testid="stColumn"] {min-width: 100%;}}

@@ -500,7 +500,7 @@ def sweep_rows(table: pd.DataFrame, links: pd.DataFrame) -> TableBlock:
         wide=columns(
             "sweep",
             *("bucket_cap_mb", "tier", "buckets", "step_ms", "spread_ms", "compute_only_ms", "hidden_ms"),
-            *("exposed_ms", "rest_ms", "runs", "lowest_ms", "highest_ms", "steps", "overlap_ratio"),
+            *("exposed_ms", "rest_ms", "overlap_ratio", "runs", "lowest_ms", "highest_ms", "steps"),
         ),
         narrow=columns("sweep", "bucket_cap_mb", "runs", "buckets", *times, "on_link"),
         legend="ms; step: median over every rank's steps, ± their spread; alone (compute only) + hidden + exposed +"

@@ -137,7 +137,7 @@ def _predicted(recording: _Recording, found: Plan) -> None:
 
 def _asked(known: RecordedPlan | None) -> tuple[Plan, int]:
     """What the reader entered, and for which stage of ZeRO; raises `OverlaplabError` where it makes no plan."""
-    with st.container(horizontal=True):
+    with st.container(key="plan_fields", horizontal=True):
         asked = _free() if known is None else _as_recorded(known)
         gpu_bytes = _MEMORY[st.selectbox("Memory of a GPU", list(_MEMORY), index=2, width=_WIDTH)] * 10**9
         precision = _precision(None if known is None else known.precision_name)

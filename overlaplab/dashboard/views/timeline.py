@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from overlaplab import findings
-from overlaplab.columns import columns
+from overlaplab.columns import column, columns
 from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
@@ -26,7 +26,7 @@ from overlaplab.dashboard.widgets import (
     show_warnings,
     what_to_do,
 )
-from overlaplab.formats import as_shown
+from overlaplab.formats import as_shown, texts
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.run import window_section
 from overlaplab.timeline.event_details import event_details
@@ -175,8 +175,10 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
     with right, st.container(gap="xsmall"):
         if state.mark is not None and _is_event(opened.timeline, state.mark):
             _event(opened, state.mark)
-        for block in section.blocks:
-            _table(cast(TableBlock, block))
+        *tables, kernels = (cast(TableBlock, block) for block in section.blocks)
+        for block in tables:
+            _table(block)
+        _kernels(kernels)
     what_to_do(section.advice)
 
 
@@ -235,6 +237,15 @@ def _table(block: TableBlock) -> None:
     """A headline, a table, and the same as CSV."""
     _headline(block.caption, as_shown(block.frame, block.wide or block.columns), block.key)
     show_table(block, narrow=True)
+
+
+def _kernels(block: TableBlock) -> None:
+    """A line each: kernels of templates have names that no column is wide enough for. See main.py for their look."""
+    _headline(block.caption, as_shown(block.frame, block.columns), block.key)
+    with st.container(key=block.key, gap=None):
+        busy = texts(block.frame["busy_ns"], column("kernels", "busy_ns"))
+        for took, name in zip(busy, block.frame["name"], strict=True):
+            st.text(f"{took} ms  {name}")
 
 
 def _headline(title: str, table: pd.DataFrame, key: str) -> None:

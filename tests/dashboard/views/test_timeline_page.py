@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made.traces import event, run_of
+from made.traces import event, launched, run_of, step
 from streamlit.testing.v1 import AppTest
 
 import overlaplab
@@ -53,6 +53,15 @@ def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, ru
     assert list(ranks) == ["rank", "exposed (ms)", "compute (ms)", "idle (ms)"]  # what has room; the CSV file has more
     assert app.header[-1].value == "What to do about it"
     assert words(app).rstrip().endswith(diagnosis_of(runs / "bucketed").advice)
+
+
+def test_long_names_of_kernels_are_whole(opened, tmp_path: Path) -> None:
+    name = f"void elementwise<{', '.join(['Functor'] * 20)}>"
+    kernels = [*launched(name, 5, 10, 30, correlation=1), *launched("mm", 7, 30, 35, correlation=2)]
+    run_of(tmp_path / "own", [step(0, 0, 60), *kernels], backend="nccl")
+    lines = words(opened(tmp_path, "timeline")).splitlines()
+    first = lines.index(f"0.020 ms  {name}")
+    assert lines[first + 1] == "0.005 ms  mm"
 
 
 def test_a_link_brings_the_window_and_the_event(opened, runs: Path) -> None:
