@@ -75,7 +75,8 @@ _STYLE = """
 [class*="st-key-downloads_"] {margin-top: -1.75rem;}
 [class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
 .st-key-timeline_beside h3 {font-size: 1rem; padding: 0.35rem 0 0;}
-.st-key-kernels_table [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3; padding: 0.15rem 0;}
+.st-key-kernels_table [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3; padding: 0.15rem 0;
+  overflow-wrap: anywhere;}
 .st-key-kernels_table [data-testid="stText"]:not(:hover) > * {
   display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden;}
 .st-key-timeline_beside [class*="st-key-headline_"] {flex-wrap: nowrap;}
