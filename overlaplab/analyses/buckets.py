@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Window, activity
+from overlaplab.events import Run, Trace, Window, activity, table_of
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, labels_of
@@ -45,9 +45,8 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Empty if the trace shows no buckets, or device activity was not recorded. Raises `OverlaplabError` for an unknown
     rank or step.
     """
-    table = pd.DataFrame(rows_by_rank(run, selection, _of_trace), columns=list(_COLUMNS), dtype="object")
-    whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64")
-    return table.astype(whole | {"index": "int64", "passes": "int64"})
+    whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64") | {"index": "int64", "passes": "int64"}
+    return table_of(rows_by_rank(run, selection, _of_trace), {name: whole.get(name, "object") for name in _COLUMNS})
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.axes import axis_of
 from overlaplab.costs.link import ring_factor
 from overlaplab.events import Run, Trace, activity, step_windows
+from overlaplab.evidence.arguments import axes_of
 from overlaplab.evidence.clocks import clocks, corrections
+from overlaplab.evidence.fields import Fields, Groups, as_table, or_none
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
@@ -20,8 +22,6 @@ from overlaplab.intervals import subtract, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-_TIMES = ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns", "transfer_ns", "skew_ns")
-_NUMBERS = ("step", "group_size", "bytes", *_TIMES, "last_rank")
 COLUMNS = (
     *("index", "rank", "step", "group", "group_description", "axis", "group_size", "kind", "dtype", "bytes"),
     *("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"),
@@ -80,42 +80,44 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _all(run: Run) -> pd.DataFrame:
-    table = numbered(run).copy()
-    _place(table, run)
-    _measure(table, run)
+    every = numbered(run)
+    table: Fields = {str(name): column.to_numpy() for name, column in every.items() if name != "rank"}
+    steps = _place(table, run)
+    columns = table | {"rank": every["rank"].array, "step": steps} | _measured(table, every["rank"], run)
     origin = run.traces[0].origin_ns if run.traces else 0
-    for name in ("launch_ns", "arrived_ns", "start_ns", "end_ns"):
-        table[name] = table[name].where(table[name] == UNKNOWN_NS, table[name] - origin)
-    table["group_size"] = table["size"]
-    for name in _NUMBERS:
-        values = table[name].astype("Int64")
-        unknown = UNKNOWN_NS if name in _TIMES else -1
-        table[name] = values.mask(values == unknown)
-    table["axis"] = table["group_description"].map(axis_of)
+    for name in ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"):
+        known = table[name] != UNKNOWN_NS
+        columns[name] = _nullable(table[name] - (0 if name in ("wait_ns", "exposed_ns") else origin), known)
+    columns["group_size"], columns["bytes"] = (_nullable(table[name], table[name] != -1) for name in ("size", "bytes"))
+    table["axis"] = axes_of(table["group_description"])
     for name in ("group", "group_description", "axis", "kind", "dtype"):
-        table[name] = table[name].where(table[name] != "", None).astype(object)
-    table["unmatched"] = table["reason"].where(table["reason"].notna(), None).astype(object)
-    return table
+        columns[name] = or_none(table[name], table[name] != "")
+    return as_table(columns | {"unmatched": table["reason"]})
 
 
-def _place(table: pd.DataFrame, run: Run) -> None:
-    """Add `window` (the index in `step_windows`, -1 outside), `step` and `exposed_ns`."""
-    table["window"], table["exposed_ns"] = -1, UNKNOWN_NS
-    table["step"] = pd.array([None] * len(table), dtype="Int64")
+def _nullable(values: NDArray[np.int64], known: NDArray[np.bool_]) -> pd.arrays.IntegerArray:
+    return pd.arrays.IntegerArray(values, ~known)
+
+
+def _place(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
+    """The steps; and add `window` (the index in `step_windows`, -1 outside) and `exposed_ns`."""
+    count = len(table["trace"])
+    table["window"], table["exposed_ns"] = np.full(count, -1), np.full(count, UNKNOWN_NS)
+    steps = np.full(count, None, dtype=object)
     for place, trace in enumerate(run.traces):
         rows = np.flatnonzero(table["trace"] == place)
         offset = corrections(run)[place]
-        starts, ends, host = (table[name].to_numpy()[rows] for name in ("start_ns", "end_ns", "host_ns"))
+        starts, ends, host = (table[name][rows] for name in ("start_ns", "end_ns", "host_ns"))
         known, launched = starts != UNKNOWN_NS, host != UNKNOWN_NS
         windows = _windows_of(trace, np.where(launched, host + offset, starts + offset), launched)
-        steps = [window.step for window in step_windows(trace)]
-        table.loc[rows, "window"] = windows
-        table.loc[rows, "step"] = pd.array([steps[at] if at >= 0 else None for at in windows], dtype="Int64")
+        table["window"][rows] = windows
+        steps[rows] = np.array([*(window.step for window in step_windows(trace)), None], dtype=object)[windows]
         busy = activity(trace)
         if busy.rule is Rule.UNRECORDED:
             continue
         exposed = subtract(busy.communication, busy.compute)
-        table.loc[rows[known], "exposed_ns"] = within(exposed, starts[known] + offset, ends[known] + offset)
+        table["exposed_ns"][rows[known]] = within(exposed, starts[known] + offset, ends[known] + offset)
+    return pd.array(steps, dtype="Int64")
 
 
 def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -128,38 +130,38 @@ def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.boo
     return place_of
 
 
-_MOVED = ("kind", "size", "bytes", "doubtful")
-
-
-def _measure(table: pd.DataFrame, run: Run) -> None:
-    """Add the collectives' own figures: transfer, bus bandwidth, skew, last rank."""
-    by = table["match"]
-    ran = (table["start_ns"] != UNKNOWN_NS).to_numpy()
-    duration = (table["end_ns"] - table["start_ns"]).where(ran)
-    last = ran & (table["arrived_ns"] == table["arrived_ns"].groupby(by).transform("max")).to_numpy()
-    waited = (table["wait_ns"] != UNKNOWN_NS).to_numpy()
-    alone = table["last_ns"] == table["arrived_ns"]  # else its kernel waited for another message's end
-    of_last = (table["end_ns"] - table["arrived_ns"]).where(last & alone).groupby(by).transform("max")
-    table["transfer_ns"] = of_last.where(waited).astype("Int64")
-    rooted = table["kind"].isin({*ROOTED, ""}).to_numpy()
-    grouped = duration.groupby(by)
-    bound = grouped.transform("max").where(rooted, grouped.transform("min"))
-    took = of_last.where(waited, bound).astype("Float64")
+def _measured(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
+    """The collectives' own figures: transfer, bus bandwidth, skew, last rank."""
+    groups, most = Groups(table["match"]), np.iinfo(np.int64).max
+    starts, ends, arrived, doubtful = (table[name] for name in ("start_ns", "end_ns", "arrived_ns", "doubtful"))
+    ran, waited = starts != UNKNOWN_NS, table["wait_ns"] != UNKNOWN_NS
+    last = ran & (arrived == groups.spread(np.maximum, arrived))
+    alone = table["last_ns"] == arrived  # else its kernel waited for another message's end
+    of_last = groups.spread(np.maximum, np.where(last & alone, ends - arrived, UNKNOWN_NS))
+    longest = groups.spread(np.maximum, np.where(ran, ends - starts, UNKNOWN_NS))
+    shortest = groups.spread(np.minimum, np.where(ran, ends - starts, most))
+    rooted = np.isin(table["kind"], [*ROOTED, ""])
+    bound = np.where(rooted | (longest == UNKNOWN_NS), longest, shortest)
+    took = np.where(waited, of_last, bound)
+    sized = (table["size"] >= 2) & (table["bytes"] >= 0) & ~doubtful & (took > 0)
     factors = [
-        None if size < 2 or num_bytes < 0 or doubtful else ring_factor(kind, size) * num_bytes
-        for kind, size, num_bytes, doubtful in zip(*(table[name] for name in _MOVED), strict=True)
+        ring_factor(kind, size) if known else 0.0
+        for kind, size, known in zip(table["kind"].tolist(), table["size"].tolist(), sized.tolist(), strict=True)
     ]
-    moved = pd.array(factors, dtype="Float64")
-    table["bus_gb_per_s"] = moved / took.mask(took <= 0)
-    table["bus_is_lower_bound"] = table["bus_gb_per_s"].notna() & ~waited
-    starts = table["arrived_ns"].astype("Int64").where(ran)  # to Int64 before masking: float would round
-    sure = table["complete"] & ~table["doubtful"]
-    several = ran & (by.groupby(by).transform("size") > 1).to_numpy()
-    table["skew_ns"] = (starts.groupby(by).transform("max") - starts.groupby(by).transform("min")).where(several)
-    table["last_rank"] = table["rank"].where(last).groupby(by).transform("max").where(sure & several)
-    errors = clocks(run)["error_ns"].to_numpy(np.int64)[table["trace"].to_numpy()]
-    error = pd.Series(errors, index=table.index).groupby(by).transform("max")
-    table["within_clock_error"] = (table["skew_ns"] <= error).astype("boolean")
+    moved = np.array(factors) * np.where(sized, table["bytes"], 0)
+    several = ran & (groups.spread(np.add, np.ones_like(starts)) > 1)
+    latest = groups.spread(np.maximum, np.where(ran, arrived, UNKNOWN_NS))
+    skew = np.where(several, latest - groups.spread(np.minimum, np.where(ran, arrived, most)), 0)
+    last_rank = groups.spread(np.maximum, np.where(last, rank.to_numpy(np.int64, na_value=-1), -1))
+    error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[table["trace"]])
+    return {
+        "transfer_ns": _nullable(of_last, waited & (of_last != UNKNOWN_NS)),
+        "bus_gb_per_s": pd.arrays.FloatingArray(moved / np.where(sized, took, 1), ~sized),
+        "bus_is_lower_bound": sized & ~waited,
+        "skew_ns": _nullable(skew, several),
+        "last_rank": _nullable(last_rank, table["complete"] & ~doubtful & several & (last_rank >= 0)),
+        "within_clock_error": pd.arrays.BooleanArray(skew <= error, ~several),
+    }
 
 
 _FIRST = (

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.collective_facts import collective_facts
+from overlaplab.evidence.fields import Groups, grouped_by, or_none, taken
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, first_of, last_moving, owned
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.selection import selected_traces, selected_windows
@@ -50,6 +51,7 @@ class Cause(StrEnum):
 
 
 _ORDER = tuple(cause for cause in Cause if cause is not Cause.UNHIDEABLE)
+_KEYS = ("place", "row", "cause")
 _LABELS = {"index": "collective", "kind": "kind", "what": "what", "axis": "axis", "late_rank": "late_rank"}
 """Facts that become columns."""
 CAUSES = tuple(cause.value for cause in _ORDER)
@@ -80,10 +82,11 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     found = _found(run, selection)
     if not found.parts:
         return empty_table(COLUMNS)
-    grouped = found.moments().groupby(["place", "cause", "row"], sort=True)
-    table = grouped.agg({"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}).reset_index()
+    moments = found.moments()
+    groups = grouped_by(moments["place"], moments["cause"], moments["row"])
+    table = _added_up(moments, groups)
     order = np.lexsort((table["start_ns"], -table["exposed_ns"], table["place"]))
-    return found.named(table.iloc[order].reset_index(drop=True))
+    return found.named(taken(table, order))
 
 
 def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -94,14 +97,21 @@ def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame
     found = _found(run, selection)
     if not found.parts:
         return empty_table(COLUMNS)
-    table = found.moments().sort_values(["place", "start_ns"], kind="stable")
-    keys = table[["place", "cause", "row"]].to_numpy()
-    starts, ends = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    goes_on = (keys[1:] == keys[:-1]).all(axis=1) & (starts[1:] == ends[:-1])
-    number = np.cumsum(np.append(True, ~goes_on))
-    first = dict.fromkeys(("place", "cause", "row", "start_ns"), "first")
-    joined = table.groupby(number).agg(first | {"exposed_ns": "sum", "end_ns": "last"})
-    return found.named(joined.reset_index(drop=True))
+    moments = found.moments()
+    moments = taken(moments, np.lexsort((moments["start_ns"], moments["place"])))
+    keys = np.column_stack([moments[name] for name in _KEYS])
+    goes_on = (keys[1:] == keys[:-1]).all(axis=1) & (moments["start_ns"][1:] == moments["end_ns"][:-1])
+    return found.named(_added_up(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
+
+
+def _added_up(moments: Facts, groups: Groups) -> Facts:
+    """One row per group of moments: the sum of their times, from the first start to the last end."""
+    first = groups.first(np.ones(len(groups.of_row), dtype=bool))
+    return {name: moments[name][first] for name in _KEYS} | {
+        "exposed_ns": groups.reduced(np.add, moments["exposed_ns"]),
+        "start_ns": groups.reduced(np.minimum, moments["start_ns"]),
+        "end_ns": groups.reduced(np.maximum, moments["end_ns"]),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +125,7 @@ class _Found:
     parts: Sequence[tuple[int, Cause, Moments]]
     """The step's place in `steps`, the cause, and its moments."""
 
-    def moments(self) -> pd.DataFrame:
+    def moments(self) -> Facts:
         """One row per moment: `place` in `steps`, `cause` (its place in `_ORDER`), `row`, `exposed_ns`, times."""
         lengths = [len(part.row) for _, _, part in self.parts]
         row, start, end = (
@@ -123,31 +133,27 @@ class _Found:
         )
         places = np.array([number for number, _, _ in self.parts], dtype=np.int64)
         causes = np.array([_ORDER.index(cause) for _, cause, _ in self.parts], dtype=np.int64)
-        return pd.DataFrame(
-            {
-                "place": np.repeat(places, lengths),
-                "cause": np.repeat(causes, lengths),
-                "row": row,
-                "exposed_ns": end - start,
-                "start_ns": start,
-                "end_ns": end,
-            }
-        )
+        return {
+            "place": np.repeat(places, lengths),
+            "cause": np.repeat(causes, lengths),
+            "row": row,
+            "exposed_ns": end - start,
+            "start_ns": start,
+            "end_ns": end,
+        }
 
-    def named(self, found: pd.DataFrame) -> pd.DataFrame:
+    def named(self, found: Facts) -> pd.DataFrame:
         """Rows as of `moments`, with the columns of `exposed`."""
-        row, waits = found["row"].to_numpy(), (found["cause"] == _ORDER.index(Cause.STRAGGLER)).to_numpy()
-        for name, column in _LABELS.items():
-            found[column] = np.array([*self.labels[name], None], dtype=object)[row]
-        found["late_rank"] = found["late_rank"].where(waits, None)
+        place, row, cause = (found[name] for name in _KEYS)
+        ranks, numbers, zeros = (np.array(values, dtype=object) for values in zip(*self.steps, strict=True))
+        told = {column: np.array([*self.labels[name], None], dtype=object)[row] for name, column in _LABELS.items()}
+        told["late_rank"] = or_none(told["late_rank"], cause == _ORDER.index(Cause.STRAGGLER))
         for name in ("kind", "axis"):
-            found[name] = pd.Series([text or None for text in found[name]], index=found.index, dtype=object)
-        found["cause"] = np.array(CAUSES, dtype=object)[found["cause"]]
-        ranks, numbers, zeros = zip(*self.steps, strict=True)
-        place = found["place"].to_numpy()
-        found["rank"], found["step"] = (pd.array(values, dtype="Int64")[place] for values in (ranks, numbers))
-        found[["start_ns", "end_ns"]] -= np.array(zeros, dtype=np.int64)[place, None]
-        return found[list(COLUMNS)].astype(COLUMNS)
+            told[name] = or_none(told[name], told[name] != "")
+        told |= {"cause": np.array(CAUSES, dtype=object)[cause], "rank": ranks[place], "step": numbers[place]}
+        zero = zeros.astype(np.int64)[place]
+        told |= {"exposed_ns": found["exposed_ns"]} | {name: found[name] - zero for name in ("start_ns", "end_ns")}
+        return pd.DataFrame({name: pd.Series(told[name], dtype=dtype) for name, dtype in COLUMNS.items()}, copy=False)
 
 
 def _found(run: Run, selection: Selection) -> _Found:
@@ -158,8 +164,7 @@ def _found(run: Run, selection: Selection) -> _Found:
         if activity(trace).rule is Rule.UNRECORDED:
             continue
         windows = selected_windows(trace, selection)
-        table = collective_facts(run)[run.traces.index(trace)]
-        facts = {str(name): column.to_numpy() for name, column in table.items()}
+        facts = collective_facts(run)[run.traces.index(trace)]
         before = len(labels["index"])
         for number, cause, part in _of_trace(trace, facts, windows, _idle_by_schedule(run, trace)):
             row = np.where(part.row >= 0, part.row + before, -1)

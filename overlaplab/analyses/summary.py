@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Window, activity, step_windows
+from overlaplab.events import Run, Trace, Window, activity, step_windows, table_of
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.evidence.waits import exposed_parts
@@ -48,7 +49,7 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         for window in selected_windows(trace, selection):
             start = window.start_ns - zero_of(run, trace)
             rows.append({"rank": trace.rank, "step": window.step, "start_ns": start, **_breakdown(run, trace, window)})
-    return _finished(pd.DataFrame(rows, columns=["rank", "step", "start_ns", *_SUMMED, *_PERHAPS]))
+    return _finished(rows, "rank", "step", "start_ns")
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -64,7 +65,7 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
             {"rank": trace.rank, "outside_ns": _outside(trace)}
             | {column: _sum(part[column] for part in parts) for column in (*_SUMMED, *_PERHAPS)}
         )
-    return _finished(pd.DataFrame(rows, columns=["rank", "outside_ns", *_SUMMED, *_PERHAPS]))
+    return _finished(rows, "rank", "outside_ns")
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
@@ -98,17 +99,13 @@ def _breakdown(run: Run, trace: Trace, window: Window) -> dict[str, int | None]:
     }
 
 
-def _finished(table: pd.DataFrame) -> pd.DataFrame:
-    """The documented columns and dtypes, in order."""
-    identity = [column for column in ("rank", "step", "start_ns", "outside_ns") if column in table]
-    for column in ("rank", "step"):
-        if column in table:
-            table[column] = table[column].astype("Int64")
-    table = table.astype({column: "int64" for column in ("start_ns", "outside_ns", *_SUMMED) if column in table})
-    table = table.astype(dict.fromkeys(_PERHAPS, "Int64"))
-    comm = table["comm_ns"].astype("Float64")
-    table["overlap_ratio"] = table["overlapped_ns"] / comm.mask(comm == 0)
-    return table[[*identity, *FIGURES]]
+def _finished(rows: Sequence[Mapping[str, int | None]], *identity: str) -> pd.DataFrame:
+    """A table of these rows with the documented columns, in order."""
+    dtypes = {name: "Int64" if name in ("rank", "step", *_PERHAPS) else "int64" for name in (*identity, *FIGURES)}
+    table = table_of(rows, dtypes | {"overlap_ratio": "Float64"})
+    comm, overlapped = table["comm_ns"].to_numpy(), table["overlapped_ns"].to_numpy()
+    table["overlap_ratio"] = pd.arrays.FloatingArray(overlapped / np.where(comm, comm, 1), comm == 0)
+    return table
 
 
 def _outside(trace: Trace) -> int:

@@ -19,6 +19,7 @@ from overlaplab.events.run import (
     known_of,
     once_per_run,
     once_per_trace,
+    table_of,
 )
 from overlaplab.events.windows import (
     NEXT_STEP,
@@ -65,6 +66,7 @@ __all__ = [
     "runtime_calls",
     "said_to_communicate",
     "step_windows",
+    "table_of",
     "thread_numbers",
     "unknown_communication",
     "window_warnings",

@@ -177,9 +177,11 @@ def _carried(trace: Trace) -> Intervals:
     rows = communicating[range_of >= 0]
     starts = trace.events["ts_ns"].to_numpy()[rows]
     ends = starts + trace.events["dur_ns"].to_numpy()[rows]
-    spans = pd.DataFrame({"range": range_of[range_of >= 0], "start": starts, "end": ends})
-    hulls = spans.groupby("range").agg({"start": "min", "end": "max"})
-    return union(hulls["start"], hulls["end"])
+    order = np.argsort(range_of[range_of >= 0], kind="stable")
+    opens = np.flatnonzero(np.diff(range_of[range_of >= 0][order], prepend=-1))
+    if not len(opens):
+        return EMPTY
+    return union(np.minimum.reduceat(starts[order], opens), np.maximum.reduceat(ends[order], opens))
 
 
 def _annotated(events: pd.DataFrame) -> NDArray[np.bool_]:
@@ -197,7 +199,9 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     annotated = _annotated(events)
     communication, memory = (annotated & follows(work, *Part) for work in (Work.COMMUNICATION, Work.MEMORY))
     owning = annotated & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
-    operator = events["category"].isin(OPERATOR_CATEGORIES).to_numpy() & ~np.isin(thread, np.unique(thread[owning]))
+    operator = matching(events["category"], OPERATOR_CATEGORIES.__contains__) & ~np.isin(
+        thread, np.unique(thread[owning])
+    )
     counted = operator & follows(Work.COMPUTE, *Part)
     whole = operator & follows(Work.COMPUTE, Part.WHOLE)
     codes = np.full(len(events), _WORKS.index(Work.NOTHING), dtype=np.int8)

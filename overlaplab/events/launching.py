@@ -6,13 +6,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.events.matching import matching
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.vocabulary import DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES, RUNTIME_CATEGORIES
+
+_ON_DEVICE = DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES
 
 
 def runtime_calls(events: pd.DataFrame) -> pd.DataFrame:
     """The host's calls that launched something on a device, identified by `correlation`."""
-    return events[events["category"].isin(RUNTIME_CATEGORIES) & (events["correlation"] >= 0)]
+    return events[_calls(events)]
+
+
+def _calls(events: pd.DataFrame) -> NDArray[np.bool_]:
+    runtime = matching(events["category"], RUNTIME_CATEGORIES.__contains__)
+    return np.asarray(runtime & (events["correlation"].to_numpy() >= 0))
 
 
 @once_per_trace
@@ -22,8 +30,8 @@ def launchers(trace: Trace) -> NDArray[np.int64]:
     One call may launch many events: the kernels of a CUDA graph all share the correlation of its launch.
     """
     events = trace.events
-    called = np.flatnonzero((events["category"].isin(RUNTIME_CATEGORIES) & (events["correlation"] >= 0)).to_numpy())
-    device = np.flatnonzero(events["category"].isin(DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES).to_numpy())
+    called = np.flatnonzero(_calls(events))
+    device = np.flatnonzero(matching(events["category"], _ON_DEVICE.__contains__))
     launcher = np.full(len(events), -1, dtype=np.int64)
     if len(called):
         correlations = events["correlation"].to_numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TypeVar, cast
@@ -25,6 +25,7 @@ __all__ = [
     "known_of",
     "once_per_run",
     "once_per_trace",
+    "table_of",
 ]
 
 
@@ -162,6 +163,13 @@ class Run:
 def empty_table(columns: Mapping[str, str]) -> pd.DataFrame:
     """A table with these columns and dtypes, and no rows."""
     return pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in columns.items()})
+
+
+def table_of(rows: Sequence[Mapping[str, object]], columns: Mapping[str, str | None]) -> pd.DataFrame:
+    """These rows as a table with these columns and dtypes (None: as pandas infers it); what a row lacks is null."""
+    return pd.DataFrame(
+        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}, copy=False
+    )
 
 
 def once_per_trace(function: Callable[[Trace], Value]) -> Callable[[Trace], Value]:

@@ -107,7 +107,7 @@ def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
 def _host_steps(events: pd.DataFrame) -> list[tuple[Window, int]]:
     """The host's ProfilerStep ranges in time order, each with a number that identifies its process."""
     named = matching(events["name"], _STEP.fullmatch)
-    rows = events[named & events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()]
+    rows = events[named & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)]
     starts, ends = rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist()
     return [
         (_host_window(_number(str(name)), start, end), process)

@@ -7,11 +7,16 @@ the first event that has it, and sizes come from the largest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.axes import axis_of
 from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
+from overlaplab.evidence.fields import Fields, Groups
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 TEXTS = ("kind", "dtype", "group", "group_description")
@@ -22,86 +27,77 @@ receives has a `source`, one that it sends a `destination`: ranks in the job."""
 
 
 @once_per_trace
-def arguments_of(trace: Trace) -> pd.DataFrame:
-    """`Trace.collectives` with `TEXTS` as objects and `NUMBERS`, by row of `Trace.events`."""
+def arguments_of(trace: Trace) -> Fields:
+    """`Trace.collectives` with `TEXTS` as objects and `NUMBERS`; `event` is the row of `Trace.events`, ascending."""
     source = trace.collectives
-    table = pd.DataFrame({name: source[name].astype(object) for name in TEXTS})
-    table["elements"] = np.maximum(source["elements_in"].to_numpy(np.int64), source["elements_out"].to_numpy(np.int64))
-    for name in NUMBERS[1:]:
-        table[name] = source[name].to_numpy(np.int64)
-    return table.set_index(pd.Index(source["event"].to_numpy(np.int64), name="event"))
+    fields: Fields = {name: source[name].to_numpy(dtype=object) for name in TEXTS}
+    fields["elements"] = np.maximum(source["elements_in"].to_numpy(np.int64), source["elements_out"].to_numpy(np.int64))
+    return fields | {name: source[name].to_numpy(np.int64) for name in (*NUMBERS[1:], "event")}
 
 
-def operators(trace: Trace) -> tuple[pd.DataFrame, pd.Series]:
-    """The host's calls that have metadata, and for each external id the row of its call.
+def operators(trace: Trace) -> tuple[Fields, Fields]:
+    """The host's calls that have metadata, and for each `external_id`, in order, the `row` of its call.
 
-    Of nested calls only the outermost has a row, with the metadata of all. Columns: `start_ns`, `end_ns`, `thread`,
+    Of nested calls only the outermost has a row, with the metadata of all. Fields: `start_ns`, `end_ns`, `thread`,
     `TEXTS`, `NUMBERS`, in order of thread and start. Gloo's own ranges are not calls.
     """
     metadata = arguments_of(trace)
-    events = trace.events.iloc[metadata.index]
-    host = events["category"].isin(ANNOTATION_CATEGORIES) & ~matching(events["name"], lambda n: n.startswith("gloo:"))
-    metadata, events = metadata[host.to_numpy()], events[host.to_numpy()]
-    starts = events["ts_ns"].to_numpy(np.int64)
-    table = metadata.reset_index(drop=True).assign(
-        start_ns=starts,
-        end_ns=starts + events["dur_ns"].to_numpy(np.int64),
-        thread=thread_numbers(events),
-        external_id=events["external_id"].to_numpy(np.int64),
-        preference=_preference(events["name"]),
-    )
-    table = table.iloc[np.lexsort((-table["end_ns"], table["start_ns"], table["thread"]))]
-    reach = table.groupby("thread")["end_ns"].cummax().groupby(table["thread"]).shift(fill_value=np.iinfo(np.int64).min)
-    nest = (table["start_ns"] >= reach).cumsum() - 1
-    ids = pd.Series(nest.to_numpy(), index=table["external_id"].to_numpy())
-    merged = table.groupby(nest.to_numpy()).agg({"start_ns": "first", "end_ns": "max", "thread": "first"})
-    table = table.assign(nest=nest).sort_values(["nest", "preference"], kind="stable")
-    return merged.join(first_known(table, table["nest"].to_numpy())), ids[(ids.index >= 0) & ~ids.index.duplicated()]
+    events = trace.events[["name", "category", "ts_ns", "dur_ns", "pid", "tid", "external_id"]].iloc[metadata["event"]]
+    starts, threads = events["ts_ns"].to_numpy(np.int64), thread_numbers(events)
+    ends = starts + events["dur_ns"].to_numpy(np.int64)
+    host = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
+    own = np.flatnonzero(host & ~matching(events["name"], lambda name: name.startswith("gloo:")))
+    own = own[np.lexsort((-ends[own], starts[own], threads[own]))]
+    starts, ends, threads = starts[own], ends[own], threads[own]
+    nest = np.cumsum(_opens(starts, ends, threads)) - 1
+    calls = Groups(nest)
+    first = calls.first(np.ones(len(own), dtype=bool))
+    preferred = np.lexsort((_preference(events["name"])[own], nest))
+    told = first_known({name: values[own[preferred]] for name, values in metadata.items()}, nest[preferred])
+    spans = {"start_ns": starts[first], "end_ns": calls.reduced(np.maximum, ends), "thread": threads[first]}
+    ids, place = np.unique(events["external_id"].to_numpy(np.int64)[own], return_index=True)
+    return spans | told, {"external_id": ids[ids >= 0], "row": nest[place[ids >= 0]]}
 
 
-def first_known(table: pd.DataFrame, by: NDArray[np.int64]) -> pd.DataFrame:
-    """One row per value of `by`, with its largest sizes, and the first known value of every other field."""
-    groups = Groups(by)
-    columns: dict[str, pd.Series] = {}
+def _opens(starts: NDArray[np.int64], ends: NDArray[np.int64], threads: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the ranges, in order of thread and start, begin after all before them on their thread have ended."""
+    opens = np.ones(len(starts), dtype=bool)
+    for thread in np.unique(threads):
+        own = np.flatnonzero(threads == thread)
+        opens[own[1:]] = starts[own[1:]] >= np.maximum.accumulate(ends[own])[:-1]
+    return opens
+
+
+def first_known(table: Mapping[str, NDArray[Any]], by: NDArray[np.int64]) -> Fields:
+    """One row per value of `by`, ascending, with its largest sizes, and the first known value of every other field."""
+    groups, found = Groups(by), Fields()
     for name in (*TEXTS, *NUMBERS):
-        values = table[name].to_numpy(dtype=object if name in TEXTS else np.int64)
+        values = table[name]
         if name in TEXTS:
-            merged = np.append(values, "")[groups.first(values != "")]
+            found[name] = np.append(values, "")[groups.first(values != "")]
         elif name in ("elements", "bytes"):
-            merged = groups.reduced(np.maximum, values)
+            found[name] = groups.reduced(np.maximum, values)
         else:
-            merged = np.append(values, -1)[groups.first(values >= 0)]
-        columns[name] = pd.Series(merged, index=groups.values, dtype=values.dtype)
-    return pd.DataFrame(columns, index=groups.values)
+            found[name] = np.append(values, -1)[groups.first(values >= 0)]
+    return found
 
 
-class Groups:
-    """Rows grouped by a number: for few rows and many columns ten times as fast as pandas' groupby."""
-
-    def __init__(self, by: NDArray[np.int64]) -> None:
-        self._order = np.argsort(by, kind="stable")
-        keys = by[self._order]
-        self._opens = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
-        self.values = keys[self._opens]
-        """The groups' numbers, in ascending order."""
-
-    def reduced(self, ufunc: np.ufunc, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One value per group."""
-        return np.asarray(ufunc.reduceat(values[self._order], self._opens) if len(values) else values)
-
-    def first(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """For each group its first chosen row, or the total number of rows if it has none."""
-        places = np.where(chosen, np.arange(len(chosen)), len(chosen))
-        return self.reduced(np.minimum, places)
+def axes_of(descriptions: NDArray[np.object_]) -> NDArray[np.object_]:
+    """The axis of each group with this description, see `axis_of`."""
+    texts = descriptions.tolist()
+    axes = {text: axis_of(text) for text in set(texts)}
+    return np.array([axes[text] for text in texts], dtype=object)
 
 
-def around(table: pd.DataFrame, thread: NDArray[np.int64], at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def around(
+    table: pd.DataFrame | Mapping[str, NDArray[Any]], thread: NDArray[np.int64], at_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """For each moment of a thread the row of the range around it, or -1.
 
     `table` has the ranges' `start_ns`, `end_ns` and `thread`; none are nested.
     """
     row = np.full(len(at_ns), -1, dtype=np.int64)
-    threads, starts, ends = (table[name].to_numpy(np.int64) for name in ("thread", "start_ns", "end_ns"))
+    threads, starts, ends = (np.asarray(table[name], dtype=np.int64) for name in ("thread", "start_ns", "end_ns"))
     for number in np.unique(threads):
         own, asked = np.flatnonzero(threads == number), np.flatnonzero(thread == number)
         own = own[np.argsort(starts[own], kind="stable")]

@@ -64,21 +64,24 @@ def _clocks(run: Run) -> pd.DataFrame:
         offsets[new] = int(differences[0]) + round(middle)
         ranges[new] = round(high - low)
         counts[new] = len(differences)
-    places = range(traces)
-    table = pd.DataFrame(
+    known = np.array([place in offsets for place in range(traces)], dtype=bool)
+    offset, spread, count = (
+        np.array([values.get(place, 0) for place in range(traces)], dtype=np.int64)
+        for values in (offsets, ranges, counts)
+    )
+    size = np.abs(offset)
+    applied = (count >= FEWEST) & (size > LEAST_OFFSET_NS) & (size > 3 * spread)
+    error = np.where(known, np.maximum(np.where(applied, 0, size), spread), LEAST_OFFSET_NS)
+    return pd.DataFrame(
         {
             "rank": pd.array([trace.rank for trace in run.traces], dtype="Int64"),
-            "offset_ns": pd.array([offsets.get(place) for place in places], dtype="Int64"),
-            "iqr_ns": pd.array([ranges.get(place) for place in places], dtype="Int64"),
-            "collectives": np.array([counts.get(place, 0) for place in places], dtype=np.int64),
+            "offset_ns": pd.arrays.IntegerArray(offset, ~known),
+            "iqr_ns": pd.arrays.IntegerArray(spread, ~known),
+            "collectives": count,
+            "applied": applied,
+            "error_ns": pd.array(error, dtype="Int64"),
         }
     )
-    size = table["offset_ns"].abs()
-    enough = table["collectives"] >= FEWEST
-    table["applied"] = (enough & (size > LEAST_OFFSET_NS) & (size > 3 * table["iqr_ns"])).fillna(False).astype(bool)
-    left = size.where(~table["applied"], 0)
-    table["error_ns"] = left.where(left > table["iqr_ns"], table["iqr_ns"]).fillna(LEAST_OFFSET_NS).astype("Int64")
-    return table
 
 
 def _ends_together(run: Run) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:

@@ -4,14 +4,17 @@ what it was for. `analyses.exposed` decides by them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.axes import PIPELINE, axis_of
+from overlaplab.axes import PIPELINE
 from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace, rule_of, step_windows
+from overlaplab.evidence.arguments import axes_of
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fields import Fields, Groups, grouped_by, numbers_of, or_none, taken
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
@@ -21,7 +24,7 @@ from overlaplab.vocabulary import Rule
 
 __all__ = ["collective_facts", "could_start"]
 
-_COLUMNS = (
+_FIELDS = (
     *("index", "kind", "what", "axis", "late_rank", "start_ns", "end_ns", "moves_ns", "matched", "message"),
     *("of_pipeline", "link", "group"),
     *("asked_ns", "late_ns", "queued_ns", "backward_end_ns", "after_backward"),
@@ -29,13 +32,13 @@ _COLUMNS = (
 
 
 @once_per_run
-def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
+def collective_facts(run: Run) -> tuple[Fields, ...]:
     """For each trace its collectives whose execution time is known, in order of start; times by the trace's own clock.
 
-    Columns:
+    Fields:
 
     - `index` (of `overlaplab.collectives`), `kind`, `what` (see `purposes`), `start_ns`, `end_ns`
-    - `late_rank` (Int64): the rank that arrived last, by more than the clocks may differ
+    - `late_rank` (objects): the rank that arrived last, by more than the clocks may differ; None where unknown
     - `moves_ns`: when the last rank had arrived; the start where that is unknown
     - `matched` (bool): whether the arrival of the last rank is known
     - `message` (bool): from one rank to another
@@ -52,62 +55,58 @@ def collective_facts(run: Run) -> tuple[pd.DataFrame, ...]:
     - `gradients` (bool): it moves gradients
     - `edge`, `at_once` (bool): rules 8 and 4 of docs/exposed.md
     """
-    every = numbered(run)
-    every = every.assign(late_rank=_late_ranks(run, every), matched=every["last_ns"] != UNKNOWN_NS)
-    tables = [_of_trace(run, place, every[every["trace"] == place]) for place in range(len(run.traces))]
-    joined = pd.concat(tables) if tables else every
-    avoidable = _avoidable(joined) if len(joined) else joined
+    table: Fields = {str(name): column.to_numpy() for name, column in numbered(run).items() if name != "rank"}
+    late = _late_ranks(run, table)
+    table |= {"late_rank": or_none(late, late >= 0), "matched": table["last_ns"] != UNKNOWN_NS}
+    rows_of = [np.flatnonzero(table["trace"] == place) for place in range(len(run.traces))]
+    tables = [_of_trace(run, place, taken(table, rows)) for place, rows in enumerate(rows_of)]
+    avoidable = _avoidable(table, rows_of, tables)
     facts = []
-    for place, table in enumerate(tables):
-        of_trace = avoidable.loc[table.index]
-        keep = (table["start_ns"] != UNKNOWN_NS).to_numpy()
-        timed = table.assign(late_ns=of_trace["late_ns"], queued_ns=of_trace["queued_ns"])[keep]
-        timed = timed.assign(**_by_own_clock(timed, int(corrections(run)[place])))
-        facts.append(_edges(run.traces[place], timed).sort_values("start_ns", kind="stable", ignore_index=True))
+    for place, (trace, rows) in enumerate(zip(run.traces, rows_of, strict=True)):
+        own = tables[place] | taken(avoidable, rows)
+        own = taken(own, np.flatnonzero(own["start_ns"] != UNKNOWN_NS))
+        own |= _by_own_clock(own, int(corrections(run)[place]))
+        facts.append(taken(_edges(trace, own), np.argsort(own["start_ns"], kind="stable")))
     return tuple(facts)
 
 
-def _late_ranks(run: Run, every: pd.DataFrame) -> pd.Series:
-    """The rank that arrived last at each collective; null where unknown, or where the clocks may differ by as much."""
-    by, known = every["match"], every["last_ns"] != UNKNOWN_NS
-    arrived = every["arrived_ns"].groupby(by)
-    latest = arrived.transform("max")
-    error = pd.Series(clocks(run)["error_ns"].to_numpy(np.int64)[every["trace"]], index=every.index)
-    sure = latest - arrived.transform("min") > error.groupby(by).transform("max")
-    last = every["rank"].where(sure & (every["arrived_ns"] == latest)).groupby(by).transform("max")
-    last = last.where(known & (every["last_ns"] == latest))
-    kernels = kernels_of(every)
-    return last.where(kernels < 0, last.groupby(kernels).transform("max"))
+def _late_ranks(run: Run, table: Fields) -> NDArray[np.int64]:
+    """The rank that arrived last at each collective; -1 where unknown, or where the clocks may differ by as much."""
+    groups, trace, arrived = Groups(table["match"]), table["trace"], table["arrived_ns"]
+    ranks = np.array([-1 if own.rank is None else own.rank for own in run.traces], dtype=np.int64)[trace]
+    error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[trace])
+    latest = groups.spread(np.maximum, arrived)
+    sure = latest - groups.spread(np.minimum, arrived) > error
+    last = groups.spread(np.maximum, np.where(sure & (arrived == latest), ranks, -1))
+    last = np.where((table["last_ns"] != UNKNOWN_NS) & (table["last_ns"] == latest), last, -1)
+    kernels = kernels_of(table)
+    return np.where(kernels < 0, last, Groups(kernels).spread(np.maximum, last))
 
 
-def _of_trace(run: Run, place: int, every: pd.DataFrame) -> pd.DataFrame:
+def _of_trace(run: Run, place: int, table: Fields) -> Fields:
     """One trace's rows with purposes, and how late and how long queued this rank was; by the first rank's clock."""
     trace, offset = run.traces[place], int(corrections(run)[place])
-    table = every.join(purposes(trace).iloc[every["row"]].set_index(every.index))
-    starts, asked = table["start_ns"].to_numpy(np.int64) + offset, could_start(trace)[table["row"]]
-    ready = table["ready_ns"].to_numpy(np.int64)
-    ran = table["start_ns"].to_numpy(np.int64) != UNKNOWN_NS
+    table |= {str(name): column.to_numpy()[table["row"]] for name, column in purposes(trace).items()}
+    starts, asked, ready = table["start_ns"] + offset, could_start(trace)[table["row"]], table["ready_ns"]
+    ran = table["start_ns"] != UNKNOWN_NS
     since = np.minimum(
         np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), asked), asked
     )
     late = asked - since - within(activity(trace).communication, since, asked)
     emulated = run.manifest is not None and run.manifest.emulated_link is not None
-    axes = table["group_description"].map(axis_of)
-    table = table.assign(
-        axis=axes,
-        of_pipeline=(axes == PIPELINE) & (table["kind"] == "send_recv"),
-        link=-1 if emulated or rule_of(trace) is not Rule.GPU else table["stream"],
-    )
-    busy = np.where(ran, _busy_until(table, starts, table["end_ns"].to_numpy(np.int64) + offset), UNKNOWN_NS)
+    table["axis"] = axes_of(table["group_description"])
+    table["of_pipeline"] = (table["axis"] == PIPELINE) & (table["kind"] == "send_recv")
+    table["link"] = np.full_like(starts, -1) if emulated or rule_of(trace) is not Rule.GPU else table["stream"]
+    busy = np.where(ran, _busy_until(table, starts, table["end_ns"] + offset), UNKNOWN_NS)
     queued = np.where(busy > asked, busy - asked, 0)
-    host = table["host_ns"].to_numpy(np.int64)
+    host = table["host_ns"]
     begins = np.array([window.host_start_ns for window in step_windows(trace)], dtype=np.int64)
     launched = np.where(host != UNKNOWN_NS, host, starts - offset)  # a step's first gather may run before its window
     by_step = np.searchsorted(begins, launched, side="right")
-    return table.assign(asked_ns=asked, late_ns=late, queued_ns=queued, launching_step=by_step)
+    return table | {"asked_ns": asked, "late_ns": late, "queued_ns": queued, "launching_step": by_step}
 
 
-def _busy_until(table: pd.DataFrame, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def _busy_until(table: Fields, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each collective until when it may have queued behind another; `UNKNOWN_NS` for none.
 
     That is the last end before its start, of one that shares its link or its group. Others work at once, unless it
@@ -116,10 +115,9 @@ def _busy_until(table: pd.DataFrame, starts: NDArray[np.int64], ends: NDArray[np
     last = _last_before(starts, ends)
     found = np.where(starts - last <= GRAIN_NS, last, UNKNOWN_NS)
     for shared in (table["link"], table["group"]):
-        for value in shared.unique():
-            own = (shared == value).to_numpy()
-            if value != "":
-                found[own] = np.maximum(found[own], _last_before(starts[own], ends[own]))
+        for value in set(shared.tolist()) - {""}:
+            own = shared == value
+            found[own] = np.maximum(found[own], _last_before(starts[own], ends[own]))
     return found
 
 
@@ -145,56 +143,56 @@ def could_start(trace: Trace) -> NDArray[np.int64]:
     return np.asarray(np.minimum(found, starts), dtype=np.int64)
 
 
-def _gathered_since(table: pd.DataFrame, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _gathered_since(table: Fields, starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each gather when the previous one began: the link's idle time before that was the previous one's to use."""
-    gathers = np.flatnonzero((table["role"] == Role.GATHER).to_numpy() & (table["start_ns"] != UNKNOWN_NS).to_numpy())
+    gathers = np.flatnonzero((table["role"] == Role.GATHER) & (table["start_ns"] != UNKNOWN_NS))
     gathers = gathers[np.argsort(starts[gathers], kind="stable")]
-    since = np.full(len(table), UNKNOWN_NS, dtype=np.int64)
+    since = np.full(len(starts), UNKNOWN_NS, dtype=np.int64)
     since[gathers[1:]] = starts[gathers[:-1]]
     return since
 
 
-def _avoidable(table: pd.DataFrame) -> pd.DataFrame:
+def _avoidable(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables: Sequence[Fields]) -> Fields:
     """`late_ns` and `queued_ns` of whole collectives: how much earlier the last rank could have arrived.
 
     A rank's own delay matters only if it arrives last. Unmatched collectives keep the rank's own values.
     """
-    arrived, by = table["arrived_ns"], table["match"]
-    last = arrived.groupby(by).transform("max")
-    in_time = (arrived - table["late_ns"]).groupby(by).transform("max")
-    alone = (arrived - table["late_ns"] - table["queued_ns"]).groupby(by).transform("max")
-    matched = table["matched"]
-    return pd.DataFrame(
-        {
-            "late_ns": table["late_ns"].where(~matched, last - in_time),
-            "queued_ns": table["queued_ns"].where(~matched, in_time - alone),
-        }
+    late, queued = np.zeros_like(table["match"]), np.zeros_like(table["match"])
+    for rows, own in zip(rows_of, tables, strict=True):
+        late[rows], queued[rows] = own["late_ns"], own["queued_ns"]
+    groups, arrived = Groups(table["match"]), table["arrived_ns"]
+    last, in_time, alone = (
+        groups.spread(np.maximum, arrived - earlier) for earlier in (np.zeros_like(late), late, late + queued)
     )
+    return {
+        "late_ns": np.where(table["matched"], last - in_time, late),
+        "queued_ns": np.where(table["matched"], in_time - alone, queued),
+    }
 
 
-def _by_own_clock(table: pd.DataFrame, offset: int) -> dict[str, pd.Series]:
+def _by_own_clock(table: Fields, offset: int) -> Fields:
     starts, ends = table["start_ns"] + offset, table["end_ns"] + offset
-    last = (table["last_ns"] + offset).where(table["matched"], starts)
-    return {"start_ns": starts, "end_ns": ends, "moves_ns": last.clip(starts, ends)}
+    last = np.where(table["matched"], table["last_ns"] + offset, starts)
+    return {"start_ns": starts, "end_ns": ends, "moves_ns": np.clip(last, starts, ends)}
 
 
-def _edges(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
-    """The documented columns, with `edge` and `at_once` added."""
+def _edges(trace: Trace, table: Fields) -> Fields:
+    """The documented fields, with `edge` and `at_once` added."""
     compute = activity(trace).compute
-    ends, asked = table["end_ns"].to_numpy(np.int64), table["asked_ns"].to_numpy(np.int64)
-    purposeless = ~table["role"].isin([*GRADIENTS, Role.GATHER]).to_numpy()
+    starts, ends, asked = table["start_ns"], table["end_ns"], table["asked_ns"]
+    role = table["role"]
+    gathers, gradients = role == Role.GATHER, np.isin(role, list(GRADIENTS))
+    purposeless = ~gradients & ~gathers
     alone = within(compute, asked, ends) == 0
-    gathers = (table["role"] == Role.GATHER).to_numpy()
-    hidden = pd.Series(within(compute, table["start_ns"].to_numpy(np.int64), ends) > 0, index=table.index)
     begins = np.array([window.start_ns for window in step_windows(trace)], dtype=np.int64)
-    window = np.searchsorted(begins, table["start_ns"], side="right")
-    over = table["end_ns"].where(gathers, np.iinfo(np.int64).max)
-    first = over.groupby(table["launching_step"]).transform("min")  # when the step's first gather ended
-    alike = [window, table["group"], table["kind"]]
-    latest = (table["start_ns"] == table["start_ns"].groupby(alike, dropna=False).transform("max")).to_numpy()
-    some_hidden = hidden.groupby(alike, dropna=False).transform("any").to_numpy()
-    plain = purposeless & (table["role"] == Role.OTHER).to_numpy()
-    gradients = table["role"].isin(GRADIENTS).to_numpy()
-    early = gathers & (asked < first.to_numpy())
-    edge = (gradients & (ends >= table["backward_end_ns"].to_numpy())) | early | (plain & latest & some_hidden)
-    return table[list(_COLUMNS)].assign(gradients=gradients, edge=edge, at_once=purposeless & alone & ~edge)
+    window = np.searchsorted(begins, starts, side="right")
+    over = np.where(gathers, ends, np.iinfo(np.int64).max)
+    first = Groups(table["launching_step"]).spread(np.minimum, over)  # when the step's first gather ended
+    similar = grouped_by(window, numbers_of(table["group"]), numbers_of(table["kind"]))
+    latest = starts == similar.spread(np.maximum, starts)
+    some_hidden = similar.spread(np.logical_or, within(compute, starts, ends) > 0)
+    early = gathers & (asked < first)
+    plain = purposeless & (role == Role.OTHER)
+    edge = (gradients & (ends >= table["backward_end_ns"])) | early | (plain & latest & some_hidden)
+    told = {name: table[name] for name in _FIELDS}
+    return told | {"gradients": gradients, "edge": edge, "at_once": purposeless & alone & ~edge}

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
 from overlaplab.evidence.arguments import around
+from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, numbers_of, or_none
 from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
-from overlaplab.evidence.pairing import SAME_BYTES, paired, paired_messages, paired_named
+from overlaplab.evidence.pairing import SAME_BYTES, paired, paired_messages, paired_named, pairs_of
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.vocabulary import Rule
 
@@ -33,7 +34,6 @@ _IDENTITY = (
     "destination",
 )
 _GROUP = ("group", "group_description", "group_size")
-_PAIRS = ["match", "reason", "doubtful"]
 _LAUNCHES = (
     "bucket_launch",
     "gather_launch",
@@ -76,46 +76,55 @@ def matched(run: Run) -> pd.DataFrame:
     where both ends are named: by the engine, whose group names the lane (the group, the sender and the receiver), or by
     torch's arguments `Src Rank` and `Dst Rank`.
     """
-    table = _all_recorded(run)
-    table["match"] = np.arange(len(table), dtype=np.int64)
-    table["reason"], table["doubtful"] = None, False
-    sizes = np.full(len(table), -1, dtype=np.int64)
-    phantoms = np.zeros(len(table), dtype=np.int64)
-    keys = table.attrs.pop("keys")
-    for number, own in table.groupby("key", sort=True):
-        key = keys[number]
+    table, keys = _all_recorded(run)
+    match, reason = np.arange(len(table), dtype=np.int64), np.full(len(table), None, dtype=object)
+    doubtful = np.zeros(len(table), dtype=bool)
+    sizes, phantoms = np.full(len(table), -1, dtype=np.int64), np.zeros(len(table), dtype=np.int64)
+    for key, rows in zip(keys, _by_key(table["key"].to_numpy()), strict=True):
+        own = table.iloc[rows]
         size = _size(key, own, run)
-        sizes[own.index] = -1 if size is None else size
-        phantoms[own.index] = _phantoms(key, size, run)
+        sizes[rows] = -1 if size is None else size
+        phantoms[rows] = _phantoms(key, size, run)
         pairs = _of_group(own, key, size, run)
-        table.loc[own.index, _PAIRS] = pairs[_PAIRS]
-    table["size"] = sizes
-    table = table.astype({"match": "int64", "doubtful": "bool"})
-    ranks = table.groupby("match")["trace"].transform("nunique")
-    named = _names_other_end(table)
-    members = table["size"].where(~named, 2)
-    table["complete"] = table["reason"].isna() & (ranks + np.where(named, 0, phantoms) == members)
+        for values, name in ((match, "match"), (reason, "reason"), (doubtful, "doubtful")):
+            values[pairs.index] = pairs[name]
+    ranks = Groups(match).spread(np.add, (grouped_by(match, table["trace"].to_numpy()).place() == 0).astype(np.int64))
+    named = _names_other_end(table).to_numpy()
+    members = np.where(named, 2, sizes)
     lanes = [number for number, key in enumerate(keys) if _is_lane(key)]
-    table["message"] = table["key"].isin(lanes) | named
-    return table[["trace", "row", "match", "reason", "size", "complete", "doubtful", "message"]]
+    return as_table(
+        {
+            **{name: table[name].to_numpy() for name in ("trace", "row")},
+            "match": match,
+            "reason": or_none(reason, ~pd.isna(reason)),
+            "size": sizes,
+            "complete": pd.isna(reason) & (ranks + np.where(named, 0, phantoms) == members),
+            "doubtful": doubtful,
+            "message": np.isin(table["key"].to_numpy(), lanes) | named,
+        }
+    )
 
 
-def _all_recorded(run: Run) -> pd.DataFrame:
-    """All ranks' collectives, with `key`: the group's index in `attrs["keys"]`."""
+def _by_key(keys: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+    """The rows of each key, in order of the keys."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(keys) else []
+
+
+def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
+    """All ranks' collectives, with `key`: the index of the group, which follow."""
     numbers: dict[_Key, int] = {}
-    tables = []
+    parts: list[Fields] = []
     for place, trace in enumerate(run.traces):
-        table = recorded(trace)[[*_IDENTITY, *_GROUP]].copy()
-        table.insert(0, "trace", place)
-        table.insert(1, "row", np.arange(len(table)))
-        table["step"], table["label"] = steps_and_labels(trace)
-        identity = list(zip(*(table[name] for name in _GROUP), strict=True))
+        table = recorded(trace)
+        part: Fields = {name: table[name].to_numpy() for name in (*_IDENTITY, *_GROUP)}
+        part["trace"], part["row"] = np.full(len(table), place), np.arange(len(table))
+        part["step"], part["label"] = steps_and_labels(trace)
+        identity = list(zip(*(part[name].tolist() for name in _GROUP), strict=True))
         codes = {group: numbers.setdefault(_key(trace, *group), len(numbers)) for group in dict.fromkeys(identity)}
-        table["key"] = np.array([codes[group] for group in identity], dtype=np.int64)
-        tables.append(table)
-    table = pd.concat(tables, ignore_index=True)
-    table.attrs["keys"] = list(numbers)
-    return table
+        part["key"] = np.array([codes[group] for group in identity], dtype=np.int64)
+        parts.append(part)
+    return as_table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}), list(numbers)
 
 
 @once_per_trace
@@ -180,16 +189,18 @@ def _phantoms(key: _Key, size: int | None, run: Run) -> int:
 
 def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
     """`match` and `reason` for one group's rows."""
-    result = own[_PAIRS].copy()
     if _is_lane(key):
         return paired_messages(own)
+    result = pairs_of(own.index, match=own.index)
     named = _names_other_end(own)
     point_to_point = ((own["kind"] == "send_recv") & own["kind_known"]) | named
     untimed = own["start_ns"] == UNKNOWN_NS
-    result.loc[point_to_point, "reason"] = "its trace does not say between which ranks it was sent"
-    if (messages := own[named & ~untimed]).size:
-        result.loc[messages.index] = paired_named(messages, run)
-    result.loc[untimed, "reason"] = "when it ran was not recorded"
+    if point_to_point.any():
+        result.loc[point_to_point, "reason"] = "its trace does not say between which ranks it was sent"
+        if (messages := own[named & ~untimed]).size:
+            result.loc[messages.index] = paired_named(messages, run)
+    if untimed.any():
+        result.loc[untimed, "reason"] = "when it ran was not recorded"
     candidates = own[~point_to_point & ~untimed]
     here = _members_here(key, own, run)
     if len(here) < 2 or candidates.empty:
@@ -212,33 +223,34 @@ def _members_here(key: _Key, own: pd.DataFrame, run: Run) -> list[int]:
 
 def _checked(candidates: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[int], run: Run) -> pd.DataFrame:
     """The pairs, dissolved where a rank is missing or the ranks disagree on what it is, with the reason."""
-    table = pairs.join(candidates[["trace", "kind", "kind_known", "dtype", "bytes"]])
-    table.loc[~table["kind_known"], "kind"] = ""
-    table["bytes"] = table["bytes"].where(table["kind"].isin(SAME_BYTES) & (table["bytes"] >= 0))
-    matched_ = table["reason"].isna()
-    several = pd.Series(False, index=table.index[matched_])
-    for column in ("kind", "dtype", "bytes"):
-        values = table.loc[matched_, column].replace("", None)
-        several |= values.groupby(table.loc[matched_, "match"]).transform("nunique") > 1
-    lacking = _absent(table[matched_], here, run, set(candidates["trace"]))
-    pairs.loc[lacking.index, "reason"] = lacking
-    pairs.loc[several.index[several], "reason"] = "the ranks that have its number disagree on what it is"
-    alone = pairs["reason"].notna()
-    pairs.loc[alone, "match"] = pairs.index[alone]
-    pairs.loc[alone, "doubtful"] = False
-    return pairs
+    table = candidates.loc[pairs.index]
+    told, kind = table["kind_known"].to_numpy(), table["kind"].to_numpy()
+    bytes_ = np.where(told & np.isin(kind, list(SAME_BYTES)), table["bytes"], -1)
+    values = numbers_of(np.where(told, kind, "")), numbers_of(table["dtype"].to_numpy()), bytes_
+    match, traces, reason = pairs["match"].to_numpy(), table["trace"].to_numpy(), pairs["reason"].to_numpy(copy=True)
+    rows = np.flatnonzero(pd.isna(reason))
+    groups = Groups(match[rows])
+    absent = _absent(match[rows], traces[rows], here, run, set(traces.tolist()))
+    reason[rows] = np.where(pd.isna(absent), reason[rows], absent)
+    several = np.logical_or.reduce([groups.differ(own[rows]) for own in values])
+    reason[rows[several]] = "the ranks that have its number disagree on what it is"
+    alone = ~pd.isna(reason)
+    match = np.where(alone, pairs.index, match)
+    return pairs_of(pairs.index, match=match, reason=reason, doubtful=pairs["doubtful"].to_numpy() & ~alone)
 
 
-def _absent(table: pd.DataFrame, here: Sequence[int], run: Run, recording: set[int]) -> pd.Series:
-    """The rows of matches that lack a rank, with the reason: which rank did not record it, or fits no other.
+def _absent(
+    match: NDArray[np.int64], traces: NDArray[np.int64], here: Sequence[int], run: Run, recording: set[int]
+) -> NDArray[np.object_]:
+    """For each row of these matches, which rank did not record it or fits no other; None where all have it.
 
     `recording` are the traces that recorded collectives of the group, matched or not.
     """
-    match, place = np.unique(table["match"], return_inverse=True)
-    present = np.zeros((len(match), len(run.traces)), dtype=bool)
-    present[place, table["trace"]] = True
+    numbers, place = np.unique(match, return_inverse=True)
+    present = np.zeros((len(numbers), len(run.traces)), dtype=bool)
+    present[place, traces] = True
     patterns, pattern = np.unique(present[:, list(here)], axis=0, return_inverse=True)
-    unfit = recording - set(table["trace"])
+    unfit = recording - set(traces.tolist())
     messages = []
     for there in patterns:
         lacking = [trace for trace, is_there in zip(here, there, strict=True) if not is_there]
@@ -246,7 +258,4 @@ def _absent(table: pd.DataFrame, here: Sequence[int], run: Run, recording: set[i
         shown = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
         did = "did not record it" if set(lacking) - unfit else "could not be matched"
         messages.append(f"rank {shown} {did}" if lacking else None)
-    reasons = pd.Series(
-        np.array([*messages, None], dtype=object)[pattern.ravel()[place]], index=table.index, dtype=object
-    )
-    return reasons[reasons.notna()]
+    return np.array([*messages, None], dtype=object)[pattern.ravel()[place]]

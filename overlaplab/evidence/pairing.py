@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, alike, overlapping
+from overlaplab.evidence.fields import Groups, grouped_by
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
 
-__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "paired", "paired_messages", "paired_named"]
+__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "paired", "paired_messages", "paired_named", "pairs_of"]
 
 DOUBTFUL_NS = 100_000
 """A collective that was paired on a device without a number ends on all ranks within less than this: on whole jobs of 8
@@ -43,7 +44,7 @@ def paired(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
     if set(candidates.loc[numbered, "trace"]) == set(candidates["trace"]):
         pairs = _by_number(candidates[numbered])
         without = candidates.index[~numbered]
-        return pd.concat([pairs, _table(without, match=without, reason="nothing tells its number in the group")])
+        return pd.concat([pairs, pairs_of(without, match=without, reason="nothing tells its number in the group")])
     order = _in_order(candidates)
     device = any(rule_of(run.traces[trace]) is Rule.GPU for trace in order["trace"].unique())
     stepped = bool((order["step"] >= 0).groupby(order["trace"]).any().all())
@@ -63,7 +64,7 @@ def paired_messages(lane: pd.DataFrame) -> pd.DataFrame:
     timed = lane[lane["start_ns"] != UNKNOWN_NS]
     by = timed.groupby("sequence")
     both = (by["trace"].transform("nunique") == 2) & (by["trace"].transform("size") == 2)
-    pairs = _table(lane.index, match=lane.index, reason="when it ran was not recorded")
+    pairs = pairs_of(lane.index, match=lane.index, reason="when it ran was not recorded")
     pairs.loc[timed.index, "reason"] = "its other end was not recorded"
     pairs.loc[timed.index[both], "reason"] = None
     firsts = timed.index.to_series().groupby(timed["sequence"]).transform("first")
@@ -79,7 +80,7 @@ def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
     one would have been received before it was sent, by any offset between their clocks. Messages with a rank whose
     trace is missing have no reason. `messages` has `source`, `destination` and what `paired` takes.
     """
-    pairs = _table(messages.index, match=messages.index)
+    pairs = pairs_of(messages.index, match=messages.index)
     ranks = messages["trace"].map({place: trace.rank for place, trace in enumerate(run.traces)})
     sends = messages["destination"] >= 0
     ends = messages.assign(
@@ -142,20 +143,28 @@ def _check_order(pairs: pd.DataFrame, ends: pd.DataFrame) -> None:
             )
 
 
-def _table(index: pd.Index, *, match: object, reason: object = None, doubtful: object = False) -> pd.DataFrame:
-    table = pd.DataFrame({"match": match, "reason": reason, "doubtful": doubtful}, index=index)
-    return table.astype({"match": "int64", "reason": "object", "doubtful": "bool"})
+def pairs_of(
+    index: pd.Index, *, match: pd.Index | NDArray[np.int64], reason: object = None, doubtful: object = False
+) -> pd.DataFrame:
+    """A table of pairs with this index; a reason or a doubt that is no array is every row's."""
+    reasons, doubts = np.empty(len(index), dtype=object), np.empty(len(index), dtype=bool)
+    reasons[:], doubts[:] = reason, doubtful
+    told = pd.Series(reasons, index=index, dtype=object)
+    return pd.DataFrame({"match": np.array(match, dtype=np.int64), "reason": told, "doubtful": doubts}, index=index)
 
 
 def _by_number(candidates: pd.DataFrame) -> pd.DataFrame:
     """Several with the same number (coalesced ones) are paired by order, if every rank has as many."""
-    order = candidates.sort_values(["trace", "start_ns"], kind="stable")
-    times = order.groupby(["trace", "sequence"]).cumcount()
-    counts = order.groupby(["trace", "sequence"])["row"].transform("size")
-    uneven = counts.groupby(order["sequence"]).transform("nunique") > 1
-    first = order.reset_index().groupby([order["sequence"].to_numpy(), times.to_numpy()])["index"].transform("first")
-    pairs = _table(order.index, match=first.to_numpy())
-    pairs.loc[uneven, "reason"] = "several have its number, and not as many on every rank"
+    order = candidates.iloc[np.lexsort((candidates["start_ns"], candidates["trace"]))]
+    trace, sequence = order["trace"].to_numpy(), order["sequence"].to_numpy()
+    times = grouped_by(trace, sequence)
+    place = times.place()
+    counts = times.spread(np.maximum, place)
+    first = np.append(order.index, 0)[grouped_by(sequence, place).spread(np.minimum, np.arange(len(order)))]
+    uneven = Groups(sequence).differ(counts)
+    pairs = pairs_of(order.index, match=first)
+    if uneven.any():
+        pairs.loc[uneven, "reason"] = "several have its number, and not as many on every rank"
     return pairs
 
 
@@ -186,7 +195,7 @@ def _by_sequence(order: pd.DataFrame, *, stepped: bool, device: bool, strict: bo
     offsets = _offsets(kept, match[equal], zero=strict and not stepped, device=device)
     if offsets is None:
         return None
-    pairs = _table(order.index, match=_firsts(order.index, match))
+    pairs = pairs_of(order.index, match=_firsts(order.index, match))
     pairs.loc[~equal, "match"] = order.index[~equal]
     pairs.loc[~equal & inside, "reason"] = "the ranks launched different collectives in its step"
     pairs.loc[~equal & ~inside, "reason"] = "it was launched outside all steps, where the ranks' recordings differ"
@@ -270,7 +279,7 @@ def _by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFrame:
         fits = max(fits, aligned, key=len)
         if len(fits) == len(own):
             break
-    pairs = _table(order.index, match=order.index)
+    pairs = pairs_of(order.index, match=order.index)
     place = np.full(len(order), UNKNOWN_NS, dtype=np.int64)
     base = next(iter(fits))
     for trace, rows in own.items():
@@ -280,7 +289,7 @@ def _by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFrame:
             other = base if trace != base else next(one for one in own if one != base)
             similar = alike(signatures[own[other]], signatures[rows])
             names = f"rank {run.traces[other].rank}'s"
-            pairs.iloc[rows, 1] = (
+            pairs.loc[order.index[rows], "reason"] = (
                 f"its rank's collectives are as {names}, but end at times that fit no offset between the clocks"
                 if similar
                 else f"its rank's collectives differ from {names} in kind, type, size or label"

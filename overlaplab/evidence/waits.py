@@ -6,7 +6,9 @@ for messages whose two ends are known.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, activity, once_per_run
 from overlaplab.evidence.arguments import TEXTS
 from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by
 from overlaplab.evidence.matching import matched
 from overlaplab.evidence.pairing import ROOTED
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, recorded
 from overlaplab.intervals import EMPTY, Intervals, intersect, subtract, total, union
 
 __all__ = ["Exposed", "arrivals", "exposed_parts", "kernels_of", "numbered"]
@@ -43,46 +46,44 @@ def arrivals(run: Run) -> pd.DataFrame:
     messages that one kernel carries, the last of all their ranks) and `wait_ns` (this rank's; both `UNKNOWN_NS` where
     wait is unknown).
     """
-    own = matched(run)
     offsets = corrections(run)
-    tables = []
-    for place, trace in enumerate(run.traces):
-        rows = own[own["trace"] == place]
-        table = recorded(trace).iloc[rows["row"]].set_index(rows.index)
-        for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
-            table[name] = table[name].where(table[name] == UNKNOWN_NS, table[name] - offsets[place])
-        tables.append(table)
-    joined = own.join(pd.concat(tables))
-    joined["rank"] = pd.array([run.traces[place].rank for place in joined["trace"]], dtype="Int64")
-    _agree(joined)
-    mutual = joined["message"] | ~joined["kind"].isin({*ROOTED, ""})
-    known = (joined["complete"] & ~joined["doubtful"] & mutual).to_numpy()
-    last = joined.groupby("match")["arrived_ns"].transform("max").to_numpy()
-    kernels = kernels_of(joined)
+    table: Fields = {str(name): column.to_numpy() for name, column in matched(run).items()}
+    own = [recorded(trace) for trace in run.traces]
+    table |= {name: np.concatenate([each[name].to_numpy() for each in own]) for name in RECORDED_COLUMNS}
+    for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
+        table[name] = np.where(table[name] == UNKNOWN_NS, UNKNOWN_NS, table[name] - offsets[table["trace"]])
+    groups = Groups(table["match"])
+    _agree(table, groups)
+    rooted = np.isin(table["kind"], [*ROOTED, ""])
+    known = table["complete"] & ~table["doubtful"] & (table["message"] | ~rooted)
+    last = groups.spread(np.maximum, table["arrived_ns"])
+    kernels = kernels_of(table)
     if (kernels >= 0).any():  # all messages of a kernel are waited for together
-        known = known & ~np.isin(kernels, np.unique(kernels[~known & (kernels >= 0)]))
-        last = np.where(kernels >= 0, pd.Series(last).groupby(kernels).transform("max"), last)
-    joined["last_ns"] = np.where(known, last, UNKNOWN_NS)
-    wait = np.clip(last, joined["start_ns"], joined["end_ns"]) - joined["start_ns"].to_numpy()
-    joined["wait_ns"] = np.where(known, wait, UNKNOWN_NS)
-    return joined
+        known = known & ~np.isin(kernels, kernels[~known & (kernels >= 0)])
+        last = np.where(kernels >= 0, Groups(kernels).spread(np.maximum, last), last)
+    table["last_ns"] = np.where(known, last, UNKNOWN_NS)
+    wait = np.clip(last, table["start_ns"], table["end_ns"]) - table["start_ns"]
+    table["wait_ns"] = np.where(known, wait, UNKNOWN_NS)
+    ranks = pd.array([trace.rank for trace in run.traces], dtype="Int64")
+    return as_table(table | {"rank": ranks[table["trace"]]})
 
 
-def kernels_of(table: pd.DataFrame) -> NDArray[np.int64]:
+def kernels_of(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> NDArray[np.int64]:
     """For each row of `arrivals` that is a message by a kernel the kernel's number, else -1: one may carry several."""
-    own = ((table["source"] >= 0) | (table["destination"] >= 0)) & (table["start_ns"] != UNKNOWN_NS)
-    number = table.groupby(["trace", "start_ns", "end_ns"], sort=False).ngroup()
-    return np.asarray(number.where(own, -1), dtype=np.int64)
+    names = ("source", "destination", "trace", "start_ns", "end_ns")
+    source, destination, trace, start, end = (np.asarray(table[name], dtype=np.int64) for name in names)
+    own = ((source >= 0) | (destination >= 0)) & (start != UNKNOWN_NS)
+    return np.where(own, grouped_by(trace, start, end).of_row, -1) if own.any() else np.full(len(own), -1)
 
 
-def _agree(table: pd.DataFrame) -> None:
+def _agree(table: Fields, groups: Groups) -> None:
     """Give all rows of a collective what is known from any of its ranks."""
-    kind = table["kind"].where(table["kind_known"], "")
-    for name, values in (*((name, table[name]) for name in TEXTS if name != "kind"), ("kind", kind)):
-        known = values.where(values != "", None)
-        agreed = known.groupby(table["match"]).transform("first")
-        table[name] = agreed.where(agreed.notna(), table[name]).astype(object)
-    table["bytes"] = table.groupby("match")["bytes"].transform("max")
+    for name in TEXTS:
+        own = table[name]
+        known = (own != "") & (table["kind_known"] if name == "kind" else True)
+        agreed = np.append(own, "")[groups.first(known)][groups.of_row]
+        table[name] = np.where(agreed != "", agreed, own)
+    table["bytes"] = groups.spread(np.maximum, table["bytes"])
 
 
 @once_per_run
@@ -124,7 +125,9 @@ def numbered(run: Run) -> pd.DataFrame:
     `trace` and `row` say where each comes from: the index in `run.traces`, the row of `recorded`.
     """
     table = arrivals(run)
-    began = np.where(table["start_ns"] != UNKNOWN_NS, table["start_ns"], table["launch_ns"])
-    first = pd.Series(began, index=table.index).groupby(table["match"]).transform("min")
-    table = table.assign(first=first).sort_values(["first", "match", "trace"], kind="stable", ignore_index=True)
-    return table.assign(index=pd.factorize(table["match"])[0])
+    starts, match = table["start_ns"].to_numpy(), table["match"].to_numpy()
+    began = np.where(starts != UNKNOWN_NS, starts, table["launch_ns"])
+    first = Groups(match).spread(np.minimum, began)
+    order = np.lexsort((table["trace"], match, first))
+    number = np.cumsum(np.append(False, match[order][1:] != match[order][:-1])[: len(order)])
+    return table.iloc[order].reset_index(drop=True).assign(first=first[order], index=number)

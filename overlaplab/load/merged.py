@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import runtime_calls
+from overlaplab.events import matching, runtime_calls
 from overlaplab.load.file import TraceFile
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
@@ -54,9 +54,10 @@ def _devices(content: TraceFile, named: bool) -> NDArray[np.int64]:
     A process with a known rank in a job of several is one rank, whatever devices it uses.
     """
     events = content.events
-    on_device = ((events["stream"] >= 0) & (events["device"] >= 0)).to_numpy()
-    owners = np.where(on_device, events["device"].to_numpy().astype(np.int64), -1)
-    kernels = events["category"].isin(DEVICE_KERNEL_CATEGORIES).to_numpy()
+    device = events["device"].to_numpy()
+    on_device = (events["stream"].to_numpy() >= 0) & (device >= 0)
+    owners = np.where(on_device, device, -1).astype(np.int64)
+    kernels = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__)
     computing = _known(np.where(kernels, owners, -1))  # copies alone do not make a device a rank
     hosts = runtime_calls(events)["pid"].nunique()
     rank_known = named or (content.rank is not None and (content.world_size or 1) > 1)

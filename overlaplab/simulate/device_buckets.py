@@ -22,7 +22,6 @@ from math import prod
 from statistics import median_low
 
 import numpy as np
-import pandas as pd
 
 from overlaplab.analyses.transfer_lines import Fitted, fitted_lines
 from overlaplab.errors import OverlaplabError
@@ -31,6 +30,7 @@ from overlaplab.evidence.arguments import around, operators
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
 from overlaplab.evidence.dependencies import DeviceEvent, device_events
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fields import Fields
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded, recorded_of_events
 from overlaplab.simulate.changes import assign
 from overlaplab.simulate.device import Edit, Held, Sent, held, played_together
@@ -181,16 +181,13 @@ def _places(trace: Trace) -> dict[tuple[int, int], int]:
     return {tuple(rows[row]): place for place, own in events if (row := int(row_of[own.row])) >= 0}
 
 
-def _ranges(calls: pd.DataFrame, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
+def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
     """The operators that launched them, else what is known of the launches."""
     launches = [bucket.launch for bucket in buckets]
     threads, starts = (np.array([getattr(own, name) for own in launches], np.int64) for name in ("thread", "start_ns"))
-    spans = calls[["start_ns", "end_ns"]].to_numpy().tolist()
+    spans = list(zip(calls["start_ns"].tolist(), calls["end_ns"].tolist(), strict=True))
     rows = around(calls, threads, starts).tolist()
-    return [
-        (spans[row][0], spans[row][1]) if row >= 0 else (own.start_ns, own.end_ns)
-        for row, own in zip(rows, launches, strict=True)
-    ]
+    return [spans[row] if row >= 0 else (own.start_ns, own.end_ns) for row, own in zip(rows, launches, strict=True)]
 
 
 def _sizes(bucket: DDPBucket) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -89,23 +89,28 @@ def write(folder: Path, number: int) -> None:
 def check(run: Run) -> None:
     """Tables that say the same of the same thing, in which each moment counts once."""
     tables = {analysis.__name__: analysis(run) for analysis in ANALYSES}
-    steps, causes = tables["summary"], tables["exposed"]
-    assert (steps["span_ns"] == steps[list(PARTS)].sum(axis="columns")).all()
-    assert (steps[list(PARTS)] >= 0).all(axis=None)
-    assert (causes["exposed_ns"] > 0).all()
-    assert (causes["start_ns"] + causes["exposed_ns"] <= causes["end_ns"]).all()
-    waited = causes[causes["cause"] == "straggler wait"]
-    for _, rows in steps.groupby(["rank", "step"], dropna=False):  # one, unless two steps have one number
-        assert _of_step(causes, rows) == rows["exposed_comm_ns"].sum()
-        if rows["exposed_wait_ns"].notna().all():
-            assert (rows["exposed_wait_ns"] + rows["exposed_transfer_ns"] == rows["exposed_comm_ns"]).all()
-            assert _of_step(waited, rows) == rows["exposed_wait_ns"].sum()
+    steps, causes = (tables[name].to_dict("list") for name in ("summary", "exposed"))
+    assert steps["span_ns"] == [sum(parts) for parts in zip(*(steps[part] for part in PARTS), strict=True)]
+    assert all(ns >= 0 for part in PARTS for ns in steps[part])
+    assert all(ns > 0 for ns in causes["exposed_ns"])
+    bounds = zip(causes["start_ns"], causes["exposed_ns"], causes["end_ns"], strict=True)
+    assert all(start + exposed <= end for start, exposed, end in bounds)
+    split = zip(steps["exposed_wait_ns"], steps["exposed_transfer_ns"], steps["exposed_comm_ns"], strict=True)
+    assert all(wait + transfer == exposed for wait, transfer, exposed in split if wait is not None)
+    own, caused = _by_step(steps, "exposed_comm_ns"), _by_step(causes, "exposed_ns")  # two steps may have one number
+    assert {key: sum(ns) for key, ns in own.items() if sum(ns)} == {key: sum(ns) for key, ns in caused.items()}
+    kinds = _by_step(causes, "cause")
+    for key, waits in _by_step(steps, "exposed_wait_ns").items():
+        waited = [ns for ns, cause in zip(caused[key], kinds[key], strict=True) if cause == "straggler wait"]
+        assert None in waits or sum(waited) == sum(waits)
 
 
-def _of_step(causes: pd.DataFrame, rows: pd.DataFrame) -> int:
-    """The exposed time of these rows' rank and step."""
-    same = causes[["rank", "step"]].fillna(-1) == rows[["rank", "step"]].fillna(-1).iloc[0]
-    return int(causes.loc[same.all(axis="columns"), "exposed_ns"].sum())
+def _by_step(rows: dict[str, list[Any]], name: str) -> dict[tuple[Any, Any], list[Any]]:
+    """The values of a column, by rank and step."""
+    values: defaultdict[tuple[Any, Any], list[Any]] = defaultdict(list)
+    for *key, value in zip(rows["rank"], rows["step"], rows[name], strict=True):
+        values[key[0], key[1]].append(value)
+    return values
 
 
 @pytest.mark.timeout(0 if COUNT > 100 else 300)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Window
+from overlaplab.events import Run, Trace, Window, table_of
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, unit_sizes
 from overlaplab.evidence.gathers import Gather, engine_gathers
@@ -45,7 +45,7 @@ def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = rows_by_rank(run, selection, partial(_of_trace, run.manifest))
-    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "Int64"))
+    return table_of(rows, {name: "Int64" if name in _NUMBERS else None for name in _COLUMNS})
 
 
 def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.events import matching
 from overlaplab.load.file.arrows import Arrows
 from overlaplab.load.file.columns import Columns, Integers, as_codes, narrowed, numbers
 from overlaplab.load.file.communication import Communication
@@ -167,9 +168,10 @@ class Gathered:
             self.repairs["baseTimeNanoseconds beyond what 64 bits hold was taken as absent"] += 1
         arrows = {name: self._arrows.column(name, self.columns) for name in ("flow_launch", "flow_backward")}
         events, order = self.columns.table(base_ns, arrows)
-        launching = events["category"].isin(HOST_CATEGORIES) & (events["stream"] >= 0)
+        streams = events["stream"].to_numpy()
+        launching = matching(events["category"], HOST_CATEGORIES.__contains__) & (streams >= 0)
         if launching.any():  # Inductor's ranges, and HIP's calls, name the stream that they launch on
-            events.loc[launching, "stream"] = -1
+            events["stream"] = np.where(launching, streams.dtype.type(-1), streams)
         position = np.empty(len(order), dtype=np.intp)
         position[order] = np.arange(len(order))
         return Tables(
