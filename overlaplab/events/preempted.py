@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events.matching import matching, thread_numbers
-from overlaplab.events.run import Trace, once_per_trace
+from overlaplab.events.run import Trace, empty_table, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
 
@@ -42,6 +42,8 @@ def processor_counts(trace: Trace) -> pd.DataFrame:
     chosen = matching(names, fields.__contains__) & matching(
         trace.events["category"], ANNOTATION_CATEGORIES.__contains__
     )
+    if not chosen.any():
+        return empty_table(COUNT_COLUMNS)
     events = trace.events[chosen]
     told = [fields[str(name)] for name in events["name"]]
     table = pd.DataFrame(

@@ -88,7 +88,7 @@ def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
     Passes are separated by a forward pass of DDP or the start of a step. Those under `no_sync` send nothing.
     """
     events = trace.events
-    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
         return ()
     borders, evaluated = _evaluated(trace)
@@ -120,7 +120,7 @@ def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
 def _forwards(trace: Trace) -> list[int]:
     """When each forward pass of DDP began, in order."""
     events = trace.events
-    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
+    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     return sorted(events["ts_ns"][annotated & matching(events["name"], lambda name: name == _FORWARD)].tolist())
 
 
@@ -136,19 +136,18 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
 def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
     events = trace.events
-    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
-    spans, names = spans_of(trace)[annotated], events["name"][annotated]
+    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     borders = sorted({*_forwards(trace), *(window.host_start_ns for window in step_windows(trace))})
-    evaluated = spans[matching(names, lambda name: name.startswith(_EVALUATE))]
+    evaluated = spans_of(trace, annotated & matching(events["name"], lambda name: name.startswith(_EVALUATE)))
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
 
 def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:
     """In order of time: the range `evaluate_function` around the hooks, or without it `AccumulateGrad`."""
-    events, spans = trace.events, spans_of(trace).assign(event=np.arange(len(trace.events)))
-    annotated = events["category"].isin(ANNOTATION_CATEGORIES).to_numpy()
-    inner = spans[annotated & matching(events["name"], lambda name: name == _ACCUMULATE)]
-    outer = spans[annotated & matching(events["name"], lambda name: name == _EVALUATE + _ACCUMULATE)]
+    events = trace.events
+    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
+    inner = spans_of(trace, annotated & matching(events["name"], _ACCUMULATE.__eq__))
+    outer = spans_of(trace, annotated & matching(events["name"], (_EVALUATE + _ACCUMULATE).__eq__))
     outer = outer if len(outer) else inner
     sent = [launch for launch in ran.launches if _is_bucket(launch)]
     threads, starts = (

@@ -30,7 +30,7 @@ class Executions:
         hops = [label for label in labels_of(trace) if label.word == "hop"]
         self._hops = Ordered(hops, lambda label: label.fields["bucket"])
         named = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
-        self._autograd = spans_of(trace)[named]
+        self._autograd = spans_of(trace, named)
 
     def inside(self, span: Span) -> Sequence[Launch]:
         """The collectives launched inside a host range."""

@@ -6,7 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.events import Trace, thread_numbers
 from overlaplab.evidence.arguments import NUMBERS
@@ -54,11 +56,13 @@ def bytes_of(collectives: Sequence[Launch]) -> int | None:
     return sum(known) if known and len(known) == len(collectives) else None
 
 
-def spans_of(trace: Trace) -> pd.DataFrame:
-    """Every event's `start_ns`, `end_ns` (absolute) and `thread`."""
-    starts = trace.events["ts_ns"]
+def spans_of(trace: Trace, chosen: NDArray[np.bool_]) -> pd.DataFrame:
+    """The chosen events' `start_ns`, `end_ns` (absolute), `thread` and row (`event`)."""
+    rows = np.flatnonzero(chosen)
+    events = trace.events[["ts_ns", "dur_ns", "pid", "tid"]].iloc[rows]
+    starts, threads = events["ts_ns"].to_numpy(), thread_numbers(events)
     return pd.DataFrame(
-        {"start_ns": starts, "end_ns": starts + trace.events["dur_ns"], "thread": thread_numbers(trace.events)}
+        {"start_ns": starts, "end_ns": starts + events["dur_ns"].to_numpy(), "thread": threads, "event": rows}
     )
 
 

@@ -44,8 +44,11 @@ def us_as_ns(us: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def counts_ns(values: Sequence[Time]) -> bool | None:
     """Whether these are ns rather than µs; None if there is no time to decide by."""
-    known = [number for value in values if (number := _decimal(value)) is not None and number]
-    return sorted(known)[len(known) // 2] >= LEAST_NS if known else None
+    numbers = floats(values)
+    if numbers is None:
+        numbers = np.array([float(number) for value in values if (number := _decimal(value)) is not None])
+    known = np.sort(numbers[np.isfinite(numbers) & (numbers != 0)])
+    return bool(known[len(known) // 2] >= LEAST_NS) if len(known) else None
 
 
 def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> NDArray[np.int64]:
