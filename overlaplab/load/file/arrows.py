@@ -50,7 +50,7 @@ class Arrows:
         and thread of all; `first_row` is the first event's row in the file.
         """
         rows, others = np.flatnonzero(is_row), np.flatnonzero(~is_row)
-        before = np.searchsorted(rows, others)  # how many events of this slice come before each end
+        before = others - np.arange(len(others))  # how many events of this slice come before each end
         adjacent = np.ones(len(ends), dtype=bool)
         last = []
         for values, of_last in zip(places, self._last, strict=True):

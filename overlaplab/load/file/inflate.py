@@ -50,8 +50,13 @@ class Source:
 
     def __iter__(self) -> Iterator[bytes]:
         """Each chunk is read while the previous one is in use."""
-        first = self._file.read(min(_PACKED_BYTES, CHUNK_BYTES))
+        wanted = min(_PACKED_BYTES, CHUNK_BYTES)
+        first = self._file.read(wanted)
         chunks = self._inflated(first) if first.startswith(GZIP) else self._plain(first)
+        if len(first) < wanted:  # the whole of a small file, which is not worth a thread
+            while chunk := next(chunks, b""):
+                yield chunk
+            return
         with ThreadPoolExecutor(1) as reader:
             coming = reader.submit(next, chunks, b"")
             while chunk := coming.result():
