@@ -25,6 +25,14 @@ class Lookup(Protocol):
     def __getitem__(self, text: Value, /) -> int: ...
 
 
+class _Growing(dict[Value, int]):
+    """Codes by text; a new text gets the next one."""
+
+    def __missing__(self, text: Value) -> int:
+        self[text] = code = len(self)
+        return code
+
+
 class Texts:
     """Codes of texts, in order of appearance; a number stands for its decimal text."""
 
@@ -40,7 +48,10 @@ class Texts:
         try:
             return as_codes(looked_up(self.known))
         except KeyError:
-            return as_codes(looked_up(self))
+            growing = _Growing(self.known)
+            codes = as_codes(looked_up(growing))
+            self.known.update(growing)
+            return codes
 
     def categorical(self, codes: NDArray[np.int32]) -> pd.Categorical:
         """These codes with their texts; `9` and `"9"` are one."""
