@@ -42,21 +42,21 @@ def operators(trace: Trace) -> tuple[Fields, Fields]:
     `TEXTS`, `NUMBERS`, in order of thread and start. Gloo's own ranges are not calls.
     """
     metadata = arguments_of(trace)
-    events = trace.events[["name", "category", "ts_ns", "dur_ns", "pid", "tid", "external_id"]].iloc[metadata["event"]]
-    starts, threads = events["ts_ns"].to_numpy(np.int64), thread_numbers(events)
-    ends = starts + events["dur_ns"].to_numpy(np.int64)
-    host = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    own = np.flatnonzero(host & ~matching(events["name"], lambda name: name.startswith("gloo:")))
+    events, rows = trace.events, metadata["event"]
+    starts, durations, ids = (events[name].to_numpy(np.int64)[rows] for name in ("ts_ns", "dur_ns", "external_id"))
+    ends, threads, names = starts + durations, thread_numbers(events, rows), events["name"].iloc[rows]
+    host = matching(events["category"].iloc[rows], ANNOTATION_CATEGORIES.__contains__)
+    own = np.flatnonzero(host & ~matching(names, lambda name: name.startswith("gloo:")))
     own = own[np.lexsort((-ends[own], starts[own], threads[own]))]
     starts, ends, threads = starts[own], ends[own], threads[own]
     nest = np.cumsum(_opens(starts, ends, threads)) - 1
     calls = Groups(nest)
     first = calls.first(np.ones(len(own), dtype=bool))
-    preferred = np.lexsort((_preference(events["name"])[own], nest))
+    preferred = np.lexsort((_preference(names)[own], nest))
     told = first_known({name: values[own[preferred]] for name, values in metadata.items()}, nest[preferred])
     spans = {"start_ns": starts[first], "end_ns": calls.reduced(np.maximum, ends), "thread": threads[first]}
-    ids, place = np.unique(events["external_id"].to_numpy(np.int64)[own], return_index=True)
-    return spans | told, {"external_id": ids[ids >= 0], "row": nest[place[ids >= 0]]}
+    known, place = np.unique(ids[own], return_index=True)
+    return spans | told, {"external_id": known[known >= 0], "row": nest[place[known >= 0]]}
 
 
 def _opens(starts: NDArray[np.int64], ends: NDArray[np.int64], threads: NDArray[np.int64]) -> NDArray[np.bool_]:

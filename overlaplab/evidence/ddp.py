@@ -121,7 +121,8 @@ def _forwards(trace: Trace) -> list[int]:
     """When each forward pass of DDP began, in order."""
     events = trace.events
     annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    return sorted(events["ts_ns"][annotated & matching(events["name"], lambda name: name == _FORWARD)].tolist())
+    forward = annotated & matching(events["name"], _FORWARD.__eq__)
+    return sorted(events["ts_ns"].to_numpy()[forward].tolist())
 
 
 def autograd_passes(trace: Trace) -> tuple[Span, ...]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, fsdp2_range, label_fields
 
@@ -87,13 +89,11 @@ def _ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | No
     chosen = matching(events["name"], parses) & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     if not chosen.any():
         return ()
-    rows = events[chosen]
-    starts = rows["ts_ns"].tolist()
-    ends = (rows["ts_ns"] + rows["dur_ns"]).tolist()
+    rows = np.flatnonzero(chosen)
+    starts, durations = (events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
+    times = (starts.tolist(), (starts + durations).tolist(), thread_numbers(events, rows).tolist())
     labels = []
-    for name, start, end, thread in zip(
-        rows["name"], starts, ends, thread_numbers(events)[chosen].tolist(), strict=True
-    ):
+    for name, start, end, thread in zip(events["name"].iloc[rows], *times, strict=True):
         word, fields = parsed[str(name)]
         labels.append(Label(word=word, fields=fields, start_ns=start, end_ns=end, thread=thread))
     return tuple(labels)

@@ -59,11 +59,9 @@ def bytes_of(collectives: Sequence[Launch]) -> int | None:
 def spans_of(trace: Trace, chosen: NDArray[np.bool_]) -> pd.DataFrame:
     """The chosen events' `start_ns`, `end_ns` (absolute), `thread` and row (`event`)."""
     rows = np.flatnonzero(chosen)
-    events = trace.events[["ts_ns", "dur_ns", "pid", "tid"]].iloc[rows]
-    starts, threads = events["ts_ns"].to_numpy(), thread_numbers(events)
-    return pd.DataFrame(
-        {"start_ns": starts, "end_ns": starts + events["dur_ns"].to_numpy(), "thread": threads, "event": rows}
-    )
+    starts, durations = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
+    threads = thread_numbers(trace.events, rows)
+    return pd.DataFrame({"start_ns": starts, "end_ns": starts + durations, "thread": threads, "event": rows})
 
 
 def _listed(column: tuple[Hashable, pd.Series]) -> list[Any]:

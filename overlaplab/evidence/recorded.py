@@ -213,7 +213,7 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> Fields:
     call = launchers(trace)[rows]
     for name in ("launch_ns", "launch_end_ns", "host_ns"):
         table[name] = np.where(call >= 0, every[call], UNKNOWN_NS)
-    table["thread"] = np.where(call >= 0, thread_numbers(events[["pid", "tid"]].iloc[call]), -1)
+    table["thread"] = np.where(call >= 0, thread_numbers(events, call), -1)
     table["named"] = _kinds_by_name(events["name"].iloc[rows])
     _fill_from_arguments(table, trace, rows)
     return table
@@ -307,10 +307,9 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Fields:
     labelled = _label_rows([label for label in labels if label.word == "collective"])
     ran = _gloo_ranges(trace)
     if len(rows):
-        events = trace.events[["ts_ns", "dur_ns", "pid", "tid"]].iloc[rows]
-        starts = events["ts_ns"].to_numpy(np.int64)
-        ends = starts + events["dur_ns"].to_numpy(np.int64)
-        calls: Fields = {"start_ns": starts, "end_ns": ends, "thread": thread_numbers(events)}
+        starts, durations = (trace.events[name].to_numpy(np.int64)[rows] for name in ("ts_ns", "dur_ns"))
+        threads = thread_numbers(trace.events, rows)
+        calls: Fields = {"start_ns": starts, "end_ns": starts + durations, "thread": threads}
         in_label = around(labelled, calls["thread"], starts)
     else:
         calls, in_label = {name: labelled[name] for name in ("start_ns", "end_ns", "thread")}, _places(labelled)
