@@ -3,6 +3,7 @@
     python benchmarks/predictions.py OUT               all targets
     python benchmarks/predictions.py OUT --targets 6   the first six
     python benchmarks/predictions.py OUT --stretch 4   work and transfers of four times the length
+    python benchmarks/predictions.py OUT --source ring another source, with targets of its own: see SOURCES
 
 One source is recorded. The predictions for all targets are written to OUT/predicted.json before the first target is
 recorded. Each target's line: median step predicted and recorded, and the error; at the end the mean and the worst, raw.
@@ -11,6 +12,8 @@ that is. Run it on an idle machine.
 """
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any
@@ -48,45 +51,95 @@ CHANGES = (
     *({"accumulate": microbatches} for microbatches in (2, 4)),
     {"strategy": "zero3", "accumulate": 2},
 )
+LINKS = tuple({"link": gbps} for gbps in ((0.05, 500), (0.4, 500), (0.1, 200), (0.1, 5000)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is recorded first, and what is predicted from it."""
+
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """Its setting, as far as it is not the usual one."""
+    mesh: tuple[str, ...] = ()
+    """Options that make the mesh, of which nothing but the link is changed."""
+    changes: tuple[Mapping[str, Any], ...]
+
+
+SOURCES = {
+    "bucketed": Source(changes=CHANGES),
+    "bucketed-to-messages": Source(
+        changes=(
+            *({"strategy": name, "ranks": ranks} for name in ("ring", "tree") for ranks in (2, 3, 4)),
+            *({"strategy": "parameter-server", "ranks": ranks} for ranks in (2, 4)),
+        )
+    ),
+    "ring": Source(
+        told={"strategy": "ring"},
+        changes=(
+            *LINKS,
+            *({"ranks": ranks} for ranks in (3, 4)),
+            *({"bucket_cap_mb": cap} for cap in (0.05, 0.5)),
+            *({"strategy": name} for name in ("tree", "bucketed", "parameter-server")),
+        ),
+    ),
+    "parameter-server": Source(
+        told={"strategy": "parameter-server"}, changes=(*LINKS, *({"ranks": ranks} for ranks in (3, 4)))
+    ),
+    "tensor": Source(told={"strategy": "tensor"}, mesh=("--tp", "2"), changes=LINKS),
+    "dp-tp": Source(
+        told={"strategy": "tensor", "ranks": 4, "bucket_cap_mb": CAP_MB},
+        mesh=("--dp", "2", "--tp", "2"),
+        changes=LINKS,
+    ),
+    "hsdp": Source(told={"strategy": "zero3", "ranks": 4}, mesh=("--hsdp", "2x2"), changes=LINKS),
+}
 
 
 def main(
     out: Path,
-    targets: Annotated[int, typer.Option(help="How many.")] = len(CHANGES),
+    source: Annotated[str, typer.Option(help=f"One of {', '.join(SOURCES)}.")] = "bucketed",
+    targets: Annotated[int | None, typer.Option(help="How many; all without it.")] = None,
     stretch: Annotated[int, typer.Option(help="How many times longer work and transfers take.")] = 1,
 ) -> None:
     """Record, predict, record, compare."""
-    chosen = [target(change, stretch) for change in CHANGES[:targets]]
-    source = recording(target({}, stretch), out / "source", stretch)
-    predicted = [step_ms(programs_of(source, setting)) for setting in chosen]
+    told = SOURCES[source]
+    changes = told.changes[:targets]
+    chosen = [target(told, change, stretch) for change in changes]
+    recorded = recording(target(told, {}, stretch), out / "source", told.mesh, stretch)
+    predicted = [step_ms(programs_of(recorded, asked(told, setting))) for setting in chosen]
     (out / "predicted.json").write_text(json.dumps(predicted))
-    replayed, took = step_ms(programs_of(source, Setting())), recorded_ms(source)
+    replayed, took = step_ms(programs_of(recorded, Setting())), recorded_ms(recorded)
     print(f"replay of the source: {replayed:.1f} ms, recorded {took:.1f} ms, {replayed / took - 1:+.2%}")
     errors = []
     for number, (setting, expected) in enumerate(zip(chosen, predicted, strict=True)):
-        really = recorded_ms(recording(setting, out / str(number), stretch))
+        really = recorded_ms(recording(setting, out / str(number), told.mesh, stretch))
         errors.append(expected / really - 1)
-        changes = " ".join(f"{name}={value}" for name, value in CHANGES[number].items())
-        print(f"{expected:8.1f} {really:8.1f} ms {errors[-1]:+7.2%}  {changes}", flush=True)
+        words = " ".join(f"{name}={value}" for name, value in changes[number].items())
+        print(f"{expected:8.1f} {really:8.1f} ms {errors[-1]:+7.2%}  {words}", flush=True)
     print(f"mean {fmean(map(abs, errors)):.2%}, worst {max(map(abs, errors)):.2%}")
 
 
-def target(change: dict[str, Any], stretch: int) -> Setting:
+def target(source: Source, change: Mapping[str, Any], stretch: int) -> Setting:
     """The source's setting with a change; a link is given as bandwidth and latency."""
-    told = {"strategy": "bucketed", "link": LINK, "ranks": 2} | change
+    told = {"strategy": "bucketed", "link": LINK, "ranks": 2} | dict(source.told) | dict(change)
     gbps, latency_us = told["link"]
     told["link"] = Link(
         emulated=True, bandwidth_gbps=gbps / stretch, latency_us=latency_us * stretch, world_size=told["ranks"]
     )
-    if told["strategy"] in ("bucketed", "zero2"):
+    if told["strategy"] in ("bucketed", "ring", "tree", "zero2"):
         told.setdefault("bucket_cap_mb", CAP_MB)
     return Setting(**told)
 
 
-def recording(setting: Setting, out: Path, stretch: int) -> overlaplab.Run:
+def asked(source: Source, setting: Setting) -> Setting:
+    """What is predicted: of a mesh another link."""
+    return Setting(link=setting.link) if source.mesh else setting
+
+
+def recording(setting: Setting, out: Path, mesh: Sequence[str], stretch: int) -> overlaplab.Run:
     """The engine with this setting, asleep."""
     sleep = "sleep:" + ",".join(f"{ms * stretch}ms" for ms in SLEEP_MS)
-    return record(setting, out, [*COMMON, "--steps", "6", "--compute", sleep])
+    return record(setting, out, [*COMMON, *mesh, "--steps", "6", "--compute", sleep])
 
 
 def step_ms(programs: tuple[Program, ...]) -> float:

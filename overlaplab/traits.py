@@ -33,8 +33,11 @@ class Traits:
 
     @property
     def is_played(self) -> bool:
-        """Whether its steps can be predicted from a recording of another strategy (`simulate/programs`)."""
-        return not (self.cuts_layers or self.hops or self.stages or self.gradients == "server")
+        """Whether its steps are played for any number of ranks from a recording of another strategy.
+
+        `predict` also plays a server's, message by message.
+        """
+        return not (self.cuts_layers or self.stages or self.gradients == "server")
 
 
 BUCKETS = Traits(buckets=True)

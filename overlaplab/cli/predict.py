@@ -56,8 +56,9 @@ def predict(
     """What a recorded run would take under another setting: step and exposed time, and how far they may be off.
 
     The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
-    over all steps of all ranks. Of a pipeline schedule, microbatches, stages and link can be changed;
-    of a run on GPUs, whoever recorded it, the link, the caps of torch's DDP, and the prefetch of its FSDP2.
+    over all steps of all ranks. Of a pipeline schedule, microbatches, stages and link can be changed; of other meshes
+    of several axes (tensor, DP × TP, HSDP) the link; of an asynchronous parameter server nothing; of a run on GPUs,
+    whoever recorded it, the link, the caps of torch's DDP, and the prefetch of its FSDP2.
     """
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run

@@ -3,7 +3,16 @@
 from overlaplab.costs.attained import ENOUGH_STEPS, Attained, attained_steps, link_attained
 from overlaplab.costs.collectives import Algorithm, collective_ns, collective_times, tree_ns, two_level_ns
 from overlaplab.costs.line import fit_line, students_t
-from overlaplab.costs.link import hops_ns, message_ns, parse_link, ring_factor, server_ns, transfer_ns, tree_until
+from overlaplab.costs.link import (
+    hop_count,
+    hops_ns,
+    message_ns,
+    parse_link,
+    ring_factor,
+    server_ns,
+    transfer_ns,
+    tree_until,
+)
 from overlaplab.costs.volume import Theory
 
 __all__ = [
@@ -15,6 +24,7 @@ __all__ = [
     "collective_ns",
     "collective_times",
     "fit_line",
+    "hop_count",
     "hops_ns",
     "link_attained",
     "message_ns",

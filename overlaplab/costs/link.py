@@ -10,7 +10,8 @@ from overlaplab.manifest import Link
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """How many times a collective goes around the ring. Each time a rank sends n-1 messages of 1/n of the full tensor."""
 
-
+MESSAGE = "send_recv"
+"""The kind of a message from one rank to another."""
 _SPEC = re.compile(r"(?P<rate>\d+(\.\d+)?|\.\d+)Gbps,(?P<latency>\d+(\.\d+)?|\.\d+)us")
 
 
@@ -22,12 +23,17 @@ def parse_link(text: str, ranks: int) -> Link:
     return Link(emulated=True, bandwidth_gbps=rate, latency_us=float(match["latency"]), world_size=ranks)
 
 
-def transfer_ns(kind: str, num_bytes: int, link: Link) -> int:
+def transfer_ns(kind: str, num_bytes: int, link: Link, hops: str | None = None) -> int:
     """T = s·α + f·bytes ÷ bandwidth in ns, for `num_bytes` of the full (gathered) tensor.
 
     For n ranks, each rank sends s = n-1 messages one after the other, and f = (n-1)/n of the tensor; an all-reduce
-    twice as much. Raises ValueError for a kind without a model.
+    twice as much. Of one that is made by hand see `hops_ns`, of `send_recv` `message_ns`. Raises ValueError for a kind
+    without a model.
     """
+    if kind == MESSAGE:
+        return message_ns(num_bytes, link)
+    if hops is not None:
+        return hops_ns(num_bytes, link, hops)
     if kind not in ROUNDS:
         raise ValueError(f"no model of {kind}")
     messages = ROUNDS[kind] * (link.world_size - 1)
@@ -54,12 +60,19 @@ def hops_ns(num_bytes: int, link: Link, hops: str) -> int:
     Around a `ring`: 2(n-1) hops of 1/n of the tensor, as `transfer_ns`. Up a binomial `tree` and down again: 2⌈log2 n⌉
     hops of the whole tensor. Raises ValueError for others.
     """
-    if hops == "ring":
-        return transfer_ns("all_reduce", num_bytes, link)
-    if hops != "tree":
-        raise ValueError(f"no model of {hops}")
-    number = 2 * (link.world_size - 1).bit_length()
-    return round(number * (link.latency_us * 1e3 + num_bytes * 8 / link.bandwidth_gbps))
+    number = hop_count(link.world_size, hops)
+    share = link.world_size if hops == "ring" else 1
+    return round(number * (link.latency_us * 1e3 + num_bytes / share * 8 / link.bandwidth_gbps))
+
+
+def hop_count(ranks: int, hops: str) -> int:
+    """How many messages one after another an all-reduce by hand takes, see `hops_ns`. Raises ValueError as there."""
+    match hops:
+        case "ring":
+            return 2 * (ranks - 1)
+        case "tree":
+            return 2 * (ranks - 1).bit_length()
+    raise ValueError(f"no model of {hops}")
 
 
 _LARGE = 10**12

@@ -59,7 +59,8 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     if manifest is None:
         return None
     if (traits := traits_of(manifest)) is not None and traits.hops is not None:
-        return f"{manifest.strategy} makes its collectives by hand, and hops are not played", "Ask a run of bucketed."
+        what = f"{manifest.strategy} makes its collectives by hand, of which nothing is advised"
+        return what, "Ask a run of bucketed, or overlaplab predict for another setting of this one."
     if link_attained(manifest) is False:
         return link_missed(manifest) or "link not attained", "Record it again."
     steps = len(step_windows(run.traces[0])) if run.traces else 0

@@ -10,8 +10,9 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings.diagnosis.certainty import uncertain
 from overlaplab.findings.runs import PREDICTED, link_missed
-from overlaplab.manifest import Manifest
+from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.predictions.what_if import told, why_not
+from overlaplab.traits import TRAITS
 from overlaplab.words import ms, shorten, to_ms
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "figure_line",
     "gain_finding",
     "gain_line",
+    "hops_unknown",
     "interval_line",
     "not_predicted",
     "prediction_lead",
@@ -101,6 +103,17 @@ def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int) -> str:
     how = "shorter" if gain_ns >= 0 else "longer"
     certain = uncertain(gain_ns, half_ns) or f", ± {ms(half_ns)} in 95 of 100 cases"
     return f"The mean step gets {ms(abs(gain_ns))} {how}{certain}."
+
+
+def hops_unknown(recorded: Manifest, strategy: str | None) -> str:
+    """That a strategy makes its collectives by hand, where the recorded one does not; else empty. None: as recorded."""
+    own, before = TRAITS.get(strategy or ""), traits_of(recorded)
+    if own is None or own.hops is None or (before is not None and before.hops is not None):
+        return ""
+    return (
+        f"What a hop costs the host is not in a recording of {recorded.strategy}: short hops of {strategy} take longer"
+        " than predicted; a recording of ring or tree tells."
+    )
 
 
 def extrapolation(far: Mapping[str, Any]) -> str:

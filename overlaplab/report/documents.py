@@ -138,8 +138,15 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
             "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.interval),
         },
         "extrapolated": prediction.extrapolated,
-        "warnings": list(run_warnings(recorded)),
+        "warnings": [*run_warnings(recorded), *_of_hops(prediction, recorded)],
     }
+
+
+def _of_hops(prediction: Prediction, recorded: Run) -> list[str]:
+    if recorded.manifest is None:
+        return []
+    said = findings.hops_unknown(recorded.manifest, prediction.manifest.get("strategy"))
+    return [said] if said else []
 
 
 def _interval(found: Interval) -> Document:

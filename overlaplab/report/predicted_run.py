@@ -15,10 +15,13 @@ from typing import Any
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
-from overlaplab.simulate.predictions.events import COMPUTES, LANES, LINK, Event
+from overlaplab.manifest import Mesh
+from overlaplab.simulate.predictions.event import BY_HAND, COMPUTES, LANES, LINK, Event
 
 __all__ = ["write_run"]
 
+_WORLD = {"pg_name": "0", "pg_desc": "default_pg"}
+"""The group of all ranks."""
 _THREADS = {COMPUTES: "computes, launches and waits", LINK: "link"}
 
 
@@ -33,7 +36,8 @@ def write_run(out: Path, manifest: Mapping[str, Any], ranks: Sequence[Sequence[E
     try:
         part.mkdir(parents=True)
         for rank, events in enumerate(ranks):
-            text = "".join(_lines(rank, len(ranks), events, manifest.get("predicted")))
+            groups = [_WORLD | {"pg_size": len(ranks), "ranks": list(range(len(ranks)))}, *_groups(rank, manifest)]
+            text = "".join(_lines(rank, groups, events, manifest.get("predicted")))
             (part / f"rank{rank}.pt.trace.json.gz").write_bytes(gzip.compress(text.encode(), 6, mtime=0))
         (part / MANIFEST_NAME).write_text(json.dumps(manifest, indent=1))
         part.rename(out)
@@ -43,14 +47,31 @@ def write_run(out: Path, manifest: Mapping[str, Any], ranks: Sequence[Sequence[E
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _lines(rank: int, world_size: int, events: Sequence[Event], predicted: object) -> Iterator[str]:
-    group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": world_size, "ranks": list(range(world_size))}
-    job = {"backend": "predicted", "rank": rank, "world_size": world_size, "pg_config": [group]}
+def _groups(rank: int, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Those that the rank is in along the axes of a mesh of several, by the names that `played_events` gives them."""
+    mesh = Mesh(**manifest["mesh"]) if manifest.get("mesh") else None
+    if mesh is None or mesh.is_one_axis:
+        return
+    own = mesh.coordinates(rank)
+    for axis in own:
+        members = [
+            other
+            for other in range(mesh.size)
+            if all(place == own[name] for name, place in mesh.coordinates(other).items() if name != axis)
+        ]
+        if len(members) > 1:
+            name = "-".join(map(str, members))
+            yield {"pg_name": name, "pg_desc": axis, "pg_size": len(members), "ranks": members}
+
+
+def _lines(rank: int, groups: Sequence[Mapping[str, Any]], events: Sequence[Event], predicted: object) -> Iterator[str]:
+    job = {"backend": "predicted", "rank": rank, "world_size": groups[0]["pg_size"], "pg_config": groups}
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "distributedInfo": job}
     yield json.dumps(head | {"predicted": predicted})[:-1] + ', "traceEvents": [\n'
     yield _named("process_name", rank, 0, f"rank {rank} (predicted)")
     lanes = sorted({event.thread for event in events if event.thread >= LANES})
-    for thread, name in (_THREADS | dict.fromkeys(lanes, "messages")).items():
+    hops = {BY_HAND: "hops"} if any(event.thread == BY_HAND for event in events) else {}
+    for thread, name in (_THREADS | hops | dict.fromkeys(lanes, "messages")).items():
         yield f",\n{_named('thread_name', rank, thread, name)}"
     for event in events:
         category = "user_annotation" if event.name.startswith("ProfilerStep#") else "cpu_op"

@@ -78,11 +78,12 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
     notes = findings.what_if_notes(
         found.sure, doubt_ns, what_if.far(run, asked.setting, found.program), asked.algorithm
     )
+    hops = findings.hops_unknown(found.manifest, asked.setting.strategy)
     return Parts(
         headline=findings.what_if_headline(
             asked.setting, found.step_ns, found.measured_ns, found.sure.half_ns, doubt_ns
         ),
-        notes=[*notes, *dict.fromkeys(filter(None, (no_caps, no_ranks)))],
+        notes=[*notes, *dict.fromkeys(filter(None, (hops, no_caps, no_ranks)))],
         over=[*_over_caps(found, asked, caps, recorded, note, advised_mb), *_over_ranks(found, ranks, note)],
         lanes=_lanes(found, note),
         growing=[*_growing(found, ranks, note)],

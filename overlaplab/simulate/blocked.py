@@ -19,6 +19,8 @@ __all__ = ["Blocked", "Launched", "blocked", "blocked_fsdp2", "name_of"]
 
 _WAITS = {"wait": None, "gather_wait": "gather", "param_gather_wait": "parameters"}
 _DONE = {"bucket_done": "bucket", "scatter_done": "scatter"}
+_IN_TURN = ("activations", "replicas")
+"""Roles whose collectives are waited for in the order of their launches, each alone, while no label names them."""
 _GRAIN_NS = 20_000
 """A wait may seem to end so much before what it waited for."""
 _STALL_NS = 5_000_000
@@ -49,7 +51,9 @@ class Blocked:
 
 def name_of(label: Label) -> str:
     """What a launch, a wait and an instant at the end of the same collective have in common."""
-    return " ".join(label.fields[key] for key in ("bucket", "unit", "microbatch", "phase") if key in label.fields)
+    return " ".join(
+        label.fields[key] for key in ("bucket", "unit", "module", "microbatch", "phase") if key in label.fields
+    )
 
 
 def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Intervals) -> list[Blocked]:
@@ -63,7 +67,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
     for label in labels:
         while pending and pending[0].at_ns < label.start_ns:
             own = pending.popleft()
-            if own.launch.what is None:
+            if own.launch.what is None or own.launch.role in _IN_TURN or own.launch.lane is not None:
                 unnamed.append(own)
             else:
                 flying[own.launch.role, own.launch.what] = own
@@ -80,8 +84,15 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
                 generals[-1].alone = label.start_ns >= generals[-1].end_ns
             else:
                 missing.append(done)
+    free = deque(wait for wait in generals if not wait.alone and not wait.keys)
     for own in unnamed:
-        if (found := _of_unnamed(own, generals)) is not None:
+        if own.launch.role in _IN_TURN:
+            while free and free[0].start_ns < own.at_ns:
+                free.popleft()
+            if free:
+                free[0].alone = True
+                free.popleft().keys.append(own.launch.key)
+        elif (found := _of_unnamed(own, generals)) is not None:
             found.keys.append(own.launch.key)
             found.start_ns = max(found.start_ns, own.at_ns)  # it may be launched within the range
     for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass

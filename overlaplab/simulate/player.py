@@ -4,6 +4,8 @@ A program is the order of one rank's moves over its steps: it works, launches co
 steps. A collective starts once its last rank has launched it and the link has finished the one before, and ends T
 later: start = max(last launch, previous end). Work goes on meanwhile, until a wait. Messages from one rank
 to another have a lane, which carries them in order; that other lanes take the link at the same time is left out.
+Where groups of the ranks are named, as of a mesh and of a server, each carries what it launches in order, too, but they
+share their ranks' links: in the order in which it could go, each takes the first time that is free on all of them.
 
 A rank may be several programs, such as its host and its device's streams: what one of them notes, others may wait for.
 """
@@ -50,6 +52,10 @@ class Launch:
     """Of a bucket: whose gradients it sends."""
     gradient_bytes: int = 0
     """Of a bucket: the gradients alone, without what is sent beside them."""
+    hops: str | None = None
+    """By which messages it is made by hand, those of a `ring` or a `tree`; None: the library's."""
+    group: tuple[int, ...] | None = None
+    """The ranks that take part, where not all do; groups share the link, unless this is None."""
     lane: tuple[int, int] | None = None
     """Of a message: sender and receiver; None for collectives, which all queue up."""
 
@@ -90,6 +96,10 @@ Move: TypeAlias = Work | Launch | Note | Wait | Mark | End
 Program: TypeAlias = Sequence[Move]
 
 
+_Queue: TypeAlias = tuple[int, tuple[int, int] | None, tuple[int, ...] | None]
+"""Of a rank, by the lane and the group of what it launches."""
+
+
 class StuckError(ValueError):
     """Ranks wait for what cannot come: other ranks do not launch it, or not in the same order."""
 
@@ -121,7 +131,9 @@ def play(programs: Sequence[Program]) -> Played:
     ranks = range(len(programs))
     place, now = ([0] * len(programs) for _ in range(2))
     free: dict[tuple[int, tuple[int, int] | None], int] = {}
-    queues: dict[tuple[int, tuple[int, int] | None], deque[tuple[Launch, int]]] = {}
+    queues: dict[_Queue, deque[tuple[Launch, int]]] = {}
+    booked: list[list[tuple[int, int]]] = [[] for _ in ranks]
+    freed: dict[tuple[Hashable, Hashable], int] = {}
     carried: dict[Hashable, tuple[int, int]] = {}
     over_at: dict[Hashable, int] = {}
     busy = True
@@ -136,7 +148,7 @@ def play(programs: Sequence[Program]) -> Played:
                 case Work(ns):
                     now[rank] += ns
                 case Launch() as launch:
-                    queues.setdefault((rank, launch.lane), deque()).append((launch, now[rank]))
+                    queues.setdefault((rank, launch.lane, launch.group), deque()).append((launch, now[rank]))
                 case Note(key):
                     over_at[key] = now[rank]
                     busy = True
@@ -150,30 +162,60 @@ def play(programs: Sequence[Program]) -> Played:
             over[rank].append(now[rank])
             place[rank] += 1
 
-    def carry(queue: deque[tuple[Launch, int]]) -> bool:
-        """Whether what is first in a rank's queue could go; all its members' queues begin with it then."""
+    def arrived(queue: deque[tuple[Launch, int]]) -> int | None:
+        """When what is first in a rank's queue could go, but for the link; None unless all its members' begin with it.
+
+        Of those of a group: once the one before it is over.
+        """
         if not queue:
-            return False
+            return None
         launch = queue[0][0]
-        taken = [(member, launch.lane) for member in members[launch.key]]
-        heads = [queues[own][0] for own in taken if queues.get(own)]
-        if len(heads) < len(taken) or any(head.key != launch.key for head, _ in heads):
-            return False
-        start = max(*(at for _, at in heads), *(free.get(own, 0) for own in taken))
+        own = [queues.get((member, launch.lane, launch.group)) for member in members[launch.key]]
+        heads = [each[0] for each in own if each]
+        if len(heads) < len(own) or any(head.key != launch.key for head, _ in heads):
+            return None
+        return max(freed.get((launch.lane, launch.group), 0), *(at for _, at in heads))
+
+    def carry(launch: Launch, at: int) -> None:
+        own = members[launch.key]
+        if launch.group is None:
+            start = max(at, *(free.get((member, launch.lane), 0) for member in own))
+        else:
+            start = _first_free([booking for member in own for booking in booked[member]], at, launch.transfer_ns)
         carried[launch.key] = start, start + launch.transfer_ns
         over_at[launch.key] = start + launch.transfer_ns
-        for own in taken:
-            free[own] = start + launch.transfer_ns
-            queues[own].popleft()
-        return True
+        for member in own:
+            queues[member, launch.lane, launch.group].popleft()
+            if launch.group is None:
+                free[member, launch.lane] = start + launch.transfer_ns
+            else:
+                freed[launch.lane, launch.group] = carried[launch.key][1]
+                booked[member] = [*(booking for booking in booked[member] if booking[1] > at), carried[launch.key]]
 
     while busy:
         busy = False
         for rank in ranks:
             advance(rank)
+        grouped: list[tuple[int, Launch]] = []
         for queue in list(queues.values()):
-            while carry(queue):
+            while (at := arrived(queue)) is not None:
+                if queue[0][0].group is not None:
+                    grouped.append((at, queue[0][0]))
+                    break
+                carry(queue[0][0], at)
                 busy = True
+        if grouped and not busy:  # who waits for one of them launches nothing before its end
+            at, launch = min(grouped, key=lambda own: own[0])
+            carry(launch, at)
+            busy = True
     if any(place[rank] < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
     return Played(tuple(map(tuple, ends)), carried, tuple(map(tuple, over)))
+
+
+def _first_free(booked: Sequence[tuple[int, int]], at: int, took: int) -> int:
+    """The first time from `at` on that is free for so long."""
+    for begin, end in sorted(booked):
+        if begin < at + took and at < end:
+            at = end
+    return at

@@ -24,15 +24,18 @@ from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
+from overlaplab.simulate.recorded_hops import averaged_by_hand
 from overlaplab.vocabulary import Rule, label_list
 
-__all__ = ["MOST_RANKS", "Recorded", "recorded_programs"]
+__all__ = ["MOST_RANKS", "Recorded", "plain_programs", "recorded_programs"]
 
 _ROLES = {
     "bucket_launch": "bucket",
     "scatter_launch": "scatter",
     "gather_launch": "gather",
     "param_gather_launch": "parameters",
+    "activation_launch": "activations",
+    "replica_launch": "replicas",
     "all_gather": "gather",
     "post_backward_reduce": "scatter",
 }
@@ -54,21 +57,24 @@ class Recorded:
     """Bytes of each gradient sent in a bucket, by the parameter's name: its own, and with what is sent beside it."""
 
 
+def plain_programs(run: Run) -> Recorded | None:
+    """`recorded_programs` of a run whose collectives are the library's and all ranks': the others change otherwise."""
+    traits, manifest = traits_of(run.manifest), run.manifest
+    by_hand = traits is not None and (traits.hops is not None or traits.gradients == "server")
+    return None if by_hand or (manifest and not manifest.axes.is_one_axis) else recorded_programs(run)
+
+
 @once_per_run
 def recorded_programs(run: Run) -> Recorded | None:
     """The programs; None where the traces do not tell them: on a GPU, without the engine's labels or some ranks.
 
-    Also None for meshes of several axes, whose groups take turns on the link in an order of their own, and where
-    collectives are made by hand: a bucket's hops are launched by another thread.
+    Where buckets are averaged by hand, the hops of each are one collective. Also None of an asynchronous server.
     """
-    if (traits := traits_of(run.manifest)) is not None and traits.hops is not None:
-        return None
-    if run.manifest is not None and not run.manifest.axes.is_one_axis:
-        return None
     if not 0 < len(run.traces) <= MOST_RANKS or any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         return None
-    rows = numbered(run)
-    rows = rows[rows["start_ns"] != UNKNOWN_NS]
+    if run.manifest is not None and run.manifest.asynchronous:
+        return None
+    rows = _collectives(run)
     if not len(rows) or (rows["last_ns"] == UNKNOWN_NS).any() or (rows["launch_ns"] == UNKNOWN_NS).any():
         return None
     if not all(any(label.word == "forward" for label in labels_of(trace)) for trace in run.traces):
@@ -78,33 +84,72 @@ def recorded_programs(run: Run) -> Recorded | None:
     rows = _timed(rows)
     if not _in_order(rows):
         return None
-    zero = min(
-        step_windows(trace)[0].start_ns - int(offset)
-        for trace, offset in zip(run.traces, corrections(run), strict=True)
-    )
+    offsets = corrections(run)
+    starts = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
     gradients: dict[str, tuple[int, int]] = {}
     programs: list[tuple[Move, ...]] = []
     for place, trace in enumerate(run.traces):
-        labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], int(corrections(run)[place]))
-        programs.append(tuple(_moves(trace, labels, launches, int(corrections(run)[place]) + zero)))
+        labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], int(offsets[place]))
+        programs.append(tuple(_moves(trace, labels, launches, int(offsets[place]) + min(starts))))
         gradients |= dict(_gradients(run, labels, launches))
     return Recorded(programs=tuple(programs), gradients=gradients)
+
+
+def _collectives(run: Run) -> pd.DataFrame:
+    """Rows of `numbered` that were carried, with what they have in a `Launch`: `hops`, `members` and `lane`, or None.
+
+    The hops of a bucket are one collective.
+    """
+    rows = numbered(run)
+    rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
+    traits = traits_of(run.manifest)
+    if traits is not None and traits.hops is not None:
+        own = averaged_by_hand(run).assign(hops=traits.hops, members=None, lane=None)
+        others = rows[~rows["message"]]
+        return pd.concat([others, own], ignore_index=True) if len(others) and len(own) else own
+    served = traits is not None and traits.gradients == "server"
+    if served or (run.manifest is not None and not run.manifest.axes.is_one_axis):
+        rows = rows.assign(members=_members(rows), lane=_lanes(rows))
+    return rows
+
+
+def _lanes(rows: pd.DataFrame) -> pd.Series:
+    """Sender and receiver of each message, by its group's name; None of collectives."""
+    found: list[tuple[int, int] | None] = []
+    for name, message in zip(rows["group"], rows["message"], strict=True):
+        sender, _, receiver = str(name).split(":")[1].partition("-") if message else ("", "", "")
+        found.append((int(sender), int(receiver)) if message else None)
+    return pd.Series(found, index=rows.index, dtype=object)
+
+
+def _members(rows: pd.DataFrame) -> pd.Series:
+    """The traces that take part in each row's collective."""
+    members = {match: tuple(sorted(own)) for match, own in rows.groupby("match")["trace"]}
+    return rows["match"].map(members)
 
 
 def _timed(rows: pd.DataFrame) -> pd.DataFrame:
     """With `ended_ns`, when the collective had ended on all ranks, and `transfer_ns`, how long it took on the link."""
     by = rows.groupby("match")
     rows = rows.assign(ended_ns=by["end_ns"].transform("max"), asked_ns=by["launch_ns"].transform("max"))
-    once = rows.drop_duplicates("match").sort_values("ended_ns", kind="stable")
-    free_ns = once["ended_ns"].shift(fill_value=UNKNOWN_NS)
-    took = once["ended_ns"] - np.maximum(once["asked_ns"], free_ns)
-    return rows.assign(transfer_ns=rows["match"].map(dict(zip(once["match"], took, strict=True))))
+    traces, free_ns = sorted(set(rows["trace"])), dict[int, int]()
+    took: dict[object, int] = {}
+    for own in rows.drop_duplicates("match").sort_values("ended_ns", kind="stable").to_dict("records"):
+        members = own["members"] or traces
+        freed_ns = max(free_ns.get(trace, UNKNOWN_NS) for trace in members)
+        took[own["match"]] = own["ended_ns"] - max(own["asked_ns"], freed_ns)
+        free_ns |= dict.fromkeys(members, own["ended_ns"])
+    return rows.assign(transfer_ns=rows["match"].map(took))
 
 
 def _in_order(rows: pd.DataFrame) -> bool:
-    """Whether collectives ended in the order of their launches on every rank, as on a link that takes one at a time."""
+    """Whether collectives ended in the order of their launches on every rank, as on a link that takes one at a time.
+
+    Where groups of the ranks are named, each group's for itself, and each lane's.
+    """
     launched = rows.sort_values(["trace", "launch_ns"], kind="stable")
-    return bool((launched.groupby("trace")["ended_ns"].diff().fillna(0) >= 0).all())
+    by = launched.groupby([launched["trace"], launched["members"].map(str), launched["lane"].map(str)])
+    return bool((by["ended_ns"].diff().fillna(0) >= 0).all())
 
 
 def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
@@ -175,6 +220,9 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
             host_ns=_host_ns(own, row["launch_ns"]) if own and not hidden else 0,
             parameters=label_list(bucket.get("parameters", "")),
             gradient_bytes=int(bucket.get("bytes", 0)),
+            hops=row["hops"],
+            group=row["members"],
+            lane=row["lane"],
         )
         yield Launched(at_ns=row["launch_ns"], ended_ns=row["ended_ns"], own_ended_ns=row["end_ns"], launch=launch)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
-from overlaplab.costs import fit_line, hops_ns, transfer_ns
+from overlaplab.costs import fit_line, transfer_ns
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Span
@@ -67,9 +67,7 @@ class _ByLink:
         return lambda num_bytes: self._takes(kind, num_bytes)
 
     def _takes(self, kind: str, num_bytes: int) -> int:
-        if self._hops is not None and kind == "all_reduce":
-            return hops_ns(num_bytes, self._link, self._hops)
-        return transfer_ns(kind, num_bytes, self._link)
+        return transfer_ns(kind, num_bytes, self._link, self._hops if kind == "all_reduce" else None)
 
 
 class _Measured:

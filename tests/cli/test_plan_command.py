@@ -139,8 +139,7 @@ def test_hours_and_cost(command: Any) -> None:
         (None, "--params 7B --train-tokens 3B", "--train-tokens needs a step. Give a recording of the model"),
         (RUN / "rank0.pt.trace.json.gz", "", "no run.json says of which model it is"),
         (TRACES / "pipeline", "", "its ranks share the model (pp 4)"),
-        (TRACES / "parameter-server", "", "sends all gradients to a server, which is not predicted"),
-        (TRACES / "ring", "", "makes its collectives by hand, and their hops are not predicted"),
+        (TRACES / "parameter-server", "", "its workers do not wait for each other, which is not predicted"),
     ],
 )
 def test_what_is_not_predicted_is_one_line(command: Any, run: Path | None, options: str, said: str) -> None:

@@ -12,7 +12,7 @@ LINK = Link(emulated=True, bandwidth_gbps=8, latency_us=2, world_size=4)
 
 
 def test_a_message_takes_the_latency_and_its_bytes() -> None:
-    assert message_ns(1000, LINK) == 3000
+    assert message_ns(1000, LINK) == transfer_ns("send_recv", 1000, LINK) == 3000
 
 
 def test_a_servers_link_carries_one_message_after_another() -> None:

@@ -53,6 +53,61 @@ def test_what_cannot_end_is_refused(programs: list[list[Move]]) -> None:
         play(programs)
 
 
+LEFT, RIGHT, BOTH = (0, 1), (2, 3), (0, 2)
+"""Groups of four ranks."""
+
+
+@pytest.mark.parametrize(
+    ("programs", "carried"),
+    [
+        # on different links at once
+        ([[Launch("l", 5, group=LEFT)]] * 2 + [[Launch("r", 7, group=RIGHT)]] * 2, {"l": (0, 5), "r": (0, 7)}),
+        # on rank 0's link in the order in which their last ranks came, whatever rank 0 launched first
+        (
+            [
+                [Launch("l", 5, group=LEFT), Launch("b", 3, group=BOTH)],
+                [Work(2), Launch("l", 5, group=LEFT)],
+                [Launch("b", 3, group=BOTH)],
+                [],
+            ],
+            {"b": (0, 3), "l": (3, 8)},
+        ),
+        # what fits before another that is booked already goes before it
+        (
+            [
+                [Launch("l", 6, group=LEFT), Wait("l"), Launch("b", 4, group=BOTH)],
+                [Launch("l", 6, group=LEFT)],
+                [Launch("r", 9, group=RIGHT), Launch("b", 4, group=BOTH)],
+                [Launch("r", 9, group=RIGHT)],
+            ],
+            {"l": (0, 6), "r": (0, 9), "b": (9, 13)},
+        ),
+        # one of a group follows the one before, and is not booked sooner
+        (
+            [
+                [Launch("l", 5, group=LEFT), Launch("m", 5, group=LEFT), Work(4), Launch("b", 2, group=BOTH)],
+                [Launch("l", 5, group=LEFT), Launch("m", 5, group=LEFT)],
+                [Work(4), Launch("b", 2, group=BOTH)],
+                [],
+            ],
+            {"l": (0, 5), "b": (5, 7), "m": (7, 12)},
+        ),
+    ],
+)
+def test_groups_share_their_ranks_links(programs: list[list[Move]], carried: dict[str, tuple[int, int]]) -> None:
+    assert play(programs).carried == carried
+
+
+def test_a_server_gets_one_message_after_another() -> None:
+    """Of 4 ns each, in the order in which they come, whatever the order in which it waits for them."""
+    programs: list[list[Move]] = [[Launch(k, 4, group=(0, k), lane=(k, 0)) for k in (1, 2, 3)]]
+    programs[0] += [Work(5), *(Wait(k) for k in (1, 2, 3))]
+    programs += [[Work(late), Launch(k, 4, group=(0, k), lane=(k, 0)), Wait(k)] for k, late in ((1, 9), (2, 0), (3, 1))]
+    played = play([[End(), *program, End()] for program in programs])
+    assert played.carried == {2: (0, 4), 3: (4, 8), 1: (9, 13)}
+    assert [played.spans_ns(rank) for rank in range(4)] == [[13], [13], [4], [8]]
+
+
 def by_ticks(programs: Sequence[Sequence[Move]]) -> list[int]:
     """When each rank ends: processors and a link that advance by a nanosecond at a time."""
     left = [[move.ns if isinstance(move, Work) else 0 for move in program] for program in programs]

@@ -24,7 +24,7 @@ PLAYED = [
 """Of the sweep's recordings of one cap the second and further ones are repetitions."""
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", [*PLAYED, "ring", "tensor", "dp-tp"])
 def test_a_replay_gives_the_recorded_steps(name: str) -> None:
     """Within 0.1 %, by design 1 % in the mean."""
     run = sample_run(name)

@@ -44,8 +44,8 @@ def page() -> None:
     if opened.not_predicted is not None:
         nothing_to_show(
             opened,
-            "Of this run no other setting can be predicted. That takes the traces of all ranks: of a run of the engine"
-            " on a CPU (`overlaplab record`), or of torch's DDP or FSDP2 on GPUs.",
+            "Of this run no other setting can be predicted here. That takes the traces of all ranks: of a run of the"
+            " engine on a CPU (`overlaplab record`), or of torch's DDP or FSDP2 on GPUs.",
         )
         st.text(opened.not_predicted)
         return

@@ -1,7 +1,7 @@
 """Which settings would make the recorded steps shorter, by how much, and what memory they cost.
 
 [Note: played]
-Where a run can be played (see `recorded_programs`), each setting changes all ranks' programs, which are played again.
+Where a run can be played (see `plain_programs`), each setting changes all ranks' programs, which are played again.
 The gain is how much earlier the last rank ends a step, the median over the steps that nothing disturbed. Its range
 reaches from the least to the largest gain of these steps, and by 1 % of a step beyond either, since a replay tells
 settings apart no better. It says nothing of how much recordings differ: `half_ns` does.

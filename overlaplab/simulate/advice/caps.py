@@ -23,7 +23,7 @@ from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.changes import Bucket, assign, launch_ns, recut
 from overlaplab.simulate.cutting import best_launched, last_end
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
-from overlaplab.simulate.recorded import Recorded, recorded_programs
+from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.transfers import beyond, transfers
 
 __all__ = [
@@ -137,7 +137,7 @@ class Recutting:
 @once_per_run
 def recutting(run: Run) -> Recutting | None:
     """None unless all-reduces average the gradients, their names and sizes are known, and the run can be played."""
-    recorded, traits = recorded_programs(run), traits_of(run.manifest)
+    recorded, traits = plain_programs(run), traits_of(run.manifest)
     if recorded is None or traits is None or traits.gradients != "all_reduce" or not recorded.gradients:
         return None
     arrived = [move.name for move in recorded.programs[0] if isinstance(move, Mark) and move.word == "gradient"]

@@ -13,7 +13,7 @@ from overlaplab.manifest import traits_of
 from overlaplab.simulate.advice.caps import TIE, undisturbed_steps
 from overlaplab.simulate.changes import prefetched
 from overlaplab.simulate.player import Program, StuckError, play
-from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.simulate.recorded import plain_programs
 
 __all__ = ["DepthPlayed", "best_depth", "depths_played"]
 
@@ -34,7 +34,7 @@ class DepthPlayed:
 @once_per_run
 def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
     """Each depth beyond the recorded one, the smallest first, until nothing more changes."""
-    recorded, traits = recorded_programs(run), traits_of(run.manifest)
+    recorded, traits = plain_programs(run), traits_of(run.manifest)
     if recorded is None or traits is None or traits.gathers != "units":
         return ()
     if run.manifest is None or run.manifest.prefetch is None:

@@ -7,7 +7,7 @@ from statistics import fmean
 from overlaplab.events import Run, once_per_run
 from overlaplab.simulate.player import StuckError, play
 from overlaplab.simulate.predictions.error import by_step, gain_half_ns, interval, measured_steps
-from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.simulate.recorded import plain_programs
 
 __all__ = ["gains_miss_ns"]
 
@@ -15,7 +15,7 @@ __all__ = ["gains_miss_ns"]
 @once_per_run
 def gains_miss_ns(run: Run) -> int | None:
     """Half of the 95 % interval of a gain that was played, see `gain_half_ns`; None where nothing can be played."""
-    recorded = recorded_programs(run)
+    recorded = plain_programs(run)
     if recorded is None:
         return None
     try:

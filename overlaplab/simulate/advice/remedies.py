@@ -32,7 +32,7 @@ from overlaplab.simulate.changes import (
     without_pauses,
 )
 from overlaplab.simulate.player import Launch, Move, Program, StuckError, Work, play
-from overlaplab.simulate.recorded import Recorded, recorded_programs
+from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.transfers import transfers
 
 __all__ = ["REMEDIES", "remedies"]
@@ -64,9 +64,9 @@ def remedies(run: Run) -> pd.DataFrame:
     Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `cause` (a `Cause`'s value), `setting` (float64:
     the number that the remedy is about, NaN for none), `gain_ns` (how much shorter the rank's step would be; negative
     if longer), `step_ns` (how long it would take; both int64). No rows where the run cannot be played, see
-    `recorded_programs`, nor of FSDP2, nor of remedies that change nothing.
+    `plain_programs`, nor of FSDP2, nor of remedies that change nothing.
     """
-    recorded = recorded_programs(run)
+    recorded = plain_programs(run)
     if recorded is None or any(fsdp2_ranges_of(trace) for trace in run.traces):
         return _table([])
     try:

@@ -27,7 +27,7 @@ from overlaplab.simulate.device_gathers import prefetched
 from overlaplab.simulate.device_slowdown import slowed
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
 from overlaplab.simulate.predictions.error import Interval, by_step, interval_of
-from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.options import MIB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import PREDICTED, label_text

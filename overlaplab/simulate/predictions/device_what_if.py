@@ -27,7 +27,7 @@ from overlaplab.simulate.predictions.device import (
     require_device,
 )
 from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated
-from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import label_fields
 

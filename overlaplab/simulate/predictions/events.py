@@ -7,6 +7,7 @@ that idle time is shared out evenly. Labels are the engine's (`traces/README.md`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -15,15 +16,12 @@ from urllib.parse import quote
 from overlaplab.load.file.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
+from overlaplab.simulate.predictions.by_hand import HopEvents
+from overlaplab.simulate.predictions.event import COMPUTES, INSTANT_NS, LANES, LINK, Event
 from overlaplab.vocabulary import PREDICTED, STAGE_WORDS, label_text
 
-__all__ = ["COMPUTES", "LANES", "LINK", "Event", "bucket_gradients", "gradient_bytes", "played_events"]
+__all__ = ["bucket_gradients", "gradient_bytes", "played_events"]
 
-COMPUTES, LINK = 1, 2
-"""The thread that computes, launches and waits, and the link's own."""
-LANES = 1 << 16
-"""The first of the threads that carry messages, one for each sender and receiver."""
-_INSTANT_NS = 1
 _PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)
 _PART_NS = 1_000_000
 """Of work in which the rank is idle now and then, an operator is no longer."""
@@ -32,6 +30,8 @@ _KEYS = {
     "parameters": ("bucket",),
     "gather": ("unit", "microbatch", "phase"),
     "scatter": ("unit", "microbatch"),
+    "replicas": ("unit", "microbatch"),
+    "activations": ("module", "microbatch", "phase"),
 }
 """What the name of a launch of this role consists of."""
 _SENDERS = {
@@ -39,19 +39,11 @@ _SENDERS = {
     "parameters": "param_gather_launch",
     "gather": "gather_launch",
     "scatter": "scatter_launch",
+    "replicas": "replica_launch",
+    "activations": "activation_launch",
 }
 _WAITERS = {"parameters": "param_gather_wait", "gather": "gather_wait"}
 _DONE = {"bucket": "bucket_done", "scatter": "scatter_done"}
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A range of one thread, by times of the player."""
-
-    thread: int
-    name: str
-    start_ns: int
-    end_ns: int
 
 
 def played_events(
@@ -63,12 +55,14 @@ def played_events(
     takes a collective up so long after it could, which is not in T.
     """
     groups = _groups(programs)
+    dtype, link = _dtype(manifest, "bucket"), manifest.emulated_link
+    by_hand = [HopEvents(rank, len(programs), dtype, DTYPE_BYTES.get(dtype, 1), link) for rank in range(len(programs))]
     return [
         sorted(
-            _Rank(program, over_ns, played.carried, manifest, steps, groups, taken_ns).events(),
+            _Rank(program, over_ns, played.carried, manifest, steps, groups, taken_ns, own).events(),
             key=lambda event: event.start_ns,
         )
-        for program, over_ns in zip(programs, played.over_ns, strict=True)
+        for program, over_ns, own in zip(programs, played.over_ns, by_hand, strict=True)
     ]
 
 
@@ -86,13 +80,18 @@ def bucket_gradients(program: Program) -> dict[Hashable, tuple[str, ...]]:
 
 
 def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
-    """The name of each collective's process group: 0 if all ranks are in it, else its ranks; of a message its lane."""
+    """The name of each collective's process group: 0 if all ranks are in it, else its ranks; of a message its lane.
+
+    Of a mesh of several axes it is always its ranks, as one axis may have all of them.
+    """
     members: dict[Hashable, list[int]] = {}
     found: dict[Hashable, str] = {}
     for rank, program in enumerate(programs):
         for move in program:
             if isinstance(move, Launch) and move.lane is not None:
                 found[move.key] = quote("0:{}-{}".format(*move.lane))
+            elif isinstance(move, Launch) and move.group is not None:
+                found[move.key] = "-".join(map(str, move.group))
             elif isinstance(move, Launch):
                 members.setdefault(move.key, []).append(rank)
     everybody = len(programs)
@@ -110,6 +109,7 @@ class _Rank:
     steps: Sequence[int | None]
     groups: Mapping[Hashable, str]
     taken_ns: int
+    by_hand: HopEvents
     open: dict[str, tuple[int, str]] = field(default_factory=dict)
     """When passes and updates began, and their names."""
     computed_ns: int = 0
@@ -121,6 +121,8 @@ class _Rank:
     """The fields that the labels of a launch, of its wait and of its end share."""
     numbers: dict[str, int] = field(default_factory=dict)
     """How many each group has launched."""
+    flying: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    """How many were launched and not waited for, by role and name: of a server's bucket several messages."""
     waiting: list[tuple[Launch, int, int]] = field(default_factory=list)
     """What is waited for in a row, with when each wait began and was over."""
 
@@ -132,7 +134,7 @@ class _Rank:
             if not isinstance(move, Wait):
                 yield from self.waits(labelled=place - 1 not in silent)
             elif place in silent:
-                self.computed_ns = self.computed_ns or now + 2 * _INSTANT_NS  # after the last launch
+                self.computed_ns = self.computed_ns or now + 2 * INSTANT_NS  # after the last launch
             match move:
                 case Work():
                     for start, end in _operators(move):
@@ -171,7 +173,7 @@ class _Rank:
             case "forward" | "optimizer" | "update":
                 self.open[mark.word] = now, mark.name
             case word if word in STAGE_WORDS:  # after what was launched at the same moment
-                self.open[mark.word] = now + 2 * _INSTANT_NS, mark.name
+                self.open[mark.word] = now + 2 * INSTANT_NS, mark.name
             case "backward":
                 yield from self.closed("forward", now)
                 self.open["backward"] = now, mark.name
@@ -197,13 +199,16 @@ class _Rank:
         """The label of what launches it, around that of the call."""
         group = self.groups[launch.key]
         number = self.numbers.get(group, 0)
-        self.launched[launch.key], self.numbers[group] = (launch, now, number), number + 1
+        self.launched[launch.key] = launch, now, number
+        self.numbers[group] = number + (launch.hops is None)
         self.named[launch.key] = self.fields(launch)
-        if launch.role:
-            sizes = {} if launch.role == "bucket" else {"bytes": launch.bytes}
+        self.flying[launch.role, launch.what] += 1
+        if launch.role and self.flying[launch.role, launch.what] == 1:  # else a further message of the bucket
+            sizes = {} if launch.role in ("bucket", "activations") else {"bytes": launch.bytes}
             text = label_text(_SENDERS[launch.role], **self.named[launch.key], **sizes)
-            yield Event(COMPUTES, text, now, now + 2 * _INSTANT_NS)
-        yield _instant(now, label_text("launch", seq=number, group=group))
+            yield Event(COMPUTES, text, now, now + 2 * INSTANT_NS)
+        if launch.hops is None:
+            yield _instant(now, label_text("launch", seq=number, group=group))
 
     def fields(self, launch: Launch) -> dict[str, str]:
         """Its bucket or unit; FSDP2 says of a unit neither microbatch nor phase: those of the pass."""
@@ -218,11 +223,13 @@ class _Rank:
         for launch, begun, over in self.waiting:
             fields = self.named[launch.key]
             if launch.role in _WAITERS:
+                self.flying[launch.role, launch.what] -= 1
                 yield Event(COMPUTES, label_text(_WAITERS[launch.role], **fields), begun, over)
                 continue
-            if launch.lane is None:  # no label is around the wait for a message
+            if launch.lane is None or launch.group is not None:  # around a pipeline's messages is no label
                 general.append((begun, over))
-            if launch.role in _DONE:
+            self.flying[launch.role, launch.what] -= 1
+            if launch.role in _DONE and not self.flying[launch.role, launch.what]:
                 yield _instant(over, label_text(_DONE[launch.role], **fields))
         if general and labelled:
             yield Event(COMPUTES, label_text("wait"), general[0][0], general[-1][1])
@@ -233,6 +240,9 @@ class _Rank:
         link, free = self.manifest.emulated_link, dict[int, int]()
         lanes = sorted({launch.lane for launch, _, _ in self.launched.values() if launch.lane is not None})
         for key, (launch, at, number) in self.launched.items():
+            if launch.hops is not None:
+                yield from self.by_hand.of(launch, self.carried[key])
+                continue
             end = self.carried[key][1]
             fields: dict[str, str | int] = {"seq": number, "kind": launch.kind}
             fields |= {
@@ -259,7 +269,7 @@ def _operators(work: Work) -> Iterator[tuple[int, int]]:
 
 
 def _instant(at_ns: int, text: str) -> Event:
-    return Event(COMPUTES, text, at_ns, at_ns + _INSTANT_NS)
+    return Event(COMPUTES, text, at_ns, at_ns + INSTANT_NS)
 
 
 def _fields(role: str, name: str) -> dict[str, str]:
@@ -269,7 +279,7 @@ def _fields(role: str, name: str) -> dict[str, str]:
 
 def _ordered(fields: dict[str, str]) -> dict[str, str]:
     """In the grammar's order, which is not that of names."""
-    return {key: fields[key] for key in ("bucket", "unit", "phase", "microbatch") if key in fields}
+    return {key: fields[key] for key in ("bucket", "unit", "module", "phase", "microbatch") if key in fields}
 
 
 def _dtype(manifest: Manifest, role: str) -> str:
@@ -295,15 +305,18 @@ def _ready(program: Program, manifest: Manifest) -> dict[int, list[str]]:
     gradients = bucket_gradients(program)
     arrived: dict[str, int] = {}
     found: dict[int, list[str]] = {}
+    further = False
     for place, move in enumerate(program):
         if isinstance(move, Mark) and move.word == "gradient":
             arrived[move.name] = place
-        elif isinstance(move, Launch) and move.role == "bucket":
+        elif isinstance(move, Launch) and move.role == "bucket" and not (further and move.lane is not None):
             last = max((arrived.pop(name) for name in gradients[move.key] if name in arrived), default=place)
             names = gradients[move.key]
             size = move.gradient_bytes or gradient_bytes(manifest, names) or move.bytes
             text = label_text("bucket_ready", bucket=move.what or "", bytes=size, parameters=names)
             found.setdefault(last, []).append(text)
+        if not isinstance(move, Work):
+            further = isinstance(move, Launch) and move.role == "bucket"
     return found
 
 

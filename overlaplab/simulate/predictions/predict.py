@@ -28,7 +28,8 @@ from overlaplab.simulate.predictions.error import (
     measured_steps,
     recorded_caps,
 )
-from overlaplab.simulate.predictions.events import Event, bucket_gradients, gradient_bytes, played_events
+from overlaplab.simulate.predictions.event import Event
+from overlaplab.simulate.predictions.events import bucket_gradients, gradient_bytes, played_events
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.programs.pipelined import pipeline_of
@@ -179,6 +180,8 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
             "pipeline": asdict(pipeline_of(run, run.manifest, setting)),
             "link": asdict(link) if link else None,
         }
+    if not run.manifest.axes.is_one_axis:  # nothing but its link is predicted
+        return raw | ({"link": asdict(setting.link)} if setting.link else {})
     options = options_of(run, run.manifest, setting)
     traits = TRAITS.get(options.strategy)
     raw |= {"strategy": options.strategy, "world_size": options.ranks, "accumulate": options.accumulate}
@@ -191,7 +194,7 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
         raw["first_bucket_mb"] = setting.first_bucket_mb
     if traits is not None:
         raw["prefetch"] = options.prefetch if traits.gathers == "units" else None
-    if "mesh" in raw:  # of one axis, as others are not predicted
+    if "mesh" in raw:
         raw["mesh"] = {"dp": options.ranks, "pp": 1, "tp": 1, "replicate": None, "shard": None}
     link = setting.link or run.manifest.link
     return raw | {"link": asdict(replace(link, world_size=options.ranks)) if link else None}

@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.summary import summary
-from overlaplab.costs import Algorithm, collective_ns, transfer_ns
-from overlaplab.costs.link import ROUNDS
+from overlaplab.costs import Algorithm
 from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of, step_windows
@@ -29,6 +28,7 @@ from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated, interval_of
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.times import elsewhere_ns
 from overlaplab.simulate.wide import Skew, Times, WidePlayed, WideProgram, drawn, play_wide, retimed, widen, worked
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
@@ -104,7 +104,7 @@ def played(
         known = made or len(run.traces)
         before, after = (replace(own, world_size=n) for own, n in ((link, known), (setting.link or link, ranks)))
         if after != before or algorithm != "ring":
-            program = retimed(program, lambda launch: _takes(launch, before, after, algorithm))
+            program = retimed(program, lambda launch: elsewhere_ns(launch, before, after, algorithm))
     elif setting.link is not None or setting.ranks is not None:
         raise OverlaplabError("without a link no other link or number of ranks can be played", path=run.path)
     if ranks != program.ranks:
@@ -116,13 +116,6 @@ def _made(run: Run, setting: Setting) -> int | None:
     """Among how many ranks programs are made: as recorded, but where ranks own parts, whose sizes depend on it."""
     traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
     return setting.ranks if traits is not None and traits.sharded else None
-
-
-def _takes(launch: Launch, before: Link, after: Link, algorithm: Algorithm) -> int:
-    if launch.kind not in ROUNDS:
-        return launch.transfer_ns
-    less = transfer_ns(launch.kind, launch.bytes, before)
-    return max(launch.transfer_ns - less + collective_ns(launch.kind, launch.bytes, after, algorithm=algorithm), 0)
 
 
 def far(run: Run, setting: Setting, program: WideProgram) -> dict[str, float]:

@@ -2,15 +2,16 @@
 
 What was recorded is taken apart into work and communication (`profile`), and the strategy asked for makes its own
 communication around the same work (`strategy`, and a file for each family). Where only the link changes, the recorded
-moves stay, and T alone is changed.
+moves stay, and T alone is changed; of meshes of several axes that is all that is known.
 
 [Note: ranks]
 Ranks beyond those recorded draw each step from these ranks' programs (`further`). Where ranks own parts, those who draw
-update as large a part as the rank whose step they drew.
+update as large a part as the rank whose step they drew. Beside a server they take the recorded ranks' work in turn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from overlaplab.errors import OverlaplabError
@@ -22,8 +23,8 @@ from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options, options_of
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import pipeline_programs
-from overlaplab.simulate.programs.profile import Profile, median_rank, profile_of
-from overlaplab.simulate.programs.replicated import Bucketed, Naive, PerParam, TorchDDP
+from overlaplab.simulate.programs.profile import Profile, Step, median_rank, profile_of
+from overlaplab.simulate.programs.replicated import Bucketed, Naive, ParameterServer, PerParam, Ring, TorchDDP, Tree
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import behind, transfer_of
@@ -32,12 +33,15 @@ from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
 
-__all__ = ["made_programs", "programs_of"]
+__all__ = ["is_served", "made_programs", "programs_of"]
 
 _STRATEGIES: dict[str, type[Strategy]] = {
     "naive": Naive,
     "per-param": PerParam,
     "bucketed": Bucketed,
+    "ring": Ring,
+    "tree": Tree,
+    "parameter-server": ParameterServer,
     "torch-ddp": TorchDDP,
     "zero1": Zero1,
     "zero2": Zero2,
@@ -53,8 +57,10 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
     """
     if run.manifest is not None and run.manifest.pipeline is not None:
         return pipeline_programs(run, setting)
-    made = made_programs(run, setting)
-    if setting.ranks is None or run.manifest is None or setting.ranks == run.manifest.world_size:
+    if run.manifest is not None and not run.manifest.axes.is_one_axis:
+        return _behind_link(run, setting)
+    made = _made(run, setting)
+    if setting.ranks is None or len(made) == setting.ranks:
         return made
     if setting.ranks > MOST_RANKS:
         raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
@@ -67,8 +73,25 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
 def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     """The programs of the recorded ranks alone, or of the first of them, as they are among the setting's ranks.
 
-    Raises as `programs_of`, of which the further ranks draw from these.
+    Raises as `programs_of`, of which the further ranks draw from these; also where not all ranks launch the same.
     """
+    manifest = run.manifest
+    if manifest is not None and not manifest.axes.is_one_axis and manifest.pipeline is None:
+        raise OverlaplabError(
+            f"its ranks share the model ({manifest.axes})",
+            path=run.path,
+            remedy="overlaplab predict takes --link of it, and no other change",
+        )
+    if is_served(run, setting) and not (manifest and manifest.asynchronous):
+        raise OverlaplabError(
+            "messages to a server are not played for many ranks at once",
+            path=run.path,
+            remedy="overlaplab predict takes --link and --ranks of a parameter server",
+        )
+    return _made(run, setting)
+
+
+def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
     manifest, programs = _recorded(run)
     before, after = options_of(run, manifest, Setting()), options_of(run, manifest, setting)
     link = setting.link or manifest.link
@@ -76,11 +99,15 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     median = median_rank(programs)
     if after != before:
         _require(run, manifest, after)
-    if after == (before if _traits(manifest).sharded else replace(before, ranks=after.ranks)):
+    served = is_served(run, Setting())
+    parted = served or _traits(manifest).sharded
+    if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
         chosen = (programs if setting.straggler else [programs[median]] * len(programs))[: after.ranks]
         return tuple(chosen if link == manifest.link else (behind(each, manifest.link, link) for each in chosen))
-    profile = profile_of(programs, sharded="optimizer" in _traits(manifest).sharded)
-    ranks = profile.ranks if setting.straggler else (profile.ranks[median],) * len(programs)
+    profile = profile_of(programs, sharded="optimizer" in _traits(manifest).sharded, served=served)
+    ranks: Sequence[Sequence[Step]] = profile.ranks if setting.straggler else (profile.ranks[median],) * len(programs)
+    if is_served(run, setting):
+        ranks = _each_in_turn(run, ranks, after.ranks)
     model = _model(run, manifest, profile, after)
     transfer = transfer_of(run, programs, link)
     make = _STRATEGIES[after.strategy]
@@ -88,6 +115,28 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
         tuple(make(after, model, profile, transfer, rank).program(steps))
         for rank, steps in enumerate(ranks[: after.ranks])
     )
+
+
+def _each_in_turn(run: Run, ranks: Sequence[Sequence[Step]], count: int) -> list[Sequence[Step]]:
+    """So many ranks' steps: those beyond the recorded ones work as these in turn, but none as the first, a server."""
+    if count > MOST_RANKS:
+        raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
+    others = ranks[1:] or ranks
+    return [*ranks, *(others[place % len(others)] for place in range(max(count - len(ranks), 0)))]
+
+
+def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
+    """Of a mesh of several axes: the recorded moves, of which a link changes T alone, by each group's own size."""
+    assert run.manifest is not None  # who calls has seen its mesh
+    if setting != Setting(link=setting.link):
+        raise OverlaplabError(
+            f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else",
+            path=run.path,
+        )
+    manifest, programs = _recorded(run)
+    if setting.link is None or setting.link == manifest.link:
+        return programs
+    return tuple(behind(each, manifest.link, setting.link) for each in programs)
 
 
 def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...]]:
@@ -101,17 +150,11 @@ def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...]]:
         raise OverlaplabError(
             "only runs of the engine are predicted", path=run.path, remedy="Record one with overlaplab record"
         )
-    if _traits(manifest).hops is not None:
+    if manifest.asynchronous:
         raise OverlaplabError(
-            f"{manifest.strategy} makes its collectives by hand, and their hops are not predicted",
+            "its workers do not wait for each other, which is not predicted",
             path=run.path,
-            remedy="Predict from a run of bucketed",
-        )
-    if _traits(manifest).gradients == "server":
-        raise OverlaplabError(
-            f"{manifest.strategy} sends all gradients to a server, which is not predicted",
-            path=run.path,
-            remedy="Predict from a run of bucketed",
+            remedy="Predict from a run of the synchronous parameter-server",
         )
     if manifest.pipeline is not None:
         raise OverlaplabError(
@@ -125,8 +168,6 @@ def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...]]:
             path=run.path,
             remedy="A prediction needs all ranks' traces",
         )
-    if not manifest.axes.is_one_axis:
-        raise OverlaplabError(f"only data parallelism is predicted, not {manifest.axes}", path=run.path)
     recorded = recorded_programs(run)
     if recorded is None:
         raise OverlaplabError(
@@ -166,6 +207,12 @@ def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> 
     if TRAITS[options.strategy].gathers == "units" and policy != "by_block":
         raise OverlaplabError(f"which units of the policy {policy} stay gathered is not known", path=run.path)
     return Model.of(manifest, profile.uses, arrived)
+
+
+def is_served(run: Run, setting: Setting) -> bool:
+    """Whether the first rank is a server, which none of the others works as."""
+    traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
+    return traits is not None and traits.gradients == "server"
 
 
 def _traits(manifest: Manifest) -> Traits:

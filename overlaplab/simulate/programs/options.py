@@ -72,11 +72,7 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
         raise OverlaplabError(f"{strategy} {problem}", path=run.path)
 
     if traits.cuts_layers:
-        refuse("cuts layers, which is not predicted: record it")
-    if traits.hops is not None:
-        refuse("makes its collectives by hand, and their hops are not predicted: record it")
-    if traits.gradients == "server":
-        refuse("sends all gradients to a server, which is not predicted: record it")
+        refuse("cuts layers, of which another link is predicted from a recording of it, and nothing else: record it")
     if traits.stages:
         refuse("is predicted from recordings of pipelines alone")
     if setting.schedule or setting.microbatches is not None or setting.stages:

@@ -14,7 +14,7 @@ from statistics import fmean, median_low
 
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-__all__ = ["Profile", "Step", "median_rank", "profile_of"]
+__all__ = ["Profile", "Step", "median_rank", "profile_of", "wake_ns"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,21 +58,33 @@ class Profile:
         return [unit for unit, _, phase in names if phase == "forward"]
 
 
-def profile_of(programs: Sequence[Program], *, sharded: bool) -> Profile:
-    """The profile of recorded programs. Of a `sharded` optimizer the ranks' updates are added up to whole units."""
+def profile_of(programs: Sequence[Program], *, sharded: bool, served: bool = False) -> Profile:
+    """The profile of recorded programs. Of a `sharded` optimizer the ranks' updates are added up to whole units.
+
+    If they are `served`, the first rank alone updates; the others get its updates, as if each made them.
+    """
     moves = [move for program in programs for move in program]
     launches = [move.host_ns for move in moves if isinstance(move, Launch) and move.host_ns]
-    wakes = [move.wake_ns for move in moves if isinstance(move, Wait) and move.wake_ns]
     host_ns = round(fmean(launches)) if launches else 0
     ranks = tuple(tuple(_steps(_worked(program, host_ns))) for program in programs)
     if sharded:
         for steps in zip(*ranks, strict=True):
             _add_up(steps)
+    if served:
+        for server, *others in zip(*ranks, strict=True):
+            for step in others:
+                step.updates_ns, step.overhead_ns = dict(server.updates_ns), server.overhead_ns
     return Profile(
         ranks=ranks,
         host_ns=host_ns,
-        wake_ns=round(fmean(wakes)) if wakes else 0,
+        wake_ns=wake_ns(programs),
     )
+
+
+def wake_ns(programs: Sequence[Program]) -> int:
+    """From the end of a collective until who waits for it goes on: the mean."""
+    wakes = [move.wake_ns for program in programs for move in program if isinstance(move, Wait) and move.wake_ns]
+    return round(fmean(wakes)) if wakes else 0
 
 
 def median_rank(programs: Sequence[Program]) -> int:

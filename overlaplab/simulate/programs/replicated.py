@@ -1,13 +1,16 @@
-"""Programs of strategies that replicate everything: naive, per-param, bucketed, torch-ddp."""
+"""Programs of strategies that replicate everything: naive, per-param, bucketed, ring, tree, torch-ddp, a server's."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from overlaplab.costs.link import MESSAGE
 from overlaplab.simulate.changes import assign
+from overlaplab.simulate.player import Move, Work
+from overlaplab.simulate.programs.profile import Step
 from overlaplab.simulate.programs.strategy import Strategy
 
-__all__ = ["Bucketed", "Naive", "PerParam", "TorchDDP"]
+__all__ = ["Bucketed", "Naive", "ParameterServer", "PerParam", "Ring", "TorchDDP", "Tree"]
 
 
 class Naive(Strategy):
@@ -87,3 +90,52 @@ class Bucketed(TorchDDP):
     def num_bytes(self, names: Sequence[str]) -> int:
         """See `InOrder`."""
         return super().num_bytes(names) + sum(map(self.model.gradient_item, names))
+
+
+class Ring(Bucketed):
+    """The same, with each bucket averaged hop by hop: beside the computation, one after another, as on the link."""
+
+    hops = "ring"
+
+
+class Tree(Bucketed):
+    """As `Ring`, up and down a tree."""
+
+    hops = "tree"
+
+
+class ParameterServer(Strategy):
+    """After the backward pass all gradients go to rank 0, with a flag for each; it updates, and sends the parameters.
+
+    It adds the others' gradients in the order of their ranks, waiting for each.
+    """
+
+    def program(self, steps: Sequence[Step]) -> list[Move]:
+        """See `Strategy`; ranks begin as far apart as they get the parameters of the step before."""
+        after = (self.rank or self.options.ranks - 1) - 1
+        self.moves.append(Work(max(after, 0) * self._transfer(MESSAGE, self._values_bytes)))
+        return super().program(steps)
+
+    def share(self, unit: str) -> float:
+        """See `Strategy`."""
+        return float(self.rank == 0)
+
+    def finish(self) -> None:
+        """See `Strategy`."""
+        names = list(self.model.parameters)
+        num_bytes = sum(self.model.gradient_bytes(name) + self.model.gradient_item(name) for name in names)
+        self.wait(*[self.launch_message((worker, 0), num_bytes, names) for worker in self._workers])
+
+    def updated(self) -> None:
+        """See `Strategy`."""
+        self.wait(*[self.launch_message((0, worker), self._values_bytes) for worker in self._workers])
+
+    @property
+    def _values_bytes(self) -> int:
+        """Of all parameters."""
+        return sum(self.model.elements(name) * self.model.own_item(name) for name in self.model.parameters)
+
+    @property
+    def _workers(self) -> Sequence[int]:
+        """Those that this rank has messages of: all others on the server, else itself."""
+        return range(1, self.options.ranks) if self.rank == 0 else [self.rank]

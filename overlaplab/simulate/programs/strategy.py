@@ -6,9 +6,11 @@ there with tensors is left out, and what they launch and wait for becomes moves.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
+from overlaplab.costs.link import MESSAGE
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
 from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options
@@ -26,6 +28,8 @@ class Strategy:
 
     sends_every_microbatch = False
     """Else only the last one's gradients are sent."""
+    hops: str | None = None
+    """By which messages buckets are added up by hand; None: by the library."""
 
     def __init__(self, options: Options, model: Model, profile: Profile, transfer: Transfer, rank: int) -> None:
         """All ranks' programs must be made of the same but for `rank`."""
@@ -34,7 +38,7 @@ class Strategy:
         self.step = self.microbatch = 0
         self._transfer = transfer
         self._sends = True
-        self._launched = 0
+        self._launched: Counter[tuple[int, int] | None] = Counter()
 
     # Hooks
 
@@ -81,15 +85,26 @@ class Strategy:
     def launch_bucket(self, kind: str, num_bytes: int, number: int, names: Sequence[str]) -> Hashable:
         """Launch that of the gradients with these names; returns its key."""
         own_bytes = sum(map(self.model.gradient_bytes, names))
-        took_ns = self._transfer(kind, num_bytes)
-        bucket = Launch(None, took_ns, kind, num_bytes, role="bucket", what=str(number))
+        took_ns = self._transfer(kind, num_bytes, self.hops)
+        bucket = Launch(None, took_ns, kind, num_bytes, role="bucket", what=str(number), hops=self.hops)
         return self._launch(replace(bucket, parameters=tuple(names), gradient_bytes=own_bytes))
 
+    def launch_message(self, lane: tuple[int, int], num_bytes: int, gradients: Sequence[str] = ()) -> Hashable:
+        """Launch a message from one rank to another, perhaps of these gradients; returns its key."""
+        message = Launch(
+            None, self._transfer(MESSAGE, num_bytes), MESSAGE, num_bytes, group=tuple(sorted(lane)), lane=lane
+        )
+        if gradients:
+            own_bytes = sum(map(self.model.gradient_bytes, gradients))
+            message = replace(message, role="bucket", what="0", parameters=tuple(gradients), gradient_bytes=own_bytes)
+        return self._launch(message)
+
     def _launch(self, launch: Launch) -> Hashable:
-        self._launched += 1  # all ranks launch in the same order
+        self._launched[launch.lane] += 1  # all ranks launch in the same order
+        key = *(launch.lane or ()), self._launched[launch.lane]
         host_ns = self.profile.host_ns
-        self.moves += [Work(host_ns), replace(launch, key=self._launched, host_ns=host_ns), Work(host_ns)]
-        return self._launched
+        self.moves += [Work(host_ns), replace(launch, key=key, host_ns=host_ns), Work(host_ns)]
+        return key
 
     def wait(self, *keys: Hashable) -> None:
         """Wait for collectives in turn."""

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Protocol
 
-from overlaplab.costs import transfer_ns
-from overlaplab.costs.link import ROUNDS
+from overlaplab.costs import Algorithm, collective_ns, hop_count, transfer_ns
+from overlaplab.costs.link import MESSAGE, ROUNDS
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Link
 from overlaplab.simulate.player import Launch, Move, Program
+from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.transfers import transfers
 
-__all__ = ["Transfer", "behind", "transfer_of"]
+__all__ = ["Transfer", "behind", "elsewhere_ns", "transfer_of"]
 
-Transfer = Callable[[str, int], int]
-"""T in ns of a kind of collective and its bytes."""
+
+class Transfer(Protocol):
+    """T in ns of a kind of collective and its bytes; `hops` as in `Launch`."""
+
+    def __call__(self, kind: str, num_bytes: int, hops: str | None = None, /) -> int:
+        """Raises `OverlaplabError` where too little is known of the kind."""
 
 
 def transfer_of(run: Run, programs: Sequence[Program], link: Link | None) -> Transfer:
-    """By the link's formula, and what collectives took beyond their recorded link's: the median of those recorded.
+    """By the link's formula, and what those recorded took beyond their link's: the median, of hops that of each hop.
 
-    Without a link by a line through what was measured; raises `OverlaplabError` when it is asked for a kind of which
-    too little was.
+    Where no such hops were recorded, each takes as much longer as a collective did, and until a thread woke up after
+    it; what else a hop costs the host is not known then.
+    Without a link by a line through what was measured, which tells nothing of hops, and nothing of kinds of which too
+    little was measured: then it raises `OverlaplabError`.
     """
     if link is None:
         took = transfers(run, run.traces[0], None)
 
-        def measured(kind: str, num_bytes: int) -> int:
-            by_size = took.by_size(kind)
+        def measured(kind: str, num_bytes: int, hops: str | None = None, /) -> int:
+            by_size = took.by_size(kind) if hops is None else None
             if by_size is None:
                 raise OverlaplabError(
                     f"how long its {kind} of other sizes take is not known",
@@ -40,8 +48,20 @@ def transfer_of(run: Run, programs: Sequence[Program], link: Link | None) -> Tra
             return by_size(num_bytes)
 
         return measured
-    late_ns = _late_ns(programs, run.manifest.link if run.manifest else None)
-    return lambda kind, num_bytes: transfer_ns(kind, num_bytes, link) + late_ns
+    known = run.manifest.link if run.manifest else None
+    usual_ns, message_late_ns, hop_late_ns = (_late_ns(programs[0], known, what) for what in _WHAT)
+    if usual_ns is None:
+        usual_ns = 0.0
+    if hop_late_ns is None:
+        hop_late_ns = usual_ns + wake_ns(programs)
+
+    def by_formula(kind: str, num_bytes: int, hops: str | None = None, /) -> int:
+        late_ns = usual_ns if kind != MESSAGE or message_late_ns is None else message_late_ns
+        if hops is not None:
+            late_ns = hop_late_ns * hop_count(link.world_size, hops)
+        return transfer_ns(kind, num_bytes, link, hops) + round(late_ns)
+
+    return by_formula
 
 
 def behind(program: Program, recorded: Link | None, link: Link | None) -> tuple[Move, ...]:
@@ -50,18 +70,54 @@ def behind(program: Program, recorded: Link | None, link: Link | None) -> tuple[
 
 
 def _moved(move: Move, recorded: Link | None, link: Link | None) -> Move:
-    if not isinstance(move, Launch) or move.kind not in ROUNDS or link is None:
+    if not isinstance(move, Launch) or link is None:
         return move
-    beyond_ns = move.transfer_ns - transfer_ns(move.kind, move.bytes, recorded) if recorded else 0
-    return replace(move, transfer_ns=max(transfer_ns(move.kind, move.bytes, link) + beyond_ns, 0))
+    return replace(move, transfer_ns=elsewhere_ns(move, recorded, link))
 
 
-def _late_ns(programs: Sequence[Program], link: Link | None) -> int:
+def elsewhere_ns(launch: Launch, recorded: Link | None, link: Link, algorithm: Algorithm = "ring") -> int:
+    """T behind another link: by its formula, with what it took beyond that of the recorded one (of hops as much each).
+
+    Of collectives without a formula as recorded. Messages and hops by hand do not go by the library's algorithm.
+    """
+    if launch.kind not in (*ROUNDS, MESSAGE):
+        return launch.transfer_ns
+    if launch.group is not None:
+        link = replace(link, world_size=len(launch.group))
+        recorded = recorded and replace(recorded, world_size=len(launch.group))
+    if launch.hops is None and launch.kind != MESSAGE:
+        model_ns = collective_ns(launch.kind, launch.bytes, link, algorithm=algorithm)
+    else:
+        model_ns = transfer_ns(launch.kind, launch.bytes, link, launch.hops)
+    if recorded is None:
+        return model_ns
+    beyond_ns = launch.transfer_ns - transfer_ns(launch.kind, launch.bytes, recorded, launch.hops)
+    if launch.hops is not None:
+        before, after = (hop_count(own.world_size, launch.hops) for own in (recorded, link))
+        beyond_ns = round(beyond_ns * after / max(before, 1))
+    return max(model_ns + beyond_ns, 0)
+
+
+_WHAT = ("collectives", "messages", "hops")
+
+
+def _late_ns(program: Program, link: Link | None, what: str) -> float | None:
+    """What collectives, messages, or hops of those by hand took beyond their link's formula, the median.
+
+    None where there are none, or no formula.
+    """
     if link is None:
-        return 0
+        return None
     late = [
-        move.transfer_ns - transfer_ns(move.kind, move.bytes, link)
-        for move in programs[0]
-        if isinstance(move, Launch) and move.kind in ROUNDS
+        (move.transfer_ns - transfer_ns(move.kind, move.bytes, link, move.hops))
+        / (max(hop_count(link.world_size, move.hops), 1) if move.hops else 1)
+        for move in program
+        if isinstance(move, Launch) and move.kind in (*ROUNDS, MESSAGE) and _is(move) == what
     ]
-    return max(round(median(late)), 0) if late else 0
+    return max(median(late), 0) if late else None
+
+
+def _is(launch: Launch) -> str:
+    if launch.kind == MESSAGE:
+        return "messages"
+    return "collectives" if launch.hops is None else "hops"

@@ -12,15 +12,12 @@ from made.traces import event, op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import chunks_after_hops, hops, volume
-from overlaplab.costs import hops_ns, tree_until
-from overlaplab.errors import OverlaplabError
+from overlaplab.costs import hop_count, hops_ns, transfer_ns, tree_until
 from overlaplab.findings import advice_refused, hops_remark, hops_title
 from overlaplab.manifest import Link
 from overlaplab.sections.blocks import Chart
 from overlaplab.sections.run import collectives_section
 from overlaplab.sections.run_tables import RunTables
-from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS
 
 
@@ -122,12 +119,10 @@ def test_pages_show_the_hops_where_there_are_any(run: overlaplab.Run) -> None:
             assert "and after hop 1 on all ranks" in (title if isinstance(title, str) else " ".join(title))
 
 
-def test_predictions_refuse_hops_in_one_line(run: overlaplab.Run) -> None:
-    with pytest.raises(OverlaplabError, match="ring makes its collectives by hand, and their hops are not predicted"):
-        programs_of(run, Setting(bucket_cap_mb=1))
+def test_nothing_is_advised_of_hops(run: overlaplab.Run) -> None:
     assert advice_refused(run) == (
-        "ring makes its collectives by hand, and hops are not played",
-        "Ask a run of bucketed.",
+        "ring makes its collectives by hand, of which nothing is advised",
+        "Ask a run of bucketed, or overlaplab predict for another setting of this one.",
     )
 
 
@@ -166,6 +161,8 @@ def test_a_tree_costs_less_latency_and_more_bytes() -> None:
     link = Link(emulated=True, bandwidth_gbps=1.0, latency_us=1000.0, world_size=8)
     assert hops_ns(1_000_000, link, "ring") == 14 * 1_000_000 + 14_000_000  # 14 hops of 125 kB, each 1 ms
     assert hops_ns(1_000_000, link, "tree") == 6 * (1_000_000 + 8_000_000)
+    assert transfer_ns("all_reduce", 1_000_000, link, "tree") == hops_ns(1_000_000, link, "tree")
+    assert [hop_count(ranks, "tree") for ranks in (1, 2, 3, 4, 5, 8)] == [0, 2, 4, 4, 6, 6]
     until = tree_until(link)
     assert until == pytest.approx(8 * 1000 / (4.25 * 8) * 1000, rel=1e-3)
     assert hops_ns(until, link, "tree") <= hops_ns(until, link, "ring")

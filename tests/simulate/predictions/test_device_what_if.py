@@ -10,7 +10,7 @@ from made.traces import run_of
 
 from overlaplab import Run
 from overlaplab.simulate.predictions import device_what_if
-from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 

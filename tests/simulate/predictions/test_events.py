@@ -15,7 +15,8 @@ import overlaplab
 from overlaplab.manifest import Link, Manifest
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
-from overlaplab.simulate.predictions.events import COMPUTES, LINK, Event, played_events
+from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 
@@ -57,6 +58,25 @@ def test_collectives_are_the_same_in_the_same_order(played_again: Any, name: str
     span_ns = overlaplab.summary(played_again(name)[0])["span_ns"].min()
     for at in ("launch_ns", "start_ns", "end_ns"):
         assert (after[at] - before[at]).abs().max() < 0.01 * span_ns
+
+
+def test_hops_are_the_same(played_again: Any) -> None:
+    """But for their times: they share their collective's."""
+    before, after = map(overlaplab.analyses.hops, played_again("ring"))
+    same = ["rank", "step", "bucket", "kind", "hop", "sends", "to", "receives", "source", "bytes"]
+    pd.testing.assert_frame_equal(before[same], after[same])
+    ended = [table.groupby(["step", "bucket"])["end_ns"].max() for table in (before, after)]
+    assert (ended[0] - ended[1]).abs().max() < 0.01 * 200e6
+
+
+@pytest.mark.parametrize("name", ["tensor", "dp-tp"])
+def test_collectives_of_a_mesh_are_the_same_along_each_axis(played_again: Any, name: str) -> None:
+    before, after = map(overlaplab.collectives, played_again(name))
+    same = ["rank", "step", "group_description", "kind", "bytes"]
+    sort = [table.sort_values(["rank", "end_ns"], ignore_index=True) for table in (before, after)]
+    pd.testing.assert_frame_equal(sort[0][same], sort[1][same], check_dtype=False)
+    for at in ("launch_ns", "end_ns"):
+        assert (sort[1][at] - sort[0][at]).abs().max() < 0.01 * 500e6
 
 
 @pytest.mark.parametrize("name", ["per-param", "bucketed", "torch-ddp", "zero2"])

@@ -37,7 +37,7 @@ def median_step(programs: tuple[Program, ...]) -> int:
     return median_low(span for rank in range(len(programs)) for span in result.spans_ns(rank))
 
 
-@pytest.mark.parametrize("name", ["bucketed", "zero2", "zero3"])
+@pytest.mark.parametrize("name", ["bucketed", "zero2", "zero3", "ring"])
 def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
     run = sample_run(name)
     measured = what_if.measured_step(run)
@@ -54,6 +54,8 @@ def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
         Setting(link=Link(emulated=True, bandwidth_gbps=0.5, latency_us=3000.0, world_size=2)),
         Setting(bucket_cap_mb=2.0, link=Link(emulated=True, bandwidth_gbps=10.0, latency_us=50.0, world_size=2)),
         Setting(straggler=False),
+        Setting(strategy="ring"),
+        Setting(strategy="tree", link=Link(emulated=True, bandwidth_gbps=0.5, latency_us=3000.0, world_size=2)),
     ],
 )
 def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(setting: Setting) -> None:
@@ -69,6 +71,7 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
         ("bucketed", Setting(ranks=5, bucket_cap_mb=1.0)),
         ("per-param", Setting(ranks=16)),
         ("zero3", Setting(ranks=9, prefetch=2)),
+        ("ring", Setting(ranks=6)),
     ],
 )
 def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None:

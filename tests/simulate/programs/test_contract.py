@@ -11,7 +11,10 @@ import pytest
 from ranks.warm_ranks import run_warm
 
 import overlaplab
+from overlaplab.evidence.labels import labels_of
+from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Program, Wait
+from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
@@ -27,6 +30,8 @@ SOURCES = (
     Setting(strategy="bucketed", bucket_cap_mb=0.01),
     Setting(strategy="zero3"),
     Setting(strategy="torch-fsdp2", accumulate=2),
+    Setting(strategy="ring", bucket_cap_mb=0.01),
+    Setting(strategy="parameter-server"),
 )
 TARGETS = (
     Setting(strategy="naive"),
@@ -34,6 +39,9 @@ TARGETS = (
     Setting(strategy="per-param"),
     Setting(strategy="bucketed", bucket_cap_mb=0.02),
     Setting(strategy="bucketed", bucket_cap_mb=0.02, first_bucket_mb=0.002, accumulate=3),
+    Setting(strategy="ring", bucket_cap_mb=0.02, first_bucket_mb=0.002, ranks=3),
+    Setting(strategy="tree", bucket_cap_mb=0.005, accumulate=2, ranks=3),
+    Setting(strategy="parameter-server", accumulate=2, ranks=3),
     Setting(strategy="torch-ddp", bucket_cap_mb=0.01),
     Setting(strategy="torch-ddp", bucket_cap_mb=0.005, accumulate=2),
     Setting(strategy="zero1", bucket_cap_mb=0.01),
@@ -117,6 +125,36 @@ def test_the_engine_launches_and_waits_as_predicted(
     really = recorded_programs(recorded(target))
     assert really is not None
     assert made == [moves(program, target.strategy or "") for program in really.programs]
+
+
+@pytest.mark.parametrize(
+    "target", [one for one in TARGETS if one.strategy in ("ring", "tree", "parameter-server")], ids=told
+)
+def test_messages_are_sent_and_labelled_as_predicted(
+    target: Setting, recorded: Callable[[Setting], overlaplab.Run], tmp_path: Path
+) -> None:
+    found = predict(recorded(SOURCES[0]), complete(target))
+    write_run(tmp_path / "predicted", found.manifest, found.ranks)
+    made, really = overlaplab.load_run(tmp_path / "predicted", cache=False), recorded(target)
+    for own, other in zip(made.traces, really.traces, strict=True):
+        for word in ("hop", "bucket_launch", "bucket_ready", "bucket_done"):
+            assert labelled(own, word) == labelled(other, word)
+        assert messages(own) == messages(other)
+
+
+def labelled(trace: overlaplab.Trace, word: str) -> list[dict[str, str]]:
+    return [label.fields for label in labels_of(trace) if label.word == word]
+
+
+def messages(trace: overlaplab.Trace) -> list[tuple[str, ...]]:
+    """By lane and in order: type, bytes and link."""
+    comms = [fields for fields in labelled(trace, "comm") if fields["kind"] == "send_recv"]
+    first = min((int(fields["seq"]) for fields in comms), default=0)  # others came before the recording began
+    rows = [(fields["group"], int(fields["seq"]) - first, fields) for fields in comms]
+    return [
+        (group, *(fields[name] for name in ("dtype", "bytes", "link")))
+        for group, _, fields in sorted(rows, key=lambda row: row[:2])
+    ]
 
 
 def test_ranks_that_clip_parts_of_gradients_add_up_their_norms(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from made.traces import run_of
 from samples import TRACES, sample_run, unlabelled
 
 import overlaplab
-from overlaplab.costs import transfer_ns
+from overlaplab.costs import hops_ns, transfer_ns
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link, Parameter
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, play
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs import made_programs, programs_of
 from overlaplab.simulate.programs.model import Model, owned
 from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.programs.profile import profile_of
@@ -57,6 +57,55 @@ def test_another_link_changes_t_alone(bucketed: overlaplab.Run) -> None:
         assert [move for move in new if not isinstance(move, Launch)] == [
             move for move in old if not isinstance(move, Launch)
         ]
+
+
+def test_another_link_changes_t_of_each_group_by_its_size() -> None:
+    """Groups of two of a mesh's four ranks: two messages in a row."""
+    run = sample_run("dp-tp")
+    assert run.manifest is not None
+    assert run.manifest.link is not None
+    after = replace(run.manifest.link, latency_us=run.manifest.link.latency_us + 500)
+    for old, new in zip(programs_of(run, Setting()), programs_of(run, Setting(link=after)), strict=True):
+        longer = [now.transfer_ns - then.transfer_ns for then, now in zip(launches(old), launches(new), strict=True)]
+        assert set(longer) == {2 * 500_000}
+        assert {len(move.group or ()) for move in launches(new)} == {2}
+    assert {move.role for move in launches(new)} == {"bucket", "activations"}
+
+
+def test_hops_keep_what_each_took_beyond_the_formula() -> None:
+    """A ring of 8 has 14 hops, where the recorded one of 4 has 6."""
+    run = sample_run("ring")
+    assert run.manifest is not None
+    assert run.manifest.link is not None
+    before, after = (replace(run.manifest.link, world_size=ranks) for ranks in (4, 8))
+    for old, new in zip(
+        launches(programs_of(run, Setting())[0]), launches(programs_of(run, Setting(ranks=8))[0]), strict=True
+    ):
+        late_ns = old.transfer_ns - hops_ns(old.bytes, before, "ring")
+        assert new.transfer_ns - hops_ns(new.bytes, after, "ring") == pytest.approx(late_ns * 14 / 6, abs=1)
+    cap = launches(programs_of(run, Setting(bucket_cap_mb=0.5))[0])
+    late = [move.transfer_ns - hops_ns(move.bytes, before, "ring") for move in cap]
+    assert len(set(late)) == 1
+    assert late[0] > 0
+
+
+def test_a_server_alone_updates(bucketed: overlaplab.Run) -> None:
+    """It gets a message of each other rank, and sends each one back; ranks beyond the recorded ones work as rank 1."""
+    programs = programs_of(bucketed, Setting(strategy="parameter-server", ranks=4))
+    lanes = [sorted({move.lane for move in launches(program)}) for program in programs]
+    assert lanes == [
+        [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (3, 0)],
+        *([(0, worker), (worker, 0)] for worker in (1, 2, 3)),
+    ]
+    updates = [sum(isinstance(move, Mark) and move.word == "update" for move in program) for program in programs]
+    assert updates[0] > 0
+    assert updates[1:] == [0, 0, 0]
+    worked = [[move for move in program if isinstance(move, Work)][1:] for program in programs]  # they begin apart
+    assert worked[1] == worked[2] == worked[3]
+    with pytest.raises(OverlaplabError, match="no more than 64 ranks are played one by one"):
+        programs_of(bucketed, Setting(strategy="parameter-server", ranks=65))
+    with pytest.raises(OverlaplabError, match="messages to a server are not played for many ranks at once"):
+        made_programs(bucketed, Setting(strategy="parameter-server"))
 
 
 def test_further_ranks_draw_their_steps(bucketed: overlaplab.Run) -> None:
@@ -129,6 +178,12 @@ def test_a_launch_that_is_waited_for_at_once_costs_half() -> None:
     assert step.passes == [[Mark("forward", "0"), Work(6), Work(0), Work(9)]]
 
 
+def test_updates_of_a_server_are_everybodys() -> None:
+    worker = [move for move in PROGRAM if move != Work(8) and not (isinstance(move, Mark) and "update" in move.word)]
+    profile = profile_of([PROGRAM, worker], sharded=False, served=True)
+    assert [(steps[0].updates_ns, steps[0].overhead_ns) for steps in profile.ranks] == [({"u": 8}, 1)] * 2
+
+
 def test_updates_of_parts_add_up() -> None:
     profile = profile_of([PROGRAM, PROGRAM], sharded=True)
     assert [steps[0].updates_ns for steps in profile.ranks] == [{"u": 16}] * 2
@@ -182,6 +237,11 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
         ("bucketed", Setting(accumulate=0), "accumulate must be above 0, not 0"),
         ("bucketed", Setting(ranks=65), "no more than 64 ranks"),
         ("bucketed", Setting(strategy="zero3"), "where units' passes begin and end. Record it anew"),
+        ("naive", Setting(strategy="tensor"), "tensor cuts layers, of which another link is predicted"),
+        ("dp-tp", Setting(ranks=8), "(dp 2 × tp 2): of such a run another link is predicted, nothing else"),
+        ("tensor", Setting(straggler=False), "(tp 2): of such a run another link is predicted, nothing else"),
+        ("parameter-server", Setting(), "its workers do not wait for each other, which is not predicted. Predict from"),
+        ("torch-ddp-gloo", Setting(strategy="ring"), "Record it behind"),
         ("torch-ddp-gloo", Setting(), "Record it behind an emulated link (--link auto)"),
     ],
 )

@@ -1,0 +1,23 @@
+"""A range of a predicted trace, and its thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BY_HAND", "COMPUTES", "INSTANT_NS", "LANES", "LINK", "Event"]
+
+COMPUTES, LINK, BY_HAND = 1, 2, 3
+"""The thread that computes, launches and waits, the link's own, and the one that makes hops by hand."""
+LANES = 1 << 16
+"""The first of the threads that carry messages, one for each sender and receiver."""
+INSTANT_NS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A range of one thread, by times of the player."""
+
+    thread: int
+    name: str
+    start_ns: int
+    end_ns: int
