@@ -6,7 +6,8 @@
     python benchmarks/predictions.py OUT --source ring another source, with targets of its own: see SOURCES
 
 One source is recorded. The predictions for all targets are written to OUT/predicted.json before the first target is
-recorded. Each target's line: median step predicted and recorded, and the error; at the end the mean and the worst, raw.
+recorded. Each target's line: median step predicted and recorded, and the error; at the end the mean and the worst, raw,
+without targets whose recording did not attain its link.
 What a strategy costs the host per launch is not in a recording of another; stretched steps show how much of the error
 that is. Run it on an idle machine.
 """
@@ -22,6 +23,7 @@ import typer
 from _shared import record
 
 import overlaplab
+from overlaplab.costs import link_attained
 from overlaplab.events import step_windows
 from overlaplab.manifest import Link
 from overlaplab.simulate.player import Program, play
@@ -112,10 +114,13 @@ def main(
     print(f"replay of the source: {replayed:.1f} ms, recorded {took:.1f} ms, {replayed / took - 1:+.2%}")
     errors = []
     for number, (setting, expected) in enumerate(zip(chosen, predicted, strict=True)):
-        really = recorded_ms(recording(setting, out / str(number), told.mesh, stretch))
-        errors.append(expected / really - 1)
+        run = recording(setting, out / str(number), told.mesh, stretch)
+        really, attained = recorded_ms(run), run.manifest is None or link_attained(run.manifest) is not False
+        if attained:
+            errors.append(expected / really - 1)
         words = " ".join(f"{name}={value}" for name, value in changes[number].items())
-        print(f"{expected:8.1f} {really:8.1f} ms {errors[-1]:+7.2%}  {words}", flush=True)
+        missed = "" if attained else "; link not attained, not counted"
+        print(f"{expected:8.1f} {really:8.1f} ms {expected / really - 1:+7.2%}  {words}{missed}", flush=True)
     print(f"mean {fmean(map(abs, errors)):.2%}, worst {max(map(abs, errors)):.2%}")
 
 

@@ -61,10 +61,14 @@ def options_of(run: Run, manifest: Manifest, setting: Setting) -> Options:
         told["overlap_param_gather"] = _first(manifest.overlap_param_gather, True)
     if strategy == "torch-fsdp2":
         told["keep_last"] = strategy == manifest.strategy and bool(manifest.keep_last)
-    told["clips"] = "optimizer" in traits.sharded and "--clip-norm" in str(manifest.raw.get("command"))
+    told["clips"] = "optimizer" in traits.sharded and _clips(manifest)
     told["accumulate"] = _first(setting.accumulate, manifest.accumulate, 1)
     told["ranks"] = _first(setting.ranks, manifest.world_size)
     return Options(**told)
+
+
+def _clips(manifest: Manifest | None) -> bool:
+    return manifest is not None and "--clip-norm" in str(manifest.raw.get("command"))
 
 
 def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
@@ -73,6 +77,8 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
 
     if traits.cuts_layers:
         refuse("cuts layers, of which another link is predicted from a recording of it, and nothing else: record it")
+    if traits.gradients == "server" and _clips(run.manifest):
+        refuse("also sends the norm by which gradients are clipped, which is not predicted")
     if traits.stages:
         refuse("is predicted from recordings of pipelines alone")
     if setting.schedule or setting.microbatches is not None or setting.stages:

@@ -126,6 +126,15 @@ def test_another_run_begins_as_it_was_recorded(on: Callable[[str], AppTest]) -> 
     assert texts(app)[0].startswith("As recorded")
 
 
+def test_strategies_that_are_offered_are_played(on: Callable[[str], AppTest]) -> None:
+    """Not a parameter server's, which predict alone plays; of a tree it is said what the recording does not tell."""
+    app = on("bucketed")
+    strategies = app.selectbox(key="asked_strategy of bucketed")
+    assert "parameter-server" not in strategies.options
+    strategies.set_value("tree").run()
+    assert any("short hops of tree take longer than predicted" in text for text in texts(app))
+
+
 def test_a_run_that_does_not_tell_says_why(on: Callable[[str], AppTest]) -> None:
     app = on("torch-ddp-gloo")
     assert "no other setting can be predicted" in app.info[0].value

@@ -167,7 +167,11 @@ def test_what_cannot_be_told() -> None:
     assert what_if.why_not(sample_run("bucketed")) is None
     foreign = sample_run("torch-ddp-gloo")
     assert "its traces do not tell what every rank launched" in str(what_if.why_not(foreign))
+    mesh = "its ranks share the model (dp 2 × tp 2). overlaplab predict takes --link of it, and no other change"
+    assert str(what_if.why_not(sample_run("dp-tp"))).startswith(mesh)
     run = sample_run("bucketed")
+    with pytest.raises(OverlaplabError, match="overlaplab predict takes --link and --ranks of a parameter server"):
+        what_if.played(run, Setting(strategy="parameter-server"))
     assert run.manifest is not None
     bare = replace(run, manifest=replace(run.manifest, link=None))
     with pytest.raises(OverlaplabError, match="without a link"):

@@ -108,6 +108,13 @@ def test_a_server_alone_updates(bucketed: overlaplab.Run) -> None:
         made_programs(bucketed, Setting(strategy="parameter-server"))
 
 
+def test_a_clipped_run_predicts_no_server(bucketed: overlaplab.Run) -> None:
+    assert bucketed.manifest is not None
+    clipped = replace(bucketed.manifest, raw=bucketed.manifest.raw | {"command": ["--clip-norm", "1"]})
+    with pytest.raises(OverlaplabError, match="also sends the norm by which gradients are clipped"):
+        options_of(replace(bucketed, manifest=clipped), clipped, Setting(strategy="parameter-server"))
+
+
 def test_further_ranks_draw_their_steps(bucketed: overlaplab.Run) -> None:
     """The same ones each time, behind a link of so many ranks; those that were recorded keep theirs."""
     made = programs_of(bucketed, Setting(ranks=5))
