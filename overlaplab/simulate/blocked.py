@@ -134,16 +134,21 @@ def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals)
 
 
 def blocked_fsdp2(trace: Trace, launches: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
-    """Where FSDP2 waited: for a gather before it copies it out, for a reduction where it launches it."""
+    """Where FSDP2 waited: for a gather before it copies it out, for a reduction where it launches it.
+
+    Of HSDP a reduction among the shards is over before the one across the replicas is launched.
+    """
     ranges = fsdp2_ranges_of(trace)
     for gather in fsdp2_gathers(ranges, executions(trace)):
         for own in launches:
             if gather.blocked and gather.launch.start_ns <= own.at_ns < gather.launch.end_ns:
                 yield _until(own, gather.blocked[-1].start_ns, gather.blocked[-1].end_ns, compute)
     for label in ranges:
-        for own in launches:
-            if label.word == "post_backward_reduce" and label.start_ns <= own.at_ns < label.end_ns:
-                yield _until(own, own.at_ns, label.end_ns, compute)
+        if label.word != "post_backward_reduce":
+            continue
+        inside = [own for own in launches if label.start_ns <= own.at_ns < label.end_ns]
+        for own, end_ns in zip(inside, [*(other.at_ns for other in inside[1:]), label.end_ns], strict=True):
+            yield _until(own, own.at_ns, end_ns, compute)
 
 
 def _until(own: Launched, start_ns: int, end_ns: int, compute: Intervals) -> Blocked:

@@ -209,6 +209,8 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
         place = int(np.searchsorted(starts, row["launch_ns"], side="right")) - 1
         own = senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None
         role = _ROLES[own.word] if own else ""
+        if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
+            role = "replicas"
         bucket = buckets.get(own.fields["bucket"], {}) if own and role == "bucket" else {}
         launch = Launch(
             row["match"],
