@@ -33,12 +33,15 @@ SCRIPT = Path(__file__).parents[2] / "support" / "programs" / "patient_ranks.py"
     ids=["tensor", "zero3", "torch-fsdp2"],
 )
 def test_a_recorded_mesh_is_played_again(options: tuple[str, ...], roles: set[str], tmp_path: Path) -> None:
-    """Within 5 % in the mean: two groups that ask for a link at nearly the same time may take it in either order."""
+    """Within 5 % in the mean; zero3's within 15 %: groups that ask for a link at nearly the same time may take it in
+    either order, and its groups often do.
+    """
     for rank in run_warm(4, str(SCRIPT), json.dumps([[*COMMON, *options, "--out", str(tmp_path / "run")]])):
         assert rank.code == 0, rank.stderr
     run = overlaplab.load_run(tmp_path / "run")
     programs = programs_of(run, Setting())
     played = play(programs)
     replayed = fmean(by_step(played.spans_ns(rank) for rank in range(4)))
-    assert replayed == pytest.approx(fmean(measured_steps(run)), rel=0.05)
+    often = "replicas" in roles and "" in roles
+    assert replayed == pytest.approx(fmean(measured_steps(run)), rel=0.15 if often else 0.05)
     assert {move.role for program in programs for move in program if isinstance(move, Launch)} == roles
