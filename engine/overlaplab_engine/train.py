@@ -277,7 +277,9 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     assert config.compute is not None
     units = policy(config.units)(model)
     times = unit_times(config.compute, units, config.batch * config.seq)
-    waited = blocked_ns if class_of(config.strategy).waits_within_torch else waited_ns
+    kind = class_of(config.strategy)
+    unnamed = kind.waits_within_torch or (kind.traits.stages and config.link is None)  # gloo's messages note no waits
+    waited = blocked_ns if unnamed else waited_ns
     clock, span = Clock(waited if sleeps_on_schedule(config) else None), labels.Span("sleep::update")
     # A server's threads sleep beside the one that trains.
     updates = Clock(None) if config.asynchronous else clock

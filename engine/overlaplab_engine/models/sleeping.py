@@ -20,9 +20,10 @@ ones, as does a late wake-up. A pass takes the sum of its modules' times, howeve
 Waits for communication and the pause that was asked for stand still meanwhile, as they do on a GPU. At least half of
 each sleep remains: a host that takes longer than the device holds it up.
 
-Whether a thread waits or works is told by `alarm.waiting`. Waits within torch's own code do not enter it: with the
-references torch-ddp and torch-fsdp2 the kernel tells, and a thread waits whenever it is blocked. Without a schedule
-(run.json: `sleep.on_schedule` is false) only late wake-ups are made up for.
+Whether a thread waits or works is told by `alarm.waiting`, which messages behind the emulated link enter by themselves.
+Other waits within torch's own code do not: with torch-ddp and torch-fsdp2, and in pipelines without such a link, the
+kernel tells, and a thread waits whenever it is blocked. Without a schedule (run.json: `sleep.on_schedule` is false) only
+late wake-ups are made up for.
 """
 
 import time

@@ -7,6 +7,10 @@ order. The lane posts the real message, too. Gloo's thread has real-time priorit
 that whoever posts is holding; a caller without that priority would not get a core to let go of it, for up to a second.
 A message takes T from when both ends have called, on a link that other lanes and groups may occupy ([Note: one link for
 all groups]).
+
+[Note: who waits for messages]
+Torch's pipelines wait for them within torch's own code. So that a sleeping device does not make up for these waits, a
+message's work notes them itself (`alarm.waiting`).
 """
 
 import threading
@@ -18,7 +22,7 @@ from typing import Any
 import torch
 
 from overlaplab_engine import labels
-from overlaplab_engine.alarm import Alarm, wake_on_time
+from overlaplab_engine.alarm import Alarm, waiting, wake_on_time
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import (
     Carried,
@@ -40,6 +44,29 @@ class _Message:
     post: Callable[[], Any]
     queued_ns: int  # by rank 0's clock
     future: torch.futures.Future[Any]
+
+
+class _NotedWork(torch._C._distributed_c10d.Work):
+    """A message under way; see [Note: who waits for messages]."""
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        """`future` gets the tensors, or the exception."""
+        super().__init__()
+        self._future = future
+        self._work = create_work_from_future(future)
+
+    def wait(self, *timeout: Any) -> bool:
+        """Block until it is done."""
+        with waiting():
+            return bool(self._work.wait(*timeout))
+
+    def is_completed(self) -> bool:
+        """Whether it is done."""
+        return bool(self._future.done())
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Of the tensors."""
+        return self._future
 
 
 class Messages:
@@ -103,7 +130,7 @@ class _Lane:
                 _Message(seq=self._posted, tensors=tensors, post=post, queued_ns=queued_ns, future=future)
             )
         self._posted += 1
-        return create_work_from_future(future)
+        return _NotedWork(future)
 
     def close(self) -> None:
         self._messages.put(None)
