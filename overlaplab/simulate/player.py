@@ -2,19 +2,24 @@
 
 A program is the order of one rank's moves over its steps: it works, launches collectives, waits for them, and ends
 steps. A collective starts once its last rank has launched it and the link has finished the one before, and ends T
-later: start = max(last launch, previous end). Work goes on meanwhile, until a wait. Messages from one rank
-to another have a lane, which carries them in order; that other lanes take the link at the same time is left out.
-Where groups of the ranks are named, as of a mesh and of a server, each carries what it launches in order, too, but they
-share their ranks' links: in the order in which it could go, each takes the first time that is free on all of them.
+later: start = max(last launch, previous end). Work goes on meanwhile, until a wait.
 
 A rank may be several programs, such as its host and its device's streams: what one of them notes, others may wait for.
+
+[Note: shared links]
+Messages from one rank to another have a lane, which carries them in order, and so do the collectives of each group where
+groups are named, as of a mesh. A rank's link sends one message at a time and receives one at a time, at once with what
+it sends (full duplex); a group's collective takes both ways of all its ranks. Whichever is ready first, as all its ends
+have called and its lane or group is free, takes the first time in which those links have room for it. Collectives of
+all ranks, which name no group, and these do not hold each other up here.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -96,10 +101,6 @@ Move: TypeAlias = Work | Launch | Note | Wait | Mark | End
 Program: TypeAlias = Sequence[Move]
 
 
-_Queue: TypeAlias = tuple[int, tuple[int, int] | None, tuple[int, ...] | None]
-"""Of a rank, by the lane and the group of what it launches."""
-
-
 class StuckError(ValueError):
     """Ranks wait for what cannot come: other ranks do not launch it, or not in the same order."""
 
@@ -129,11 +130,9 @@ def play(programs: Sequence[Program]) -> Played:
             if isinstance(move, Launch):
                 members.setdefault(move.key, []).append(rank)
     ranks = range(len(programs))
-    place, now = ([0] * len(programs) for _ in range(2))
-    free: dict[tuple[int, tuple[int, int] | None], int] = {}
-    queues: dict[_Queue, deque[tuple[Launch, int]]] = {}
-    booked: list[list[tuple[int, int]]] = [[] for _ in ranks]
-    freed: dict[tuple[Hashable, Hashable], int] = {}
+    place, now, free = ([0] * len(programs) for _ in range(3))
+    queues: list[deque[tuple[Launch, int]]] = [deque() for _ in ranks]
+    sharing = _Sharing(members)
     carried: dict[Hashable, tuple[int, int]] = {}
     over_at: dict[Hashable, int] = {}
     busy = True
@@ -147,8 +146,10 @@ def play(programs: Sequence[Program]) -> Played:
             match program[place[rank]]:
                 case Work(ns):
                     now[rank] += ns
+                case Launch(lane=None, group=None) as launch:
+                    queues[rank].append((launch, now[rank]))
                 case Launch() as launch:
-                    queues.setdefault((rank, launch.lane, launch.group), deque()).append((launch, now[rank]))
+                    sharing.launch(rank, launch, now[rank])
                 case Note(key):
                     over_at[key] = now[rank]
                     busy = True
@@ -162,60 +163,105 @@ def play(programs: Sequence[Program]) -> Played:
             over[rank].append(now[rank])
             place[rank] += 1
 
-    def arrived(queue: deque[tuple[Launch, int]]) -> int | None:
-        """When what is first in a rank's queue could go, but for the link; None unless all its members' begin with it.
-
-        Of those of a group: once the one before it is over.
-        """
-        if not queue:
-            return None
-        launch = queue[0][0]
-        own = [queues.get((member, launch.lane, launch.group)) for member in members[launch.key]]
-        heads = [each[0] for each in own if each]
-        if len(heads) < len(own) or any(head.key != launch.key for head, _ in heads):
-            return None
-        return max(freed.get((launch.lane, launch.group), 0), *(at for _, at in heads))
-
-    def carry(launch: Launch, at: int) -> None:
-        own = members[launch.key]
-        if launch.group is None:
-            start = max(at, *(free.get((member, launch.lane), 0) for member in own))
-        else:
-            start = _first_free([booking for member in own for booking in booked[member]], at, launch.transfer_ns)
+    def carry(rank: int) -> bool:
+        """Whether what is first in a rank's queue could go; all its members' queues begin with it then."""
+        if not queues[rank]:
+            return False
+        launch = queues[rank][0][0]
+        taken = members[launch.key]
+        heads = [queues[member][0] for member in taken if queues[member]]
+        if len(heads) < len(taken) or any(head.key != launch.key for head, _ in heads):
+            return False
+        start = max(*(at for _, at in heads), *(free[member] for member in taken))
         carried[launch.key] = start, start + launch.transfer_ns
         over_at[launch.key] = start + launch.transfer_ns
-        for member in own:
-            queues[member, launch.lane, launch.group].popleft()
-            if launch.group is None:
-                free[member, launch.lane] = start + launch.transfer_ns
-            else:
-                freed[launch.lane, launch.group] = carried[launch.key][1]
-                booked[member] = [*(booking for booking in booked[member] if booking[1] > at), carried[launch.key]]
+        for member in taken:
+            free[member] = start + launch.transfer_ns
+            queues[member].popleft()
+        return True
 
     while busy:
         busy = False
         for rank in ranks:
             advance(rank)
-        grouped: list[tuple[int, Launch]] = []
-        for queue in list(queues.values()):
-            while (at := arrived(queue)) is not None:
-                if queue[0][0].group is not None:
-                    grouped.append((at, queue[0][0]))
-                    break
-                carry(queue[0][0], at)
+        for rank in ranks:
+            while carry(rank):
                 busy = True
-        if grouped and not busy:  # who waits for one of them launches nothing before its end
-            at, launch = min(grouped, key=lambda own: own[0])
-            carry(launch, at)
+        if not busy and (one := sharing.carry()) is not None:  # what the others launch by then is there
+            key, carried[key] = one
+            over_at[key] = carried[key][1]
             busy = True
     if any(place[rank] < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
     return Played(tuple(map(tuple, ends)), carried, tuple(map(tuple, over)))
 
 
-def _first_free(booked: Sequence[tuple[int, int]], at: int, took: int) -> int:
-    """The first time from `at` on that is free for so long."""
-    for begin, end in sorted(booked):
-        if begin < at + took and at < end:
-            at = end
-    return at
+_Lane: TypeAlias = tuple[str, tuple[int, ...]]
+"""`lane` with sender and receiver, or `group` with its ranks."""
+
+
+class _Sharing:
+    """Messages and groups' collectives that are launched and not carried yet; see [Note: shared links]."""
+
+    def __init__(self, members: Mapping[Hashable, Sequence[int]]) -> None:
+        """`members`: the programs that launch each."""
+        self._members = members
+        self._queues: dict[_Lane, dict[int, deque[tuple[Launch, int]]]] = defaultdict(lambda: defaultdict(deque))
+        self._free: dict[_Lane, int] = {}
+        self._ready: list[tuple[int, _Lane]] = []  # a heap of lanes, by when their first one could go
+        self._taken: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)  # of ranks' links, either way
+
+    def launch(self, program: int, launch: Launch, at_ns: int) -> None:
+        """One end calls."""
+        lane = _lane(launch)
+        queue = self._queues[lane][program]
+        queue.append((launch, at_ns))
+        if len(queue) == 1:
+            self._offer(lane, launch.key)
+
+    def carry(self) -> tuple[Hashable, tuple[int, int]] | None:
+        """The key, start and end of the one that is ready first; None if none is."""
+        if not self._ready:
+            return None
+        ready, lane = heappop(self._ready)
+        queues = self._queues[lane]
+        launch = next(queue[0][0] for queue in queues.values() if queue)
+        ways = _ways(launch)
+        for way in ways:
+            self._taken[way] = [own for own in self._taken[way] if own[1] > ready]
+        start = _first_room(ready, launch.transfer_ns, sorted(own for way in ways for own in self._taken[way]))
+        span = start, start + launch.transfer_ns
+        for way in ways:
+            self._taken[way].append(span)
+        self._free[lane] = span[1]
+        for member in self._members[launch.key]:
+            queues[member].popleft()
+        if heads := [queue[0][0].key for queue in queues.values() if queue]:
+            self._offer(lane, heads[0])
+        return launch.key, span
+
+    def _offer(self, lane: _Lane, key: Hashable) -> None:
+        """Let this one of the lane go, if it is the first at all its ends."""
+        queues = self._queues[lane]
+        heads = [queues[member][0] for member in self._members[key] if queues[member]]
+        if len(heads) == len(self._members[key]) and all(head.key == key for head, _ in heads):
+            heappush(self._ready, (max(*(at for _, at in heads), self._free.get(lane, 0)), lane))
+
+
+def _lane(launch: Launch) -> _Lane:
+    return ("group", launch.group or ()) if launch.lane is None else ("lane", launch.lane)
+
+
+def _ways(launch: Launch) -> list[tuple[str, int]]:
+    """Of which ranks' links it takes which way."""
+    if launch.lane is not None:
+        return [("out", launch.lane[0]), ("in", launch.lane[1])]
+    return [(way, rank) for rank in launch.group or () for way in ("out", "in")]
+
+
+def _first_room(start_ns: int, ns: int, taken: Sequence[tuple[int, int]]) -> int:
+    """When so long a time begins that none of those `taken`, in order of their starts, lies in."""
+    for begin, end in taken:
+        if begin < start_ns + ns and start_ns < end:
+            start_ns = end
+    return start_ns

@@ -108,6 +108,120 @@ def test_a_server_gets_one_message_after_another() -> None:
     assert [played.spans_ns(rank) for rank in range(4)] == [[13], [13], [4], [8]]
 
 
+def sends(key: str, ns: int, sender: int, receiver: int) -> Launch:
+    return Launch(key, ns, lane=(sender, receiver))
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        (  # a link sends one after the other
+            [[sends("a", 5, 0, 1), sends("b", 5, 0, 2), Wait("b")], [sends("a", 5, 0, 1)], [sends("b", 5, 0, 2)]],
+            {"a": (0, 5), "b": (5, 10)},
+        ),
+        (  # and receives meanwhile
+            [[sends("a", 5, 0, 1), sends("b", 5, 1, 0)], [sends("b", 5, 1, 0), sends("a", 5, 0, 1)]],
+            {"a": (0, 5), "b": (0, 5)},
+        ),
+        (  # who is ready first is received first
+            [
+                [sends("a", 5, 1, 0), sends("b", 5, 2, 0)],
+                [Work(3), sends("a", 5, 1, 0)],
+                [Work(1), sends("b", 5, 2, 0)],
+            ],
+            {"b": (1, 6), "a": (6, 11)},
+        ),
+        (  # b waits for rank 1's link, and c goes from rank 0 before it
+            [
+                [sends("b", 2, 0, 1), Work(5), sends("c", 2, 0, 3)],
+                [sends("a", 10, 2, 1), sends("b", 2, 0, 1)],
+                [sends("a", 10, 2, 1)],
+                [sends("c", 2, 0, 3)],
+            ],
+            {"b": (0, 2), "a": (2, 12), "c": (5, 7)},
+        ),
+        (
+            [
+                [Work(1), sends("b", 2, 0, 1), Work(4), sends("c", 2, 0, 3)],
+                [sends("a", 10, 2, 1), sends("b", 2, 0, 1)],
+                [sends("a", 10, 2, 1)],
+                [sends("c", 2, 0, 3)],
+            ],
+            {"a": (0, 10), "b": (10, 12), "c": (5, 7)},
+        ),
+        (  # a lane keeps its order, and the second one waits for its receiver
+            [[sends("a", 3, 0, 1), sends("b", 3, 0, 1)], [sends("a", 3, 0, 1), Work(9), sends("b", 3, 0, 1)]],
+            {"a": (0, 3), "b": (9, 12)},
+        ),
+    ],
+)
+def test_messages_share_the_links_of_their_ends(
+    programs: list[list[Move]], expected: dict[str, tuple[int, int]]
+) -> None:
+    assert play(programs).carried == expected
+
+
+def test_a_lane_whose_ends_disagree_is_refused() -> None:
+    with pytest.raises(StuckError):
+        play(
+            [
+                [sends("a", 1, 0, 1), sends("b", 1, 0, 1), Wait("a")],
+                [sends("b", 1, 0, 1), sends("a", 1, 0, 1)],
+            ]
+        )
+
+
+def messages_by_ticks(programs: Sequence[Sequence[Move]]) -> dict[object, tuple[int, int]]:
+    """When messages began and ended: at every nanosecond what can go then books its time on the links of its ends."""
+    left = [[move.ns if isinstance(move, Work) else 0 for move in program] for program in programs]
+    place = [0] * len(programs)
+    lanes: dict[tuple[int, int], list[list[Launch]]] = {}
+    carried: dict[object, tuple[int, int]] = {}
+    tick = 0
+    while any(at < len(program) for at, program in zip(place, programs, strict=True)) or any(
+        call for ends in lanes.values() for end in ends for call in end
+    ):
+        for rank, program in enumerate(programs):
+            while place[rank] < len(program) and not left[rank][place[rank]]:
+                move = program[place[rank]]
+                if isinstance(move, Wait) and carried.get(move.key, (0, tick + 1))[1] > tick:
+                    break
+                if isinstance(move, Launch) and move.lane is not None:
+                    lanes.setdefault(move.lane, [[], []])[move.lane.index(rank)].append(move)
+                place[rank] += 1
+        for lane in sorted(lanes):
+            sent, received = lanes[lane]
+            before = [end for key, (_, end) in carried.items() if key[:2] == lane]  # type: ignore[index]
+            if sent and received and max(before, default=0) <= tick:
+                taken = [span for key, span in carried.items() if key[0] == lane[0] or key[1] == lane[1]]  # type: ignore[index]
+                begin, ns = tick, sent[0].transfer_ns
+                while any(start < begin + ns and begin < end for start, end in taken):
+                    begin += 1
+                carried[sent[0].key] = begin, begin + ns
+                sent.pop(0)
+                received.pop(0)
+        tick += 1
+        for rank, own in enumerate(left):
+            if place[rank] < len(own) and own[place[rank]]:
+                own[place[rank]] -= 1
+    return carried
+
+
+@given(st.data())
+def test_messages_against_links_that_tick(data: st.DataObject) -> None:
+    """Every rank posts all of its messages in one order, and may wait for what it has posted."""
+    ranks = data.draw(st.integers(2, 4))
+    pairs = st.tuples(st.integers(0, ranks - 1), st.integers(0, ranks - 1)).filter(lambda pair: pair[0] != pair[1])
+    programs: list[list[Move]] = [[] for _ in range(ranks)]
+    for number, lane in enumerate(data.draw(st.lists(pairs, max_size=6))):
+        launch = Launch((*lane, number), data.draw(st.integers(1, 5)), lane=lane)
+        for rank in lane:
+            programs[rank] += [Work(data.draw(st.integers(0, 6))), launch]
+            if data.draw(st.booleans()):
+                programs[rank] += [Wait(launch.key)]
+    assert play(programs).carried == messages_by_ticks(programs)
+
+
 def by_ticks(programs: Sequence[Sequence[Move]]) -> list[int]:
     """When each rank ends: processors and a link that advance by a nanosecond at a time."""
     left = [[move.ns if isinstance(move, Work) else 0 for move in program] for program in programs]
