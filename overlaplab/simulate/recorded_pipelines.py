@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.axes import axis_of
@@ -22,7 +23,9 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, subtract, total, union, within
 from overlaplab.manifest import Pipeline
-from overlaplab.simulate.pipelines import PLAYED, UPDATE, Bucket, Shape
+from overlaplab.simulate.pipelines import PLAYED, UPDATE, Bucket, Host, Labelled, Shape, bare_moves
+from overlaplab.simulate.player import Launch, Move
+from overlaplab.simulate.recorded_hosts import Hosted, hosted
 
 __all__ = ["is_layer", "recorded_shapes"]
 
@@ -54,7 +57,7 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     hops = rows[rows["message"] & (rows["wait_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
     if hops.empty:
         raise OverlaplabError("its traces hold no messages", path=run.path)
-    hop_ns, size = round(float((hops["end_ns"] - hops["last_ns"]).mean())), int(hops["bytes"].max())
+    hop_ns, size = _hop_ns(hops), int(hops["bytes"].max())
     link, replicas = run.manifest.emulated_link, len(found)
     averages = _averages(run, found) if replicas > 1 else ()
     counts = tuple(sum(map(is_layer, stage.units)) for stage in known.stages)
@@ -62,11 +65,11 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     for number, places in enumerate(found):
         table = pipeline(run)
         table = table[table["pipeline"] == number]
-        every = [list(_steps(run, place, table, known, rank)) for rank, place in enumerate(places)]
+        every = [list(_steps(run, places, table, known, rank)) for rank in range(ranks)]
         shapes.append(
             tuple(
                 replace(
-                    _shape(known, steps, counts),
+                    _shape(known, steps, counts, hidden=run.manifest.hides_host),
                     hop_ns=hop_ns,
                     bytes=size,
                     link=link and replace(link, world_size=replicas),
@@ -78,6 +81,18 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     return tuple(shapes)
 
 
+def _hop_ns(hops: pd.DataFrame) -> int:
+    """How long messages occupy the link in the mean: each from when both ends had called and both links were free."""
+    once = hops.groupby("match").agg(last=("last_ns", "max"), end=("end_ns", "max"), group=("group", "first"))
+    once = once.sort_values("end", kind="stable")
+    names = once["group"].str.extract(r"^(?P<group>.*):(?P<sender>\d+)-(?P<receiver>\d+)")
+    end = once["end"] - once["end"].min()  # so that floats hold it to the ns
+    ready = (once["last"] - once["end"].min()).astype(float)
+    for way in ("sender", "receiver"):
+        ready = np.fmax(ready, end.groupby([names["group"], names[way]]).shift())
+    return round(float((end - ready).mean()))
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     """One rank's step."""
@@ -86,31 +101,32 @@ class _Step:
     """Of each of its stages what its actions and updates take."""
     idle_ns: dict[int, dict[str, int]]
     """What of the actions is without computation."""
-    layer_ns: dict[str, int] | None
-    """What one of its layers takes."""
-    between_ns: int
-    """What its host takes between two actions."""
+    layers: Labelled | None
+    """What its layers take, as far as it is labelled."""
+    host: Host
     around_ns: tuple[int, int]
-    """Before the first, and beside updates and averages after the last one."""
+    """Before the first post or action, and beside updates and averages at the end."""
 
 
-def _shape(known: Pipeline, steps: Sequence[_Step], counts: tuple[int, ...]) -> Shape:
+def _shape(known: Pipeline, steps: Sequence[_Step], counts: tuple[int, ...], *, hidden: bool) -> Shape:
     """Of one step, without its messages."""
     holders = [steps[stage.rank] for stage in known.stages]
-    layers = [own.layer_ns for own in holders]
-    told = all(counts) and all(own is not None for own in layers)
-    return Shape(
+    shape = Shape(
         schedule=known.schedule,
         microbatches=known.microbatches,
         took_ns=tuple(own.took_ns[stage] for stage, own in enumerate(holders)),
         idle_ns=tuple(own.idle_ns[stage] for stage, own in enumerate(holders)),
-        between_ns=tuple(own.between_ns for own in steps),
+        hosts=tuple(own.host for own in steps),
         around_ns=tuple(own.around_ns for own in steps),
         hop_ns=0,
         bytes=0,
-        layers=counts if told else (),
-        layer_ns=tuple(own for own in layers if own is not None) if told else (),
+        hides_host=hidden,
     )
+    layers = [own.layers for own in holders if own.layers is not None]
+    if not all(counts) or len(layers) < len(holders):
+        return shape
+    outer = [(is_layer(stage.units[0]), is_layer(stage.units[-1])) for stage in known.stages]
+    return shape.with_labelled_layers(counts, layers, outer)
 
 
 def _averages(run: Run, found: Sequence[Sequence[int]]) -> tuple[tuple[Bucket, ...], ...]:
@@ -139,8 +155,9 @@ def _launched(rows: pd.DataFrame, place: int, window: Window, offset: int) -> pd
     return own.assign(took_ns=own["end_ns"] - own["last_ns"]).sort_values("start_ns")
 
 
-def _steps(run: Run, place: int, table: pd.DataFrame, known: Pipeline, rank: int) -> Iterator[_Step]:
+def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, known: Pipeline, rank: int) -> Iterator[_Step]:
     """Of each of a rank's steps in which all actions are there."""
+    place = places[rank]
     trace, rows, offset = run.traces[place], arrivals(run), int(corrections(run)[place])
     own = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
     averaging = [label for label in labels_of(trace) if label.word == "wait"] if len(pipelines(run)) > 1 else []
@@ -150,33 +167,90 @@ def _steps(run: Run, place: int, table: pd.DataFrame, known: Pipeline, rank: int
     )
     stages = [number for number, stage in enumerate(known.stages) if stage.rank == rank]
     unit_of = {unit: number for number in stages for unit in known.stages[number].units}
-    kinds = (FORWARD, INPUT, WEIGHT) if known.schedule == "zbv" else (FORWARD, BACKWARD)
+    bare = _bare_moves(known, rank)
     for window in step_windows(trace):
         step = table[table["stage"].isin(stages) & (table["step"] == window.step)].sort_values("start_ns")
         starts = step["begun_ns"].to_numpy(np.int64) + run.traces[0].origin_ns + offset
         ends = starts + step["took_ns"].to_numpy(np.int64)
         idle = ends - starts - within(activity(trace).compute, starts, ends)
-        took: dict[int, dict[str, int]] = {}
-        idles: dict[int, dict[str, int]] = {}
-        for stage in stages:
-            at = (step["stage"] == stage).to_numpy(dtype=bool)
-            if at.sum() != len(kinds) * known.microbatches:
-                raise OverlaplabError(
-                    f"stage {stage} has {at.sum()} of {len(kinds) * known.microbatches} actions in a step",
-                    path=run.path,
-                )
-            of = {kind: at & (step["action"] == kind).to_numpy(dtype=bool) for kind in kinds}
-            took[stage] = {kind: round((ends - starts)[own].mean()) for kind, own in of.items()} | {UPDATE: 0}
-            idles[stage] = {kind: round(idle[own].mean()) for kind, own in of.items()}
+        took, idles = _took(run, known, stages, step, ends - starts, idle)
         updates = _within(trace, window, "update")
         for label in updates:
             took[unit_of.get(label.fields["unit"], stages[0])][UPDATE] += label.end_ns - label.start_ns
+        found = _followed(bare, window, own, offset, places, list(zip(starts.tolist(), ends.tolist(), strict=True)))
+        if found is None:
+            between = step["overhead_ns"].iloc[1:].mean() if len(step) > 1 else 0
+            found = Hosted(
+                Host(begin_ns=round(between)), _free(blocked, window.start_ns, int(starts[0])), int(ends[-1])
+            )
         updated_ns = sum(label.end_ns - label.start_ns for label in updates)
-        between = step["overhead_ns"].iloc[1:].mean() if len(step) > 1 else 0
-        before = _free(blocked, window.start_ns, int(starts[0]))
-        after = max(_free(blocked, int(ends[-1]), window.end_ns) - updated_ns, 0)
-        layers = None if known.schedule == "zbv" else _layers(trace, window)  # whose backward passes are in halves
-        yield _Step(took, idles, layers, round(between), (before, after))
+        after = max(_free(blocked, found.last_ns, window.end_ns) - updated_ns, 0)
+        layers = _layers(trace, window, known, took)
+        yield _Step(took, idles, layers, found.host, (found.before_ns, after))
+
+
+def _took(
+    run: Run,
+    known: Pipeline,
+    stages: Sequence[int],
+    step: pd.DataFrame,
+    took_ns: NDArray[np.int64],
+    idle_ns: NDArray[np.int64],
+) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
+    """Of each stage what its actions take in the mean, by kind, and what of it is idle; updates are 0."""
+    kinds = (FORWARD, INPUT, WEIGHT) if known.schedule == "zbv" else (FORWARD, BACKWARD)
+    took: dict[int, dict[str, int]] = {}
+    idles: dict[int, dict[str, int]] = {}
+    for stage in stages:
+        at = (step["stage"] == stage).to_numpy(dtype=bool)
+        if at.sum() != len(kinds) * known.microbatches:
+            raise OverlaplabError(
+                f"stage {stage} has {at.sum()} of {len(kinds) * known.microbatches} actions in a step",
+                path=run.path,
+            )
+        of = {kind: at & (step["action"] == kind).to_numpy(dtype=bool) for kind in kinds}
+        took[stage] = {kind: round(took_ns[own].mean()) for kind, own in of.items()} | {UPDATE: 0}
+        idles[stage] = {kind: round(idle_ns[own].mean()) for kind, own in of.items()}
+    return took, idles
+
+
+def _bare_moves(known: Pipeline, rank: int) -> list[Move]:
+    """What the rank does in a step, in the schedule's order."""
+    kinds = (FORWARD, INPUT, WEIGHT) if known.schedule == "zbv" else (FORWARD, BACKWARD)
+    nothing = (dict.fromkeys((*kinds, UPDATE), 0),) * len(known.stages)
+    ranks = 1 + max(stage.rank for stage in known.stages)
+    shape = Shape(
+        schedule=known.schedule,
+        microbatches=known.microbatches,
+        took_ns=nothing,
+        idle_ns=nothing,
+        hosts=(Host(),) * ranks,
+        around_ns=((0, 0),) * ranks,
+        hop_ns=0,
+        bytes=0,
+    )
+    return bare_moves(shape, rank)
+
+
+def _followed(
+    bare: Sequence[Move],
+    window: Window,
+    rows: pd.DataFrame,
+    offset: int,
+    places: Sequence[int],
+    actions: Sequence[tuple[int, int]],
+) -> Hosted | None:
+    """What the host took in the step; None where the rank's messages, `rows`, are not labelled as these moves post."""
+    begun = rows["launch_ns"] + offset
+    own = rows[(rows["launch_ns"] != UNKNOWN_NS) & (begun >= window.start_ns) & (begun < window.end_ns)]
+    own = own.sort_values("launch_ns", kind="stable")
+    lanes = [move.lane for move in bare if isinstance(move, Launch) and move.lane is not None]
+    named = [{"{}-{}".format(*lane), "{}-{}".format(*(places[end] for end in lane))} for lane in lanes]
+    told = own["group"].str.extract(r":(\d+-\d+)", expand=False)
+    if len(told) != len(lanes) or any(name not in either for name, either in zip(told, named, strict=True)):
+        return None
+    posted = zip((own["launch_ns"] + offset).tolist(), (own["end_ns"] + offset).tolist(), strict=True)
+    return hosted(bare, window.start_ns, list(posted), actions)
 
 
 def _free(blocked: Intervals, start_ns: int, end_ns: int) -> int:
@@ -184,26 +258,39 @@ def _free(blocked: Intervals, start_ns: int, end_ns: int) -> int:
     return total(subtract(union([start_ns], [max(start_ns, end_ns)]), clip(blocked, start_ns, max(start_ns, end_ns))))
 
 
-def _layers(trace: Trace, window: Window) -> dict[str, int] | None:
-    """What a layer takes in the mean, by the borders of its uses; None where these are not labelled."""
+def _layers(trace: Trace, window: Window, known: Pipeline, took: Mapping[int, Mapping[str, int]]) -> Labelled | None:
+    """What a layer takes in the mean, by the borders of its uses; None where these are not labelled.
+
+    `took` has the rank's stages. Without backward passes where they are in halves: one half's gradients do not come in
+    the layers' order.
+    """
     found: dict[str, list[int]] = {FORWARD: [], BACKWARD: [], UPDATE: []}
+    used_ns = {FORWARD: 0, BACKWARD: 0}
     begun: dict[tuple[str, str, str], int] = {}
     ran = executions(trace)  # on a GPU in device time, as actions
     for label in _within(trace, window, "first_use", "last_use", "update"):
-        if not is_layer(label.fields["unit"]):
-            continue
+        unit = label.fields["unit"]
         if label.word == "update":
-            found[UPDATE].append(label.end_ns - label.start_ns)
+            found[UPDATE] += [label.end_ns - label.start_ns] if is_layer(unit) else []
             continue
-        key = (label.fields["unit"], label.fields["phase"], label.fields["microbatch"])
+        key = (unit, label.fields["phase"], label.fields["microbatch"])
         if label.word == "first_use":
             at = ran.begun(label.start_ns)
             begun[key] = label.start_ns if at is None else at
-        elif key in begun and key[1] in found:
-            found[key[1]].append(ran.reached(label.start_ns) - begun.pop(key))
-    if not found[FORWARD] or not found[BACKWARD]:
+        elif key in begun and key[1] in used_ns:
+            own_ns = ran.reached(label.start_ns) - begun.pop(key)
+            used_ns[key[1]] += own_ns
+            found[key[1]] += [own_ns] if is_layer(unit) else []
+    if not found[FORWARD]:
         return None
-    return {kind: round(fmean(took)) if took else 0 for kind, took in found.items()}
+    if known.schedule == "zbv":
+        found[BACKWARD].clear()
+    beside_ns = {
+        kind: max(round(fmean(own[kind] for own in took.values()) - used / (known.microbatches * len(took))), 0)
+        for kind, used in used_ns.items()
+        if found[kind]
+    }
+    return Labelled({kind: round(fmean(own)) for kind, own in found.items() if own}, beside_ns)
 
 
 def _within(trace: Trace, window: Window, *words: str) -> list[Label]:

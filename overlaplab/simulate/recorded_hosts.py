@@ -1,0 +1,83 @@
+"""What a rank's host takes between the actions of a recorded pipeline's step.
+
+[Note: what the host takes]
+A rank that holds several stages has a message on hand nearly always, which says nothing of what its host does then. So
+the labels are followed in the order in which the schedule posts, waits and acts: what passes between two of them is
+the host's, unless a message that is waited for ended in between; then it is the host's from that end on. What the host
+did before it was blocked is hidden, and not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from overlaplab.simulate.pipelines import Host
+from overlaplab.simulate.player import Launch, Mark, Move, Wait
+
+__all__ = ["Hosted", "hosted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """What `hosted` found in a step."""
+
+    host: Host
+    before_ns: int
+    """From the step's beginning to the first post or action."""
+    last_ns: int
+    """When the last post, action or wait was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Between what the host did last, or was blocked by, and a post or an action."""
+
+    ns: int
+    posts: bool
+    blocked_ns: int
+    """How long it was blocked before, at least; 0 where it was not."""
+
+
+def hosted(
+    moves: Sequence[Move],
+    begun_ns: int,
+    posted: Sequence[tuple[int, int]],
+    actions: Sequence[tuple[int, int]],
+) -> Hosted:
+    """Follow a rank's bare moves through a step that began at `begun_ns`; see [Note: what the host takes].
+
+    `posted`: of each message, in order, when the rank called and when it ended; `actions`: of each action, start and
+    end. All by one clock, and as many as the moves have.
+    """
+    calls, acts = iter(posted), iter(actions)
+    ended: dict[Hashable, int] = {}
+    gaps: list[_Gap] = []
+    now, blocked_ns = begun_ns, 0
+    for move in moves:
+        if isinstance(move, Wait):
+            blocked_ns += max(ended[move.key] - now, 0)
+            now = max(ended[move.key], now)
+        elif isinstance(move, Launch):
+            at, ended[move.key] = next(calls)
+            gaps.append(_Gap(max(at - now, 0), True, blocked_ns))
+            now, blocked_ns = at, 0
+        elif isinstance(move, Mark) and not move.word.endswith("_end"):
+            start, end = next(acts)
+            gaps.append(_Gap(max(start - now, 0), False, blocked_ns))
+            now, blocked_ns = end, 0
+    return Hosted(_host(gaps[1:]), gaps[0].ns if gaps else 0, now)
+
+
+def _host(gaps: Sequence[_Gap]) -> Host:
+    """The means. A wait that was shorter than what the host takes anyway tells neither the one nor the other."""
+    posts, begins = ([gap.ns for gap in gaps if gap.posts == own and not gap.blocked_ns] for own in (True, False))
+    usual = fmean(begins or posts) if begins or posts else 0
+    wakes = [gap.ns for gap in gaps if gap.blocked_ns > usual]
+    wake = fmean(wakes) if wakes else usual
+    return Host(
+        post_ns=round(fmean(posts)) if posts else round(wake),
+        begin_ns=round(fmean(begins)) if begins else round(wake),
+        wake_ns=round(wake),
+    )
