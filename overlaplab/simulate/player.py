@@ -7,7 +7,7 @@ later: start = max(last launch, previous end). Work goes on meanwhile, until a w
 A rank may be several programs, such as its host and its device's streams: what one of them notes, others may wait for.
 
 [Note: shared links]
-Messages from one rank to another have a lane, which carries them in order, and so do the collectives of each group where
+Messages from one rank to another have a lane, which carries them in order; so do the collectives of each group, where
 groups are named, as of a mesh. A rank's link sends one message at a time and receives one at a time, at once with what
 it sends (full duplex); a group's collective takes both ways of all its ranks. Whichever is ready first, as all its ends
 have called and its lane or group is free, takes the first time in which those links have room for it. Collectives of
