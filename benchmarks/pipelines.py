@@ -6,7 +6,7 @@
 Four ranks with a stage on each, and ten units of 10 ms forward and 20 ms back. Each line: the mean step predicted and
 recorded, and the error; at the end the mean and the worst, raw. The last line is what `overlaplab pipeline` says of
 twice as many microbatches of half the size. Record on a machine with nothing else to do: about two minutes. With
-`--several` the link may be late: several messages of a rank are on their way at once.
+`--several` the link may be late now and then, as more is posted.
 """
 
 import subprocess
