@@ -22,8 +22,8 @@ each sleep remains: a host that takes longer than the device holds it up.
 
 Whether a thread waits or works is told by `alarm.waiting`, which messages behind the emulated link enter by themselves.
 Other waits within torch's own code do not: with torch-ddp and torch-fsdp2, and in pipelines without such a link, the
-kernel tells, and a thread waits whenever it is blocked. Where run.json's `sleep.on_schedule` is false, only late wake-ups
-are made up for.
+kernel tells, and a thread waits whenever it is blocked. Where run.json's `sleep.on_schedule` is false, only late
+wake-ups are made up for.
 """
 
 import time
