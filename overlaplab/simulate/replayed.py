@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.events import Run, step_windows
-from overlaplab.simulate.device import DevicePrograms, device_programs
+from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs
 from overlaplab.simulate.player import play
 from overlaplab.simulate.recorded import recorded_programs
 

@@ -1,6 +1,6 @@
 """Runs recorded on GPUs, by anybody, under another setting: hosts and streams played again.
 
-Behind another link T is by its formula; DDP's buckets may have another cap (`device_buckets`). What else depends on the
+Behind another link T is by its formula; DDP's buckets may have another cap (`gpus.buckets`). What else depends on the
 options of a training loop is not known of these programs. The predicted run tells what streams did as operators of
 threads: the main stream's, the others', and the link's.
 """
@@ -21,10 +21,10 @@ from overlaplab.events import Run, Trace, main_stream, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.manifest import Link, Manifest
-from overlaplab.simulate.device import DevicePrograms, Edit, device_programs, edited_programs, noted_times
-from overlaplab.simulate.device_buckets import Recut, recut
-from overlaplab.simulate.device_gathers import prefetched
-from overlaplab.simulate.device_slowdown import slowed
+from overlaplab.simulate.gpus.buckets import Recut, recut
+from overlaplab.simulate.gpus.gathers import prefetched
+from overlaplab.simulate.gpus.slowdown import slowed
+from overlaplab.simulate.gpus.streams import DevicePrograms, Edit, device_programs, edited_programs, noted_times
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
 from overlaplab.simulate.predictions.error import Interval, by_step, interval_of
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event

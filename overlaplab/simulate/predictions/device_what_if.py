@@ -17,8 +17,8 @@ import pandas as pd
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.intervals import Intervals, clip, subtract, union
-from overlaplab.simulate.device_buckets import gradient_sizes, recut
-from overlaplab.simulate.device_gathers import prefetched
+from overlaplab.simulate.gpus.buckets import gradient_sizes, recut
+from overlaplab.simulate.gpus.gathers import prefetched
 from overlaplab.simulate.predictions.device import (
     DevicePrediction,
     device_interval,

@@ -17,7 +17,7 @@ from overlaplab.events import Run, classify
 from overlaplab.events import Work as Counts
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.intervals import Intervals, clip, total, union
-from overlaplab.simulate.device import DevicePrograms, noted_times
+from overlaplab.simulate.gpus.streams import DevicePrograms, noted_times
 from overlaplab.simulate.player import Move, Note, Played, Work, play
 
 __all__ = ["slowed"]

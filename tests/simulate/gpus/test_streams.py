@@ -13,7 +13,7 @@ from overlaplab import OverlaplabError, load_run, summary
 from overlaplab.evidence.dependencies import blocking_calls, device_events
 from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
-from overlaplab.simulate.device import device_programs
+from overlaplab.simulate.gpus.streams import device_programs
 from overlaplab.simulate.player import End, Note, Wait, Work, play
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting

@@ -23,7 +23,7 @@ from overlaplab.evidence.fsdp2 import fsdp2_gathers
 from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label, fsdp2_ranges_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.simulate.device import Edit, Moved, held
+from overlaplab.simulate.gpus.streams import Edit, Moved, held
 from overlaplab.vocabulary import FSDP2_ROOT
 
 __all__ = ["prefetched"]

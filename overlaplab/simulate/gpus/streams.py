@@ -6,7 +6,7 @@ has its events, each after what `evidence.dependencies` tells. Of collectives of
 T is what they took after it, and all ranks' streams play them together; others take as long as was recorded. So
 programs that are played as they are give the recorded steps.
 
-What a rank launches instead of what was recorded is an `Edit`, which `device_buckets` makes.
+What a rank launches instead of what was recorded is an `Edit`, which `buckets` makes.
 """
 
 from __future__ import annotations
