@@ -142,9 +142,8 @@ def test_the_fields_are_as_recorded(on: Callable[..., AppTest]) -> None:
         ("pipeline", "pipeline: its ranks share the model (pp 4), and a plan's are data-parallel"),
         (
             "parameter-server",
-            "parameter-server: parameter-server sends all gradients to a server, which is not predicted",
+            "parameter-server: messages to a server are not played for many ranks at once",
         ),
-        ("ring", "ring: ring makes its collectives by hand, and their hops are not predicted"),
         ("ddp-lessons/one-order", "ddp-lessons/one-order: no run.json says of which model it is"),
     ],
 )

@@ -104,9 +104,9 @@ def test_what_helps_against_activations_is_no_bucket(cut: overlaplab.Run) -> Non
     assert "nothing can hide them" in found.text
 
 
-def test_it_is_neither_bounded_nor_predicted(cut: overlaplab.Run) -> None:
+def test_it_is_not_bounded_and_its_link_alone_is_predicted(cut: overlaplab.Run) -> None:
     assert simulate.bound(cut).empty
-    with pytest.raises(OverlaplabError, match="only data parallelism is predicted, not dp 2 × tp 2"):
+    with pytest.raises(OverlaplabError, match="another link is predicted, nothing else"):
         predict(cut, Setting(bucket_cap_mb=1))
 
 
