@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Strategy
@@ -27,7 +28,7 @@ class Kept:
 
     def add(self, tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:
         """Count what holds `tensor`, unless it holds a parameter of `model` now; returns the tensor."""
-        storage = tensor.untyped_storage()
+        storage = _local(tensor).untyped_storage()
         if storage.data_ptr() not in {_local(p).untyped_storage().data_ptr() for p in model.parameters()}:
             self._storages[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -72,5 +73,6 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a DTensor this rank's shard."""
-    return getattr(tensor, "_local_tensor", tensor)
+    """Of a DTensor this rank's shard; of what a functional collective returns, what will hold its result."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.elem if isinstance(local, AsyncCollectiveTensor) else local

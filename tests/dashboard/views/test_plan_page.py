@@ -142,7 +142,7 @@ def test_the_fields_are_as_recorded(on: Callable[..., AppTest]) -> None:
         ("pipeline", "pipeline: its ranks share the model (pp 4), and a plan's are data-parallel"),
         (
             "parameter-server",
-            "parameter-server: messages to a server are not played for many ranks at once",
+            "parameter-server: its workers do not wait for each other, which is not predicted",
         ),
         ("ddp-lessons/one-order", "ddp-lessons/one-order: no run.json says of which model it is"),
     ],

@@ -54,6 +54,18 @@ def test_run_json_has_the_mesh_and_a_ranks_parts(cut: overlaplab.Run, hybrid: ov
     assert shapes["head.output.weight"] == (32, 16)
 
 
+@pytest.mark.parametrize("more", [(), ("--sequence-parallel",)], ids=["activations whole", "activations cut"])
+def test_torchs_tensor_parallelism_is_recorded(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """What autograd keeps are DTensors, and results of functional collectives that may be under way."""
+    real = [word for word in SMALL if word not in ("--compute", "sleep:4ms,8ms,1ms")]
+    line = ["-m", "overlaplab_engine", *real, "--strategy", "torch-tensor", "--tp", "2", *more]
+    for rank in run_warm(2, *line, "--out", str(tmp_path / "run")):
+        assert rank.code == 0, rank.stderr
+    run = overlaplab.load_run(tmp_path / "run")
+    assert set(communication_by(run)["group_description"]) == {"tp"}
+    assert (memory(run)["activations"] > 0).all()
+
+
 def test_groups_are_named_by_axis(cut: overlaplab.Run, hybrid: overlaplab.Run) -> None:
     by = communication_by(cut, overlaplab.Selection(ranks=[0])).set_index("group_description")
     assert dict(by["count"]) == {"tp": 2 * 4 * LAYERS, "dp": 2 * len(cut.manifest.buckets)}
