@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from overlaplab.simulate.player import End, Launch, Move, Program, Wait
-from overlaplab.simulate.wide import draws, steps_of, widen
+from overlaplab.simulate.wide import draws, widen
 
 __all__ = ["with_further"]
 
@@ -19,7 +19,7 @@ def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]
     """
     if ranks <= len(programs):
         return tuple(programs[:ranks])
-    choices = list(draws([shape for shape, _ in steps_of(widen(programs))], len(programs), ranks))
+    choices = list(draws([shape for shape, _ in widen(programs).steps], len(programs), ranks))
     steps = [list(_steps(program)) for program in programs]
     launches = [[move for move in step if isinstance(move, Launch)] for step in steps[0]]
     order = [launch for own in launches for launch in own]

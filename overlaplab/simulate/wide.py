@@ -2,6 +2,10 @@
 
 What `player.play` does move by move and rank by rank is done here once for all ranks; both give the same times, to the
 nanosecond. So 10,000 ranks play in about the time of one.
+
+[Note: alike]
+A rank that was not recorded does in each step what one of few did. Ranks that begin a step at the same time, and do the
+same in it, end it at the same time: they are played once. Waits bring them together again, so these stay few.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlaplab.intervals import Intervals, union
-from overlaplab.simulate.player import End, Launch, Mark, Program, StuckError, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work
 
 __all__ = [
     "Skew",
@@ -25,7 +29,6 @@ __all__ = [
     "draws",
     "play_wide",
     "retimed",
-    "steps_of",
     "widen",
     "worked",
 ]
@@ -39,18 +42,28 @@ PASSES = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WideProgram:
-    """The moves that all ranks make, and how long each rank works before each; arrays are (moves, ranks), in ns."""
+    """The moves that all ranks make, and how long a rank works before each; arrays are (moves, columns), in ns."""
 
     moves: tuple[Launch | Wait | End, ...]
     """Keys are launch numbers, from 0."""
     work_ns: Times
     wake_ns: Times
     """How long the rank wakes up after a wait in which it was blocked; `PASSES` where it does not wait."""
+    steps: tuple[tuple[Hashable, slice], ...]
+    """Each step's shape, which says which steps have the same moves, and where it is; before the first is another."""
+    columns: Times
+    """(steps, ranks): the column of each rank in each step."""
 
     @property
     def ranks(self) -> int:
         """How many there are."""
-        return int(self.work_ns.shape[1])
+        return int(self.columns.shape[1])
+
+    def of_rank(self, rank: int) -> tuple[Times, Times]:
+        """How long a rank works before each move, and wakes up after each."""
+        lengths = np.array([step.stop - step.start for _, step in self.steps], dtype=np.int64)
+        own = np.arange(len(self.moves)), np.repeat(self.columns[:, rank], lengths)
+        return self.work_ns[own], self.wake_ns[own]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,10 +93,14 @@ def widen(programs: Sequence[Program]) -> WideProgram:
     moves = {place: slot.move for own in ranks for place, slot in own.items()}
     order = sorted(moves)
     table = [[own.get(place, _PASSES) for own in ranks] for place in order]
+    made = tuple(moves[place] for place in order)
+    steps = tuple(_steps(made))
     return WideProgram(
-        moves=tuple(moves[place] for place in order),
+        moves=made,
         work_ns=np.array([[slot.work_ns for slot in row] for row in table], np.int64).reshape(-1, len(programs)),
         wake_ns=np.array([[slot.wake_ns for slot in row] for row in table], np.int64).reshape(-1, len(programs)),
+        steps=steps,
+        columns=_each_its_own(len(steps), len(programs)),
     )
 
 
@@ -136,24 +153,38 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
     return list(keys), found
 
 
+def _each_its_own(steps: int, ranks: int) -> Times:
+    """Columns of ranks that share none."""
+    return np.broadcast_to(np.arange(ranks, dtype=np.int64), (steps, ranks))
+
+
 def play_wide(program: WideProgram) -> WidePlayed:
-    """Play the program of all ranks to its end."""
-    now = np.zeros(program.ranks, dtype=np.int64)
+    """Play the program of all ranks to its end; see [Note: alike]."""
+    now = np.zeros(1, dtype=np.int64)
+    alike = np.zeros(program.ranks, dtype=np.int64)  # which of these times is each rank's
+    width = program.work_ns.shape[1]
     carried: list[tuple[int, int]] = []
     ends: list[Times] = []
     free = 0
-    for move, work_ns, wake_ns in zip(program.moves, program.work_ns, program.wake_ns, strict=True):
-        now = now + work_ns
-        match move:
-            case Launch():
-                start = max(int(now.max()), free)
-                free = start + move.transfer_ns
-                carried.append((start, free))
-            case Wait(number):
-                ended = carried[_number(number)][1]
-                now = np.where((now < ended) & (wake_ns != PASSES), ended + wake_ns, now)
-            case End():
-                ends.append(now)
+    for columns, (_, step) in zip(program.columns, program.steps, strict=True):
+        different, alike = np.unique(alike * width + columns, return_inverse=True)
+        own = different % width
+        now = now[different // width]
+        works, wakes = program.work_ns[step][:, own], program.wake_ns[step][:, own]
+        for move, work_ns, wake_ns in zip(program.moves[step], works, wakes, strict=True):
+            now = now + work_ns
+            match move:
+                case Launch():
+                    start = max(int(now.max()), free)
+                    free = start + move.transfer_ns
+                    carried.append((start, free))
+                case Wait(number):
+                    ended = carried[_number(number)][1]
+                    now = np.where((now < ended) & (wake_ns != PASSES), ended + wake_ns, now)
+                case End():
+                    ends.append(now[alike])
+        now, same = np.unique(now, return_inverse=True)
+        alike = same[alike]
     return WidePlayed(
         ends_ns=np.array(ends, dtype=np.int64).reshape(-1, program.ranks),
         carried_ns=np.array(carried, dtype=np.int64).reshape(-1, 2),
@@ -164,7 +195,7 @@ def worked(program: WideProgram, result: WidePlayed, rank: int) -> Intervals:
     """When a rank worked."""
     now = 0
     starts, ends = [], []
-    works, wakes = program.work_ns[:, rank].tolist(), program.wake_ns[:, rank].tolist()
+    works, wakes = (times.tolist() for times in program.of_rank(rank))
     for move, work_ns, wake_ns in zip(program.moves, works, wakes, strict=True):
         starts.append(now)
         now += work_ns
@@ -198,24 +229,40 @@ def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: in
     fitted to their sums, so that the slowest of many ranks is slower than any that was seen. Draws are independent: no
     further rank is slow in all steps.
     """
-    steps = [own for _, own in steps_of(program)]
-    choices = draws([shape for shape, _ in steps_of(program)], program.ranks, ranks, seed)
-    rng = np.random.default_rng(seed)
+    choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks, seed))
+    if skew == "lognormal":
+        return _fitted(program, [same for same, _ in choices], ranks, np.random.default_rng(seed))
+    recorded = [_beside(program, same) for same, _ in choices]
+    width = max((work.shape[1] for work, _ in recorded), default=0)
+    work_ns, wake_ns = (np.zeros((len(program.moves), width), dtype=np.int64) for _ in range(2))
+    for (_, own), (work, wake) in zip(program.steps, recorded, strict=True):
+        work_ns[own, : work.shape[1]], wake_ns[own, : wake.shape[1]] = work, wake
+    columns = np.array([chosen for _, chosen in choices], dtype=np.int64).reshape(-1, ranks)
+    return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
+
+
+def _fitted(program: WideProgram, alike: Sequence[Sequence[int]], ranks: int, rng: np.random.Generator) -> WideProgram:
+    """As `drawn` from a distribution; `alike` has for each step the places of those with the same moves."""
     work_ns, wake_ns = (np.empty((len(program.moves), ranks), dtype=np.int64) for _ in range(2))
-    for own, (same, chosen) in zip(steps, choices, strict=True):
-        work, wake = (
-            np.concatenate([times[steps[place]] for place in same], axis=1)
-            for times in (program.work_ns, program.wake_ns)
-        )
-        if skew == "recorded":
-            np.take(work, chosen, axis=1, out=work_ns[own], mode="clip")
-            np.take(wake, chosen, axis=1, out=wake_ns[own], mode="clip")
-        else:
-            usual = np.median(work, axis=1, keepdims=True)
-            sums = _lognormal(work.sum(axis=0), rng, ranks)
-            work_ns[own] = np.rint(usual * sums / max(usual.sum(), 1))
-            wake_ns[own] = np.rint(np.median(wake, axis=1, keepdims=True))
-    return WideProgram(moves=program.moves, work_ns=work_ns, wake_ns=wake_ns)
+    for (_, own), same in zip(program.steps, alike, strict=True):
+        work, wake = _beside(program, same)
+        usual = np.median(work, axis=1, keepdims=True)
+        sums = _lognormal(work.sum(axis=0), rng, ranks)
+        work_ns[own] = np.rint(usual * sums / max(usual.sum(), 1))
+        wake_ns[own] = np.rint(np.median(wake, axis=1, keepdims=True))
+    columns = _each_its_own(len(program.steps), ranks)
+    return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
+
+
+def _beside(program: WideProgram, steps: Sequence[int]) -> tuple[Times, Times]:
+    """How long each rank that was recorded works and wakes up in these steps with the same moves, one beside another:
+    (moves of one, steps × ranks).
+    """
+    places = [program.steps[step][1] for step in steps]
+    work, wake = (
+        np.concatenate([times[own] for own in places], axis=1) for times in (program.work_ns, program.wake_ns)
+    )
+    return work, wake
 
 
 def draws(shapes: Sequence[Hashable], recorded: int, ranks: int, seed: int = 0) -> Iterator[tuple[list[int], Times]]:
@@ -241,11 +288,11 @@ def _lognormal(values: Times, rng: np.random.Generator, count: int) -> npt.NDArr
     return rng.lognormal(float(logs.mean()), float(logs.std(ddof=1)) if len(logs) > 1 else 0.0, count)
 
 
-def steps_of(program: WideProgram) -> Iterator[tuple[tuple[Hashable, ...], slice]]:
-    """Each step's shape, which says which steps have the same moves, and where it is; before the first is another."""
+def _steps(moves: Sequence[Move]) -> Iterator[tuple[tuple[Hashable, ...], slice]]:
+    """See `WideProgram.steps`."""
     shape: list[Hashable] = []
     launched = begun = 0
-    for place, move in enumerate(program.moves):
+    for place, move in enumerate(moves):
         match move:
             case Launch():
                 shape.append((move.kind, move.bytes, move.role, move.what))
@@ -255,5 +302,5 @@ def steps_of(program: WideProgram) -> Iterator[tuple[tuple[Hashable, ...], slice
             case End():
                 yield (begun == 0, *shape), slice(begun, place + 1)
                 begun, shape = place + 1, []
-    if begun < len(program.moves):
-        yield ("after the last", *shape), slice(begun, len(program.moves))
+    if begun < len(moves):
+        yield ("after the last", *shape), slice(begun, len(moves))

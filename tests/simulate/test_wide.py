@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,15 +25,19 @@ def narrowed(program: WideProgram) -> list[list[Move]]:
     return [
         [
             own
-            for place, move in enumerate(program.moves)
-            for own in (
-                Work(int(program.work_ns[place, rank])),
-                replace(move, wake_ns=int(program.wake_ns[place, rank])) if isinstance(move, Wait) else move,
+            for move, work_ns, wake_ns in zip(
+                program.moves, *map(np.ndarray.tolist, program.of_rank(rank)), strict=True
             )
+            for own in (Work(work_ns), replace(move, wake_ns=wake_ns) if isinstance(move, Wait) else move)
             if not isinstance(own, Wait) or own.wake_ns != PASSES
         ]
         for rank in range(program.ranks)
     ]
+
+
+def works_of(program: WideProgram) -> npt.NDArray[np.int64]:
+    """How long each rank works before each move, of shape (moves, ranks)."""
+    return np.column_stack([program.of_rank(rank)[0] for rank in range(program.ranks)])
 
 
 def same(programs: Sequence[Program], wide: WideProgram) -> None:
@@ -101,14 +106,14 @@ TWO_STEPS: list[Move] = [
 
 def test_a_drawn_rank_does_what_one_rank_did_in_a_step_with_these_moves() -> None:
     other = [Work(move.ns + 100) if isinstance(move, Work) else move for move in TWO_STEPS]
-    program = drawn(widen([TWO_STEPS, other]), 500)
-    assert [len({*row}) for row in program.work_ns.tolist()] == [1, 4, 4, 1, 4, 4, 1, 2]
-    assert program.work_ns[:, :2].tolist() == widen([TWO_STEPS, other]).work_ns.tolist()  # those recorded stay
+    work_ns = works_of(drawn(widen([TWO_STEPS, other]), 500))
+    assert [len({*row}) for row in work_ns.tolist()] == [1, 4, 4, 1, 4, 4, 1, 2]
+    assert work_ns[:, :2].tolist() == widen([TWO_STEPS, other]).work_ns.tolist()  # those recorded stay
     pairs = {(10, 20), (30, 40), (110, 120), (130, 140)}  # together as they were recorded
-    assert {*zip(*program.work_ns[1:3].tolist(), strict=True)} == pairs
-    assert {*zip(*program.work_ns[4:6].tolist(), strict=True)} == pairs
-    assert {*program.work_ns[7].tolist()} == {7, 107}
-    assert not np.array_equal(program.work_ns[1], program.work_ns[4])
+    assert {*zip(*work_ns[1:3].tolist(), strict=True)} == pairs
+    assert {*zip(*work_ns[4:6].tolist(), strict=True)} == pairs
+    assert {*work_ns[7].tolist()} == {7, 107}
+    assert not np.array_equal(work_ns[1], work_ns[4])
 
 
 @given(st.data())
@@ -134,9 +139,15 @@ def test_a_further_rank_waits_again_only_for_what_its_step_launched() -> None:
     assert with_further([[*first, *second, Wait("b")]], 2)[1] == [*first, *second]
 
 
+def test_drawn_ranks_share_what_was_recorded() -> None:
+    program = wide_of("bucketed")
+    few, many = (drawn(program, ranks).work_ns for ranks in (64, 10_000))
+    assert np.array_equal(few, many)
+
+
 def test_the_seed_decides() -> None:
     program = wide_of("bucketed")
-    first, again, other = (drawn(program, 50, seed=seed).work_ns for seed in (3, 3, 4))
+    first, again, other = (works_of(drawn(program, 50, seed=seed)) for seed in (3, 3, 4))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -149,7 +160,7 @@ def test_a_fitted_distribution_has_the_moments_of_what_was_seen_and_goes_beyond_
     assert logs.mean() == pytest.approx(expected.mean(), abs=0.002)
     assert logs.std() == pytest.approx(expected.std(ddof=1), rel=0.02)
     assert sums.max() > 1.25e9
-    assert drawn(widen(seen), 40_000).work_ns.sum(axis=0).max() == pytest.approx(1.2e9)
+    assert works_of(drawn(widen(seen), 500)).sum(axis=0).max() == pytest.approx(1.2e9)
 
 
 def test_other_times_of_collectives() -> None:

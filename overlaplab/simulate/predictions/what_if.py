@@ -131,7 +131,7 @@ def interval(run: Run, step_ns: int, caps: pd.DataFrame) -> Interval:
 
 def mean_step_ns(result: WidePlayed) -> int:
     """The mean of all ranks' steps, as `predict` tells it."""
-    return round(fmean(by_step(result.spans_ns.T.tolist())))
+    return round(fmean(fmean(step) for step in result.spans_ns.tolist()))
 
 
 def typical_step(result: WidePlayed) -> Step:
