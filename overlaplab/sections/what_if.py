@@ -131,9 +131,7 @@ def _advised_mb(run: Run, setting: Setting) -> float | None:
     """The cap that `advise` finds best; None where more than the cap is asked for, or nothing can be advised."""
     if replace(setting, bucket_cap_mb=None) != Setting() or findings.advice_refused(run) is not None:
         return None
-    table = simulate.advise(run)
-    best = table.loc[table["best"] & (table["option"] == "cap") & table["replayed"], "bucket_cap_mb"].tolist()
-    return best[0] if best else None
+    return simulate.best_cap_mb(run)
 
 
 def _over_caps(

@@ -1,6 +1,6 @@
 """Recorded steps played again: how short they could have been, what remedies gain, what the link model predicts."""
 
-from overlaplab.simulate.advice.advise import OPTIONS, advise, fits
+from overlaplab.simulate.advice.advise import OPTIONS, advise, best_cap_mb, fits
 from overlaplab.simulate.advice.caps import disturbed, undisturbed_spans_ns
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
@@ -14,6 +14,7 @@ __all__ = [
     "REMEDIES",
     "advise",
     "best_buckets",
+    "best_cap_mb",
     "bound",
     "disturbed",
     "fits",

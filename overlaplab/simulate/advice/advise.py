@@ -45,7 +45,7 @@ from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.cutting import best_cutting, last_end
 from overlaplab.simulate.transfers import beyond
 
-__all__ = ["OPTIONS", "advise", "fits"]
+__all__ = ["OPTIONS", "advise", "best_cap_mb", "fits"]
 
 OPTIONS = ("first_bucket", "cap", "cap_and_first_bucket", "buckets", "prefetch")
 """What can be changed: the first bucket's cap, the cap, both, the sizes of all buckets, the units gathered ahead."""
@@ -75,6 +75,12 @@ def advise(run: Run) -> pd.DataFrame:
     """
     rows = [*_of_buckets(run), *_of_depths(run)] or list(_by_bound(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
+
+
+def best_cap_mb(run: Run) -> float | None:
+    """The cap that `advise` finds best, without what it tells of other options; None where none was replayed."""
+    best = best_cap(run, caps_played(run))
+    return None if best is None else best.caps_mb[0]
 
 
 def fits(run: Run) -> bool:

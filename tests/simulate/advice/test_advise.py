@@ -13,7 +13,7 @@ from made.traces import event, gloo, op, run_of, step
 from samples import sample_run
 
 import overlaplab
-from overlaplab.simulate import OPTIONS, advise, fits, gains_miss_ns
+from overlaplab.simulate import OPTIONS, advise, best_cap_mb, fits, gains_miss_ns
 from overlaplab.simulate.advice.caps import recutting
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps, recorded_caps
@@ -39,6 +39,14 @@ def test_each_option_has_one_best_setting_whose_range_holds_its_gain(name: str) 
     for option, own in table.groupby("option"):
         best = own[own["best"]]["gain_ns"].iloc[0]
         assert best >= own["gain_ns"].max() - 0.03 * before.iloc[0], option
+
+
+@pytest.mark.parametrize("name", ["bucketed", "torch-ddp", "zero3"])
+def test_the_best_cap_alone_is_that_of_the_table(name: str) -> None:
+    run = sample_run(name)
+    table = advise(run)
+    best = table.loc[(table["option"] == "cap") & table["best"] & table["replayed"], "bucket_cap_mb"].tolist()
+    assert [best_cap_mb(run)] == (best or [None])
 
 
 def test_a_list_of_caps_gives_its_buckets() -> None:
