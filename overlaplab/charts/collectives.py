@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, bars, dashed_lines, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, Layer, bars, dashed_lines, tooltip, with_room, words
 from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
 from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
@@ -179,7 +179,7 @@ def _layer(
         scale = alt.Scale(domain=list(shapes), range=list(shapes.values()))
         legend = alt.Legend(orient="bottom", labelLimit=0, title=None)  # beside the other it would be cut
         encoding["shape"] = alt.Shape("how:N", scale=scale, legend=legend)
-    points: alt.Chart = alt.Chart(rows).mark_point(filled=not bounds, size=64, opacity=0.7, strokeWidth=2)
+    points: alt.Chart = Layer(rows).mark_point(filled=not bounds, size=64, opacity=0.7, strokeWidth=2)
     return points.encode(**encoding)
 
 
@@ -204,9 +204,9 @@ def _diagonal(x: tuple[float, float], y: tuple[float, float], tones: Palette) ->
     if high < 2 * low:  # no more than a corner
         return []
     middle = (low * high) ** 0.5
-    line = alt.Chart(pd.DataFrame({"x": [low, high], "y": [low, high]}))
+    line = Layer(pd.DataFrame({"x": [low, high], "y": [low, high]}))
     line = line.mark_line(color=tones.ink, strokeDash=[5, 4], strokeWidth=1.5)
-    name = alt.Chart(pd.DataFrame({"x": [middle], "y": [middle]}))
+    name = Layer(pd.DataFrame({"x": [middle], "y": [middle]}))
     name = name.mark_text(color=tones.ink, align="right", dx=-8, dy=-12, fontSize=12)
     return [line.encode(x="x:Q", y="y:Q"), name.encode(x="x:Q", y="y:Q", text=alt.value("wait = transfer"))]
 

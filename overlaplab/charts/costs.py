@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, row_axis, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, Layer, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.findings import costs_title, run_labels
 from overlaplab.words import count, size_exact, unit_of
@@ -60,8 +60,8 @@ def _beside_theory(
         "color": colours([(MEASURED, tone), (THEORY, tones.ink)], left=labels_width(drawn["run"])),
         "tooltip": tooltip({"run": "", "word": verb.lower()}),
     }
-    bars = alt.Chart(drawn).mark_bar(height={"band": 0.6}, opacity=1)
-    ticks = alt.Chart(drawn[drawn[THEORY].notna()].assign(part=THEORY))
+    bars = Layer(drawn).mark_bar(height={"band": 0.6}, opacity=1)
+    ticks = Layer(drawn[drawn[THEORY].notna()].assign(part=THEORY))
     ticks = ticks.mark_tick(thickness=2.5, size=22, orient="vertical", opacity=1)
     title = costs_title(rows, verb)
     return finish(

@@ -8,7 +8,7 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, tooltip
+from overlaplab.charts.parts import WHEN, Layer, tooltip
 from overlaplab.charts.theme import DARK, Palette, cause_colours, colours, finish, palette
 from overlaplab.findings import clocks_note, mark_name, mark_word, timeline_title
 from overlaplab.timeline.marks import CAUSE_MARKS, Mark
@@ -104,7 +104,7 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
     titles = {"what": "", "part": "counts as", "events:Q": "events in this mark", "busy:Q": "busy ms"}
     domain = [word for word, _ in fills]
     bars: alt.Chart = (
-        alt.Chart()
+        Layer()
         .mark_bar(height={"band": 0.72}, strokeWidth=0.6, clip=True)
         .encode(
             x=x,
@@ -136,7 +136,7 @@ def _words(y: alt.Y, tones: Palette) -> alt.Chart:
         "condition": [{"test": on_ground, "value": tones.ink}, {"test": on_light, "value": tones.on_light}],
         "value": tones.on_dark,
     }
-    texts: alt.Chart = alt.Chart().mark_text(fontSize=11, clip=True)
+    texts: alt.Chart = Layer().mark_text(fontSize=11, clip=True)
     return texts.encode(x="middle:Q", y=y, text="word:N", color=cast(Any, ink)).transform_filter("datum.word !== ''")
 
 
@@ -147,7 +147,7 @@ def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
     lines = []
     if len(firsts) > 1:
         tops = pd.DataFrame({"lane": list(firsts)[1:]})
-        rule = alt.Chart(tops).mark_rule(color=tones.soft, strokeWidth=1, opacity=0.6)
+        rule = Layer(tops).mark_rule(color=tones.soft, strokeWidth=1, opacity=0.6)
         lines.append(rule.encode(y=y.bandPosition(0)))
     steps = view.steps
     if len(steps):
@@ -161,7 +161,7 @@ def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
             }
         )
         if 0 < len(edges) <= _STEPS:
-            rule = alt.Chart(edges).mark_rule(color=tones.soft, strokeDash=[2, 3], strokeWidth=1, clip=True)
+            rule = Layer(edges).mark_rule(color=tones.soft, strokeDash=[2, 3], strokeWidth=1, clip=True)
             lines.append(rule.encode(x=x, y=y.bandPosition(0), y2=alt.Y2("until", bandPosition=1)))
     return lines
 

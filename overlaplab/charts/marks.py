@@ -7,6 +7,7 @@ from typing import Literal
 import altair as alt
 import pandas as pd
 
+from overlaplab.charts.parts import Layer
 from overlaplab.charts.theme import finish, palette
 from overlaplab.findings import marks_title
 from overlaplab.words import ms, to_ms
@@ -36,18 +37,16 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     nought = marks.assign(level=0)
     line = pd.DataFrame({"at": [low - air, low], "until": [high + air, high], "level": [0, 0]})
     layers = [
-        alt.Chart(line.head(1)).mark_rule(color=tones.grid, strokeWidth=6).encode(x=x, x2="until:Q", y=y),
-        alt.Chart(line.tail(1))
-        .mark_rule(color=tones.exposed, strokeWidth=6, opacity=0.35)
-        .encode(x=x, x2="until:Q", y=y),
-        alt.Chart(marks).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x, y=y, y2=alt.Y2Datum(0)),
-        alt.Chart(nought).mark_circle(size=140, opacity=1).encode(x=x, y=y, color=dots),
+        Layer(line.head(1)).mark_rule(color=tones.grid, strokeWidth=6).encode(x=x, x2="until:Q", y=y),
+        Layer(line.tail(1)).mark_rule(color=tones.exposed, strokeWidth=6, opacity=0.35).encode(x=x, x2="until:Q", y=y),
+        Layer(marks).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x, y=y, y2=alt.Y2Datum(0)),
+        Layer(nought).mark_circle(size=140, opacity=1).encode(x=x, y=y, color=dots),
     ]
     sides: tuple[tuple[Literal["left", "right"], int], ...] = (("left", 5), ("right", -5))
     for side, dx in sides:
         own = marks[marks["align"] == side]
         if len(own):
-            drawn = alt.Chart(own).mark_text(align=side, dx=dx, fontSize=13, fontWeight=600)
+            drawn = Layer(own).mark_text(align=side, dx=dx, fontSize=13, fontWeight=600)
             layers.append(drawn.encode(x=x, y=y, text="label:N", color=inks))
     return finish(
         layers,

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
-from overlaplab.charts.parts import FLUSH, WHEN, bars, dashed_lines, known_ms, tooltip
+from overlaplab.charts.parts import FLUSH, WHEN, Layer, bars, dashed_lines, known_ms, tooltip
 from overlaplab.charts.theme import Palette, cause_colours, colours, finish, labels_width, palette
 from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
 from overlaplab.findings.diagnosis.causes import CAUSE_LABELS
@@ -180,14 +180,14 @@ def _best_row(best: pd.DataFrame | None) -> list[dict[str, Any]]:
 def _ticks(ticks: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
     """A tick for each gradient."""
     lines = tooltip({"parameter": "gradient of", "begin:Q": "arrived at ms", "bucket": ""})
-    drawn: alt.Chart = alt.Chart(ticks).mark_tick(color=tone, thickness=1, size=step * 0.5, orient="vertical")
+    drawn: alt.Chart = Layer(ticks).mark_tick(color=tone, thickness=1, size=step * 0.5, orient="vertical")
     return drawn.encode(x=alt.X("begin:Q"), y=y, tooltip=lines)
 
 
 def _triangles(ready: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
     """A triangle, standing on the row, where the bucket is ready."""
     lines = tooltip({"bucket": "", "begin:Q": "ready at ms", "parameter": "last gradient of"})
-    drawn: alt.Chart = alt.Chart(ready).mark_point(
+    drawn: alt.Chart = Layer(ready).mark_point(
         shape="triangle-down", color=tone, filled=True, size=48, opacity=1, yOffset=-step * 0.36
     )
     return drawn.encode(x=alt.X("begin:Q"), y=y, tooltip=lines)

@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, STEP_PARTS, bars, row_axis, stacked, step_fills, tooltip, words
+from overlaplab.charts.parts import FLUSH, STEP_PARTS, Layer, bars, row_axis, stacked, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import sweep_title
 from overlaplab.words import count, duration, percent, size, to_ms
@@ -90,7 +90,7 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     which = f"Rank {table['rank'].iloc[0]}'s" if len(table) and pd.notna(table["rank"].iloc[0]) else "The"
     thin = " Thin: no bucket's." if other.any() else ""
     return finish(
-        layers or [alt.Chart(rows).mark_bar()],
+        layers or [Layer(rows).mark_bar()],
         title=title if layers else "No communication was recorded",
         subtitle=[f"{which} step nearest the median, per cap.{thin}", note],
         description=f"A row per bucket_cap_mb, {count(table['bucket_cap_mb'].nunique(), 'cap')}: when its buckets were"

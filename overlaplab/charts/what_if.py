@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, bars, known_ms, row_axis, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, Layer, bars, known_ms, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
 from overlaplab.findings import (
     BEST_POSSIBLE,
@@ -196,17 +196,16 @@ def _curve(
     lines_of = _inline(shown)
     if half is not None:
         band = shown.assign(low=shown["value"] - half, high=shown["value"] + half)
-        drawn = alt.Chart(_inline(band)).mark_area(color=tone, opacity=0.18)
-        layers.append(
-            drawn.encode(x=x, y=alt.Y("low:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5)), y2="high:Q")
-        )
+        drawn = Layer(_inline(band)).mark_area(color=tone, opacity=0.18)
+        lower = alt.Y("low:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5))
+        layers.append(drawn.encode(x=x, y=lower, y2=alt.Y2("high:Q")))
     if chosen is not None:
-        at = pd.DataFrame({"at": [chosen]})
-        layers.append(alt.Chart(_inline(at)).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x))
+        at = alt.InlineData(values=[{"at": chosen}])
+        layers.append(Layer(at).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x))
     for place, (name, level) in enumerate(levels):
         layers += _named(name, level, y, tones, below=place == len(levels) - 1)
-    layers.append(alt.Chart(lines_of).mark_line(color=tone, strokeDash=_DASHES, strokeWidth=2).encode(x=x, y=y))
-    layers.append(alt.Chart(lines_of).mark_point(color=tone, size=45, filled=False).encode(x=x, y=y, tooltip=lines))
+    layers.append(Layer(lines_of).mark_line(color=tone, strokeDash=_DASHES, strokeWidth=2).encode(x=x, y=y))
+    layers.append(Layer(lines_of).mark_point(color=tone, size=45, filled=False).encode(x=x, y=y, tooltip=lines))
     falls = len(shown) > 1 and shown["value"].iloc[-1] < shown["value"].iloc[-2]
     below = falls and shown["value"].iloc[-1] - lowest > room
     last = shown.tail(1).assign(word="predicted")
@@ -231,10 +230,11 @@ def _level(name: str, ns: int | None) -> list[tuple[str, float]]:
 
 def _named(name: str, level: float, y: alt.Y, tones: Palette, *, below: bool) -> list[alt.Chart]:
     """A line across the chart, and its name at the left end."""
-    table = pd.DataFrame({"value": [level], "word": [name]})
-    rule: alt.Chart = alt.Chart(_inline(table)).mark_rule(color=tones.ink, strokeDash=[2, 3], strokeWidth=1.5)
-    text = alt.Chart(_inline(table)).mark_text(color=tones.ink, fontSize=12, align="left", dx=6, dy=10 if below else -8)
-    return [rule.encode(y=y), text.encode(x=alt.value(0), y=y, text=alt.Text("word:N"))]
+    row = alt.InlineData(values=[{"value": level, "word": name}])
+    rule: alt.Chart = Layer(row).mark_rule(color=tones.ink, strokeDash=[2, 3], strokeWidth=1.5)
+    text = Layer(row).mark_text(color=tones.ink, fontSize=12, align="left", dx=6, dy=10 if below else -8)
+    left = alt.XValue(0)  # type: ignore[no-untyped-call]  # `alt.value` takes 2 ms to become this
+    return [rule.encode(y=y), text.encode(x=left, y=y, text=alt.Text("word:N"))]
 
 
 def _inline(table: pd.DataFrame) -> Any:
@@ -247,7 +247,7 @@ def _measured(
     dots: pd.DataFrame, low: float, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip]
 ) -> list[alt.Chart]:
     """The dots, and a word below the lowest, or above it where it is under `low`."""
-    drawn: alt.Chart = alt.Chart(_inline(dots)).mark_circle(color=tones.exposed, size=70, opacity=1)
+    drawn: alt.Chart = Layer(_inline(dots)).mark_circle(color=tones.exposed, size=70, opacity=1)
     first = dots.sort_values("value").head(1).assign(word="measured")
     dy = 10 if first["value"].iloc[0] > low else -16
     look: dict[str, Any] = {"align": "left", "dx": 8, "dy": dy, "fontWeight": 600}
@@ -291,7 +291,7 @@ def step_lanes(
     layers = [
         bars(_inline(solid), x, y, tinted, lines, 0.72),
         bars(_inline(pale), x, y, tinted, lines, 0.72, **dashed).encode(stroke=outline),
-        alt.Chart(_inline(y2)).mark_tick(color=tones.ink, thickness=1.5, size=40).encode(x=x, y=y),
+        Layer(_inline(y2)).mark_tick(color=tones.ink, thickness=1.5, size=40).encode(x=x, y=y),
         words(_inline(ends), "begin", y, tones.ink, align="left", dx=6, fontWeight=600),
     ]
     title = lanes_title(step_ns, measured_ns)

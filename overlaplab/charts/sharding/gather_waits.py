@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import row_axis, tooltip
+from overlaplab.charts.parts import Layer, row_axis, tooltip
 from overlaplab.charts.theme import finish, palette
 from overlaplab.findings import gather_waits_title, scatters_exposed_title
 from overlaplab.words import count, rank_word, to_ms
@@ -57,7 +57,7 @@ def _strip(
     lines = tooltip({"row": "rank", "step:O": "step", "ms:Q": f"{word} ms"})
     chosen = alt.selection_point(name=CELL, fields=["rank", "step"])
     drawn: alt.Chart = (
-        alt.Chart(cells)
+        Layer(cells)
         .mark_rect(cursor="pointer", fill=tones.exposed, stroke=tones.soft, strokeWidth=0.5)
         .encode(x=x, y=y, opacity=alt.Opacity("ms:Q", scale=shade, legend=legend), tooltip=lines)
         .add_params(chosen)
@@ -66,7 +66,7 @@ def _strip(
     if cells["step"].nunique() <= _NAMED and len(cells):
         deep = f"datum.ms > {float(cells['ms'].max()) * _DEEP!r}"
         ink = alt.condition(deep, alt.value(tones.on_dark), alt.value(tones.ink))
-        layers.append(alt.Chart(cells).mark_text(fontSize=12).encode(x=x, y=y, text="word:N", color=ink))
+        layers.append(Layer(cells).mark_text(fontSize=12).encode(x=x, y=y, text="word:N", color=ink))
     return finish(
         layers,
         title=title,

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, bars, dashed_lines, known_ms, tooltip
+from overlaplab.charts.parts import WHEN, Layer, bars, dashed_lines, known_ms, tooltip
 from overlaplab.charts.sharding.held import LABELS_WIDTH, time_axis
 from overlaplab.charts.sharding.units import shown_rows, unit_rows
 from overlaplab.charts.theme import LINE, colours, finish, palette
@@ -181,7 +181,7 @@ def _frees(
             "begin": to_ms(freed["free_ns"]).astype("float64"),
         }
     )
-    drawn: alt.Chart = alt.Chart(ticks).mark_tick(
+    drawn: alt.Chart = Layer(ticks).mark_tick(
         color=tone, thickness=size[1], size=size[0] * 0.9, orient="vertical", opacity=1, clip=True
     )
     lines = tooltip({"unit": "", "begin:Q": "freed at ms", "phase": "", "microbatch": ""})

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses import HeldLimit
-from overlaplab.charts.parts import FLUSH, dashed_lines
+from overlaplab.charts.parts import FLUSH, Layer, dashed_lines
 from overlaplab.charts.theme import LINE, finish, palette
 from overlaplab.findings import gathered_peak, gathered_title, held_limit
 from overlaplab.words import to_ms, unit_of
@@ -53,7 +53,7 @@ def gathered(
             tickCount=4, minExtent=LABELS_WIDTH, maxExtent=LABELS_WIDTH, domain=False, ticks=False, labelPadding=4
         ),
     )
-    steps = alt.Chart(rows).encode(x=x, y=y)
+    steps = Layer(rows).encode(x=x, y=y)
     area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.gather, opacity=0.25, clip=True)
     edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.gather, strokeWidth=1.5, clip=True)
     title = gathered_title(curve)
@@ -91,7 +91,7 @@ def _peak(
     at = int(curve["time_ns"].iloc[place])
     row = pd.DataFrame({"begin": [to_ms(max(at, window[0]))], "held": [held.iloc[place]], "word": [name]})
     left = at > window[0] + 0.6 * (window[1] - window[0])  # there is no room to the right
-    at_peak = alt.Chart(row).encode(x=alt.X("begin:Q"), y=alt.Y("held:Q"))
+    at_peak = Layer(row).encode(x=alt.X("begin:Q"), y=alt.Y("held:Q"))
     dot: alt.Chart = at_peak.mark_point(size=70, filled=True, opacity=1, color=tones.ink)
     word: alt.Chart = at_peak.mark_text(
         align="right" if left else "left",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import row_axis, tooltip
+from overlaplab.charts.parts import Layer, row_axis, tooltip
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import hops_remark, hops_title
 from overlaplab.words import count, rank_word
@@ -44,14 +44,14 @@ def hops(table: pd.DataFrame, moments: pd.DataFrame, *, dark: bool = False, note
     lines = tooltip({"row": "rank", "after": "after hop", "chunk": "", "ranks": "sum of ranks", "came": "came"})
     border = alt.condition("datum.came == 'in this hop'", alt.value(tones.ink), alt.value("transparent"))
     drawn = (
-        alt.Chart(cells)
+        Layer(cells)
         .mark_rect(strokeWidth=1.5)
         .encode(**place, color=colours([(PARTIAL, tones.idle), (WHOLE, tones.gather)]), stroke=border, tooltip=lines)
     )
     layers = [drawn]
     if len(after) * cells["chunk"].nunique() <= _NUMBERED:
         ink = alt.condition(f"datum.part == '{WHOLE}'", alt.value(tones.on_dark), alt.value(tones.ink))
-        layers.append(alt.Chart(cells).mark_text(fontSize=11).encode(**place, text="ranks:Q", color=ink))
+        layers.append(Layer(cells).mark_text(fontSize=11).encode(**place, text="ranks:Q", color=ink))
     title = hops_title(moments)
     reading = (
         "In each column a cell per chunk, with the number of ranks whose sum it holds; bordered: came in this hop."

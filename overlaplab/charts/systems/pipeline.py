@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, bars, tooltip
+from overlaplab.charts.parts import WHEN, Layer, bars, tooltip
 from overlaplab.charts.sharding.held import LABELS_WIDTH, time_axis
 from overlaplab.charts.theme import LINE, Palette, colours, finish, labels_width, palette
 from overlaplab.findings import pipeline_held_title
@@ -109,7 +109,7 @@ def pipeline_held(
     colour = colours(fills, columns=8, left=LABELS_WIDTH + 20, symbolType="stroke")
     y = alt.Y("held:Q", title=None, axis=alt.Axis(domain=False, ticks=False, tickCount=4, **axis))
     chart: alt.Chart = (
-        alt.Chart(drawn)
+        Layer(drawn)
         .mark_line(interpolate="step-after", strokeWidth=2)
         .encode(x=time_axis((0, end_ns), line), y=y, color=colour)
     )
@@ -160,7 +160,7 @@ def _hatched(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, lines: 
         for number in range(ceil(row["begin"] / apart_ms), ceil(row["end"] / apart_ms))
     ]
     table = pd.DataFrame(strokes, columns=list(bubbles.columns))
-    mark = alt.Chart(table).mark_point(
+    mark = Layer(table).mark_point(
         shape="M-0.7,1L0.7,-1", size=_TALL**2, color=ink, strokeWidth=1, opacity=0.5, clip=True
     )
     chart: alt.Chart = mark.encode(x=alt.X("middle:Q"), y=y, tooltip=lines)
@@ -175,6 +175,6 @@ def _fills(tones: Palette) -> list[tuple[str, str]]:
 
 def _numbers(table: pd.DataFrame, y: alt.Y, ink: str) -> alt.Chart:
     """The microbatches' numbers in the middle of their bars."""
-    drawn = alt.Chart(table).mark_text(color=ink, fontSize=12, fontWeight="bold")
+    drawn = Layer(table).mark_text(color=ink, fontSize=12, fontWeight="bold")
     chart: alt.Chart = drawn.encode(x=alt.X("middle:Q"), y=y, text=alt.Text("microbatch:N"))
     return chart

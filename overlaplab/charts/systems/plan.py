@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses.systems.plan import PLAN_PARTS
-from overlaplab.charts.parts import dashed_lines, tooltip
+from overlaplab.charts.parts import Layer, dashed_lines, tooltip
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.words import size_exact, unit_of
 
@@ -35,7 +35,7 @@ def planned_memory(
     fills = (tones.gather, tones.scatter, tones.to_all, tones.memory)
     axis = alt.Axis(domain=False, ticks=False, labelOverlap=False)
     bars = (
-        alt.Chart(drawn)
+        Layer(drawn)
         .mark_bar(height={"band": 0.7}, opacity=1)
         .encode(
             y=alt.Y("label:N", sort=list(labels.values()), title="GPUs", axis=axis),

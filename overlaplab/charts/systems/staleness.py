@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import tooltip
+from overlaplab.charts.parts import Layer, tooltip
 from overlaplab.charts.theme import finish, palette
 from overlaplab.columns import column
 from overlaplab.findings import staleness_remark, staleness_title
@@ -22,7 +22,7 @@ def staleness(table: pd.DataFrame, *, dark: bool = False, note: str | None = Non
     x = alt.X("staleness:O", title="staleness (updates)", axis=alt.Axis(labelAngle=0))
     y = alt.Y("updates:Q", title="updates", axis=alt.Axis(tickMinStep=1, format="d"))
     lines = tooltip({"staleness": column("staleness", "staleness").header, "updates": "", "by": "of ranks"})
-    drawn = alt.Chart(rows).mark_bar(color=tones.compute, opacity=1).encode(x=x, y=y, tooltip=lines)
+    drawn = Layer(rows).mark_bar(color=tones.compute, opacity=1).encode(x=x, y=y, tooltip=lines)
     title = staleness_title(table)
     return finish(
         [drawn],
