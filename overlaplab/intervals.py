@@ -6,6 +6,8 @@ the other functions take and return them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -69,6 +71,18 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 def total(a: Intervals) -> int:
     """The length of the set, in ns."""
     return int((a[:, 1] - a[:, 0]).sum())
+
+
+def length_before(a: Intervals) -> Callable[[int], int]:
+    """A function that gives how much of the set lies before a moment, in ns; of many moments quicker than `clip`."""
+    starts, ends = a.T.tolist()
+    lengths = [0, *np.cumsum(a[:, 1] - a[:, 0]).tolist()]
+
+    def length(moment: int) -> int:
+        begun = bisect_left(starts, moment)
+        return int(lengths[begun] - max(ends[begun - 1] - moment, 0)) if begun else 0
+
+    return length
 
 
 def within(intervals: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.intervals import EMPTY, clip, intersect, pieces, subtract, total, union
+from overlaplab.intervals import EMPTY, clip, intersect, length_before, pieces, subtract, total, union
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
 
@@ -55,6 +55,14 @@ def test_intersect_and_subtract_split_a_set(a: list[tuple[int, int]], b: list[tu
     assert_canonical(only)
     assert covered(both) == moments(a) & moments(b)
     assert covered(only) == moments(a) - moments(b)
+
+
+@given(pairs)
+def test_what_lies_before_a_moment(spans: list[tuple[int, int]]) -> None:
+    length = length_before(as_set(spans))
+    assert [length(moment) for moment in range(-1, 54)] == [
+        len([own for own in moments(spans) if own < moment]) for moment in range(-1, 54)
+    ]
 
 
 def test_pieces_tell_whose_they_are() -> None:

@@ -18,7 +18,7 @@ from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters, unit_sizes
 from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label, Span, fsdp2_ranges_of, labels_of
 from overlaplab.evidence.selection import launched_in
-from overlaplab.intervals import clip, total
+from overlaplab.intervals import clip, length_before
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import Rule, label_list
 
@@ -200,7 +200,7 @@ def progress(trace: Trace, step: Window) -> Callable[[int], int]:
     """A function that gives the step's computation issued before a host time, in ns."""
     if rule_of(trace) is not Rule.GPU:
         computed = clip(activity(trace).compute, step.start_ns, step.end_ns)
-        return lambda host_ns: total(clip(computed, step.start_ns, host_ns))
+        return length_before(computed)
     events, calls = trace.events, launchers(trace)
     works = counting_as(trace, Work.COMPUTE) | counting_as(trace, Work.MEMORY)
     own = np.flatnonzero(works & (events["stream"] == main_stream(trace)).to_numpy() & (calls >= 0))

@@ -241,6 +241,8 @@ def lanes(program: WideProgram, result: WidePlayed, at: Step) -> pd.DataFrame:
     launches = [move for move in program.moves if isinstance(move, Launch)]
     for launch, (start, stop) in zip(launches, result.carried_ns.tolist(), strict=True):
         own = clip(union([start], [stop]), begin, end)
+        if not len(own):
+            continue  # another step's
         for exposed, stretches in ((False, intersect(own, works)), (True, subtract(own, works))):
             what = launch.what if launch.what is not None else launch.kind
             rows += [("link", f"{launch.role} {what}".strip(), exposed, *stretch) for stretch in stretches.tolist()]
