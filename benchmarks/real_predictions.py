@@ -11,7 +11,7 @@ other. Run it on an idle machine.
 
 import json
 import random
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -73,11 +73,12 @@ def main(out: Path, repeats: Annotated[int, typer.Option(help="Recordings of eac
         print(f"{expected.step_ns / 1e6:7.0f} ± {half_ms:.0f} ms, recorded {each} {errors[-1]:+7.2%}  {told}")
     caps = list(zip([p.step_ns for p in predicted], steps_ns, strict=True))[: len(CAPS)]
     apart = [(a, b) for a, b in permutations(caps, 2) if max(a[1]) < min(b[1])]
+    differ = fmean(2 * abs(a - b) / (a + b) for own in steps_ns for a, b in combinations(own, 2))
     tau = fmean(1 if a[0] < b[0] else -1 for a, b in apart)
     print(
         f"inside: {sum(inside)} of {len(inside)}; mean error {fmean(map(abs, errors)):.2%}, worst "
         f"{max(map(abs, errors)):.2%}, mean beyond the repeats {fmean(beyond):.2%}; "
-        f"τ of {len(apart)} pairs of caps {tau:.2f}"
+        f"τ of {len(apart)} pairs of caps {tau:.2f}; recordings of one setting differ by {differ:.2%} in the mean"
     )
 
 

@@ -143,6 +143,23 @@ class MachineStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleCollective:
+    """A kind and size of collective, made several times before the first step, while nothing computed."""
+
+    kind: str
+    bytes: Size
+    used_ns: tuple[Size, ...] = ()
+    """Of cores, by all threads of a rank but the one that called; empty in older recordings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What was measured before the first step, with nothing in the way."""
+
+    collectives: tuple[IdleCollective, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
     """The collectives that the emulated link carried in the recorded steps, as columns in order of rank and time."""
 
@@ -315,6 +332,8 @@ class Manifest:
     """Whether the kernel told how long threads waited for a core; None where nobody asked, or on GPUs."""
     machine: tuple[MachineStep, ...] | None = None
     """Each rank's machine in the recorded steps; None on GPUs, and in older recordings."""
+    calibration: Calibration | None = None
+    """None on GPUs, and in older recordings."""
     warmup: Size | None = None
     """Steps that ran before the recorded ones."""
     steps: Size | None = None

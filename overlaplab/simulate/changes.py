@@ -36,6 +36,8 @@ class Bucket:
     """Those sent."""
     gradient_bytes: int = 0
     """The gradients alone."""
+    displaced_ns: int = 0
+    """See `Launch`."""
 
 
 def assign(order: Sequence[Name], sizes: Mapping[Name, int], caps: Sequence[int]) -> list[list[Name]]:
@@ -88,6 +90,7 @@ def recut(program: Program, buckets: Sequence[Bucket], *, host_ns: int, wake_ns:
                 role="bucket",
                 what=str(launched),
                 host_ns=host_ns // 2,
+                displaced_ns=bucket.displaced_ns,
                 parameters=bucket.parameters,
                 gradient_bytes=bucket.gradient_bytes,
             )
@@ -232,7 +235,7 @@ def _shape(program: Program) -> list[Move]:
             case Work():
                 shape.append(Work(0))
             case Launch():
-                shape.append(replace(move, host_ns=0))
+                shape.append(replace(move, host_ns=0, displaced_ns=0))
             case Wait(key):
                 shape.append(Wait(key))
             case _:

@@ -62,7 +62,7 @@ def _steps(program: Program) -> Iterator[list[Move]]:
 def _moved(move: Move, ahead: int, order: Sequence[Launch], number: Mapping[Hashable, int]) -> Move:
     """A move in a step whose collectives come so many launches later."""
     if isinstance(move, Launch):
-        return replace(order[number[move.key] + ahead], host_ns=move.host_ns)
+        return replace(order[number[move.key] + ahead], host_ns=move.host_ns, displaced_ns=move.displaced_ns)
     if isinstance(move, Wait):
         return replace(move, key=order[number[move.key] + ahead].key)
     return move

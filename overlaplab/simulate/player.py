@@ -53,6 +53,8 @@ class Launch:
     """The bucket or unit that it moves."""
     host_ns: int = 0
     """How long launching it took the host; this is part of the work around it. 0 where the device made up for it."""
+    displaced_ns: int = 0
+    """How much computation it displaces; this is part of the work after it."""
     parameters: tuple[str, ...] = ()
     """Of a bucket: whose gradients it sends."""
     gradient_bytes: int = 0

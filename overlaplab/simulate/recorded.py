@@ -8,7 +8,7 @@ as they are, give the recorded steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
@@ -23,6 +23,7 @@ from overlaplab.evidence.waits import numbered
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
+from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
 from overlaplab.simulate.recorded_hops import averaged_by_hand
 from overlaplab.vocabulary import Rule, label_list
@@ -55,6 +56,8 @@ class Recorded:
     """One per trace, over all its steps."""
     gradients: dict[str, tuple[int, int]]
     """Bytes of each gradient sent in a bucket, by the parameter's name: its own, and with what is sent beside it."""
+    displaced: Displaced
+    """What other collectives would displace."""
 
 
 def plain_programs(run: Run) -> Recorded | None:
@@ -86,13 +89,23 @@ def recorded_programs(run: Run) -> Recorded | None:
         return None
     offsets = corrections(run)
     starts = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
+    used = used_by(run.manifest)
     gradients: dict[str, tuple[int, int]] = {}
     programs: list[tuple[Move, ...]] = []
     for place, trace in enumerate(run.traces):
-        labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], int(offsets[place]))
+        labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], used, int(offsets[place]))
         programs.append(tuple(_moves(trace, labels, launches, int(offsets[place]) + min(starts))))
         gradients |= dict(_gradients(run, labels, launches))
-    return Recorded(programs=tuple(programs), gradients=gradients)
+    factor = displaced_over_used(run, programs)
+    return Recorded(
+        programs=tuple(tuple(_displacing(move, factor) for move in program) for program in programs),
+        gradients=gradients,
+        displaced=lambda kind, num_bytes: round(factor * used(kind, num_bytes)),
+    )
+
+
+def _displacing(move: Move, factor: float) -> Move:
+    return replace(move, displaced_ns=round(factor * move.displaced_ns)) if isinstance(move, Launch) else move
 
 
 def _collectives(run: Run) -> pd.DataFrame:
@@ -152,7 +165,9 @@ def _in_order(rows: pd.DataFrame) -> bool:
     return bool((by["ended_ns"].diff().fillna(0) >= 0).all())
 
 
-def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
+def _of_trace(
+    run: Run, trace: Trace, rows: pd.DataFrame, used: Displaced, offset: int
+) -> tuple[list[Label], list[Launched]]:
     """The labels in its steps, and the launches with their times by its own clock, both in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
@@ -161,7 +176,7 @@ def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")
     hidden = run.manifest is not None and run.manifest.hides_host
-    return labels, list(_launches(rows, labels, hidden=hidden))
+    return labels, list(_launches(rows, labels, used, hidden=hidden))
 
 
 def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int) -> Iterator[Move]:
@@ -200,7 +215,7 @@ def _works(start_ns: int, end_ns: int, compute: Intervals, pause_ns: int) -> Ite
         yield Work(until - begin, int(idle[idle > pause_ns].sum()), int(idle.sum()))
 
 
-def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> Iterator[Launched]:
+def _launches(rows: pd.DataFrame, labels: Sequence[Label], used: Displaced, *, hidden: bool) -> Iterator[Launched]:
     """`hidden`: what they took the host made no step longer."""
     senders = [label for label in labels if label.word in _ROLES]
     buckets = {label.fields["bucket"]: label.fields for label in labels if label.word == "bucket_ready"}
@@ -220,6 +235,7 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
             role=role,
             what=name_of(own) if own else None,
             host_ns=_host_ns(own, row["launch_ns"]) if own and not hidden else 0,
+            displaced_ns=used(row["kind"], max(row["bytes"], 0)),
             parameters=label_list(bucket.get("parameters", "")),
             gradient_bytes=int(bucket.get("bytes", 0)),
             hops=row["hops"],

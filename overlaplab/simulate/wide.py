@@ -143,7 +143,7 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
                 waited = keys[key]
                 found[passed, waited] = _Slot(Wait(waited), worked, wake_ns)
             case Launch(key):
-                found[passed, inf] = _Slot(replace(move, key=len(keys), host_ns=0), worked)
+                found[passed, inf] = _Slot(replace(move, key=len(keys), host_ns=0, displaced_ns=0), worked)
                 keys[key] = len(keys)
                 passed += 1
             case End():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from overlaplab_engine.strategies.gradients.buckets import assign as engine_assign
 
 from overlaplab.simulate.changes import Bucket, assign, balanced, earlier, prefetched, recut, without_pauses
+from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 
 
@@ -45,6 +46,15 @@ def test_smaller_buckets_leave_as_soon_as_they_are_full() -> None:
     launches = [(place, move.key) for place, move in enumerate(moves) if isinstance(move, Launch)]
     assert [key for _, key in launches] == [("bucket", 0, number) for number in range(3)]
     assert spans([moves]) == [[10 + 3 * 21 + 20 + 4 + (5 - 2)]]
+
+
+def test_a_bucket_on_its_way_displaces_computation() -> None:
+    """Half of its T of 20 each, of the last 2 before the wait. The recorded one displaced 1 of the last 3."""
+    program = [*BACKWARD[:8], Launch("all", 60, role="bucket", displaced_ns=20), BACKWARD[8], *BACKWARD[10:]]
+    buckets = [Bucket(parameters=(name,), transfer_ns=20, displaced_ns=10) for name in "cba"]
+    moves = with_displaced(recut(without_displaced(program), buckets, host_ns=0, wake_ns=0))
+    assert sum(move.ns for move in moves if isinstance(move, Work)) == 10 + 20 + 2 * 30 + 2 * 2 + 5
+    assert spans([moves]) == [[10 + 20 + 2 * 30 + 20 + 5]]
 
 
 def test_a_launch_that_was_waited_for_at_once_saves_its_range_alone() -> None:

@@ -43,6 +43,8 @@ class Idle:
     """Of the full tensor."""
     took_ns: list[int]
     """One for each, from its launch to its end."""
+    used_ns: list[int]
+    """Of cores, by all threads of the process but the one that called, for each."""
 
 
 def probe_ns() -> int:
@@ -93,16 +95,22 @@ def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
             (Kind.ALL_GATHER, comm.all_gather, (full, shard)),
             (Kind.REDUCE_SCATTER, comm.reduce_scatter_mean, (shard, full)),
         ):
-            took = []
+            took, used = [], []
             for _ in range(ROUNDS):
-                since = time.perf_counter_ns()
+                since, before = time.perf_counter_ns(), _others_ns()
                 call(*tensors).wait()
                 took.append(time.perf_counter_ns() - since)
-            found.append(Idle(kind=kind, bytes=full.nbytes, took_ns=took))
+                used.append(_others_ns() - before)
+            found.append(Idle(kind=kind, bytes=full.nbytes, took_ns=took, used_ns=used))
     comm.barrier()
     if link is not None:
         comm.set_link(link)
     return found
+
+
+def _others_ns() -> int:
+    """What the process's threads but this one have used of cores so far."""
+    return time.process_time_ns() - time.thread_time_ns()
 
 
 def calibration(
@@ -113,7 +121,8 @@ def calibration(
 ) -> dict[str, Any]:
     """run.json's `calibration`; each argument is by rank, but for `updates`, how long a whole unit's update takes.
 
-    A unit's time is the median over the ranks, a collective's that of the rank that waited least for the others.
+    A unit's time is the median over the ranks, a collective's that of the rank that waited least for the others; what
+    it used of cores is the mean.
     """
 
     def median(unit: str, phase: str) -> int:
@@ -133,6 +142,7 @@ def calibration(
                 "kind": same[0].kind,
                 "bytes": same[0].bytes,
                 "took_ns": [min(took) for took in zip(*(one.took_ns for one in same), strict=True)],
+                "used_ns": [round(statistics.fmean(used)) for used in zip(*(one.used_ns for one in same), strict=True)],
             }
             for same in zip(*idle, strict=True)
         ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import floor, log10
 from statistics import median
@@ -22,7 +23,8 @@ from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.changes import Bucket, assign, launch_ns, recut
 from overlaplab.simulate.cutting import best_launched, last_end
-from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.displaced import with_displaced, without_displaced
+from overlaplab.simulate.player import Launch, Mark, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.transfers import beyond, transfers
 
@@ -95,6 +97,8 @@ class Recutting:
     """A recorded run whose gradients can be sent in other buckets."""
 
     recorded: Recorded
+    alone: tuple[Program, ...]
+    """Its programs, as if collectives displaced nothing."""
     order: tuple[str, ...]
     """The gradients as they first arrived on the first rank, which is the order of DDP's and the engine's buckets."""
     sizes: Mapping[str, int]
@@ -107,6 +111,8 @@ class Recutting:
     """The smallest and the largest of the recorded all-reduces in bytes, where T is a line through these."""
     host_ns: int
     """What launching a bucket costs the host."""
+    displaces: Callable[[int], int]
+    """How much computation an all-reduce of so many bytes displaces."""
     wake_ns: int
     """What waking up at the end of the backward pass costs it."""
 
@@ -125,13 +131,14 @@ class Recutting:
         played = play(programs)
         return np.array([played.spans_ns(rank) for rank in range(len(programs))], dtype=np.int64)
 
-    def programs(self, buckets: Sequence[Sequence[str]]) -> list[list[Move]]:
+    def programs(self, buckets: Sequence[Sequence[str]]) -> list[Program]:
         """All ranks' programs with these buckets."""
         cut = [
-            Bucket(parameters=tuple(names), transfer_ns=self.takes(sum(self.sent[name] for name in names)))
-            for names in buckets
+            Bucket(parameters=tuple(names), transfer_ns=self.takes(size), displaced_ns=self.displaces(size))
+            for names, size in ((names, sum(self.sent[name] for name in names)) for names in buckets)
         ]
-        return [recut(program, cut, host_ns=self.host_ns, wake_ns=self.wake_ns) for program in self.recorded.programs]
+        made = (recut(program, cut, host_ns=self.host_ns, wake_ns=self.wake_ns) for program in self.alone)
+        return [with_displaced(program) for program in made]
 
 
 @once_per_run
@@ -156,12 +163,14 @@ def recutting(run: Run) -> Recutting | None:
     waits = [move for move in recorded.programs[0] if isinstance(move, Wait) and move.wake_ns]
     return Recutting(
         recorded=recorded,
+        alone=tuple(map(without_displaced, recorded.programs)),
         order=order,
         sizes={name: own for name, (own, _) in recorded.gradients.items()},
         sent={name: whole for name, (_, whole) in recorded.gradients.items()},
         takes=takes,
         measured=None if link else (min(own.bytes for own in launches), max(own.bytes for own in launches)),
         host_ns=int(median(launch_ns(launch) for launch in launches)),
+        displaces=partial(recorded.displaced, "all_reduce"),
         wake_ns=int(median(wait.wake_ns for wait in waits)) if waits else 0,
     )
 
@@ -227,7 +236,7 @@ def best_buckets_played(run: Run) -> tuple[CapPlayed, ...]:
     tried: dict[tuple[int, ...], _Tried] = {}
     for arrived in islice(_arrivals(cut.programs([cut.order])[0]), _PASSES):
         ready_ns = [arrived.get(name, 0) for name in cut.order]
-        counts = best_launched(ready_ns, whole, cut.takes, cut.host_ns)
+        counts = best_launched(ready_ns, whole, cut.takes, cut.host_ns + cut.displaces(0))
         ends = np.cumsum(counts).tolist()
         buckets = tuple(cut.order[end - count : end] for end, count in zip(ends, counts, strict=True))
         tried[counts] = tuple(closing_caps([[cut.sizes[name] for name in bucket] for bucket in buckets])), buckets

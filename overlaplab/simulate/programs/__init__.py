@@ -17,6 +17,7 @@ from dataclasses import replace
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.manifest import Manifest, traits_of
+from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.player import Program, StuckError
 from overlaplab.simulate.programs.model import Model
@@ -92,7 +93,7 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 
 def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
-    manifest, programs = _recorded(run)
+    manifest, programs, displaced = _recorded(run)
     before, after = options_of(run, manifest, Setting()), options_of(run, manifest, setting)
     link = setting.link or manifest.link
     link = link and replace(link, world_size=after.ranks)
@@ -104,7 +105,7 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
     if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
         chosen = (programs if setting.straggler else [programs[median]] * len(programs))[: after.ranks]
         return tuple(chosen if link == manifest.link else (behind(each, manifest.link, link) for each in chosen))
-    profile = profile_of(programs, sharded="optimizer" in _traits(manifest).sharded, served=served)
+    profile = profile_of(programs, displaced, sharded="optimizer" in _traits(manifest).sharded, served=served)
     ranks: Sequence[Sequence[Step]] = profile.ranks if setting.straggler else (profile.ranks[median],) * len(programs)
     if is_served(run, setting):
         ranks = _each_in_turn(run, ranks, after.ranks)
@@ -133,13 +134,13 @@ def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
             f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else",
             path=run.path,
         )
-    manifest, programs = _recorded(run)
+    manifest, programs, _ = _recorded(run)
     if setting.link is None or setting.link == manifest.link:
         return programs
     return tuple(behind(each, manifest.link, setting.link) for each in programs)
 
 
-def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...]]:
+def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...], Displaced]:
     """What must be there; raises `OverlaplabError` with the reason if it is not."""
     if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         raise OverlaplabError("only runs on a CPU are predicted", path=run.path)
@@ -175,7 +176,7 @@ def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...]]:
             path=run.path,
             remedy="Record it behind an emulated link (--link auto)",
         )
-    return manifest, recorded.programs
+    return manifest, recorded.programs, recorded.displaced
 
 
 def _require(run: Run, manifest: Manifest, options: Options) -> None:

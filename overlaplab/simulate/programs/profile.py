@@ -2,6 +2,7 @@
 
 Taken from the recorded programs: launches and waits are left out, and with them what they cost the host, so that what
 remains are works and marks. A launch costs as in `changes` ([Note: costs]): its range before it, as long again after.
+What collectives displace is left out as well.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median_low
 
+from overlaplab.simulate.displaced import Displaced, without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
 __all__ = ["Profile", "Step", "median_rank", "profile_of", "wake_ns"]
@@ -43,6 +45,8 @@ class Profile:
     """What a launch costs before it is out, and as much again after: the mean."""
     wake_ns: int
     """From the end of a collective until who waits for it goes on: the mean."""
+    displaced: Displaced
+    """What a collective displaces."""
 
     @property
     def order(self) -> list[str]:
@@ -58,7 +62,7 @@ class Profile:
         return [unit for unit, _, phase in names if phase == "forward"]
 
 
-def profile_of(programs: Sequence[Program], *, sharded: bool, served: bool = False) -> Profile:
+def profile_of(programs: Sequence[Program], displaced: Displaced, *, sharded: bool, served: bool = False) -> Profile:
     """The profile of recorded programs. Of a `sharded` optimizer the ranks' updates are added up to whole units.
 
     If they are `served`, the first rank alone updates; the others get its updates, as if each made them.
@@ -66,7 +70,7 @@ def profile_of(programs: Sequence[Program], *, sharded: bool, served: bool = Fal
     moves = [move for program in programs for move in program]
     launches = [move.host_ns for move in moves if isinstance(move, Launch) and move.host_ns]
     host_ns = round(fmean(launches)) if launches else 0
-    ranks = tuple(tuple(_steps(_worked(program, host_ns))) for program in programs)
+    ranks = tuple(tuple(_steps(_worked(without_displaced(program), host_ns))) for program in programs)
     if sharded:
         for steps in zip(*ranks, strict=True):
             _add_up(steps)
@@ -78,6 +82,7 @@ def profile_of(programs: Sequence[Program], *, sharded: bool, served: bool = Fal
         ranks=ranks,
         host_ns=host_ns,
         wake_ns=wake_ns(programs),
+        displaced=displaced,
     )
 
 

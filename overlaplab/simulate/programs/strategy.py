@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from overlaplab.costs.link import MESSAGE
+from overlaplab.simulate.displaced import with_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
 from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options
@@ -103,7 +104,8 @@ class Strategy:
         self._launched[launch.lane] += 1  # all ranks launch in the same order
         key = *(launch.lane or ()), self._launched[launch.lane]
         host_ns = self.profile.host_ns
-        self.moves += [Work(host_ns), replace(launch, key=key, host_ns=host_ns), Work(host_ns)]
+        own = replace(launch, key=key, host_ns=host_ns, displaced_ns=self.profile.displaced(launch.kind, launch.bytes))
+        self.moves += [Work(host_ns), own, Work(host_ns)]
         return key
 
     def wait(self, *keys: Hashable) -> None:
@@ -133,7 +135,7 @@ class Strategy:
             if self.step == len(steps) - 1:
                 self.settle()
             self.moves.append(End())
-        return self.moves
+        return list(with_displaced(self.moves))
 
     def _pass(self, moves: Sequence[Move]) -> None:
         """A microbatch."""

@@ -220,6 +220,7 @@ def test_before_the_first_step_units_links_and_the_machine_are_measured(recordin
         (kind, size) for kind in kinds for size in sizes
     )
     assert all(len(row["took_ns"]) == 5 and min(row["took_ns"]) > 0 for row in told["collectives"])
+    assert all(len(row["used_ns"]) == 5 and min(row["used_ns"]) > 0 for row in told["collectives"])
     assert all(ns > 0 for of_rank in told["probe_ns"] for ns in of_rank)
     rows = recording.manifest["machine"]
     assert [(row["rank"], row["step"]) for row in rows] == [(0, 2), (0, 3), (1, 2), (1, 3)]

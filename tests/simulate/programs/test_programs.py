@@ -156,6 +156,12 @@ def test_work_is_kept(bucketed: overlaplab.Run) -> None:
             assert works[1] - costs[1] == pytest.approx(works[0] - costs[0], rel=0.001)
 
 
+def nothing(kind: str, num_bytes: int) -> int:
+    """Collectives displace nothing."""
+    del kind, num_bytes
+    return 0
+
+
 PROGRAM: list[Move] = [
     *(Work(5), End(), Work(7), Mark("forward", "0"), Work(10), Mark("backward", "0"), Work(20), Mark("gradient", "w")),
     *(Work(4), Launch("a", 30, role="bucket", host_ns=3), Work(6), Mark("backward_end"), Wait("a", 2), Work(1)),
@@ -166,7 +172,7 @@ PROGRAM: list[Move] = [
 
 def test_a_profile_is_the_work_without_its_communication() -> None:
     """Of the launch's 2 x 3 ns, 3 are taken from what is before it."""
-    profile = profile_of([PROGRAM], sharded=False)
+    profile = profile_of([PROGRAM], nothing, sharded=False)
     (step,) = profile.ranks[0]
     assert step.lead == [Work(7)]
     assert step.passes == [
@@ -181,18 +187,26 @@ def test_a_profile_is_the_work_without_its_communication() -> None:
 
 def test_a_launch_that_is_waited_for_at_once_costs_half() -> None:
     moves = [End(), Mark("forward", "0"), Work(9), Launch("a", 30, host_ns=3), Work(1), Wait("a"), Work(9), End()]
-    (step,) = profile_of([moves], sharded=False).ranks[0]
+    (step,) = profile_of([moves], nothing, sharded=False).ranks[0]
     assert step.passes == [[Mark("forward", "0"), Work(6), Work(0), Work(9)]]
+
+
+def test_a_profile_is_without_what_collectives_displaced() -> None:
+    """T is 30, of which 10 are displaced: a third of 6 until the wait, and nothing after it."""
+    launch = Launch("a", 30, displaced_ns=10)
+    moves = [End(), Mark("forward", "0"), Work(9), launch, Work(6), Wait("a"), Work(9), End()]
+    (step,) = profile_of([moves], nothing, sharded=False).ranks[0]
+    assert step.passes == [[Mark("forward", "0"), Work(9), Work(4), Work(9)]]
 
 
 def test_updates_of_a_server_are_everybodys() -> None:
     worker = [move for move in PROGRAM if move != Work(8) and not (isinstance(move, Mark) and "update" in move.word)]
-    profile = profile_of([PROGRAM, worker], sharded=False, served=True)
+    profile = profile_of([PROGRAM, worker], nothing, sharded=False, served=True)
     assert [(steps[0].updates_ns, steps[0].overhead_ns) for steps in profile.ranks] == [({"u": 8}, 1)] * 2
 
 
 def test_updates_of_parts_add_up() -> None:
-    profile = profile_of([PROGRAM, PROGRAM], sharded=True)
+    profile = profile_of([PROGRAM, PROGRAM], nothing, sharded=True)
     assert [steps[0].updates_ns for steps in profile.ranks] == [{"u": 16}] * 2
 
 

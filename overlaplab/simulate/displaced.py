@@ -1,0 +1,129 @@
+"""What carrying collectives takes from the computation on the same cores.
+
+[Note: displaced]
+A collective needs a core too: the link's thread and gloo's, which add, copy and wake each other up. Where ranks compute
+on all cores, computation waits meanwhile, some 0.7 ms for each collective. What a collective uses of the cores is
+measured on the idle machine, before the first step (run.json: `calibration`), by its kind and size. In the steps it is
+more, or less where cores are free: as many times as the computing threads waited for a core in their units' passes
+(`processor_counts`) longer than they would have, had collectives displaced just that.
+
+[Note: meanwhile]
+While the link is busy with a collective, computation advances the slower, the more the collective displaces in relation
+to T. When the link is busy is told by the rank's own program: it takes collectives up in the order of their launches.
+Other ranks that come later are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+
+from overlaplab.costs import fit_line
+from overlaplab.events import Run, step_windows
+from overlaplab.events.preempted import processor_counts
+from overlaplab.manifest import Manifest
+from overlaplab.simulate.player import Launch, Move, Program, Wait, Work
+
+__all__ = ["Displaced", "displaced_over_used", "used_by", "with_displaced", "without_displaced"]
+
+Displaced = Callable[[str, int], int]
+"""ns of computation displaced by a collective of this kind and so many bytes; 0 where that was not measured."""
+_MOST = 0.9
+"""Of the time: computation goes on, however much is displaced."""
+_MOST_TIMES = 3
+"""What computation waits for a core beyond that is for something else."""
+
+
+def used_by(manifest: Manifest | None) -> Displaced:
+    """What a collective uses of the cores on the idle machine: a line by its size.
+
+    Older recordings do not tell; on a sleeping device nothing waits for a core.
+    """
+    points: dict[str, tuple[list[int], list[int]]] = {}
+    if manifest and manifest.calibration and not manifest.hides_host:
+        for row in manifest.calibration.collectives:
+            sizes, used = points.setdefault(row.kind, ([], []))
+            sizes += [row.bytes] * len(row.used_ns)
+            used += row.used_ns
+    lines = {kind: fit_line(sizes, used) for kind, (sizes, used) in points.items() if used}
+
+    def used_ns(kind: str, num_bytes: int) -> int:
+        each_ns, ns_per_byte = lines.get(kind, (0, 0))
+        return round(each_ns + ns_per_byte * num_bytes)
+
+    return used_ns
+
+
+def displaced_over_used(run: Run, programs: Sequence[Program]) -> float:
+    """Of recorded programs whose collectives displace what they use: how many times more they displaced."""
+    used_ns = sum(_worked(program) - _worked(without_displaced(program)) for program in programs)
+    delayed_ns = 0
+    for trace in run.traces:
+        windows, counts = step_windows(trace), processor_counts(trace)
+        inside = (windows[0].start_ns <= counts["start_ns"]) & (counts["end_ns"] <= windows[-1].end_ns)
+        delayed_ns += int(counts.loc[inside & (counts["phase"] != ""), "delayed_ns"].sum())
+    return min(delayed_ns / used_ns, _MOST_TIMES) if used_ns else 0.0
+
+
+def _worked(program: Program) -> int:
+    return sum(move.ns for move in program if isinstance(move, Work))
+
+
+def without_displaced(program: Program) -> Program:
+    """A program with the work that its collectives displaced taken out; see [Note: meanwhile]."""
+    return _timed(program, _Link.worked)
+
+
+def with_displaced(program: Program) -> Program:
+    """A program whose work takes longer by what its collectives displace; see [Note: meanwhile]."""
+    return _timed(program, _Link.took)
+
+
+def _timed(program: Program, times: Callable[[_Link, int], int]) -> Program:
+    if not any(isinstance(move, Launch) and move.displaced_ns for move in program):
+        return program
+    link = _Link()
+    return [replace(move, ns=times(link, move.ns)) if isinstance(move, Work) else link.met(move) for move in program]
+
+
+class _Link:
+    """One rank's link and clock, as its program goes on."""
+
+    def __init__(self) -> None:
+        self._now = self._free = 0.0
+        self._busy: deque[tuple[float, float, float]] = deque()  # from, until, the displaced part of that
+        self._ends: dict[Hashable, float] = {}
+
+    def met(self, move: Move) -> Move:
+        """A move that is no work."""
+        if isinstance(move, Launch):
+            begin = max(self._now, self._free)
+            self._free = self._ends[move.key] = begin + move.transfer_ns
+            if move.displaced_ns and move.transfer_ns:
+                self._busy.append((begin, self._free, min(move.displaced_ns / move.transfer_ns, _MOST)))
+        elif isinstance(move, Wait):
+            self._now = max(self._now, self._ends.pop(move.key, 0))
+        return move
+
+    def worked(self, ns: int) -> int:
+        """How much was computed in the next `ns`."""
+        return round(sum(took * (1 - part) for took, part in self._until(lambda took, _: took, ns)))
+
+    def took(self, ns: int) -> int:
+        """How long it takes to compute for `ns` from now on."""
+        return round(sum(took for took, _ in self._until(lambda took, part: took * (1 - part), ns)))
+
+    def _until(self, counts: Callable[[float, float], float], whole: float) -> Iterator[tuple[float, float]]:
+        """Stretches from now on, and the displaced part of each, until what each `counts` adds up to the whole."""
+        while whole > 0:
+            while self._busy and self._busy[0][1] <= self._now:
+                self._busy.popleft()
+            begin, end, part = self._busy[0] if self._busy else (float("inf"), float("inf"), 0.0)
+            border, part = (begin, 0.0) if begin > self._now else (end, part)
+            took = min(border - self._now, whole / counts(1.0, part))
+            self._now += took
+            whole -= counts(took, part)
+            yield took, part
+            if whole < 0.5:
+                return
