@@ -231,7 +231,7 @@ def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: in
     """
     choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks, seed))
     if skew == "lognormal":
-        return _fitted(program, [same for same, _ in choices], ranks, np.random.default_rng(seed))
+        return _fitted(program, choices, ranks, np.random.default_rng(seed))
     recorded = [_beside(program, same) for same, _ in choices]
     width = max((work.shape[1] for work, _ in recorded), default=0)
     work_ns, wake_ns = (np.zeros((len(program.moves), width), dtype=np.int64) for _ in range(2))
@@ -241,11 +241,16 @@ def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: in
     return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
 
 
-def _fitted(program: WideProgram, alike: Sequence[Sequence[int]], ranks: int, rng: np.random.Generator) -> WideProgram:
-    """As `drawn` from a distribution; `alike` has for each step the places of those with the same moves."""
+def _fitted(
+    program: WideProgram, choices: Sequence[tuple[list[int], Times]], ranks: int, rng: np.random.Generator
+) -> WideProgram:
+    """As `drawn` from a distribution; `choices` by `draws`. What comes before and after the steps is as recorded."""
     work_ns, wake_ns = (np.empty((len(program.moves), ranks), dtype=np.int64) for _ in range(2))
-    for (_, own), same in zip(program.steps, alike, strict=True):
+    for place, ((_, own), (same, chosen)) in enumerate(zip(program.steps, choices, strict=True)):
         work, wake = _beside(program, same)
+        if place == 0 or not isinstance(program.moves[own.stop - 1], End):
+            work_ns[own], wake_ns[own] = work[:, chosen], wake[:, chosen]
+            continue
         usual = np.median(work, axis=1, keepdims=True)
         sums = _lognormal(work.sum(axis=0), rng, ranks)
         work_ns[own] = np.rint(usual * sums / max(usual.sum(), 1))

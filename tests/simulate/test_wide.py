@@ -163,6 +163,14 @@ def test_a_fitted_distribution_has_the_moments_of_what_was_seen_and_goes_beyond_
     assert works_of(drawn(widen(seen), 500)).sum(axis=0).max() == pytest.approx(1.2e9)
 
 
+def test_how_far_apart_ranks_begin_is_not_fitted() -> None:
+    """Logarithms of nothing and of 5 ms would be drawn from 0 to years."""
+    step = [End(), Work(10**9), Launch("a", 1), End(), Work(7), Launch("b", 1)]
+    works = works_of(drawn(widen([step, [Work(5_000_000), *step]]), 500, skew="lognormal"))
+    assert {*works[0].tolist()} == {0, 5_000_000}
+    assert {*works[-1].tolist()} == {7}
+
+
 def test_other_times_of_collectives() -> None:
     program = retimed(widen([TWO_STEPS]), lambda launch: launch.transfer_ns * 10)
     assert play_wide(program).carried_ns.tolist() == [[10, 60], [91, 141]]
