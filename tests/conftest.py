@@ -25,6 +25,8 @@ settings.register_profile(  # no deadline: a busy machine takes long for anythin
 settings.load_profile("repeatable")
 # Jupyter brings it, and then jsonschema, which altair imports, compiles its grammar of addresses for a second or two.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+STARTED = Path(__file__).with_name("support") / "started"
+"""Has the `sitecustomize` of processes that tests start."""
 
 SLOWEST = (
     *("engine/strategies/test_zoo.py", "engine/strategies/test_parity.py", "engine/test_faults.py"),
@@ -63,11 +65,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of this session's, also for the processes that tests start; workers share one."""
+    """A cache of this session's, also for the processes that tests start; workers share one. And what these run first."""
     folder = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OVERLAPLAB_CACHE_DIR", str((folder.parent if IN_WORKER else folder) / "cache"))
         patch.delenv("OVERLAPLAB_NO_CACHE", raising=False)
+        patch.setenv("PYTHONPATH", str(STARTED), prepend=os.pathsep)
         patch.setenv("OVERLAPLAB_WATCH_S", "0")  # no rerun of the app but those that a test causes
         patch.delenv("OVERLAPLAB_CACHE_BYTES", raising=False)
         yield

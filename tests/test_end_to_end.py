@@ -214,7 +214,8 @@ def test_zero3_gathers_and_frees_what_it_says(
 
 def test_32_layers_are_gathered_63_times(tmp_path: Path) -> None:
     """And the group that carried the collectives counted as many."""
-    run = sharded_run(tmp_path / "run", "--strategy", "zero3", "--layers", "32", "--link", "10Gbps,50us")
+    deep = ("--layers", "32", "--width", "16", "--vocab", "50", "--warmup", "1", "--link", "10Gbps,50us")
+    run = sharded_run(tmp_path / "run", "--strategy", "zero3", *deep)
     carried = json.loads((run / "run.json").read_text())["collectives"]
     counted = Counter(zip(carried["rank"], carried["kind"], strict=True))
     for rank in overlaplab_json("schedule", run)["ranks"]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,13 +175,28 @@ def test_an_interrupted_sweep_leaves_whole_runs_and_no_process(
         os.kill(int(Path("pid").read_text()), 0)
 
 
-def test_a_real_sweep(tmp_path: Path) -> None:
-    """In a folder with files named like modules of this project or of Python's library."""
+def test_a_real_sweep(tmp_path: Path, command: Callable[..., tuple[Any, str, str]]) -> None:
+    """In a folder with files named like modules of this project or of Python's library. One rank sends its buckets, too."""
     out = tmp_path / "sweep"
     for name in ("engine", "record", "labels", "profile"):
         (tmp_path / f"{name}.py").write_text('raise SystemExit("shadowed")')
     line = [sys.executable, "-m", "overlaplab", "sweep", "--bucket-cap-mb", "0.02,1", "--repeats", "1", "--out", out]
-    small = ["--device", "cpu", "--layers", "1", "--width", "32", "--vocab", "50", "--seq", "8", "--batch", "2"]
+    small = [
+        "--device",
+        "cpu",
+        "--layers",
+        "1",
+        "--width",
+        "32",
+        "--vocab",
+        "50",
+        "--seq",
+        "8",
+        "--batch",
+        "2",
+        "--nproc",
+        "1",
+    ]
     words = [str(word) for word in (*line, *small, "--steps", "2", "--link", "1Gbps,200us", "--attempts", "1")]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=800)
     assert (done.returncode, done.stdout) == (0, "")
@@ -201,8 +217,7 @@ def test_a_real_sweep(tmp_path: Path) -> None:
     assert many > one == 1
     parts = table[["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]].sum(axis="columns")
     assert parts.tolist() == pytest.approx(table["step_ms"].tolist())
-    compared = [sys.executable, "-m", "overlaplab", "compare", str(out), "--json"]
-    document = json.loads(subprocess.run(compared, capture_output=True, text=True, check=True).stdout)
+    document = json.loads(command("compare", out, "--json")[1])
     assert [Path(run["path"]).name for run in document["runs"]] == ["cap-0.02", "cap-1"]
     assert [cap["bucket_cap_mb"] for cap in document["sweep"]["caps"]] == [0.02, 1]
     assert [len(cap["links"]["buckets"]) for cap in document["sweep"]["caps"]] == [many, 1]

@@ -22,8 +22,10 @@ scenario = Scenarios(__file__)
 STEPS = 3
 FEW = r"\[(moe|resnet|tied-in-a-call) "
 """Layouts that differ most: experts that only some ranks use, buffers, a weight that is read elsewhere."""
-BY_UNIT = r"\[[^ ]+ (bucketed|zero.|torch-fsdp2)"
-"""Strategies for which a layout matters: they put parameters together."""
+BY_UNIT = r"\[[^ ]+ (bucketed|zero3|torch-fsdp2)"
+"""Strategies for which a layout matters, since they put parameters together, less zero1 and zero2, which do as
+`bucketed` does and divide what is in a bucket; they train the few.
+"""
 GATHERING = (*SHARDED, StrategyName.TORCH_FSDP2)
 CAP_MB = 0.001
 PAIRS = [f"{layout} {strategy}" for layout in ZOO for strategy in (*STRATEGIES, StrategyName.TORCH_FSDP2)]

@@ -93,8 +93,10 @@ class Trial:
         self.update()
         self.alone_optimizer.step()
 
-    def run(self, steps: int = 4) -> None:
-        """So many steps; then the parameters must be equal too."""
+    def run(self, steps: int = 3) -> None:
+        """So many steps, by default one before the buckets are rebuilt and two after; then the parameters must be equal
+        too.
+        """
         for step in range(steps):
             self.step(step)
         got = self.strategy.full_parameters()
