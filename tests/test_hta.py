@@ -99,7 +99,7 @@ def gpu_events(drawn: list[tuple[int, str, int, int, int]], steps: int) -> list[
 
 
 @settings(
-    max_examples=int(os.environ.get("FUZZ", "12")),
+    max_examples=int(os.environ.get("FUZZ", "6")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -69,7 +69,9 @@ def test_the_commands_hold_no_tables(line: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, [*line, str(SAMPLES / "bucketed")]).exit_code == 0
 
 
-@pytest.mark.parametrize("line", [("summary",), ("exposed",), ("exposed", "--json")])
+@pytest.mark.parametrize(
+    "line", [("summary",), ("exposed",), pytest.param(("exposed", "--json"), marks=pytest.mark.slow)]
+)
 def test_what_advises_reads_one_rank_again(
     line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

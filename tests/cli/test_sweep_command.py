@@ -176,7 +176,7 @@ def test_an_interrupted_sweep_leaves_whole_runs_and_no_process(
 
 
 def test_a_real_sweep(tmp_path: Path, command: Callable[..., tuple[Any, str, str]]) -> None:
-    """In a folder with files named like modules of this project or of Python's library. One rank sends its buckets, too."""
+    """In a folder with files named like modules of this project or of Python's library; one rank has buckets, too."""
     out = tmp_path / "sweep"
     for name in ("engine", "record", "labels", "profile"):
         (tmp_path / f"{name}.py").write_text('raise SystemExit("shadowed")')

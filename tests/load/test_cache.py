@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from made.traces import op, write
 from pandas.testing import assert_frame_equal
+from samples import each_sample
 
 from overlaplab import OverlaplabError, Run, load_run
 from overlaplab.load import cache, reading
@@ -24,7 +25,6 @@ from overlaplab.load.packed import pack, unpack
 from overlaplab.load.places import sources
 
 SAMPLES = Path(__file__).parents[2] / "traces"
-RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/run.json"))
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def unreadable(*_: object, **__: object) -> None:
     raise AssertionError("the trace is read, not the cache")
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_sample_comes_back_as_it_was(name: str, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = load_run(SAMPLES / name, cache=False)
+@pytest.mark.parametrize("folder", each_sample())
+def test_every_sample_comes_back_as_it_was(folder: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = load_run(folder, cache=False)
     assert not kept.exists()
-    first = load_run(SAMPLES / name)
+    first = load_run(folder)
     monkeypatch.setattr(reading, "read_trace", unreadable)
-    second = load_run(SAMPLES / name)
+    second = load_run(folder)
     for run in (first, second):
         assert (run.manifest, run.warnings, run.path) == (read.manifest, read.warnings, read.path)
         for one, other in zip(run.traces, read.traces, strict=True):

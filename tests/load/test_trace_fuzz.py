@@ -22,7 +22,7 @@ from overlaplab.events import COLLECTIVE_COLUMNS, EVENT_COLUMNS, INPUT_COLUMNS
 from overlaplab.load.file import inflate
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 
-COUNT = int(os.environ.get("FUZZ", "600"))
+COUNT = int(os.environ.get("FUZZ", "300"))
 FIRST = int(os.environ.get("FUZZ_FROM", "0"))
 MOST_SECONDS = 5.0
 MOST_BYTES = 64 << 20

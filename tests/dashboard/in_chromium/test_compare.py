@@ -64,6 +64,7 @@ def test_without_a_second_cap_it_is_no_sweep(page: Page, address: str) -> None:
     expect(page.get_by_role("heading", name="By bucket_cap_mb")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_cap_leads_to_its_step_on_the_timeline(page: Page, address: str) -> None:
     visit(page, address, "compare", query="run=sweep/cap-5")
     with rerun(page):
@@ -75,7 +76,7 @@ def test_a_cap_leads_to_its_step_on_the_timeline(page: Page, address: str) -> No
     assert {name: found.get(name) for name in wanted} == wanted
 
 
-@pytest.mark.parametrize("width", [800, 1280])
+@pytest.mark.parametrize("width", [800, pytest.param(1280, marks=pytest.mark.slow)])
 def test_no_chart_of_a_sweep_is_cut(page: Page, address: str, width: int) -> None:
     """Where two have no room side by side, one stands above the other."""
     page.set_viewport_size({"width": width, "height": 900})

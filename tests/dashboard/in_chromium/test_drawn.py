@@ -66,6 +66,7 @@ def test_every_page_draws(page: Page, address: str) -> None:
     assert min(pixels[name] for name in ("compute", "hidden", "exposed")) > 500
 
 
+@pytest.mark.slow
 def test_a_row_of_where_the_time_went_is_one_click_from_the_timeline(page: Page, address: str) -> None:
     visit(page, address, "summary", "bucketed")
     page.get_by_text("Every cause and collective").click()
