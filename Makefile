@@ -38,10 +38,11 @@ endif
 test: # side by side: mypy takes most of a minute on one core
 	$(MAKE) --jobs 2 check suite
 
-# Three at a time: many tests wait for a page or a time limit. With caches of bytecode, for all the processes they start.
+# Four at a time: many tests wait for a page or a time limit. With caches of bytecode, for all the processes they start.
 suite: export PYTHONDONTWRITEBYTECODE =
+suite: export OMP_NUM_THREADS = 1
 suite: env chromium
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not alone and not slow and not gpu'
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not alone and not slow and not gpu'
 	$(BIN)/pytest -m 'alone and not slow and not gpu' $$(grep -rl mark.alone tests)
 
 check: env

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -29,8 +30,8 @@ STARTED = Path(__file__).with_name("support") / "started"
 """Has the `sitecustomize` of processes that tests start."""
 
 SLOWEST = (
-    *("engine/strategies/test_zoo.py", "engine/strategies/test_parity.py", "engine/test_faults.py"),
-    *("engine/test_checkpoint.py", "dashboard/in_chromium/test_canvas.py", "examples/test_examples.py"),
+    *("dashboard/in_chromium/test_canvas.py", "engine/strategies/test_parity.py", "engine/test_faults.py"),
+    *("engine/strategies/test_zoo.py", "engine/test_checkpoint.py", "examples/test_examples.py"),
     *("dashboard/in_chromium/test_links.py", "engine/strategies/test_mixed_precision.py", "scripts/test_gpu_tests.py"),
     *("dashboard/in_chromium/test_drawn.py", "safety/test_hostile_app.py", "engine/strategies/test_zero.py"),
     *("test_end_to_end.py", "test_notebooks.py", "safety/test_hostile_files.py", "cli/test_sweep_command.py"),
@@ -42,6 +43,8 @@ SLOWEST = (
 )
 """Files that take longest, by CPU time: they come first, or one of them would run on when all others are done."""
 
+IN_CHROMIUM = ("in_chromium", "test_hostile_app", "test_hostile_files", "test_site.py", "test_notebooks")
+"""Names of files and folders whose tests open pages in Chromium."""
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
@@ -52,13 +55,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """As `--dist loadfile`, but one worker has all files that open the app in Chromium, and starts both once."""
+    """As `--dist loadfile`, but one worker has all files that open pages in Chromium, and starts it once."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "in Chromium" if "in_chromium" in file else file
+            return "in Chromium" if any(name in file for name in IN_CHROMIUM) else file
 
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
@@ -80,12 +83,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _valid_charts() -> Iterator[None]:
     """Every chart that a test draws is held against Vega-Lite's schema, as a whole (Altair alone would hold each of its
     parts against it, too), and charts alike but for their figures once. And garbage is not searched for in what modules
-    consist of.
+    consist of, but in everything else: tests see when it is gone.
     """
     from overlaplab.charts.escaped import EscapedChart
-    from overlaplab.dashboard.heap import rest_modules
+    from overlaplab.dashboard.heap import Resting, rest_modules
 
     rest_modules()
+    gc.callbacks[:] = [callback for callback in gc.callbacks if not isinstance(callback, Resting)]
     validate, valid = EscapedChart.validate, set[str]()
 
     def validate_once(chart: dict[str, Any]) -> None:

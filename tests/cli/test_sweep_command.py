@@ -175,6 +175,7 @@ def test_an_interrupted_sweep_leaves_whole_runs_and_no_process(
         os.kill(int(Path("pid").read_text()), 0)
 
 
+@pytest.mark.slow  # test_sweep_script.py records with a script under torchrun
 def test_a_real_sweep(tmp_path: Path, command: Callable[..., tuple[Any, str, str]]) -> None:
     """In a folder with files named like modules of this project or of Python's library; one rank has buckets, too."""
     out = tmp_path / "sweep"

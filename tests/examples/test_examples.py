@@ -23,7 +23,7 @@ EXAMPLES = {
     "lightning": ROOT / "examples" / "with_lightning.py",
     "transformers": ROOT / "examples" / "with_transformers.py",
 }
-FEW = ("ddp", "fsdp2", "lightning")
+FEW = ("ddp", "fsdp2")
 """Those that every run of the tests tries."""
 LAYERS = [f"layers.{i}.{name}" for i in range(4) for name in ("up.weight", "up.bias", "down.weight", "down.bias")]
 NAMES = sorted(["embedding.weight", "head.weight", "head.bias", *LAYERS])
