@@ -103,9 +103,9 @@ def recut(program: Program, buckets: Sequence[Bucket], *, host_ns: int, wake_ns:
                 at_once = isinstance(then, Wait) and then.key == move.key
                 saved_ns += move.host_ns if at_once else launch_ns(move)
             continue
-        if isinstance(move, Work):
+        if isinstance(move, Work) and saved_ns:
             less_ns = min(saved_ns, move.ns)
-            move = replace(move, ns=move.ns - less_ns)
+            move = Work(move.ns - less_ns, move.paused_ns, move.idle_ns)
             saved_ns -= less_ns
         moves.append(move)
         if isinstance(move, Mark) and move.word == "gradient" and move.name in home:

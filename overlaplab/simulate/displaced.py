@@ -16,8 +16,8 @@ Other ranks that come later are not looked at.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Sequence
+from math import inf
 
 from overlaplab.costs import fit_line
 from overlaplab.events import Run, step_windows
@@ -84,7 +84,10 @@ def _timed(program: Program, times: Callable[[_Link, int], int]) -> Program:
     if not any(isinstance(move, Launch) and move.displaced_ns for move in program):
         return program
     link = _Link()
-    return [replace(move, ns=times(link, move.ns)) if isinstance(move, Work) else link.met(move) for move in program]
+    return [
+        Work(times(link, move.ns), move.paused_ns, move.idle_ns) if isinstance(move, Work) else link.met(move)
+        for move in program
+    ]
 
 
 class _Link:
@@ -108,22 +111,29 @@ class _Link:
 
     def worked(self, ns: int) -> int:
         """How much was computed in the next `ns`."""
-        return round(sum(took * (1 - part) for took, part in self._until(lambda took, _: took, ns)))
+        done, until = 0.0, self._now + ns
+        while self._now < until:
+            border, part = self._border()
+            border = min(border, until)
+            done += (border - self._now) * (1 - part)
+            self._now = border
+        return round(done)
 
     def took(self, ns: int) -> int:
         """How long it takes to compute for `ns` from now on."""
-        return round(sum(took for took, _ in self._until(lambda took, part: took * (1 - part), ns)))
+        begun, left = self._now, float(ns)
+        while left > 0:
+            border, part = self._border()
+            done = min((border - self._now) * (1 - part), left)
+            self._now = border if done < left else self._now + left / (1 - part)
+            left -= done
+        return round(self._now - begun)
 
-    def _until(self, counts: Callable[[float, float], float], whole: float) -> Iterator[tuple[float, float]]:
-        """Stretches from now on, and the displaced part of each, until what each `counts` adds up to the whole."""
-        while whole > 0:
-            while self._busy and self._busy[0][1] <= self._now:
-                self._busy.popleft()
-            begin, end, part = self._busy[0] if self._busy else (float("inf"), float("inf"), 0.0)
-            border, part = (begin, 0.0) if begin > self._now else (end, part)
-            took = min(border - self._now, whole / counts(1.0, part))
-            self._now += took
-            whole -= counts(took, part)
-            yield took, part
-            if whole < 0.5:
-                return
+    def _border(self) -> tuple[float, float]:
+        """Until when computation goes on as now, and which part of that is displaced."""
+        while self._busy and self._busy[0][1] <= self._now:
+            self._busy.popleft()
+        if not self._busy:
+            return inf, 0.0
+        begin, end, part = self._busy[0]
+        return (begin, 0.0) if begin > self._now else (end, part)
