@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from tempfile import mkdtemp
+from types import ModuleType
+
+import pytest
 
 READ_AT_IMPORT = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 """Variables that torch reads when it is imported, with the values that launchers give them."""
@@ -41,7 +44,10 @@ class WarmProcess:
         self._said = [Path(folder, "stdout"), Path(folder, "stderr")]
         variables = os.environ | READ_AT_IMPORT | environment
         self._process = _STARTER.Process(target=_run, args=(line, variables, self._said))
-        self._process.start()
+        with pytest.MonkeyPatch.context() as patch:
+            # Else it would first run the script of an app that was tested here before, which Streamlit leaves there.
+            patch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+            self._process.start()
         self.sentinel = self._process.sentinel
 
     @property
