@@ -89,23 +89,27 @@ def recorded_programs(run: Run) -> Recorded | None:
         return None
     offsets = corrections(run)
     starts = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
-    used = used_by(run.manifest)
     gradients: dict[str, tuple[int, int]] = {}
     programs: list[tuple[Move, ...]] = []
     for place, trace in enumerate(run.traces):
-        labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], used, int(offsets[place]))
+        labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], int(offsets[place]))
         programs.append(tuple(_moves(trace, labels, launches, int(offsets[place]) + min(starts))))
         gradients |= dict(_gradients(run, labels, launches))
-    factor = displaced_over_used(run, programs)
-    return Recorded(
-        programs=tuple(tuple(_displacing(move, factor) for move in program) for program in programs),
-        gradients=gradients,
-        displaced=lambda kind, num_bytes: round(factor * used(kind, num_bytes)),
+    used = used_by(run.manifest)
+    factor = displaced_over_used(run, [_displacing(program, used) for program in programs])
+
+    def displaced(kind: str, num_bytes: int) -> int:
+        return round(factor * used(kind, num_bytes))
+
+    displacing = tuple(_displacing(program, displaced) for program in programs)
+    return Recorded(programs=displacing, gradients=gradients, displaced=displaced)
+
+
+def _displacing(program: Sequence[Move], displaced: Displaced) -> tuple[Move, ...]:
+    return tuple(
+        replace(move, displaced_ns=displaced(move.kind, move.bytes)) if isinstance(move, Launch) else move
+        for move in program
     )
-
-
-def _displacing(move: Move, factor: float) -> Move:
-    return replace(move, displaced_ns=round(factor * move.displaced_ns)) if isinstance(move, Launch) else move
 
 
 def _collectives(run: Run) -> pd.DataFrame:
@@ -165,9 +169,7 @@ def _in_order(rows: pd.DataFrame) -> bool:
     return bool((by["ended_ns"].diff().fillna(0) >= 0).all())
 
 
-def _of_trace(
-    run: Run, trace: Trace, rows: pd.DataFrame, used: Displaced, offset: int
-) -> tuple[list[Label], list[Launched]]:
+def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
     """The labels in its steps, and the launches with their times by its own clock, both in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
@@ -176,7 +178,7 @@ def _of_trace(
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")
     hidden = run.manifest is not None and run.manifest.hides_host
-    return labels, list(_launches(rows, labels, used, hidden=hidden))
+    return labels, list(_launches(rows, labels, hidden=hidden))
 
 
 def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int) -> Iterator[Move]:
@@ -215,7 +217,7 @@ def _works(start_ns: int, end_ns: int, compute: Intervals, pause_ns: int) -> Ite
         yield Work(until - begin, int(idle[idle > pause_ns].sum()), int(idle.sum()))
 
 
-def _launches(rows: pd.DataFrame, labels: Sequence[Label], used: Displaced, *, hidden: bool) -> Iterator[Launched]:
+def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> Iterator[Launched]:
     """`hidden`: what they took the host made no step longer."""
     senders = [label for label in labels if label.word in _ROLES]
     buckets = {label.fields["bucket"]: label.fields for label in labels if label.word == "bucket_ready"}
@@ -235,7 +237,6 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], used: Displaced, *, h
             role=role,
             what=name_of(own) if own else None,
             host_ns=_host_ns(own, row["launch_ns"]) if own and not hidden else 0,
-            displaced_ns=used(row["kind"], max(row["bytes"], 0)),
             parameters=label_list(bucket.get("parameters", "")),
             gradient_bytes=int(bucket.get("bytes", 0)),
             hops=row["hops"],

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from overlaplab.costs.link import MESSAGE
 from overlaplab.simulate.changes import assign
-from overlaplab.simulate.player import Move, Work
+from overlaplab.simulate.player import Program, Work
 from overlaplab.simulate.programs.profile import Step
 from overlaplab.simulate.programs.strategy import Strategy
 
@@ -110,7 +110,7 @@ class ParameterServer(Strategy):
     It adds the others' gradients in the order of their ranks, waiting for each.
     """
 
-    def program(self, steps: Sequence[Step]) -> list[Move]:
+    def program(self, steps: Sequence[Step]) -> Program:
         """See `Strategy`; ranks begin as far apart as they get the parameters of the step before."""
         after = (self.rank or self.options.ranks - 1) - 1
         self.moves.append(Work(max(after, 0) * self._transfer(MESSAGE, self._values_bytes)))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from overlaplab.costs.link import MESSAGE
 from overlaplab.simulate.displaced import with_displaced
-from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options
 from overlaplab.simulate.programs.profile import Profile, Step
@@ -118,7 +118,7 @@ class Strategy:
 
     # The walk
 
-    def program(self, steps: Sequence[Step]) -> list[Move]:
+    def program(self, steps: Sequence[Step]) -> Program:
         """The moves over these steps."""
         self.moves.append(End())
         for self.step, step in enumerate(steps):
@@ -135,7 +135,7 @@ class Strategy:
             if self.step == len(steps) - 1:
                 self.settle()
             self.moves.append(End())
-        return list(with_displaced(self.moves))
+        return with_displaced(self.moves)
 
     def _pass(self, moves: Sequence[Move]) -> None:
         """A microbatch."""
