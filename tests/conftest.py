@@ -68,7 +68,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of this session's, also for the processes that tests start (workers share one), and their first lines."""
+    """A cache of this session's, also for the processes that tests start (workers share one).
+
+    Those processes find `STARTED` on PYTHONPATH.
+    """
     folder = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OVERLAPLAB_CACHE_DIR", str((folder.parent if IN_WORKER else folder) / "cache"))
