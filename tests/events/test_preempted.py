@@ -114,6 +114,8 @@ def test_where_the_recorder_told_the_ranks_from_others_its_verdict_counts(tmp_pa
         "most in the backward pass of layers.0 (0.0 ms), while other processes used 70\u00a0% of the cores; that "
         "counts as no computation, but as exposed communication or idle time",
     )
+    own = run_of(tmp_path / "own", busy_rank(), manifest=machine(busy=True, foreign_ns=0))
+    assert "other processes used 0\u00a0% of the cores (the run's own threads had them); that" in run_warnings(own)[0]
     assert str(note(busy.manifest)).endswith("machine busy in step 3")
     uncounted = run_of(tmp_path / "uncounted", [op("mm", 0, 9)], manifest=machine(busy=True, foreign_ns=None))
     assert run_warnings(uncounted) == (
