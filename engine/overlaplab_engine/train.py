@@ -43,6 +43,7 @@ from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.recording.peak import Peak, largest_batch
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
 from overlaplab_engine.strategies import Options, Strategy, class_of, make
+from overlaplab_engine.strategies.sharding.optimizers import local_of
 
 __all__ = ["record", "train_step"]
 
@@ -289,11 +290,7 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     parameters = {unit.name: unit.parameters for unit in units}
 
     def update(strategy: Strategy, unit: str) -> None:
-        owned = sum(  # of a DTensor this rank's shard
-            getattr(tensor, "_local_tensor", tensor).numel()
-            for name, tensor in strategy.named_optimized()
-            if name in parameters[unit]
-        )
+        owned = sum(local_of(tensor).numel() for name, tensor in strategy.named_optimized() if name in parameters[unit])
         whole = sum(p.numel() for p in parameters[unit].values())
         updates.take(round(slower * times[unit].update_ns * owned / whole), span)
 

@@ -9,6 +9,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Strategy
+from overlaplab_engine.strategies.sharding.optimizers import local_of
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 
 __all__ = ["Kept", "held_bytes", "keeping"]
@@ -74,5 +75,5 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Of a DTensor this rank's shard; of what a functional collective returns, what will hold its result."""
-    local = getattr(tensor, "_local_tensor", tensor)
+    local = local_of(tensor)
     return local.elem if isinstance(local, AsyncCollectiveTensor) else local

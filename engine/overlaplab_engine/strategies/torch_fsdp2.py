@@ -38,7 +38,7 @@ from overlaplab_engine.strategies.base import Options, Strategy, Traits, registe
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategies.sharding.absent import read_early
 from overlaplab_engine.strategies.sharding.fsdp2_copies import Landing
-from overlaplab_engine.strategies.sharding.optimizers import part_of
+from overlaplab_engine.strategies.sharding.optimizers import local_of, part_of
 
 __all__ = ["TorchFSDP2"]
 
@@ -91,7 +91,7 @@ class TorchFSDP2(Strategy):
         self._set_prefetch()
         self._sharded = cast(dict[str, DTensor], dict(model.named_parameters()))
         self.parameters = [cast(nn.Parameter, p) for p in self._sharded.values() if p.requires_grad]
-        self._local = [part_of(_local(p)) for p in self.parameters]
+        self._local = [part_of(local_of(p)) for p in self.parameters]
         self._full: list[nn.Parameter] = []
         """What autograd sees of trained parameters; they keep what `no_sync` has added up."""
         self._move(hooks)
@@ -176,7 +176,7 @@ class TorchFSDP2(Strategy):
             for landing in self._landings:
                 landing.finish()
         for parameter, local in zip(self.parameters, self._local, strict=True):
-            local.grad = None if parameter.grad is None else _local(parameter.grad)
+            local.grad = None if parameter.grad is None else local_of(parameter.grad).detach()
 
     def _abandon(self) -> None:
         for landing in self._landings:
@@ -246,8 +246,3 @@ def _mesh(comm: Communicator) -> DeviceMesh:
     ranks = torch.tensor(dist.get_process_group_ranks(comm.group)).view(comm.replicas.world_size, -1)
     groups = [comm.replicas.group, comm.shards.group]
     return DeviceMesh.from_group(groups, comm.device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor."""
-    return cast(DTensor, tensor)._local_tensor.detach()

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Traits, register
-from overlaplab_engine.strategies.sharding.optimizers import part_of
+from overlaplab_engine.strategies.sharding.optimizers import local_of, part_of
 from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers, refused_by
 from overlaplab_engine.strategies.tensor_parallel.layers import (
     cut_parameters,
@@ -66,15 +66,15 @@ class TorchTensorParallel(CutsLayers):
         super().__init__(model, comm, options)
         self._tensor = tensor_group(self.name, comm)
         self._cut = cut_parameters(model)
-        self._held = [part_of(_local(p)) if isinstance(p, DTensor) else p for p in self.parameters]
+        self._held = [part_of(local_of(p)) if isinstance(p, DTensor) else p for p in self.parameters]
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """See `Strategy`; of each this rank's part."""
-        self.comm.broadcast([_local(p) for p in parameters])
+        self.comm.broadcast([local_of(p).detach() for p in parameters])
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """See `Strategy`."""
-        return [(name, _local(p)) for name, p in self.model.named_parameters()]
+        return [(name, local_of(p).detach()) for name, p in self.model.named_parameters()]
 
     def units(self) -> list[Unit]:
         """See `Strategy`; of each parameter this rank's part."""
@@ -93,7 +93,7 @@ class TorchTensorParallel(CutsLayers):
             if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
                 # with sequence parallelism it may be a term of a sum still
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-                held.grad = _local(parameter.grad)
+                held.grad = local_of(parameter.grad).detach()
         grads = [held.grad for held in self._held if held.grad is not None]
         if self.comm.world_size > 1 and grads:
             reduce_together(grads, self.comm.all_reduce_mean, self.comm.prescale)
@@ -136,8 +136,3 @@ def _ends() -> dict[str, ParallelStyle]:
             input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True
         ),
     }
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part."""
-    return tensor._local_tensor.detach() if isinstance(tensor, DTensor) else tensor.detach()

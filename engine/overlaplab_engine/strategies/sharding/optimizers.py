@@ -8,12 +8,18 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["part_of"]
+__all__ = ["local_of", "part_of"]
 
 _PART = "overlaplab_part"
 """The attribute of a tensor that is only a part of a parameter."""
 _WHOLE = (LBFGS, Adafactor)
 """Optimizers that update an element by more than its own history: by norms or rows of the whole parameter."""
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor itself."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
 
 
 def part_of(values: torch.Tensor) -> torch.Tensor:
