@@ -138,6 +138,8 @@ class MachineStep:
     """As the recorder decided (docs/design.md, "Machine busy")."""
     delayed_ns: Size | None = None
     """How long the thread that computes waited for a core."""
+    busy_ns: Size | None = None
+    """How long the cores were busy, whoever used them."""
     foreign_ns: Size | None = None
     """How long other processes than the machine's ranks used the cores."""
 

@@ -76,8 +76,6 @@ MOST_KERNELS = 3
 
 MUCH_DELAY = 0.20
 """Of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows better."""
-LITTLE_FOREIGN = 0.05
-"""Of the cores: where other processes used less, the run's own threads kept its computation waiting."""
 
 PIPELINE_PART = 0.01
 """Of the stages' time: a part of a pipeline's bubble that is smaller is not named."""

@@ -24,7 +24,7 @@ from overlaplab.evidence.clocks import clocks
 from overlaplab.evidence.pairing import DOUBTFUL_NS
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed
-from overlaplab.findings.thresholds import LITTLE_FOREIGN, MOST_KERNELS, MOST_REASONS, MUCH_DELAY
+from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS, MUCH_DELAY
 from overlaplab.manifest import MachineStep
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, ms, percent, sentence, shorten, to_ms, unit_name
@@ -176,8 +176,8 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
         unit = own.iloc[own["delayed_ns"].argmax()]
         where = f", most in the {unit['phase']} pass of {unit_name(unit['unit'])} ({to_ms(unit['delayed_ns']):.1f} ms)"
     if not np.isnan(worst["foreign"]):
-        where += f", while other processes used {percent(worst['foreign'], 1)} of the cores"
-        where += " (the run's own threads had them)" if worst["foreign"] < LITTLE_FOREIGN else ""
+        where += f", while the ranks used {percent(worst['own'], 1)} of the cores and other processes "
+        where += percent(worst["foreign"], 1)
     counts_as = "that counts as no computation, but as exposed communication or idle time"
     if not len(table):  # on a sleeping device, and in other people's loops, the trace has no counts
         counts_as = "figures of these steps include that"
@@ -200,20 +200,24 @@ def busy_share(run: Run, step: int | None) -> float | None:
 
 
 def _machine_steps(run: Run, counts: pd.DataFrame) -> pd.DataFrame:
-    """For each rank and step `span_ns`, `delayed_ns`, the share of the cores that others used (`foreign`, NaN
-    where unknown), and `busy`: from run.json or, where it does not tell, from the trace's counts alone.
+    """For each rank and step `span_ns`, `delayed_ns`, which shares of the cores its machine's ranks (`own`) and others
+    (`foreign`) used, NaN where unknown, and `busy`: from run.json, or else from the trace's counts alone.
     """
     told = run.manifest.machine if run.manifest else None
     if told is None:
         steps = counts.groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
-        return steps.assign(foreign=np.nan, busy=steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"])
-    rows = [(row.rank, row.step, row.took_ns, row.delayed_ns or 0, _foreign(row)) for row in told]
-    steps = pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "foreign"])
+        return steps.assign(own=np.nan, foreign=np.nan, busy=steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"])
+    rows = [(row.rank, row.step, row.took_ns, row.delayed_ns or 0, *_shares(row)) for row in told]
+    steps = pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "own", "foreign"])
     return steps.assign(busy=[row.busy for row in told])
 
 
-def _foreign(row: MachineStep) -> float:
-    return np.nan if row.foreign_ns is None else row.foreign_ns / max(row.cores * row.took_ns, 1)
+def _shares(row: MachineStep) -> tuple[float, float]:
+    """Of the cores' time, what the machine's ranks used and what other processes did."""
+    if row.busy_ns is None or row.foreign_ns is None:
+        return np.nan, np.nan
+    whole_ns = max(row.cores * row.took_ns, 1)
+    return max(row.busy_ns - row.foreign_ns, 0) / whole_ns, row.foreign_ns / whole_ns
 
 
 def _clock_warnings(run: Run) -> tuple[str, ...]:

@@ -104,6 +104,7 @@ def test_busy_steps_are_named_with_the_unit_that_lost_most(tmp_path: Path) -> No
 def test_where_the_recorder_told_the_ranks_from_others_its_verdict_counts(tmp_path: Path) -> None:
     def machine(*, busy: bool, foreign_ns: int | None) -> dict[str, Any]:
         row = {"rank": 0, "step": 3, "took_ns": 100_000, "cores": 2, "delayed_ns": 9_000, "foreign_ns": foreign_ns}
+        row["busy_ns"] = None if foreign_ns is None else 180_000
         return {"machine": [{**row, "busy": busy}, {**row, "step": 4, "busy": False}]}
 
     quiet = run_of(tmp_path / "quiet", busy_rank(), manifest=machine(busy=False, foreign_ns=0))
@@ -111,11 +112,11 @@ def test_where_the_recorder_told_the_ranks_from_others_its_verdict_counts(tmp_pa
     busy = run_of(tmp_path / "busy", busy_rank(), manifest=machine(busy=True, foreign_ns=140_000))
     assert run_warnings(busy) == (
         "the machine was busy in step 3: in step 3 the computation of rank 0 waited for a core 9\u00a0% of the time, "
-        "most in the backward pass of layers.0 (0.0 ms), while other processes used 70\u00a0% of the cores; that "
-        "counts as no computation, but as exposed communication or idle time",
+        "most in the backward pass of layers.0 (0.0 ms), while the ranks used 20\u00a0% of the cores and other "
+        "processes 70\u00a0%; that counts as no computation, but as exposed communication or idle time",
     )
     own = run_of(tmp_path / "own", busy_rank(), manifest=machine(busy=True, foreign_ns=0))
-    assert "other processes used 0\u00a0% of the cores (the run's own threads had them); that" in run_warnings(own)[0]
+    assert "while the ranks used 90\u00a0% of the cores and other processes 0\u00a0%; that" in run_warnings(own)[0]
     assert str(note(busy.manifest)).endswith("machine busy in step 3")
     uncounted = run_of(tmp_path / "uncounted", [op("mm", 0, 9)], manifest=machine(busy=True, foreign_ns=None))
     assert run_warnings(uncounted) == (
