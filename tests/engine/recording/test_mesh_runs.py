@@ -89,8 +89,9 @@ def test_a_wait_names_the_late_rank_of_its_own_group(cut: overlaplab.Run) -> Non
     )
     of = waits.groupby(["rank", "group_description", "late_rank"])["exposed_ns"].sum()
     assert set(of[2, "tp"].index) == {3}
+    assert {late for rank, group, late in of.index if (rank, group) == (1, "tp")} <= {0}  # on a busy machine, too
     assert of[2, "tp", 3] > 10 * 1_000_000
-    assert of[1, "dp", 3] > of.get((1, "tp", 0), 0)
+    assert of[1, "dp", 3] > 5 * 1_000_000
 
 
 def test_bytes_and_memory_are_those_of_theory(cut: overlaplab.Run, hybrid: overlaplab.Run) -> None:
