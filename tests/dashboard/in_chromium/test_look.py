@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browsing.browser import settle, visit, watched
+from browsing.browser import settle, visit, wait_until, watched
 from colours import contrast
 from playwright.sync_api import Browser, Page
 
@@ -108,5 +108,6 @@ def cut_at(page: Page, width: int) -> list[str]:
              chart.querySelector('canvas, svg.marks').getBoundingClientRect().width <= chart.clientWidth + 1)"""
     )
     settle(page)
+    wait_until(page, lambda: not page.evaluate(CUT))  # one more layout may come after the charts'
     found: list[str] = page.evaluate(CUT)
     return found
