@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, sync_playwright
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 WAIT_MS = 200_000
@@ -45,6 +46,14 @@ _SETTLED = """() => {
   const charts = [...document.querySelectorAll('[data-testid=stVegaLiteChart]')];
   return charts.every((chart) => chart.querySelector('canvas, svg.marks') !== null);
 }"""
+_UNSETTLED = """() => ({
+  state: {...document.querySelector('[data-testid=stApp]')?.dataset},
+  stale: [...document.querySelectorAll('[data-testid=stSkeleton], [data-stale=true]')].map((one) => one.outerHTML),
+  undrawn: [...document.querySelectorAll('[data-testid=stVegaLiteChart]')]
+    .filter((chart) => chart.querySelector('canvas, svg.marks') === null).map((chart) => chart.outerHTML),
+  text: document.body.innerText,
+})"""
+"""What keeps a page from being settled."""
 _DRAWN = """() => new Promise((done) => setTimeout(
   () => requestAnimationFrame(() => requestAnimationFrame(done)), 100))"""
 """Once the page has taken in what has arrived: Streamlit gathers messages for 10 ms before it draws."""
@@ -215,7 +224,11 @@ def wait_until(page: Page, done: Callable[[], bool]) -> None:
 
 def settle(page: Page) -> None:
     """Wait until the app's script has finished and its charts are drawn; fail where it shows an exception."""
-    page.wait_for_function(_SETTLED, timeout=WAIT_MS)
+    try:
+        page.wait_for_function(_SETTLED, timeout=WAIT_MS)
+    except PlaywrightTimeout:
+        shown = {name: str(of)[:2000] for name, of in page.evaluate(_UNSETTLED).items()}
+        pytest.fail(f"{page.url} did not settle within {WAIT_MS / 1000:.0f} s: {shown}")
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     failed = page.locator("[data-testid=stException]")
     assert failed.count() == 0, failed.first.inner_text()
