@@ -1,9 +1,8 @@
 """A `TraceFile` as bytes and back, for the cache and for worker processes.
 
-It is a zip archive, whose checksums reveal damage. Each column of a table, integers all, is a file in NumPy's format,
-and the rest is one JSON document. A file holds the differences of its column's values, byte by byte: the lowest byte
-of all, then the next, which deflate makes small in one quick pass. A categorical column is its codes, with its
-categories in the JSON.
+It is a zip archive, whose checksums reveal damage. Each column of a table, integers all, is a file, and the rest is one
+JSON document. A file holds the differences of its column's values, byte by byte: the lowest byte of all, then the next,
+which deflate makes small in one quick pass. A categorical column is its codes, with its categories in the JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.load.deflate import deflate
 from overlaplab.load.file import TraceFile
 
 _FIELDS = "rest.json"
@@ -32,7 +32,7 @@ def pack(content: TraceFile) -> bytes:
     plain: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {}
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+    with zipfile.ZipFile(packed, "w") as archive:
         for field in fields(content):
             value = getattr(content, field.name)
             if isinstance(value, np.ndarray):
@@ -41,7 +41,7 @@ def pack(content: TraceFile) -> bytes:
                 plain[field.name] = msgspec.to_builtins(value)
                 continue
             tables[field.name] = {str(name): _put(archive, f"{field.name}/{name}", value[name]) for name in value}
-        archive.writestr(_FIELDS, json.dumps({"fields": plain, "tables": tables}))
+        _write(archive, _FIELDS, json.dumps({"fields": plain, "tables": tables}).encode())
     return packed.getvalue()
 
 
@@ -49,7 +49,7 @@ def unpack(packed: bytes) -> TraceFile:
     """The content that was packed, equal in every column, dtype and order of categories; raises if it is damaged."""
     types = typing.get_type_hints(TraceFile)
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        document = json.loads(archive.read(_FIELDS))
+        document = json.loads(_read(archive, _FIELDS))
         content: dict[str, Any] = {
             name: None if value is None else msgspec.convert(value, types[name])
             for name, value in document["fields"].items()
@@ -74,19 +74,25 @@ def _put(archive: zipfile.ZipFile, name: str, column: pd.Series[Any]) -> dict[st
         column = column.cat.codes
     values = column.to_numpy()
     described["dtype"] = str(values.dtype)
-    with archive.open(name, "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, _bytewise(values), allow_pickle=False)
+    _write(archive, name, _bytewise(values))
     return described
 
 
 def _got(archive: zipfile.ZipFile, name: str, described: dict[str, Any]) -> Any:
-    with archive.open(name) as file:
-        planes = np.lib.format.read_array(file, allow_pickle=False)
-    values = _added_up(planes, np.dtype(described["dtype"]))
+    values = _added_up(_read(archive, name), np.dtype(described["dtype"]))
     if "categories" not in described:
         return values
     categories = pd.Index(described["categories"], dtype=described["of"])
     return pd.Categorical.from_codes(values, categories, ordered=described["ordered"])
+
+
+def _write(archive: zipfile.ZipFile, name: str, content: bytes | NDArray[Any]) -> None:
+    archive.writestr(name, deflate.compress(content, _LEVEL))
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> bytes:
+    content: bytes = deflate.decompress(archive.read(name))
+    return content
 
 
 def _bytewise(values: NDArray[Any]) -> NDArray[np.uint8]:
@@ -95,5 +101,6 @@ def _bytewise(values: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(differences.view(np.uint8).reshape(len(values), values.itemsize).T)
 
 
-def _added_up(planes: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(planes.T).view(dtype).ravel().cumsum(dtype=dtype)
+def _added_up(planes: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
+    differences = np.frombuffer(planes, np.uint8).reshape(dtype.itemsize, -1)
+    return np.ascontiguousarray(differences.T).view(dtype).ravel().cumsum(dtype=dtype)

@@ -6,16 +6,12 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from overlaplab.errors import OverlaplabError
+from overlaplab.load.deflate import deflate
 from overlaplab.load.limits import MAX_RATIO
-
-_inflater: Any = zlib
-with suppress(ImportError):
-    _inflater = import_module("isal.isal_zlib")  # the same, three times as fast
 
 __all__ = ["Source"]
 
@@ -76,7 +72,7 @@ class Source:
         while True:
             try:
                 chunk = member.decompress(packed, CHUNK_BYTES)
-            except _inflater.error as error:
+            except deflate.error as error:
                 self.damage = f"damaged gzip ({error})"
                 yield self._salvaged(written)
                 return
@@ -126,7 +122,7 @@ class Source:
 
 
 def _member() -> _Inflating:
-    made: _Inflating = _inflater.decompressobj(wbits=_GZIP_BITS)
+    made: _Inflating = deflate.decompressobj(wbits=_GZIP_BITS)
     return made
 
 
