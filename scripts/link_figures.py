@@ -3,7 +3,8 @@
 python scripts/link_figures.py [TIMES]    # records the demo's five runs so often (5), in a folder that is removed
 
 Prints for each recording whether it attained its link, which attempt was kept, and the worst step; then the computation
-of `naive` divided by that of `per-param`, with and without the time in which computation waited for a core.
+of `naive` divided by that of `per-param` in their median steps, with and without the time in which computation waited
+for a core. At the end, the same of all steps together, since the machine's speed differs from recording to recording.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import pandas as pd
 
 import overlaplab
 from overlaplab.costs import attained_steps, link_attained
@@ -23,20 +26,26 @@ RUNS = ("naive", "per-param", "bucketed", "zero3-serial", "zero3")
 def main(times: int) -> None:
     """Record and print."""
     attained = 0
+    steps: dict[str, list[pd.DataFrame]] = {name: [] for name in RUNS[:2]}
     for number in range(1, times + 1):
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run(["make", "demo", "SERVE=0", f"RUNS={folder}"], cwd=ROOT, check=True, stdout=subprocess.PIPE)
             all_good = [_report(f"{number}. {name}", Path(folder) / name) for name in RUNS]
             attained += all(all_good)
-            took = {name: overlaplab.summary(overlaplab.load_run(Path(folder) / name)) for name in RUNS[:2]}
-            waited = {name: table["preempted_ns"].fillna(0) for name, table in took.items()}
-            before = {name: (table["compute_ns"] + waited[name]).mean() for name, table in took.items()}
-            after = {name: table["compute_ns"].mean() for name, table in took.items()}
-            print(
-                f"{number}. compute, naive ÷ per-param: {before['naive'] / before['per-param']:.3f} with time that "
-                f"waited for a core, {after['naive'] / after['per-param']:.3f} without"
-            )
+            for name, tables in steps.items():
+                tables.append(overlaplab.summary(overlaplab.load_run(Path(folder) / name)))
+            print(f"{number}. {_computation({name: tables[-1] for name, tables in steps.items()})}")
+    print(f"all: {_computation({name: pd.concat(tables) for name, tables in steps.items()})}")
     print(f"{attained} of {times} demos attained their links in all {len(RUNS)} recordings")
+
+
+def _computation(steps: dict[str, pd.DataFrame]) -> str:
+    after = {name: table["compute_ns"].median() for name, table in steps.items()}
+    before = {name: (table["compute_ns"] + table["preempted_ns"].fillna(0)).median() for name, table in steps.items()}
+    return (
+        f"compute, naive ÷ per-param: {before['naive'] / before['per-param']:.3f} with time that waited for a core, "
+        f"{after['naive'] / after['per-param']:.3f} without"
+    )
 
 
 def _report(title: str, path: Path) -> bool:
