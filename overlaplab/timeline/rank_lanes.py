@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.api.types import union_categoricals
 
 from overlaplab.events import Run, Trace, Work, activity, counting_as, matching, rule_of, thread_numbers
 from overlaplab.evidence.executions import executions
@@ -12,7 +13,7 @@ from overlaplab.evidence.recorded import recorded_of_events
 from overlaplab.evidence.waits import numbered
 from overlaplab.intervals import subtract, union
 from overlaplab.timeline.lane_names import Counted, lane_names
-from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
+from overlaplab.timeline.marks import Lane, Mark, encoded, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, label_fields
 
 _EXPOSED = "communication while nothing computes"
@@ -23,7 +24,7 @@ def rank_lanes(
     run: Run, place: int, zero: int, steps: pd.DataFrame, labels: list[Lane], moments: pd.DataFrame
 ) -> list[Lane]:
     """The lanes of `run.traces[place]` from top to bottom; `steps`, `labels` and `moments`, the rank's rows of
-    `exposed_moments` with a `name` each, are already in ns from the zero.
+    `exposed_moments` with a `name` (category) each, are already in ns from the zero.
     """
     trace = run.traces[place]
     named = ["the trace" if pd.isna(step) else f"step {step}" for step in steps["step"]]
@@ -43,9 +44,12 @@ def _exposed(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFrame:
     inside = moments[["start_ns", "end_ns"]].to_numpy(np.int64)
     outside = subtract(subtract(busy.communication, busy.compute) - zero, union(inside[:, 0], inside[:, 1]))
     times = np.concatenate((inside, outside))
-    parts = [mark_code(Mark(cause)) for cause in moments["cause"]] + [mark_code(Mark.EXPOSED)] * len(outside)
-    names = [*moments["name"], *([_EXPOSED] * len(outside))]
-    return marks_table(times[:, 0], times[:, 1], names, np.array(parts, dtype=np.int8))
+    cause, causes = pd.factorize(moments["cause"])
+    codes = np.array([mark_code(Mark(text)) for text in causes], dtype=np.int8)
+    parts = np.concatenate((codes[cause], np.full(len(outside), mark_code(Mark.EXPOSED), dtype=np.int8)))
+    names = union_categoricals([_used(moments["name"], np.arange(len(moments))), encoded([_EXPOSED] * len(outside))])
+    names = pd.Categorical.from_codes(names.codes, names.categories.astype(object))  # as in traces
+    return marks_table(times[:, 0], times[:, 1], names, parts)
 
 
 def _phases(trace: Trace, zero: int) -> pd.DataFrame:

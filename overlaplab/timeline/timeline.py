@@ -20,7 +20,7 @@ from overlaplab.evidence.clocks import clocks, zero_of
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, touching
-from overlaplab.timeline.marks import Lane, Mark, Timeline, mark_names, marks_table
+from overlaplab.timeline.marks import Lane, Mark, Timeline, encoded, mark_names, marks_table
 from overlaplab.timeline.rank_lanes import rank_lanes
 from overlaplab.timeline.window_statistics import WindowStatistics, chosen_lanes, timeline_window, window_totals
 
@@ -118,11 +118,10 @@ def _coordinates(run: Run) -> dict[int, str]:
 
 
 def _named(moments: pd.DataFrame, exposed_name: Callable[[Mapping[Any, Any]], str]) -> pd.DataFrame:
-    """The moments with a `name`; what has one cause and collective is named once."""
+    """The moments with a `name` (category); what has one cause and collective is named once."""
     alike = moments.groupby(["rank", "step", "cause", "collective"], dropna=False, sort=False).ngroup().to_numpy()
     firsts = moments.iloc[np.unique(alike, return_index=True)[1]]
-    names = np.array([exposed_name(row) for row in firsts.to_dict("records")], dtype=object)
-    return moments.assign(name=names[alike] if len(names) else "")
+    return moments.assign(name=encoded([exposed_name(row) for row in firsts.to_dict("records")])[alike])
 
 
 def _together(found: list[tuple[int, Lane]]) -> pd.DataFrame:
