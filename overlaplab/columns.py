@@ -350,7 +350,7 @@ _ANYWHERE = (
     Column("half_bound_ns", "ns", "half the bytes", "The same if every collective sent half as much."),
     Column("half_transfer_ns", "ns", "half transfer", "What all transfers would take with half the bytes."),
     Column("any_cap_ns", "ns", "any cap", "The least time that the step could take with the best buckets of all."),
-    Column("waits_known", "flag", "waits known", "Whether no transfer may include waiting for an absent rank."),
+    Column("waits_known", "flag", "waits known", "Whether no transfer may include waiting for another rank."),
     Column(
         "bytes_explain", "flag", "bytes explain it", "Whether more bytes take longer: false where waits may hide that."
     ),

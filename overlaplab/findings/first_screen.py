@@ -111,7 +111,7 @@ def marks_title(marks: pd.DataFrame) -> str:
 def marks_note(found: Diagnosis) -> str | None:
     """On what `step_marks` depend."""
     open_ = found.bound is not None and not found.bound["waits_known"]
-    return "if none of the exposed time is waiting for ranks that are not here" if open_ else None
+    return "if none of the exposed time is waiting for other ranks" if open_ else None
 
 
 def causes_title(found: Diagnosis) -> str:

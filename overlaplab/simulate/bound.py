@@ -59,7 +59,7 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     (T of all collectives played), `bound_ns` (see [Note: as launched]; all int64), `any_cap_ns` (Int64; see [Note: any
     cap]; null unless gradients are averaged by all-reduces, in one backward pass of the step, and their sizes and T of
     any size are known), `half_bound_ns`, `half_transfer_ns` (both Int64: `bound_ns` and `transfer_ns` with [Note: half
-    the bytes]; null unless T of any size is known), `waits_known` (bool: else T may include waiting for absent ranks,
+    the bytes]; null unless T of any size is known), `waits_known` (bool: else T may include waiting for other ranks,
     and the bounds hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T follows no
     line).
 

@@ -24,7 +24,7 @@ def bound_finding(
     if exposed == 0:
         return None
     alone = span - exposed
-    condition = "" if bound["waits_known"] else ", if none of it is waiting for ranks that are not here"
+    condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
     gained = gains_by_buckets(bound, exposed)
     if gained is None and ahead is not None:
         return (

@@ -60,6 +60,8 @@ class CauseShare:
     """How much shorter the step would be by that; None where unknown."""
     replayed: bool
     """Whether a replay tells the gain; else it is the most that it can be."""
+    untold: bool = False
+    """Whether how much of it is waiting cannot be told, although all traces are here."""
     rows: pd.DataFrame
     """Its rows of `overlaplab.exposed`, the longest first."""
     parts: tuple[CausePart, ...]
@@ -129,7 +131,7 @@ def diagnose(
     """
     rows, idled = rows_of(causes, window), rows_of(idle, window)
     played = _NO_REPLAYS if replays is None else rows_of(replays, window)
-    shares = _shares(rows, bound, window, loop, buckets, played, pipelines)
+    shares = _shares(rows, bound, window, loop, buckets, played, pipelines, all_here=unseen.waits is not None)
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
     other = other_problem(alone, rows, idled)
@@ -192,6 +194,8 @@ def _shares(
     buckets: pd.DataFrame | None,
     replays: pd.DataFrame,
     pipelines: pd.DataFrame | None,
+    *,
+    all_here: bool,
 ) -> tuple[CauseShare, ...]:
     """The rows by cause and late rank, and apart from them what nothing can hide."""
     of_window = {"rank": window["rank"], "step": window["step"]}
@@ -200,7 +204,7 @@ def _shares(
     for (cause, late), own in _by_collective(told).groupby(["cause", "late_rank"], dropna=False, sort=False):
         own = own.sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank = Cause(str(cause)), _number(late)
-        known = partial(remedy_for, name, rank, pipelines=pipelines)
+        known = partial(remedy_for, name, rank, pipelines=pipelines, all_here=all_here)
         bytes_explain = bound is None or bound["bytes_explain"]
         halves = None if bound is None else gains_by_half_the_bytes(bound, int(window["exposed_comm_ns"]))
         of_step = {"span_ns": int(window["span_ns"]), "bytes_explain": bytes_explain, "half_bytes_ns": halves}
@@ -218,6 +222,7 @@ def _shares(
                 remedy="" if little else helps.text,
                 gain_ns=gain_ns,
                 replayed=helps.replayed,
+                untold=helps.untold,
                 rows=own,
                 parts=tuple(
                     CausePart(
@@ -280,7 +285,7 @@ def _advice(
     if not shares:
         return "Nothing to do: no communication is exposed.", 0
     first = aim(shares, int(window["span_ns"]))
-    if first.cause is Cause.UNKNOWN and unseen.waits is not None:
+    if first.untold:
         return f"What of it is waiting cannot be told: {unseen.waits}.", None
     others = _other_buckets(first, bound, best_buckets, window)
     gain = ""
@@ -361,12 +366,12 @@ def _of_step(ns: int, window: Mapping[str, Any]) -> str:
 def aim(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
     """The cause that headline and advice are about: the most expensive one that has a remedy, else that without.
 
-    Many short pauses of the host do not count: they come between any two operators, and would be idle time without
-    communication.
+    Where all traces do not tell how much of the most expensive one is waiting, that is what there is to say. Many short
+    pauses of the host do not count: they come between any two operators, and would be idle time without communication.
     """
     first = _most_expensive(shares, span_ns)
     others = (share for share in shares if share.remedy and share.cause is not Cause.GAP)
-    return first if first.remedy else next(others, first)
+    return first if first.remedy or first.untold else next(others, first)
 
 
 def _most_expensive(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:

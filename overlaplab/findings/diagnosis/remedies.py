@@ -33,6 +33,8 @@ class Remedy:
 
     text: str
     """In a few words that fit `Try …`."""
+    untold: bool = False
+    """Whether how much is waiting cannot be told, although all traces are here."""
     gain_ns: int | None = None
     """How much shorter the step would be; None where unknown."""
     replayed: bool = False
@@ -50,12 +52,14 @@ def remedy_for(
     pipelines: pd.DataFrame | None = None,
     bytes_explain: bool = True,
     half_bytes_ns: int | None = None,
+    all_here: bool = False,
 ) -> Remedy:
     """What helps against rows of `overlaplab.exposed` of one cause, in a step that takes `span_ns`.
 
     Its text is empty where nothing that is known gains more than `LITTLE_GAIN` of the step. `half_bytes_ns`: what half
     the bytes gain at most, where no replay tells. `replays`: rows of `simulate.remedies` of the same rank and step;
     there may be none. `pipelines`: those of `simulate.pipeline_remedies`. `bytes_explain`: as in `simulate.bound`.
+    `all_here`: the traces of all ranks are here, so that no other tells how much is waiting.
     """
     if pipelines is not None and cause in _OF_PIPELINES:
         own = pipelines[pipelines["remedy"].isin(_OF_PIPELINES[cause])].sort_values("gain_ns", ascending=False)
@@ -66,6 +70,9 @@ def remedy_for(
             return Remedy(text=_BEYOND_PIPELINES[cause])
     if cause is Cause.SEND and pipelines is None:
         return Remedy(text=_UNTOLD_PIPELINE)
+    exposed_ns = int(rows["exposed_ns"].sum())
+    if all_here and (cause is Cause.UNKNOWN or (cause is Cause.LINK and not bytes_explain)):
+        return Remedy(text="", untold=exposed_ns > LITTLE_GAIN * span_ns)
     if cause is Cause.LINK and not bytes_explain:
         return Remedy(text=OPEN_ALL)
     if cause not in (Cause.STRAGGLER, Cause.GAP) and _moved_most(rows) == "activations":
@@ -78,11 +85,10 @@ def remedy_for(
     if best is None and cause in (Cause.TAIL, Cause.QUEUED) and _caps_played(replays) and _moved_most(rows) == "bucket":
         if (replays["remedy"] == "half_the_bytes").any():  # caps and fewer bytes were played, and none gains
             return Remedy(text="", gain_ns=0, replayed=True)
-        return Remedy(text=_fewer_bytes(loop), gain_ns=int(rows["exposed_ns"].sum()))
+        return Remedy(text=_fewer_bytes(loop), gain_ns=exposed_ns)
     if cause in (Cause.UNHIDEABLE, Cause.LINK) and half_bytes_ns is not None:
         text = _half_the_bytes(loop) if half_bytes_ns > LITTLE_GAIN * span_ns else ""
         return Remedy(text=text, gain_ns=half_bytes_ns)
-    exposed_ns = int(rows["exposed_ns"].sum())
     degree = cause in (Cause.UNHIDEABLE, Cause.LINK, Cause.UNKNOWN, Cause.BUBBLE)
     text = _in_general(cause, late_rank, rows, loop) if exposed_ns > LITTLE_GAIN * span_ns else ""
     return Remedy(text=text, gain_ns=None if degree and text else exposed_ns)

@@ -35,7 +35,7 @@ def row(compute: int, launched: int, any_cap: int | None, *, waits_known: bool =
             row(600, 700, 669, waits_known=False),
             (799, 116),
             "That step takes 799.0 ms: at best 752.0 ms with other buckets, and 683.0 ms without any communication,"
-            " if none of it is waiting for ranks that are not here.",
+            " if none of it is waiting for other ranks.",
         ),
         (
             row(600, 716, 710),

@@ -13,7 +13,7 @@ from made.traces import launched, run_of
 from overlaplab.analyses import worst_step
 from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps
-from overlaplab.findings import Diagnosis, Loop, diagnose, what_to_do
+from overlaplab.findings import Diagnosis, Loop, Unseen, diagnose, what_to_do
 from overlaplab.findings.diagnosis.diagnose import outliers_finding, where_chosen
 from overlaplab.findings.diagnosis.verdict import how_short
 from overlaplab.findings.first_screen import step_marks
@@ -257,6 +257,19 @@ def test_where_times_do_not_follow_bytes_fewer_are_not_advised() -> None:
     found = diagnosed(rows, bound=bound | {"waits_known": False, "bytes_explain": False})
     assert (found.causes[0].cause, found.gain_ns) == (Cause.LINK, None)
     assert found.advice.startswith("Try opening all ranks' traces together: how long these collectives took")
+
+
+UNEXPLAINED = BOUND | {"any_cap_ns": pd.NA, "transfer_ns": 95 * MS, "waits_known": False, "bytes_explain": False}
+
+
+@pytest.mark.parametrize(("cause", "bound"), [("unknown", None), ("tail", UNEXPLAINED)])
+def test_who_has_all_traces_is_told_why_they_do_not_tell(cause: str, bound: Any) -> None:
+    """In the advice, and no cause asks for more traces."""
+    rows = exposed_rows((0, 1, cause, 30, None))
+    lacking, having = (diagnosed(rows, bound=bound, unseen=Unseen(waits=waits)) for waits in (None, "no two agree"))
+    assert "opening all ranks' traces" in lacking.causes[0].remedy
+    assert [share.remedy for share in having.causes] == [""]
+    assert having.advice == "What of it is waiting cannot be told: no two agree."
 
 
 def test_where_operators_waited_for_cores_the_machine_is_blamed() -> None:

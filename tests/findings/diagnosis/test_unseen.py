@@ -29,6 +29,7 @@ def everything_said(run: Run) -> str:
             tables.verdict,
             found.advice,
             again.advice,
+            *(share.remedy for diagnosis in (found, again) for share in diagnosis.causes),
             findings.collectives_lead(collectives, found),
             str(chart["title"]),
         )
