@@ -152,7 +152,6 @@ def messages_take_their_time(comm: Communicator) -> None:
 
 
 @scenario()
-@scenario()
 def lanes_post_their_messages(comm: Communicator) -> None:
     """A caller with a normal priority would hold gloo's lock while gloo's thread, which is urgent, takes its core."""
     peer, threads = 1 - comm.rank, []
@@ -175,6 +174,7 @@ def lanes_post_their_messages(comm: Communicator) -> None:
     assert threads == ["emulated-link-lane"] * 2
 
 
+@scenario()
 def exchanged_messages_keep_their_order(comm: Communicator) -> None:
     peer, got = 1 - comm.rank, torch.zeros(2, 3)
     since = len(comm.group.messages)

@@ -6,8 +6,9 @@ import pytest
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.averaging.by_hand import ByHand
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.arrivals import require_each_wait
 from ranks.engine_ranks import Scenarios
-from ranks.engine_trials import branches_trial, expect_failure, transformer_trial
+from ranks.engine_trials import branches_trial, expect_failure, idle_trial, transformer_trial
 
 scenario = Scenarios(__file__)
 BY_HAND = (StrategyName.RING, StrategyName.TREE)
@@ -46,11 +47,17 @@ def mutant_a_bucket_is_not_averaged(comm: Communicator, name: StrategyName) -> N
     expect_failure(comm, lambda: trial.step(0))
 
 
+@scenario(*BY_HAND)
+def mutant_each_wait_removed(comm: Communicator, name: StrategyName) -> None:
+    """Every line of code that waits for a bucket, in turn; hops that are not waited for leave their values unset."""
+    require_each_wait(comm, lambda late: idle_trial(late, name).run(2))
+
+
 found = scenario.found
 
 
 @pytest.mark.parametrize(
-    ("found", "name"), [*scenario.on(3), *scenario.on(2, "float64", link=True)], indirect=["found"]
+    ("found", "name"), [*scenario.on(3, arrivals="late"), *scenario.on(2, "float64", link=True)], indirect=["found"]
 )
 def test_scenario(found: dict[str, list[str]], name: str) -> None:
     assert found[name] == []

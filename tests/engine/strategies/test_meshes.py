@@ -21,8 +21,18 @@ from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, Strategy, class_of
 from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel, whole
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.arrivals import require_each_wait
 from ranks.engine_ranks import Scenarios
-from ranks.engine_trials import BATCHES, SHAPE, SMALL_CAP_MB, compare64, expect_failure, transformer, transformer_trial
+from ranks.engine_trials import (
+    BATCHES,
+    SHAPE,
+    SMALL_CAP_MB,
+    compare64,
+    expect_failure,
+    idle_trial,
+    transformer,
+    transformer_trial,
+)
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -135,6 +145,20 @@ def mutant_no_sum_in_the_backward_pass(comm: Communicator) -> None:
     expect_failure(comm, lambda: train(strategy, alone, steps=1, clip=None))
 
 
+@scenario("tensor whole", "tensor cut", "hsdp")
+def mutant_each_wait_removed(comm: Communicator, words: str) -> None:
+    """Every line of code that waits, in turn."""
+
+    def train_by(late: Communicator) -> None:
+        if words == "hsdp":
+            data = late.along(Mesh.of(4, hsdp=(2, 2)), timeout_s=120)
+            idle_trial(data, StrategyName.ZERO3).run(2)
+        else:
+            train(*made(late, words), steps=2, clip=0.01)
+
+    require_each_wait(comm, train_by)
+
+
 def nothing(call: Any, after: int) -> Any:
     """`call` so many times, then something that does nothing."""
     count = iter(range(10**9))
@@ -214,7 +238,9 @@ found = scenario.found
     [
         *scenario.on(2, "per_layer|place_of_each|differs|mutant_no_sum"),
         *scenario.on(2, "parity", slow=True),
-        *scenario.on(4, "parity|check|hsdp|replicas"),
+        *scenario.on(4, "parity|check|hsdp|replicas|each_wait", arrivals="late"),
+        *scenario.on(4, "parity|^hsdp", arrivals="delayed"),
+        *scenario.on(4, "parity|check|^hsdp", slow=True),
     ],
     indirect=["found"],
 )

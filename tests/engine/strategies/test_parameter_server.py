@@ -136,7 +136,12 @@ found = scenario.found
 
 @pytest.mark.parametrize(
     ("found", "name"),
-    [*scenario.on(1, slow=True), *scenario.on(3), *scenario.on(2, "bounded", link=True, slow=True)],
+    [
+        *scenario.on(1, slow=True),
+        *scenario.on(3, arrivals="late"),
+        *scenario.on(3, slow=True),
+        *scenario.on(2, "bounded", link=True, slow=True),
+    ],
     indirect=["found"],
 )
 def test_scenario(found: dict[str, list[str]], name: str) -> None:

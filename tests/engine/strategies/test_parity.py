@@ -18,7 +18,7 @@ from overlaplab_engine.network.link import Kind
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 from overlaplab_engine.strategy_names import StrategyName
-from ranks.arrivals import Late
+from ranks.arrivals import require_each_wait
 from ranks.engine_ranks import Scenarios
 from ranks.engine_trials import (
     ANY_ORDER,
@@ -38,6 +38,7 @@ from ranks.engine_trials import (
     expect_failure,
     gradients,
     gradients_here,
+    idle_trial,
     local_gradients,
     norm_off,
     sum_trial,
@@ -49,9 +50,12 @@ from torch import nn
 scenario = Scenarios(__file__)
 
 MOMENTS_MATTER = (
-    r"(float64|accumulat|checkpointing|unused|early_microbatch|orders_differ|in_backward|failure|buffers_are).*\[zero"
+    r"float64|"
+    r"(accumulat|checkpointing|unused|early_microbatch|orders_differ|in_backward|failure|buffers_are).*\[zero"
 )
-"""Scenarios in which it matters that a collective may be over before it is waited for: only sharded strategies ask."""
+"""Each strategy once, and scenarios in which it matters that a collective may be over before it is waited for: only
+sharded strategies ask.
+"""
 ALONE = r"float64|accumulat|clipped|unused_on_all|frozen|buffers_are_rank|main_grad\["
 """Scenarios in which a group of one rank can fail where one of two does not."""
 
@@ -432,28 +436,8 @@ def mutant_clip_by_local_norm(comm: Communicator, name: StrategyName) -> None:
 
 @scenario(*OURS)
 def mutant_each_wait_removed(comm: Communicator, name: StrategyName) -> None:
-    """Every line of code that waits, in turn, on a model with parts that nobody uses."""
-
-    def run(removed: str) -> list[str]:
-        late = Late(comm)
-        late.removed = removed
-        try:
-            model = Branches()
-            model.idle = nn.Parameter(torch.ones(3, dtype=torch.float64))
-            branches_trial(late, name, lambda step, m, rank: "abd", model=model, clip=0.01).run(2)
-        finally:
-            late.queue.clear()  # the same on all ranks
-        return list(late.sites)
-
-    sites = run(removed="")
-    assert any(not site.startswith("communicator.py") for site in sites)
-    for site in sites:
-        noticed = ""
-        try:
-            run(removed=site)
-        except Exception as error:
-            noticed = repr(error)
-        assert all(comm.gather_objects(noticed)), f"nobody notices without the wait in {site}"
+    """Every line of code that waits, in turn."""
+    require_each_wait(comm, lambda late: idle_trial(late, name).run(2))
 
 
 found = scenario.found

@@ -100,7 +100,8 @@ found = scenario.found
         *scenario.on(2, "microbatch"),
         *scenario.on(2, "pipeline", slow=True),
         *scenario.on(2, "pipeline", link=True),
-        *scenario.on(4, "replicas"),
+        *scenario.on(4, "replicas", arrivals="late"),
+        *scenario.on(4, "replicas", arrivals="delayed"),
     ],
     indirect=["found"],
 )

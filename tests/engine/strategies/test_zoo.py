@@ -20,8 +20,10 @@ from ranks.engine_trials import SHARDED, STRATEGIES
 scenario = Scenarios(__file__)
 
 STEPS = 3
-FEW = r"\[(moe|resnet|tied-in-a-call) "
-"""Layouts that differ most: experts that only some ranks use, buffers, a weight that is read elsewhere."""
+FEW = r"\[(moe|resnet|tied-in-a-call|nanogpt|parameter-lists) "
+"""Layouts that differ most: experts that only some ranks use, buffers, a weight that is read elsewhere, containers that
+are not called.
+"""
 BY_UNIT = r"\[[^ ]+ (bucketed|zero3|torch-fsdp2)"
 """Strategies for which a layout matters, since they put parameters together, less zero1 and zero2, which do as
 `bucketed` does and divide what is in a bucket; they train the few.
@@ -85,6 +87,7 @@ found = scenario.found
     [
         *scenario.on(2, f"{FEW}|{BY_UNIT}", arrivals="late"),
         *scenario.on(3, f"{FEW}zero", arrivals="delayed"),
+        *scenario.on(1, r"\[(nanogpt|parameter-lists) zero", arrivals="late"),
         *scenario.on(1, slow=True, arrivals="late"),
         *scenario.on(2, slow=True, arrivals="late"),
         *scenario.on(2, slow=True, arrivals="delayed"),

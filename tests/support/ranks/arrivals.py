@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.network.link import Kind
+from overlaplab_engine.network.mesh import Mesh
 
 OUT_OF_PLACE = {Kind.ALL_GATHER: 1, Kind.REDUCE_SCATTER: 1}
 """Where the source is among a collective's tensors; the destination is the first. Others work in place."""
@@ -24,15 +25,37 @@ OUT_OF_PLACE = {Kind.ALL_GATHER: 1, Kind.REDUCE_SCATTER: 1}
 class Flight:
     """A collective that was launched."""
 
-    carry: Callable[..., None]
-    """Carries it out on tensors of the same shapes."""
+    carry: Callable[..., Work]
+    """Begins to carry it out, on tensors of the same shapes."""
     tensors: tuple[torch.Tensor, ...]
     due: float = float("inf")
     """The number of launches at which it is carried out, if nobody waits before."""
     kept: torch.Tensor | None = None
     """What an operation in place began with."""
     result: torch.Tensor | None = None
+    under_way: Work | None = None
+    """What was begun and not waited for."""
     carried: bool = field(default=False)
+
+
+@dataclass
+class Flights:
+    """What was launched on a communicator and on the groups made of it, in one order."""
+
+    queue: deque[Flight] = field(default_factory=deque)
+    launches: int = 0
+    of_groups: bool = False
+    """Whether there are such groups."""
+    removed: str = ""
+    """The line of code whose waits do nothing, as FILE:LINE: a mutant."""
+    sites: Counter[str] = field(default_factory=Counter)
+    """How often each line of code has waited."""
+
+    def waits(self, caller: Any) -> bool:
+        """Whether the line of code of this frame really waits; it is counted."""
+        site = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+        self.sites[site] += 1
+        return site != self.removed
 
 
 class Arriving(Work):
@@ -42,16 +65,13 @@ class Arriving(Work):
         self._comm, self._flight = comm, flight
 
     def wait(self) -> None:
-        caller = sys._getframe(1)
-        site = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-        self._comm.sites[site] += 1
-        if site == self._comm.removed:
-            return
-        with torch.no_grad():
-            self._comm.arrive(self._flight)
+        if self._comm.flights.waits(sys._getframe(1)):
+            with torch.no_grad():
+                self._comm.arrive(self._flight)
 
     def is_completed(self) -> bool:
-        return self._comm.arrives_early and self._flight.carried
+        under_way = self._flight.under_way
+        return self._comm.arrives_early and under_way is not None and under_way.is_completed()
 
 
 class Received(Work):
@@ -67,31 +87,49 @@ class Received(Work):
                 tensor.copy_(values)
 
 
+class Postponed(Work):
+    """A collective by hand that has not begun."""
+
+    def __init__(self, comm: "Late", flight: Flight) -> None:
+        self._comm, self._flight = comm, flight
+
+    def wait(self) -> None:
+        if self._comm.flights.waits(sys._getframe(1)):
+            while not self._flight.carried:
+                first = self._comm.postponed.popleft()
+                first.carry().wait()
+                first.carried = True
+
+
 class Late(Communicator):
     """Nothing arrives until it is waited for: until then the destination holds NaN, and then the source is read."""
 
     arrives_early = False
-    removed = ""
-    """The line of code whose waits do nothing, as FILE:LINE: a mutant."""
 
     def __init__(self, comm: Communicator) -> None:
         self.__dict__.update(vars(comm))
         self.new_store_key = comm.new_store_key  # type: ignore[method-assign]
-        self.queue: deque[Flight] = deque()
-        self.launches = 0
-        self.sites: Counter[str] = Counter()
-        """How often each line of code has waited."""
+        self.flights = Flights()
+        self.postponed: deque[Flight] = deque()
+
+    def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> Communicator:
+        made = type(self)(super()._group(mesh, axis, timeout_s))
+        made.flights = self.flights
+        self.flights.of_groups = True
+        self.groups[-1] = made
+        return made
 
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Any, *args: Any, **more: Any) -> Work:
-        def carry(*tensors: torch.Tensor) -> None:
-            Communicator._launch(self, kind, tensors[0], call, *tensors, **more).wait()
+        def carry(*tensors: torch.Tensor) -> Work:
+            return Communicator._launch(self, kind, tensors[0], call, *tensors, **more)
 
-        flight = Flight(carry, args, due=self.launches + self.delay())
+        flights = self.flights
+        flight = Flight(carry, args, due=flights.launches + self.delay())
         with torch.no_grad():
             self.prepare(flight)
-            self.queue.append(flight)
-            self.launches += 1
-            while self.queue and any(flight.due < self.launches for flight in self.queue):
+            flights.queue.append(flight)
+            flights.launches += 1
+            while any(flight.due < flights.launches for flight in flights.queue):
                 self.carry_one()
         return Arriving(self, flight)
 
@@ -102,6 +140,12 @@ class Late(Communicator):
         for tensor, _ in receives:
             poison(tensor)
         return Received(super().exchange(sends, arrived), [t for t, _ in receives], [t for t, _ in arrived])
+
+    def aside(self, call: Callable[[], None]) -> Work:
+        """A call begins when it is waited for, after those before it."""
+        flight = Flight(lambda: Communicator.aside(self, call), ())
+        self.postponed.append(flight)
+        return Postponed(self, flight)
 
     def delay(self) -> float:
         return float("inf")
@@ -123,14 +167,14 @@ class Late(Communicator):
 
     def carry_one(self) -> None:
         """Carry out what was launched first."""
-        flight = self.queue.popleft()
+        flight = self.flights.queue.popleft()
         require_memory(flight)
         destination, *source = flight.tensors
         if flight.kept is not None:
             assert is_poison(destination), "off by what was written to it in flight"
             destination.copy_(flight.kept)
         flight.result = torch.empty_like(destination) if source else destination.clone()
-        flight.carry(flight.result, *(s.clone() for s in source))
+        flight.carry(flight.result, *(s.clone() for s in source)).wait()
         if flight.kept is not None:
             poison(destination)
         flight.carried = True
@@ -146,7 +190,7 @@ class Late(Communicator):
     def flush(self) -> None:
         """Before the ranks meet in another way: one may wait in it for another that waits in a collective."""
         with torch.no_grad():
-            while self.queue:
+            while self.flights.queue:
                 self.carry_one()
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -169,7 +213,8 @@ class Late(Communicator):
 class Delayed(Late):
     """Each collective is carried out up to four launches late, by chance, and on other ranks at other moments.
 
-    It reads its source and fills its destination then, whoever uses them meanwhile.
+    It reads its source and fills its destination then, whoever uses them meanwhile. Among several groups it only begins
+    then: ranks that find different collectives done launch the next in different orders, and would wait in a circle.
     """
 
     arrives_early = True
@@ -184,15 +229,49 @@ class Delayed(Late):
     def prepare(self, flight: Flight) -> None:
         """The destination is left as it is."""
 
+    def aside(self, call: Callable[[], None]) -> Work:
+        """Calls run on a thread of their own, which is late by itself."""
+        return Communicator.aside(self, call)
+
     def carry_one(self) -> None:
-        flight = self.queue.popleft()
+        flight = self.flights.queue.popleft()
         require_memory(flight)
-        flight.carry(*flight.tensors)
+        flight.under_way = flight.carry(*flight.tensors)
+        if not self.flights.of_groups:
+            flight.under_way.wait()
         flight.carried = True
+
+    def arrive(self, flight: Flight) -> None:
+        super().arrive(flight)
+        assert flight.under_way is not None
+        flight.under_way.wait()
 
 
 ARRIVALS: dict[str, Callable[[Communicator], Communicator]] = {"late": Late, "delayed": Delayed}
 """By the names that tests give them."""
+
+
+def require_each_wait(comm: Communicator, train: Callable[[Communicator], Any]) -> None:
+    """`train` waits, and fails on every rank without any one of the lines of code that wait."""
+
+    def sites(removed: str = "") -> list[str]:
+        late = Late(comm)
+        late.flights.removed = removed
+        try:
+            train(late)
+        finally:
+            late.flights.queue.clear()  # the same on all ranks
+        return list(late.flights.sites)
+
+    found = sites()
+    assert any(not site.startswith("communicator.py") for site in found)
+    for site in found:
+        noticed = ""
+        try:
+            sites(removed=site)
+        except Exception as error:
+            noticed = repr(error)
+        assert all(comm.gather_objects(noticed)), f"nobody notices without the wait in {site}"
 
 
 def require_memory(flight: Flight) -> None:

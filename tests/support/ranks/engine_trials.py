@@ -208,6 +208,13 @@ def branches_trial(comm: Communicator, name: StrategyName, uses: Callable[[int, 
     return Trial(comm, name, model, inputs, find_unused=True, **more)
 
 
+def idle_trial(comm: Communicator, name: StrategyName) -> Trial:
+    """A model with a parameter that nobody uses, and clipping: all that a step can wait for."""
+    model = Branches()
+    model.idle = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    return branches_trial(comm, name, lambda step, m, rank: "abd", model=model, clip=0.01)
+
+
 class Sum(nn.Module):
     """Autograd gives both parameters the same storage for their gradients."""
 
