@@ -35,6 +35,7 @@ from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.bucketed import Bucketed
+from overlaplab_engine.strategies.sharding.optimizers import mark_part
 from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers, refused_by
 from overlaplab_engine.strategies.tensor_parallel.layers import (
     COLUMNS,
@@ -136,6 +137,7 @@ class TensorParallel(CutsLayers, Bucketed):
         for name, axis in cut_parameters(model).items():
             parameter = model.get_parameter(name)
             parameter.data = parameter.detach().chunk(tensor.world_size, axis)[tensor.rank].clone()
+            mark_part(parameter)
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`; the model has been `cut`."""

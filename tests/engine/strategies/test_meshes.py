@@ -30,6 +30,7 @@ from ranks.engine_trials import (
     compare64,
     expect_failure,
     idle_trial,
+    require_whole_parameters,
     transformer,
     transformer_trial,
 )
@@ -169,6 +170,14 @@ def nothing(call: Any, after: int) -> Any:
     return lambda *tensors: call(*tensors) if next(count) < after else Done()
 
 
+@scenario(*TENSOR)
+def optimizers_of_whole_parameters(comm: Communicator, name: StrategyName) -> None:
+    strategy, _ = made(comm, f"{name} whole")
+    strategy.backward(strategy(*BATCHES.of_rank(0, 0, strategy.comm.rank)))
+    cut = [tensor for named, tensor in strategy.named_optimized() if named.endswith("qkv.weight")]
+    require_whole_parameters(kind(cut) for kind in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon))
+
+
 # HSDP
 
 
@@ -236,7 +245,7 @@ found = scenario.found
 @pytest.mark.parametrize(
     ("found", "name"),
     [
-        *scenario.on(2, "per_layer|place_of_each|differs|mutant_no_sum"),
+        *scenario.on(2, "per_layer|place_of_each|differs|mutant_no_sum|whole_parameters"),
         *scenario.on(2, "parity", slow=True),
         *scenario.on(4, "parity|check|hsdp|replicas|each_wait", arrivals="late"),
         *scenario.on(4, "parity|^hsdp", arrivals="delayed"),

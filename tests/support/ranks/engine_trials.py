@@ -1,13 +1,14 @@
 """Models trained by a strategy and by one process side by side, for scenarios on real ranks."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
@@ -255,6 +256,14 @@ class Done:
 
     def is_completed(self) -> bool:
         return True
+
+
+def require_whole_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Each says that it cannot update the parts that it was given."""
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        with pytest.raises(EngineError, match=rf"^{name} needs whole parameters, and this rank updates parts"):
+            optimizer.step(lambda: 0.0)
 
 
 def expect_failure(comm: Communicator, run: Callable[[], None]) -> None:

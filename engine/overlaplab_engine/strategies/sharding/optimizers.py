@@ -3,17 +3,17 @@
 from typing import Any
 
 import torch
-from torch.optim import LBFGS, Adafactor, Optimizer
+from torch.optim import LBFGS, Adafactor, Muon, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["local_of", "part_of"]
+__all__ = ["local_of", "mark_part", "part_of"]
 
 _PART = "overlaplab_part"
 """The attribute of a tensor that is only a part of a parameter."""
-_WHOLE = (LBFGS, Adafactor)
-"""Optimizers that update an element by more than its own history: by norms or rows of the whole parameter."""
+_WHOLE = (LBFGS, Adafactor, Muon)
+"""Optimizers that update an element by more than its own history: by norms, rows or all of the parameter."""
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -25,8 +25,13 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 def part_of(values: torch.Tensor) -> torch.Tensor:
     """A leaf over the memory of `values`, a part of a parameter, for the optimizer to update."""
     part = values.detach().requires_grad_()
-    setattr(part, _PART, True)
+    mark_part(part)
     return part
+
+
+def mark_part(tensor: torch.Tensor) -> None:
+    """`tensor`, which the optimizer updates, is a part of a parameter."""
+    setattr(tensor, _PART, True)
 
 
 def _require_suited(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
