@@ -97,6 +97,11 @@ def a_collective_that_is_late_says_how_much(comm: Communicator) -> None:
         since = len(comm.carried)
         comm.all_reduce_max(MEGABYTE.clone()).wait()
         assert comm.carried[since].occupied_ns >= T_NS + 30_000_000
+        since = len(comm.group.messages)
+        comm.exchange([(MEGABYTE, 1 - comm.rank)], [(torch.empty_like(MEGABYTE), 1 - comm.rank)]).wait()
+        modelled_ns = [carried.modelled_ns for carried in comm.group.messages[since:]]
+        assert modelled_ns == [81_000_000] * 2
+        assert all(carried.occupied_ns >= 111_000_000 for carried in comm.group.messages[since:])
 
 
 @scenario()

@@ -1,6 +1,7 @@
 """When a step, and a run, attained its emulated link; recordings that repeat, and links that machines can keep."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from overlaplab_engine.network.calibration import LATENCIES_US, floor_ns, keeps,
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, is_attained, link_step
-from ranks.warm_ranks import run_launcher
+from ranks.warm_ranks import run_launcher, run_warm
 
 import overlaplab
 from overlaplab.findings import run_warnings
@@ -142,6 +143,23 @@ def test_steps_that_missed_the_link_are_recorded_again(tmp_path: Path) -> None:
     run = overlaplab.load_run(tmp_path / "run")
     assert overlaplab.summary(run)["step"].tolist() == [1, 2]
     assert [warning for warning in run_warnings(run) if "link" in warning] == []
+
+
+def test_a_link_of_this_machines_own_gets_slower_where_it_was_missed(tmp_path: Path) -> None:
+    out, script = tmp_path / "run", tmp_path / "late.py"
+    script.write_text(LATE)
+    ranks = run_warm(2, str(script), "60 * (attempt == 1)", "--out", str(out), *SMALL, "--link", "auto")
+    assert [rank.code for rank in ranks] == [0, 0], ranks[0].stderr
+    first = (
+        r"the link 1Gbps,(\d+)us was attained in 0 of 2 steps; recording them again \(2 of 5\) behind 1Gbps,(\d+)us\n"
+    )
+    found = re.search(first, ranks[0].stderr)
+    assert found is not None, ranks[0].stderr
+    missed, slower = (LATENCIES_US.index(float(text)) for text in found.groups())
+    assert slower == min(missed + 1, len(LATENCIES_US) - 1)
+    told = json.loads((out / "run.json").read_text())
+    assert told["link"]["latency_us"] >= LATENCIES_US[slower]
+    assert told["attempt"] >= 2
 
 
 @pytest.mark.slow

@@ -83,7 +83,6 @@ def test_the_analyser_misses_no_rank_of_it(runs: Path, name: StrategyName) -> No
     assert (table["transfer_ns"] >= 0.9 * np.array(modelled)).all()
 
 
-@pytest.mark.slow
 def test_units_by_size_are_recorded(tmp_path: Path) -> None:
     """Of a layer's 3,280 parameters the four maps have 816, 272, 1,088 and 1,040, and its norms 64."""
     out = tmp_path / "run"
