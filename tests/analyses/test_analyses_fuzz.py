@@ -22,6 +22,7 @@ from made.exposed import backward, bucket, gather, scatter
 from made.gpu import bucketed, fsdp2, zero3
 from made.ranks import group
 from made.runs import engine_events
+from made.strangers import one_f_one_b
 from made.traces import document, gloo, op, step
 
 from overlaplab import OverlaplabError, Run, buckets, collectives, exposed, load_run, schedule, summary
@@ -37,12 +38,12 @@ Event = dict[str, Any]
 
 @cache
 def seeds() -> list[list[Event]]:
-    """One rank's events: of the engine on a link and on a GPU, DDP, FSDP2, and plain loops."""
+    """One rank's events: of the engine on a link and on a GPU, DDP, FSDP2, a pipeline, and plain loops."""
     plain = [step(0, 0, 90), op("mm", 1, 30), gloo(20, 60), step(1, 90, 180), op("mm", 95, 120), gloo(130, 170)]
     labelled = [step(0, 0, 90), backward(0, 60), op("mm", 1, 30), op("mm", 50, 80)]
     labelled += [*bucket(0, 5, 8, 10, 40), *scatter(1, 42, 45, 55), *gather(2, 60, 62, 70)]
     made = (bucketed(steps=1), bucketed(ddp=True, labelled=False, steps=1), zero3(1, steps=1), fsdp2(steps=1))
-    return [plain, labelled, engine_events(), *made]
+    return [plain, labelled, engine_events(), *made, one_f_one_b()[0].events]
 
 
 def changed(events: list[Event], chance: random.Random) -> list[Event]:
@@ -103,6 +104,33 @@ def check(run: Run) -> None:
     for key, waits in _by_step(steps, "exposed_wait_ns").items():
         waited = [ns for ns, cause in zip(caused[key], kinds[key], strict=True) if cause == "straggler wait"]
         assert None in waits or sum(waited) == sum(waits)
+    _check_collectives(tables["collectives"])
+    _check_units(tables["buckets"], tables["schedule"])
+
+
+def _check_collectives(table: pd.DataFrame) -> None:
+    """Each rank's part of a match once, exposed no longer than it took, and of one transfer."""
+    table = table.assign(took_ns=table["end_ns"] - table["start_ns"])
+    assert not table[table["wait_ns"].notna()].duplicated(["index", "rank"]).any()
+    assert (table["took_ns"].dropna() >= 0).all()
+    assert (table["wait_ns"].dropna() >= 0).all()
+    assert (table["transfer_ns"].dropna() >= 0).all()
+    exposed = table[["exposed_ns", "took_ns"]].dropna()
+    assert exposed["exposed_ns"].between(0, exposed["took_ns"]).all()
+    assert table.loc[table["doubtful"].fillna(False) | table["unmatched"].notna(), "wait_ns"].isna().all()
+
+
+def _check_units(buckets_: pd.DataFrame, schedule_: pd.DataFrame) -> None:
+    """Collectives end after they begin, and each gradient's moment is told; labels may say anything of the rest."""
+    for table, before, after in (
+        (buckets_, "start_ns", "end_ns"),
+        (schedule_, "gather_start_ns", "gather_end_ns"),
+    ):
+        times = table[[before, after]].dropna().astype("int64")
+        assert (times[before] <= times[after]).all(), f"{after} lies before {before}"
+    for table, length in ((buckets_, "exposed_ns"), (schedule_, "wait_ns")):
+        assert (table[length].dropna() >= 0).all(), length
+    assert all(len(row.parameters) == len(row.gradient_ready_ns) for row in buckets_.itertuples() if row.parameters)
 
 
 def _by_step(rows: dict[str, list[Any]], name: str) -> dict[tuple[Any, Any], list[Any]]:

@@ -33,7 +33,7 @@ from overlaplab.timeline.marks import Mark
 from overlaplab.timeline.window_statistics import timeline_window
 
 STRANGERS = (
-    sorted(path for path in Path(os.environ["STRANGERS"]).iterdir() if path.is_dir())
+    sorted(path for path in Path(os.environ["STRANGERS"]).resolve().iterdir() if path.is_dir())
     if "STRANGERS" in os.environ
     else []
 )

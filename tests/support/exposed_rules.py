@@ -1,7 +1,7 @@
 """The rules of docs/exposed.md in plain Python, ns by ns between any two events: what `overlaplab.exposed` must say.
 
-It takes from the run what a trace holds: each rank's busy times and steps, its collectives with their matches, and what
-each is for. Which collective a moment belongs to and why it was exposed is decided here, by the page's words alone.
+It takes from the run what a trace holds: each rank's busy times and steps, its collectives with their matches, what each
+is for, and how much a pipeline's schedule leaves idle. Which collective a moment belongs to and why it was exposed is decided here, by the page's words alone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class One:
 class Rank:
     def __init__(self, trace: Trace, ones: list[One]) -> None:
         self.trace = trace
-        self.ones = sorted(ones, key=lambda one: one.start)
+        self.ones = sorted(ones, key=lambda one: (one.start, one.index))
         busy = activity(trace)
         self.compute: Spans = [(a, b) for a, b in busy.compute.tolist()]
         self.link: Spans = [(a, b) for a, b in busy.communication.tolist()]
