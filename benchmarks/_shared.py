@@ -1,13 +1,17 @@
 """What benchmarks share that needs no torch: the line that they print, and recordings of the engine."""
 
+from __future__ import annotations
+
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import overlaplab
-from overlaplab.simulate.programs.setting import Setting
+if TYPE_CHECKING:  # benchmarks of the engine run where it is not installed
+    import overlaplab
+    from overlaplab.simulate.programs.setting import Setting
 
 __all__ = ["line", "record"]
 
@@ -26,6 +30,8 @@ def line(what: str, ours: Sequence[float], theirs: Sequence[float], *, unit: str
 
 def record(setting: Setting, out: Path, more: Sequence[str]) -> overlaplab.Run:
     """The engine with this setting, on the CPU, and `more` options."""
+    import overlaplab
+
     options = ["--device", "cpu", "--nproc", str(setting.ranks), "--link", str(setting.link), "--out", str(out), *more]
     for name in _OPTIONS:
         if (value := getattr(setting, name)) is not None:

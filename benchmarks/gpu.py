@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,8 @@ class Measuring:
     """By the monotonic clock."""
     part_s: float
     """The most that one part may take."""
+    keep: Callable[[], None] = lambda: None
+    """Called after each part: what was measured is kept, even if this process is killed later."""
 
     def part(self, part: str, name: str, **plan: Any) -> Figures | None:
         """What a part finds, which it writes to `<name>.json`; None if it fails before that, or time is over."""
@@ -116,6 +118,7 @@ class Measuring:
                     _stop(process)
         took = f"{time.monotonic() - began:.0f} s"
         print(f"{name}: {took}" if fault is None else f"{name}: failed after {took}\n{fault}", file=sys.stderr)
+        self.keep()
 
 
 @contextmanager
@@ -169,12 +172,16 @@ def main(
             path.unlink()
         chosen = FULL | (SMALL if small else {}) | {"device": device} | json.loads(plan)
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        try:
-            _measure(Measuring(out.resolve(), chosen, time.monotonic() + 60 * minutes, part_seconds))
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+        def keep() -> None:
             if packed is not None:
                 subprocess.run(["sh", str(ROOT / "scripts" / "pack.sh"), str(out.resolve()), str(packed)])
+
+        try:
+            _measure(Measuring(out.resolve(), chosen, time.monotonic() + 60 * minutes, part_seconds, keep))
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            keep()
             _show(out)
     else:
         _show(out)

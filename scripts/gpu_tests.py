@@ -27,7 +27,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/network/test_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
+FILES = (
+    "tests/gpu/test_gpu_link.py",
+    "tests/engine/network/test_streams_gpu.py",
+    "tests/gpu/test_gpu_recorder.py",
+    "tests/engine/network/test_gate_gpu.py",
+)
 OPTIONS = (
     *("-v", "-s", "--noconftest", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider"),
     *(
@@ -145,6 +150,7 @@ class Runner:
         """One process; its exit code, None if nothing ends it."""
         line = [sys.executable, __file__, "--child", str(self._work / "notes.jsonl"), *OPTIONS]
         environment = os.environ | {
+            "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # as overlaplab_engine/__main__.py, which says why
             # Plugins that happen to be installed there would only bring warnings and surprises.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONUNBUFFERED": "1",

@@ -6,7 +6,7 @@
 #
 # Environment: PYTHON, the interpreter (.venv's, else python3), which needs torch, typer and rich; LIMIT_S, when to stop
 # (500 s), and RUN_S, the most for one run (90 s); PACKED, a folder that gets what was recorded in a few files (pack.sh).
-# What was recorded stays and is packed, also if a run hangs or fails, or this script is stopped.
+# What was recorded stays and is packed after each run, also if one hangs or fails, or this script is stopped or killed.
 cd "$(dirname "$0")/.." || exit 2
 began=$(date +%s)
 device=${DEVICE:-cuda}
@@ -36,8 +36,12 @@ common="--device $device --nproc 1 --link 200Gbps,10us,8 --dtype bfloat16 $model
 failed=
 child=
 
-finish() { # EXIT CODE
+keep() {
     [ -z "$PACKED" ] || [ ! -d "$out" ] || sh scripts/pack.sh "$out" "$PACKED"
+}
+
+finish() { # EXIT CODE
+    keep
     exit "$1"
 }
 
@@ -69,6 +73,7 @@ record() { # NAME OPTIONS…: three recorded steps, or two where their files wou
         fi
         bytes=$(cat "$out/$name"/* | wc -c)
         echo "$out/$name: $steps steps, $bytes bytes"
+        keep
         [ "$bytes" -ge "$most" ] || return
     done
     failed="$failed $name"

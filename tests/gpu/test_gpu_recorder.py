@@ -10,6 +10,7 @@ import torch
 from devices.gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine import Recorder
 from overlaplab_engine.labels import Word, parse
+from overlaplab_engine.recording.device_events import probe
 from torch import nn
 
 pytestmark = GPU_TESTS
@@ -17,6 +18,11 @@ pytestmark = GPU_TESTS
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDING_S = 80.0
 """How long an example may take."""
+
+
+def test_the_profiler_sees_the_gpu() -> None:
+    found = probe("cuda:0")
+    assert (found.seen, found.supported, found.failure) == (True, True, None), found.said
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:
@@ -27,7 +33,9 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 
 
 def recorded(example: str, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    # Named, since looking up the host's name can take minutes where there is no DNS.
+    local = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", "1"]
+    line = [sys.executable, "-m", "torch.distributed.run", *local]
     code, said = run([*line, str(EXAMPLES / f"{example}.py"), str(out)], RECORDING_S)
     assert code == 0, said
     return json.loads((out / "run.json").read_text()), events_of(out)

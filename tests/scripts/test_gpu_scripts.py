@@ -155,6 +155,17 @@ def test_a_part_that_hangs_keeps_no_other_from_being_measured(tmp_path: Path) ->
     assert "out/ddp.json" not in packed(tmp_path)
 
 
+def test_what_was_measured_is_packed_before_the_next_part_hangs(tmp_path: Path) -> None:
+    """So that it is there even if all is killed."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    with measuring(tmp_path, READY=str(ready)) as process:
+        child = int(ready.read_text())
+        process.kill()
+    os.kill(child, signal.SIGKILL)
+    assert {"out/alone.json", "out/alone-first.json"} <= set(packed(tmp_path))
+
+
 @pytest.mark.slow
 def test_no_part_takes_longer_than_there_is_time(tmp_path: Path) -> None:
     with measuring(tmp_path, "--minutes", "0.15", "--part-seconds", "20") as process:
@@ -323,8 +334,20 @@ def test_recording_that_is_stopped_keeps_what_it_has(samples: Samples, tmp_path:
     assert [path.name for path in (tmp_path / "packed").iterdir()] == ["h200.tar.0"]
 
 
-def test_the_first_half_hour_on_a_gpu_goes_as_written(samples: Samples) -> None:
-    """CONTRIBUTING.md's commands, by an interpreter that notes what it is to run, and has found edges of 1234 ns."""
+def test_runs_are_packed_before_the_next_one_hangs(samples: Samples, tmp_path: Path) -> None:
+    ready, packed = tmp_path / "ready", tmp_path / "packed"
+    os.mkfifo(ready)
+    with samples.start(HANGS="bucketed-cap-5", READY=str(ready), PACKED=str(packed)) as process:
+        child = int(ready.read_text())
+        process.kill()
+        os.kill(child, signal.SIGKILL)
+    listed = subprocess.run(["tar", "tf", packed / "h200.tar.0"], capture_output=True, text=True, check=True).stdout
+    assert sorted(listed.split()) == ["h200/naive/run.json", "h200/per-param/run.json"]
+
+
+@pytest.mark.parametrize(("edges", "taken"), [("1234", "1234"), ("unknown", "")])
+def test_the_first_half_hour_on_a_gpu_goes_as_written(samples: Samples, edges: str, taken: str) -> None:
+    """CONTRIBUTING.md's commands, by an interpreter that notes what it is to run, and has found edges, or none."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     (block,) = (b for b in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "gpu_probe.py" in b)
     python = samples.root / "python3"
@@ -332,18 +355,24 @@ def test_the_first_half_hour_on_a_gpu_goes_as_written(samples: Samples) -> None:
         f"""#!/bin/sh
         case "$1" in
             -*) exec {samples.root}/python "$@";;
-            *probe.py) echo found; echo EDGES_NS=1234;;
+            *probe.py) echo found; echo EDGES_NS={edges};;
         esac
         echo "$OVERLAPLAB_EDGES_NS $PYTHONPATH $*" >>noted
         """
     )
     python.chmod(0o755)
-    variables = {"PATH": f"{samples.root}:{os.environ['PATH']}", "GPU": "NVIDIA H200", "HANGS": "none", "LARGE": "none"}
+    variables = {
+        "RESULTS": "results",
+        "PATH": f"{samples.root}:{os.environ['PATH']}",
+        "GPU": "NVIDIA H200",
+        "HANGS": "none",
+        "LARGE": "none",
+    }
     subprocess.run(["sh", "-e", "-c", block], cwd=samples.root, env=os.environ | variables, check=True)
     packages = f"{samples.root}:{samples.root}/engine"
     assert (samples.root / "noted").read_text().splitlines() == [
         f" {packages} scripts/gpu_probe.py",
-        f"1234 {packages} scripts/gpu_tests.py results --seconds 420",
+        f"{taken} {packages} scripts/gpu_tests.py results --seconds 420",
         f" {packages} benchmarks/gpu.py --minutes 8 --packed results",
     ]
     assert sorted(path.name for path in (samples.root / "results").iterdir()) == ["h200.tar.0", "probe.txt"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.device_clock import EDGES_NS
 
 ROOT = Path(__file__).parents[2]
-FILES = ("tests/gpu/test_gpu_link.py", "tests/engine/network/test_streams_gpu.py", "tests/gpu/test_gpu_recorder.py")
+FILES = script("scripts/gpu_tests.py").FILES
 TINY = [
     *(
         "--device",
@@ -44,6 +45,26 @@ TINY = [
 @pytest.fixture(scope="module")
 def files() -> dict[str, ModuleType]:
     return {Path(path).stem: script(path) for path in FILES}
+
+
+def test_every_test_that_needs_a_gpu_is_run() -> None:
+    """But for what is here, which only speaks of such tests."""
+    needs = re.compile(r"mark\.gpu\b|= GPU_TESTS\b")
+    found = (path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py") if needs.search(path.read_text()))
+    assert {str(path) for path in found} - {"tests/scripts/test_gpu_tests.py"} == {*FILES}
+
+
+# Of what `overlaplab` needs, what a machine that is lent for minutes lacks.
+LACKING = ("msgspec", "altair", "loky", "platformdirs", "isal", "streamlit", "vl_convert")
+
+
+def test_where_little_is_installed_all_can_be_imported() -> None:
+    """Also the benchmarks of the engine."""
+    lines = ["import sys", f"sys.modules.update(dict.fromkeys({LACKING!r}))"]
+    lines += [f"sys.path[:0] = [{str(ROOT / 'tests' / 'support')!r}, {str(ROOT / 'benchmarks')!r}]"]
+    lines += ["from loaded_script import script"]
+    lines += [f"script({name!r})" for name in (*FILES, "benchmarks/gpu.py", "benchmarks/_gpu_parts.py")]
+    assert run([sys.executable, "-c", "\n".join(lines)], 400) == (0, "")
 
 
 # The processes they start
@@ -88,7 +109,7 @@ def test_every_file_records_where_nothing_is_installed(
     for name in ("test_gpu_link", "test_streams_gpu"):
         monkeypatch.setattr(files[name], "RECORDING_S", 1000.0)  # this machine may be busy
     names = ("naive", "torch-fsdp2")
-    monkeypatch.setattr(files["test_gpu_link"], "StrategyName", names)
+    monkeypatch.setattr(files["test_gpu_link"], "ALONE", names)
     every = files["test_gpu_link"].recorded(tmp_path / "made", *TINY)
     for name in names:
         manifest, events = files["test_gpu_link"].read(every / name)

@@ -1,7 +1,8 @@
 """The rules of docs/exposed.md in plain Python, ns by ns between any two events: what `overlaplab.exposed` must say.
 
-It takes from the run what a trace holds: each rank's busy times and steps, its collectives with their matches, what each
-is for, and how much a pipeline's schedule leaves idle. Which collective a moment belongs to and why it was exposed is decided here, by the page's words alone.
+It takes from the run what a trace holds: each rank's busy times and steps, its collectives with their matches, what
+each is for, and how much a pipeline's schedule leaves idle. Which collective a moment belongs to and why it was exposed
+is decided here, by the page's words alone.
 """
 
 from __future__ import annotations

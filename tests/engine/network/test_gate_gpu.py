@@ -2,20 +2,22 @@
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from devices.gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.network.host_clock import HostClock
 from torch.profiler import ProfilerActivity, profile
 
-pytestmark = pytest.mark.gpu
+pytestmark = GPU_TESTS
 
 GPU = torch.device("cuda", 0)
 HOUR_NS = 3_600_000_000_000
+RECORDING_S = 80.0
+"""How long a recording may take."""
 
 
 @pytest.fixture
@@ -55,14 +57,14 @@ def test_a_stream_that_waits_goes_on_when_the_clock_is_closed(clock: HostClock) 
     assert stream.query()
 
 
+@limit(RECORDING_S + 60)
 def test_a_recording(tmp_path: Path) -> None:
     options = [
         *("--strategy", "bucketed", "--device", "cuda", "--nproc", "1", "--link", "400Gbps,10us,8"),
         *("--link-wait", "host", "--width", "256", "--heads", "4", "--seq", "64", "--warmup", "3", "--steps", "2"),
     ]
-    subprocess.run(
-        [sys.executable, "-m", "overlaplab_engine", *options, "--out", str(tmp_path / "run")], check=True, timeout=200
-    )
+    code, said = run([sys.executable, "-m", "overlaplab_engine", *options, "--out", str(tmp_path / "run")], RECORDING_S)
+    assert code == 0, said
     told = json.loads((tmp_path / "run" / "run.json").read_text())
     assert told["link_wait"] == "host"
     assert len(told["collectives"]["seq"]) > 0
