@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -120,7 +121,9 @@ class TraceFile:
         recorded = self._ended - self._warmup
         with torch.cuda.device(self._gpu) if self._gpu else nullcontext():
             if recorded == -1:
-                self._profiler.prepare_trace()
+                with warnings.catch_warnings():  # before torch 2.13 of every first cycle, though there is no other
+                    warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+                    self._profiler.prepare_trace()
                 self._prepared = True
             elif recorded == 0:
                 if self._gpu:

@@ -29,16 +29,13 @@ from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategy_names import StrategyName
 from ranks.engine_ranks import Scenarios, run_ranks
-from ranks.engine_trials import BATCHES, SHAPE, Branches, Trapped, compare64, expect_failure
+from ranks.engine_trials import BATCHES, FSDP2_GOES_ON, SHAPE, Branches, Trapped, compare64, expect_failure
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 scenario = Scenarios()
-
-GOES_ON = hasattr(FSDPModule, "reset_iter_state")
-"""Whether FSDP2 can, after an exception: new in torch 2.13."""
 
 
 def transformer(layers: int = 2, dtype: torch.dtype = torch.float64, **more: Any) -> Transformer:
@@ -235,7 +232,7 @@ def mutant_gradients_of_one_unit_stay(comm: Communicator) -> None:
 
 @scenario(True, False)
 def exception_in_backward(comm: Communicator, send: bool) -> None:
-    if not GOES_ON:
+    if not FSDP2_GOES_ON:
         return
     trial = branches_trial(comm, "abcd", Trapped(), accumulate=2, send_all=send)
     for step in range(4):
@@ -253,7 +250,7 @@ def exception_in_backward(comm: Communicator, send: bool) -> None:
 
 @scenario()
 def exception_in_forward(comm: Communicator) -> None:
-    if not GOES_ON:
+    if not FSDP2_GOES_ON:
         return
     trial = Trial(comm, transformer(3))
 

@@ -19,6 +19,7 @@ from overlaplab_engine.strategy_names import StrategyName
 from ranks.engine_ranks import Scenarios
 from ranks.engine_trials import (
     BATCHES,
+    FSDP2_GOES_ON,
     OURS,
     PARTITIONED,
     REPLICATED,
@@ -139,7 +140,7 @@ class Model(nn.Module):
         return {"found": found, "norms": norms, "loss": found.hidden.square().mean() + sum(norms)}
 
 
-@scenario(*ALL)
+@scenario(*(ALL if FSDP2_GOES_ON else STRATEGIES))
 def keywords_and_containers(comm: Communicator, name: StrategyName) -> None:
     def loss(model: Callable[..., Any], step: int, rank: int) -> torch.Tensor:
         output = model(batch={"x": inputs(step, rank)}, scale=0.5)

@@ -19,6 +19,7 @@ from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategy_names import StrategyName
 from strategies import ALONE
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 REPLICATED = (StrategyName.NAIVE, StrategyName.PER_PARAM, StrategyName.BUCKETED)
 PARTITIONED = (StrategyName.ZERO1, StrategyName.ZERO2)
@@ -33,6 +34,8 @@ COLLECTIVE = tuple(name for name in ALONE if name is not StrategyName.TORCH_FSDP
 STRATEGIES = (*COLLECTIVE, StrategyName.PARAMETER_SERVER)  # torch-fsdp2 has a file of its own
 ANY_ORDER = (*REPLICATED, *PARTITIONED, StrategyName.PARAMETER_SERVER, StrategyName.TORCH_DDP)
 """Those for which the ranks may use different parts of the model, in different orders."""
+FSDP2_GOES_ON = hasattr(FSDPModule, "reset_iter_state")
+"""Whether FSDP2 can, after an exception, and finds tensors in dataclasses: new in torch 2.13."""
 SMALL_CAP_MB = 0.004  # several buckets for these small models
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "seq": 8, "vocab": 32}
 BATCHES = Batches(seed=7, vocab=32, seq=8, batch=2)
