@@ -378,6 +378,13 @@ class TimelineView {
     }, delay);
   }
 
+  // Another page was asked for. What is told now would reach the server behind that, which would run this page's
+  // part after the other page, and so clear it.
+  hush() {
+    clearTimeout(this.telling);
+    clearTimeout(this.missing);
+  }
+
   window() {
     const start = Math.round(this.from);
     return [start, Math.max(Math.round(this.to), start + 1)];
@@ -387,8 +394,7 @@ class TimelineView {
     this.ended.abort();
     this.resized.disconnect();
     cancelAnimationFrame(this.frame);
-    clearTimeout(this.telling);
-    clearTimeout(this.missing);
+    this.hush();
     clearTimeout(this.typing);
     RUNS.views.delete(this);
   }
@@ -908,6 +914,8 @@ class TimelineView {
     press("fit", () => this.fit());
     press("next", () => this.jump(1));
     press("previous", () => this.jump(-1));
+    on(document, "click", (event) => leads(event.target) && this.hush(), { capture: true });
+    on(globalThis, "popstate", () => this.hush());
     this.resized = new ResizeObserver(() => this.root.clientWidth !== this.width && this.resize());
     this.resized.observe(this.root);
     on(globalThis, "resize", () => this.resize());
@@ -1200,6 +1208,12 @@ function fitCanvas(canvas, width, height, ratio) {
 }
 
 // The places of the events whose code was found, by their start.
+// Whether a click there opens another page.
+function leads(element) {
+  const link = element.closest?.("a[href]");
+  return link != null && new URL(link.href).pathname !== location.pathname;
+}
+
 function hitsOf(run, lanes, found) {
   let count = 0;
   const places = new Uint32Array(run.count);

@@ -584,6 +584,44 @@ def test_reruns_do_not_send_the_events_again(browser: Browser, served_at: str) -
         assert told(page, "events") == str(MANY + 3)
 
 
+HOLD = """
+const held = [];
+const holding = (take) => (event) => (globalThis.hold ? held.push(() => take(event)) : take(event));
+globalThis.release = async () => {
+  for (; held.length; held.shift()()) await new Promise((done) => setTimeout(done, 20));
+  globalThis.hold = false;
+};
+globalThis.WebSocket = class extends WebSocket {
+  set onmessage(take) { super.onmessage = take && holding(take); }
+  addEventListener(kind, take, ...more) {
+    super.addEventListener(kind, kind === "message" ? holding(take) : take, ...more);
+  }
+};
+"""
+LEAVE = """(find) => {
+  eval(find).dispatchEvent(new KeyboardEvent("keydown", { key: "w", bubbles: true }));
+  setTimeout(() => {
+    hold = true;
+    document.querySelector('[class*=st-key-pages] a[href="collectives"]').click();
+  }, 370);
+}"""
+"""Zooms, and opens another page just before the 400 ms are over after which the timeline tells of it."""
+"""Until `release()`, what the server says after `hold = true` does not reach the page, as on a slow network."""
+
+
+def test_a_page_that_is_opened_right_after_a_move_stays(browser: Browser, served_at: str) -> None:
+    """The timeline tells of a move once it has rested: not any more when another page has been asked for."""
+    with watched(browser, fresh=True) as page:
+        page.add_init_script(HOLD)
+        open_timeline(page, served_at, "gpu")
+        page.evaluate(LEAVE, FIND)
+        page.wait_for_timeout(2000)
+        page.evaluate("release()")
+        expect(page.locator("h1")).to_have_text("Collectives")
+        settle(page)
+        expect(page.locator("h1")).to_have_text("Collectives")
+
+
 def test_many_ranks_scroll(page: Page, served_at: str) -> None:
     page.set_viewport_size({"width": 1280, "height": 700})
     open_timeline(page, served_at, "tall")
