@@ -72,6 +72,7 @@ def blocked_ns() -> int:
 
 class _Waited(threading.local):
     ns = 0
+    depth = 0
 
 
 _waited = _Waited()
@@ -79,12 +80,18 @@ _waited = _Waited()
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Within it this thread waits for communication, or for whatever else a sleeping device does not make up for."""
+    """Within it this thread waits for communication, or for whatever else a sleeping device does not make up for.
+
+    Within another it counts once.
+    """
     since_ns = time.perf_counter_ns()
+    _waited.depth += 1
     try:
         yield
     finally:
-        _waited.ns += time.perf_counter_ns() - since_ns
+        _waited.depth -= 1
+        if _waited.depth == 0:
+            _waited.ns += time.perf_counter_ns() - since_ns
 
 
 def waited_ns() -> int:
