@@ -5,8 +5,9 @@ A collective needs a core too: the link's thread and gloo's, which add, copy and
 on all cores, computation waits meanwhile, some 0.7 ms for each collective. What a collective uses of the cores is
 measured on the idle machine, before the first step (run.json: `calibration`), by its kind and size. In the steps it
 displaces more than that, or less where cores are free: the recorded steps tell how long the computing threads waited
-for a core in their units' passes (`processor_counts`), and that is divided by how long they would have waited, had
-every collective displaced exactly what it uses.
+for a core in their units' passes (`processor_counts`), and that is divided by how long they would have waited there,
+had every collective displaced exactly what it uses. Where hardly any collective is carried during the passes, as in
+`naive`, the steps do not tell, and it is taken to be what it uses.
 
 [Note: meanwhile]
 While the link is busy with a collective, computation advances more slowly, by the part of T that the collective
@@ -24,7 +25,7 @@ from overlaplab.costs import fit_line
 from overlaplab.events import Run, step_windows
 from overlaplab.events.preempted import processor_counts
 from overlaplab.manifest import Manifest
-from overlaplab.simulate.player import Launch, Move, Program, Wait, Work
+from overlaplab.simulate.player import Launch, Mark, Move, Program, Wait, Work
 
 __all__ = ["Displaced", "displaced_over_used", "used_by", "with_displaced", "without_displaced"]
 
@@ -34,6 +35,8 @@ _MOST = 0.9
 """Of the time: computation goes on, however much is displaced."""
 _MOST_TIMES = 3
 """What computation waits for a core beyond that is for something else."""
+_HARDLY = 0.01
+"""Of the passes: so little tells nothing."""
 
 
 def used_by(manifest: Manifest | None) -> Displaced:
@@ -58,17 +61,29 @@ def used_by(manifest: Manifest | None) -> Displaced:
 
 def displaced_over_used(run: Run, programs: Sequence[Program]) -> float:
     """Of recorded programs whose collectives displace what they use: how many times more they displaced."""
-    used_ns = sum(_worked(program) - _worked(without_displaced(program)) for program in programs)
+    if not any(isinstance(move, Launch) and move.displaced_ns for program in programs for move in program):
+        return 0.0
+    took_ns = sum(map(_in_passes, programs))
+    used_ns = took_ns - sum(_in_passes(without_displaced(program)) for program in programs)
+    if used_ns <= _HARDLY * took_ns:
+        return 1.0
     delayed_ns = 0
     for trace in run.traces:
         windows, counts = step_windows(trace), processor_counts(trace)
         inside = (windows[0].start_ns <= counts["start_ns"]) & (counts["end_ns"] <= windows[-1].end_ns)
         delayed_ns += int(counts.loc[inside & (counts["phase"] != ""), "delayed_ns"].sum())
-    return min(delayed_ns / used_ns, _MOST_TIMES) if used_ns else 0.0
+    return min(delayed_ns / used_ns, _MOST_TIMES)
 
 
-def _worked(program: Program) -> int:
-    return sum(move.ns for move in program if isinstance(move, Work))
+def _in_passes(program: Program) -> int:
+    """Work of forward and backward passes."""
+    inside, found = False, 0
+    for move in program:
+        if isinstance(move, Mark) and move.word in ("forward", "backward_end", "kept_end"):
+            inside = move.word == "forward"
+        elif isinstance(move, Work) and inside:
+            found += move.ns
+    return found
 
 
 def without_displaced(program: Program) -> Program:

@@ -69,9 +69,22 @@ def test_waits_for_a_core_in_units_passes_tell_how_much_more_it_is(
         for at, delayed, about in counted
     ]
     run = run_of(tmp_path, [step(3, 0, 90), op("mm", 0, 90), *labels])
-    program = [Work(30_000), Launch("a", 40_000, displaced_ns=20_000), Work(20_000), Wait("a"), Work(20_000)]
+    launch, forward, end = Launch("a", 40_000, displaced_ns=20_000), Mark("forward"), Mark("backward_end")
+    program = [forward, Work(30_000), launch, Work(20_000), end, Work(10_000), Wait("a"), Work(20_000)]
     assert displaced_over_used(run, [program]) == times
-    assert displaced_over_used(run, [[Work(90_000)]]) == 0
+    assert displaced_over_used(run, [[forward, Work(90_000), end]]) == 0
+
+
+def test_where_all_is_sent_after_the_passes_it_is_what_was_measured(tmp_path: Path) -> None:
+    """However long the passes waited for a core, since that was for something else."""
+    labels = [
+        event(f"engine::processor ran_ns=0 delayed_ns={delayed}{about}", at, at)
+        for at, delayed, about in [(0, 0, ""), (70, 9_000, " unit=layers.0 phase=backward")]
+    ]
+    run = run_of(tmp_path, [step(3, 0, 90), op("mm", 0, 90), *labels])
+    launch = Launch("a", 40_000, displaced_ns=20_000)
+    naive = [Mark("forward"), Work(70_000), Mark("backward_end"), launch, Work(500), Wait("a"), Work(20_000)]
+    assert displaced_over_used(run, [naive]) == 1
 
 
 @given(
