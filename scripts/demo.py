@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -127,6 +128,8 @@ def _rank(environment: dict[str, str], options: list[str]) -> NoReturn:
     code = 1
     try:
         code = main(options)
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(code)
 

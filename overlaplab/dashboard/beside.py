@@ -11,8 +11,7 @@ import streamlit as st
 
 from overlaplab import findings
 from overlaplab.analyses import same_but_batch, same_but_cap, work_differs
-from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.folder import manifest_told
+from overlaplab.dashboard.data import Opened, manifest_of
 from overlaplab.folders import by_value
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.predictions.device import device_manifest
@@ -60,14 +59,15 @@ def runs_beside(run: str, manifests: Mapping[str, Manifest | None]) -> tuple[lis
 
 
 def caps_beside(opened: Opened) -> pd.DataFrame:
-    """Recordings of the same setting or with other caps, as far as they lie beside this run in the opened folder."""
-    own, root = opened.manifest, st.session_state["folder"]
+    """Recordings of the same setting or with other caps, as far as they lie beside this run in the opened folder, or
+    were uploaded, too.
+    """
+    own = opened.manifest
     if own is None:
         return recorded_caps(device_manifest(opened.run), ())
     folder = PurePath(opened.name).parent
     beside = [other for other in st.session_state["names"] if PurePath(other).parent == folder]
-    found = [own] if root is None else [manifest_told(root, other) for other in beside]
-    return recorded_caps(own, filter(None, found))
+    return recorded_caps(own, filter(None, map(manifest_of, beside)))
 
 
 def _first(names: list[str], run: str) -> list[str]:

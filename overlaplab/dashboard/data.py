@@ -15,12 +15,13 @@ import streamlit as st
 
 import overlaplab
 from overlaplab.dashboard import links
-from overlaplab.dashboard.folder import confined, stamp
+from overlaplab.dashboard.folder import HERE, confined, manifest_told, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
+from overlaplab.manifest import Manifest
 from overlaplab.sections.run_tables import RunTables
 
-__all__ = ["Opened", "close_upload", "open_run", "uploads"]
+__all__ = ["Opened", "close_upload", "manifest_of", "open_run", "uploads"]
 
 T = TypeVar("T")
 
@@ -87,6 +88,14 @@ def open_run(root: Path | None, name: str) -> Opened | OverlaplabError:
         return OverlaplabError(f"cannot be read: {error.strerror}", path=name, remedy="Was it moved or deleted?")
     except (RecursionError, MemoryError):
         return OverlaplabError("is too deep or too big to read", path=name, remedy="Record fewer steps.")
+
+
+def manifest_of(name: str) -> Manifest | None:
+    """A run's manifest, without its traces, of the opened folder or uploaded; None where none is readable."""
+    if name.startswith(PREFIX):
+        return manifest_told(uploads().folder(name), HERE)
+    root: Path | None = st.session_state["folder"]
+    return None if root is None else manifest_told(root, name)
 
 
 def close_upload(name: str) -> None:

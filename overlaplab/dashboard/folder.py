@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
-
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, is_trace_name
-from overlaplab.manifest import Manifest, traits_of
-from overlaplab.traits import Traits
+from overlaplab.load import load_manifest
+from overlaplab.manifest import Manifest
+from overlaplab.words import shorten
 
-__all__ = ["HERE", "Entry", "confined", "find_runs", "look", "manifest_told", "stamp", "traits_told"]
+__all__ = ["HERE", "Entry", "confined", "find_runs", "look", "manifest_told", "run_word", "stamp"]
 
 HERE = "."
 """The name of the opened folder itself."""
@@ -68,7 +67,7 @@ def look(root: Path) -> tuple[list[Entry], list[str]]:
         if traces or MANIFEST_NAME in files:
             found.append(Entry(name=name, files=len(traces), manifest=MANIFEST_NAME in files))
         if depth < _DEPTH:
-            below = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            below = [entry.name for entry in entries if _is_folder(entry) and not entry.name.startswith(".")]
             queue += [(inner if name == HERE else f"{name}/{inner}", depth + 1) for inner in below]
     return sorted(found, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused)
 
@@ -96,20 +95,18 @@ def manifest_told(root: Path, name: str) -> Manifest | None:
             return None
         status = file.stat()
         return _manifest(file, status.st_mtime_ns, status.st_size)
-    except (OSError, OverlaplabError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (OSError, OverlaplabError):
         return None
 
 
 @lru_cache(maxsize=256)
-def _manifest(file: Path, mtime_ns: int, size: int) -> Manifest:
-    raw = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
-    return msgspec.convert({**raw, "raw": raw}, type=Manifest)
+def _manifest(file: Path, mtime_ns: int, size: int) -> Manifest | None:
+    return load_manifest(str(file.parent))
 
 
-def traits_told(root: Path, name: str) -> Traits | None:
-    """What a run's strategy does, from its manifest and without its traces; None where nothing readable tells."""
-    manifest = manifest_told(root, name)
-    return traits_of(manifest) if manifest is not None else None
+def run_word(name: str, most: int = 60) -> str:
+    """What a run of the opened folder, or an uploaded one, is called on screens."""
+    return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), most)
 
 
 def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
@@ -129,6 +126,14 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
             status = entry.stat()
             files.append((entry.name, status.st_mtime_ns, status.st_size))
     return tuple(sorted(files))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it can be told to be one: a link may lead nowhere but to itself, or where nobody may look."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

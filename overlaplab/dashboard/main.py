@@ -15,13 +15,12 @@ from streamlit import net_util
 from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import HERE, Entry, find_runs, look
+from overlaplab.dashboard.folder import Entry, find_runs, look, run_word
 from overlaplab.dashboard.heap import rest_modules
 from overlaplab.dashboard.navigation import WITHOUT_RUN, all_pages, list_pages
 from overlaplab.dashboard.pickers import pick_communication
 from overlaplab.dashboard.upload_form import close_button, upload_form
 from overlaplab.dashboard.widgets import dark, opened_folder
-from overlaplab.words import shorten
 
 __all__ = ["main"]
 
@@ -137,7 +136,7 @@ def _pick_run(needed: bool) -> bool:
         upload_form()
     links.start(links.RUN, "run_picker", links.kept(links.RUN), names[0], names)
     with place:
-        chosen = st.selectbox("Run", names, format_func=_run_word, key="run_picker", on_change=links.control_used)
+        chosen = st.selectbox("Run", names, format_func=run_word, key="run_picker", on_change=links.control_used)
         if refused is not None:
             st.text(refused)
         close_button(chosen)
@@ -145,10 +144,6 @@ def _pick_run(needed: bool) -> bool:
     pick_communication()
     st.session_state["folder"], st.session_state["run"], st.session_state["names"] = folder, chosen, names
     return True
-
-
-def _run_word(name: str) -> str:
-    return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), 60)
 
 
 def _watch_s() -> float | None:

@@ -78,7 +78,7 @@ def dark() -> bool:
 def run_or_stop() -> Opened:
     """The chosen run; where it cannot be read, its one-line error and the end of the page."""
     root, name = st.session_state.get("folder"), st.session_state.get("run")
-    if root is None or name is None:
+    if name is None:
         st.stop()
     found = open_run(root, name)
     if isinstance(found, OverlaplabError):

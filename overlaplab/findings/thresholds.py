@@ -77,6 +77,9 @@ MOST_KERNELS = 3
 MUCH_DELAY = 0.20
 """Of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows better."""
 
+SHORT_STEP_NS = 250_000_000
+"""In a shorter step the machine's ticks of 10 ms tell little: what used the cores is told over all steps."""
+
 PIPELINE_PART = 0.01
 """Of the stages' time: a part of a pipeline's bubble that is smaller is not named."""
 UNEVEN_STAGES = 0.02

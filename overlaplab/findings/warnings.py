@@ -24,7 +24,7 @@ from overlaplab.evidence.clocks import clocks
 from overlaplab.evidence.pairing import DOUBTFUL_NS
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed
-from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS, MUCH_DELAY
+from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
 from overlaplab.manifest import MachineStep
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, ms, percent, sentence, shorten, to_ms, unit_name
@@ -207,17 +207,22 @@ def _machine_steps(run: Run, counts: pd.DataFrame) -> pd.DataFrame:
     if told is None:
         steps = counts.groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
         return steps.assign(own=np.nan, foreign=np.nan, busy=steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"])
-    rows = [(row.rank, row.step, row.took_ns, row.delayed_ns or 0, *_shares(row)) for row in told]
+    rows = [(row.rank, row.step, row.took_ns, row.delayed_ns or 0, *_shares(row, told)) for row in told]
     steps = pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "own", "foreign"])
     return steps.assign(busy=[row.busy for row in told])
 
 
-def _shares(row: MachineStep) -> tuple[float, float]:
-    """Of the cores' time, what the machine's ranks used and what other processes did."""
-    if row.busy_ns is None or row.foreign_ns is None:
+def _shares(row: MachineStep, told: Sequence[MachineStep]) -> tuple[float, float]:
+    """Of the cores' time, what the machine's ranks used and what other processes did; of a short step, in which ticks
+    of 10 ms tell little, over all of the rank's (docs/design.md, "Machine busy").
+    """
+    over = [row] if row.took_ns >= SHORT_STEP_NS else [one for one in told if one.rank == row.rank]
+    counted = [(one.busy_ns, one.foreign_ns) for one in over if one.busy_ns is not None and one.foreign_ns is not None]
+    if len(counted) < len(over):
         return np.nan, np.nan
-    whole_ns = max(row.cores * row.took_ns, 1)
-    return max(row.busy_ns - row.foreign_ns, 0) / whole_ns, row.foreign_ns / whole_ns
+    whole_ns = max(sum(one.cores * one.took_ns for one in over), 1)
+    foreign_ns = sum(foreign for _, foreign in counted)
+    return max(sum(busy for busy, _ in counted) - foreign_ns, 0) / whole_ns, foreign_ns / whole_ns
 
 
 def _clock_warnings(run: Run) -> tuple[str, ...]:

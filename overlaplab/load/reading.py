@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -116,19 +116,13 @@ def _each(
     with _workers(files) if executor is None else nullcontext(executor) as workers:
         if workers is not None:
             try:
-                for place, sent in _by_workers(workers, files, work, optional):
+                for place, sent in _by_workers(workers, files, work, optional, own=executor is None):
+                    with _blaming(files[place], own=executor is None):
+                        one = sent if isinstance(sent, NotATraceError) else received(place, sent)
                     left.remove(place)
-                    yield place, sent if isinstance(sent, NotATraceError) else received(place, sent)
-            except OverlaplabError:
-                raise
-            except Exception as error:
-                if executor is not None:  # whose errors may be of any type
-                    raise OverlaplabError(
-                        f"the executor did not read it ({type(error).__name__}: {error})", path=files[left[0]].path
-                    ) from error
-                if not isinstance(error, BrokenExecutor):
-                    raise
-                # The workers were probably killed for lack of memory: one file at a time needs less.
+                    yield place, one
+            except BrokenExecutor:
+                pass  # the workers were probably killed for lack of memory: one file at a time needs less
     for place in left:
         yield place, _or_none(partial(here, files[place]), files[place], optional)
 
@@ -143,14 +137,39 @@ def _or_none(work: Callable[[], Found], file: Located, optional: Container[str])
         return error
 
 
+@contextmanager
+def _blaming(file: Located, *, own: bool) -> Iterator[None]:
+    """Errors of an executor that is not our own may be of any type: they are this file's."""
+    try:
+        yield
+    except OverlaplabError:
+        raise
+    except Exception as error:
+        if own:
+            raise
+        raise OverlaplabError(
+            f"the executor did not read it ({type(error).__name__}: {error})", path=file.path
+        ) from error
+
+
 def _by_workers(
-    workers: Executor, files: Sequence[Located], work: Callable[[Located], Sent], optional: Container[str]
+    workers: Executor,
+    files: Sequence[Located],
+    work: Callable[[Located], Sent],
+    optional: Container[str],
+    *,
+    own: bool,
 ) -> Iterator[tuple[int, Sent | NotATraceError]]:
-    asked: dict[Future[Sent], int] = {workers.submit(work, file): place for place, file in enumerate(files)}
+    asked: dict[Future[Sent], int] = {}
+    for place, file in enumerate(files):
+        with _blaming(file, own=own):
+            asked[workers.submit(work, file)] = place
     try:
         for done in as_completed(list(asked)):
             place = asked.pop(done)
-            yield place, _or_none(done.result, files[place], optional)
+            with _blaming(files[place], own=own):
+                found = _or_none(done.result, files[place], optional)
+            yield place, found
     finally:
         for future in asked:
             future.cancel()

@@ -24,7 +24,7 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
     found = device_what_if.answer(run, setting)
     sure = device_what_if.sure(run, found, recorded)
     step_ns, measured_ns = round(found.mean_ns), round(fmean(measured_steps(run)))
-    doubt_ns = gain_half_ns(found.mean_ns, sure)
+    doubt_ns = gain_half_ns(measured_ns, sure)
     if device_what_if.option(run) == "prefetch":
         table = device_what_if.by_depth(run, setting)
         draw = partial(

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from overlaplab.dashboard.data import open_run
-from overlaplab.dashboard.folder import confined, find_runs, look, stamp, traits_told
+from overlaplab.dashboard.folder import confined, find_runs, look, manifest_told, stamp
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import links_refused
+from overlaplab.manifest import traits_of
 from overlaplab.traits import TRAITS, Traits
 
 
@@ -93,6 +94,11 @@ def test_a_link_to_itself_ends(opened: Path) -> None:
     assert look(opened)[1] == []
 
 
+def test_a_link_to_nothing_but_itself_is_no_folder(opened: Path) -> None:
+    (opened / "self").symlink_to("self")
+    assert [entry.name for entry in find_runs(opened)] == ["run"]
+
+
 def test_a_linked_trace_outside_is_refused(opened: Path) -> None:
     (opened / "run" / "rank1.json").symlink_to(opened.parent / "outside" / "rank0.json")
     with pytest.raises(OverlaplabError, match=r"rank1\.json: a link leads out"):
@@ -119,22 +125,23 @@ def test_traits_are_read_from_the_manifest_alone(tmp_path: Path) -> None:
     def told(name: str, text: str) -> Traits | None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(text)
-        return traits_told(tmp_path, name)
+        return traits_of(manifest_told(tmp_path, name))
 
     assert told("good", '{"format_version": 1, "world_size": 2, "strategy": "zero3", "units": []}') == TRAITS["zero3"]
     mine = '{"format_version": 1, "world_size": 2, "strategy": "mine", "traits": {"gathers": "units"}}'
     assert told("mine", mine) == Traits(gathers="units")
     assert told("none", '{"format_version": 1, "world_size": 2, "strategy": "mine"}') is None
     assert told("other", '{"format_version": 1, "world_size": 2, "strategy": 3}') is None
+    assert told("newer", '{"format_version": 99, "world_size": 2, "strategy": "zero3"}') is None
     assert told("half", '{"strategy": "zer') is None
-    assert traits_told(tmp_path, "nowhere") is None
-    assert traits_told(tmp_path, "../good") is None
+    assert manifest_told(tmp_path, "nowhere") is None
+    assert manifest_told(tmp_path, "../good") is None
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "run.json").symlink_to(tmp_path / "good" / "run.json")
-    assert traits_told(tmp_path, "linked") is None
+    assert manifest_told(tmp_path, "linked") is None
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "run.json")
-    assert traits_told(tmp_path, "pipe") is None
+    assert manifest_told(tmp_path, "pipe") is None
 
 
 def test_refused_links_are_named(opened: Path) -> None:

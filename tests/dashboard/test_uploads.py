@@ -18,6 +18,7 @@ from made.traces import run_of
 from streamlit.testing.v1 import AppTest
 
 from overlaplab.dashboard import uploads as rules
+from overlaplab.dashboard import widgets
 from overlaplab.dashboard.leaving import wait_until_left
 from overlaplab.dashboard.uploads import Uploads
 from overlaplab.errors import OverlaplabError
@@ -226,6 +227,22 @@ def test_traces_can_be_brought_where_there_is_no_folder(opened: Open, tmp_path: 
         app = send(opened(folder), *parts(tmp_path / "mine"))
         assert app.selectbox(key="run_picker").options == ["uploaded 1"]
         assert app.title[0].value == "Summary"
+
+
+def test_without_a_folder_uploads_are_runs_like_others(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare begins with those that did the same work, by their own manifests."""
+    monkeypatch.setattr(widgets, "_SAMPLES", tmp_path / "no samples")
+    app = send(opened(None), *parts(tmp_path / "mine"))
+    app = send(app, *parts(tmp_path / "again"))
+    assert any("bucket_cap_mb 3" in text.value for text in app.text)
+    app.switch_page("views/zero3.py").run()
+    assert not app.exception
+    app.switch_page("views/compare.py").run()
+    assert not app.exception
+    assert app.multiselect(key="compared").value == ["/uploaded 1", "/uploaded 2"]
+    assert app.multiselect(key="compared").options == ["uploaded 1", "uploaded 2"]
 
 
 def test_a_link_to_another_sessions_upload_gives_the_default(opened: Open, runs: Path, tmp_path: Path) -> None:

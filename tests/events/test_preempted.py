@@ -117,6 +117,12 @@ def test_where_the_recorder_told_the_ranks_from_others_its_verdict_counts(tmp_pa
     )
     own = run_of(tmp_path / "own", busy_rank(), manifest=machine(busy=True, foreign_ns=0))
     assert "while the ranks used 90\u00a0% of the cores and other processes 0\u00a0%; that" in run_warnings(own)[0]
+    short = machine(busy=True, foreign_ns=20_000_000)  # two ticks in 100 us
+    short["machine"][0] |= {"busy_ns": 30_000_000}
+    short["machine"] += [short["machine"][1] | {"step": 5, "took_ns": 99_900_000, "busy_ns": 120_000_000}]
+    short["machine"][1] |= {"busy_ns": 0, "foreign_ns": 0}
+    said = run_warnings(run_of(tmp_path / "short", busy_rank(), manifest=short))[0]
+    assert "while the ranks used 55\u00a0% of the cores and other processes 20\u00a0%; that" in said
     assert str(note(busy.manifest)).endswith("machine busy in step 3")
     uncounted = run_of(tmp_path / "uncounted", [op("mm", 0, 9)], manifest=machine(busy=True, foreign_ns=None))
     assert run_warnings(uncounted) == (

@@ -75,6 +75,22 @@ def test_an_executor_that_loses_its_workers_is_one_line() -> None:
         load_run(SAMPLES / "naive", executor=Broken(), cache=False)
 
 
+class Exhausted(ThreadPoolExecutor):
+    """Its workers have no memory left after the first file; the first file's is done last."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if str(args[1].path).endswith("rank1.pt.trace.json.gz"):
+            future.set_exception(MemoryError("no memory"))
+        return future
+
+
+def test_an_executors_error_names_the_file_that_it_failed_on(tmp_path: Path) -> None:
+    run_of(tmp_path, [op("mm", 0, 1)], [op("mm", 0, 1)])
+    with Exhausted(1) as executor, pytest.raises(OverlaplabError, match=r"rank1\..*MemoryError: no memory"):
+        load_run(tmp_path, executor=executor, cache=False)
+
+
 def test_small_runs_start_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "loky", None)  # an import would raise
     run_of(tmp_path, [op("mm", 0, 1)], [op("mm", 0, 1)])

@@ -12,8 +12,8 @@ from overlaplab import findings
 from overlaplab.analyses import is_sweep, largest_batches, rows_of, sweep_links
 from overlaplab.dashboard import links
 from overlaplab.dashboard.beside import runs_beside
-from overlaplab.dashboard.data import Opened, open_run
-from overlaplab.dashboard.folder import HERE, manifest_told, stamp
+from overlaplab.dashboard.data import Opened, manifest_of, open_run
+from overlaplab.dashboard.folder import run_word, stamp
 from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import (
     error_line,
@@ -29,7 +29,6 @@ from overlaplab.events import Run
 from overlaplab.folders import by_value
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
-from overlaplab.words import shorten
 
 
 def page() -> None:
@@ -55,8 +54,7 @@ def _choose(names: list[str]) -> list[str]:
     What the reader chooses, or a link says, stays until a run that is not among it is chosen on the left.
     """
     run: str = st.session_state["run"]
-    root = st.session_state["folder"]
-    own, why = runs_beside(run, {name: None if root is None else manifest_told(root, name) for name in names})
+    own, why = runs_beside(run, {name: manifest_of(name) for name in names})
     told = [name for name in (links.kept(links.RUNS) or "").split(",") if name]
     before, begun_with = st.session_state.get("compared_of", (run, own))
     now: list[str] = st.session_state.get("compared", told or begun_with)
@@ -72,7 +70,7 @@ def _choose(names: list[str]) -> list[str]:
     found = st.multiselect(
         "Runs",
         sorted(names, key=by_value),
-        format_func=lambda name: "(this folder)" if name == HERE else shorten(name, 60),
+        format_func=run_word,
         key="compared",
         on_change=links.control_used,
         help="At first the run on the left and those that did the same work: model, input, ranks, machine, link.",

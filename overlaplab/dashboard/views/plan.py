@@ -15,13 +15,12 @@ from overlaplab.costs.training import Training
 from overlaplab.costs.transformer import Attention
 from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened, open_run
-from overlaplab.dashboard.folder import HERE
+from overlaplab.dashboard.folder import run_word
 from overlaplab.dashboard.widgets import error_line, lead, page_head, show_blocks, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
 from overlaplab.sections.plan import plan_section, planned_training, recorded_of
 from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.simulate.predictions.what_if import told
-from overlaplab.words import shorten
 
 _MEMORY = {"24 GB": 24, "40 GB": 40, "80 GB": 80, "141 GB": 141, "192 GB": 192}  # of usual GPUs, in decimal GB
 _WIDTH = 175
@@ -106,7 +105,7 @@ def _predict(
 def _word(name: str | None) -> str:
     if name is None:
         return "none"
-    return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), 60)
+    return run_word(name)
 
 
 def _tokens() -> int | None:

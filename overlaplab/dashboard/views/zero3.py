@@ -12,8 +12,8 @@ from overlaplab import charts, findings
 from overlaplab.analyses import gathered_bytes, rows_of, schedule_steps
 from overlaplab.charts.sharding.gather_waits import CELL
 from overlaplab.dashboard import links
-from overlaplab.dashboard.data import Opened, open_run
-from overlaplab.dashboard.folder import HERE, traits_told
+from overlaplab.dashboard.data import Opened, manifest_of, open_run
+from overlaplab.dashboard.folder import run_word
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
     error_line,
@@ -28,11 +28,10 @@ from overlaplab.dashboard.widgets import (
     what_to_do,
 )
 from overlaplab.errors import OverlaplabError
-from overlaplab.manifest import Manifest
+from overlaplab.manifest import Manifest, traits_of
 from overlaplab.sections import run_tables
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import gathers_limit, gathers_section, strips
-from overlaplab.words import shorten
 
 _HALF = 70  # characters of a subtitle's line in one of two columns
 
@@ -91,11 +90,11 @@ def _pick_other(opened: Opened) -> Opened | None:
     """The run to show beside this one: runs whose manifests say that they gather are offered first."""
     root = st.session_state["folder"]
     names = [name for name in st.session_state["names"] if name != opened.name]
-    gathering = [name for name in names if (traits := traits_told(root, name)) and traits.gathers == "units"]
+    gathering = [name for name in names if (traits := traits_of(manifest_of(name))) and traits.gathers == "units"]
     name = st.sidebar.selectbox(
         "Compare with",
         [None, *gathering, *(name for name in names if name not in gathering)],
-        format_func=lambda name: "nothing" if name is None else "(this folder)" if name == HERE else shorten(name, 60),
+        format_func=lambda name: "nothing" if name is None else run_word(name),
         key="against",
     )
     if name is None:
@@ -170,7 +169,7 @@ def _setting(manifest: Manifest) -> tuple[object, ...] | None:
 
 
 def _named(opened: Opened) -> str:
-    return "(this folder)" if opened.name == HERE else shorten(opened.name, 40)
+    return run_word(opened.name, 40)
 
 
 page()

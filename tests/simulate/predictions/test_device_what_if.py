@@ -9,10 +9,13 @@ from made.fsdp import fsdp
 from made.traces import run_of
 
 from overlaplab import Run
+from overlaplab.sections.what_if_device import device_parts
 from overlaplab.simulate.predictions import device_what_if
+from overlaplab.simulate.predictions.error import gain_half_ns
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.words import ms
 
 MIB = 1 << 20
 NONE_RECORDED = pd.DataFrame({"bucket_cap_mb": [], "step_ns": []}, dtype="float64")
@@ -56,6 +59,16 @@ def test_curves(ddp: Run, fsdp2: Run) -> None:
     depths = device_what_if.by_depth(fsdp2, Setting())
     assert depths["prefetch"].tolist() == [1, 2, 3, 4]
     assert depths["step_ns"].iloc[0] < predict(fsdp2, Setting()).step_ns
+
+
+def test_a_gain_is_as_certain_as_predict_says(ddp: Run) -> None:
+    """By the recorded step, not by the predicted one."""
+    setting = Setting(bucket_cap_mb=64.0)
+    expected = predict(ddp, setting)
+    parts = device_parts(ddp, setting, NONE_RECORDED, None)
+    half_ns = gain_half_ns(expected.recorded_step_ns, expected.interval)
+    assert half_ns != gain_half_ns(expected.step_ns, expected.interval)
+    assert any(f"lies within ± {ms(half_ns)}" in note for note in parts.notes), parts.notes
 
 
 def test_a_setting_is_played_once(ddp: Run) -> None:
