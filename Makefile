@@ -11,7 +11,7 @@ SERVE ?= 1
 
 help:
 	@echo "make demo    record sample runs on this machine, summarise them, open the dashboard (SERVE=0: do not)"
-	@echo "make test    run every test, browser tests included"
+	@echo "make test    run the tests, browser tests included, but those that are slow or need a GPU"
 	@echo "make check   formatting, lint, types, import contracts"
 	@echo "make format  format the code"
 	@echo "make docs    build the documentation's site into site/, without a network"

@@ -103,7 +103,7 @@ _ANYWHERE = (
     # Why communication was exposed
     Column("cause", "text", "cause", "Why communication was exposed; a percentage is of the exposed time beside it."),
     Column("concerned", "text", "in", "The collectives whose exposed time has this cause."),
-    Column("remedy", "text", "what helps", "What of this run can be changed against it."),
+    Column("remedy", "text", "what helps", "What can be changed in this run to reduce it."),
     Column("collective", "count", "collective's number", "The collective's place in the table of collectives."),
     Column("what", "text", "moves", "The bucket, the unit or the parameter that the collective moves."),
     Column("moved", "text", "collective", "The kind of collective, and what it moves."),
@@ -250,7 +250,7 @@ _ANYWHERE = (
     Column("offset_ns", "ns", "clock ahead", "How much its clock is ahead of the first rank's."),
     Column("iqr_ns", "ns", "IQR", "The interquartile range of the offsets that were measured."),
     Column("applied", "flag", "corrected", "Whether its times were corrected by the offset."),
-    Column("error_ns", "ns", "clock error", "Skews up to this size tell nothing."),
+    Column("error_ns", "ns", "clock error", "Skews up to this size are within the clocks' error."),
     # Runs side by side
     Column("path", "text", "path", "The run's folder or file."),
     Column("run", "text", "run", "The run, by the name of its folder."),
@@ -363,7 +363,12 @@ _ANYWHERE = (
     ),
     Column("prefetch", "count", "prefetch", "How many units are gathered ahead of the one in use."),
     Column("bucket_sizes", "text", "buckets' sizes", "The bytes of each bucket, in the order of launches."),
-    Column("caps_mb", "text", "caps", "The caps in MiB that give these buckets; the last one serves on."),
+    Column(
+        "caps_mb",
+        "text",
+        "caps",
+        "The caps in MiB that give these buckets; the last one applies to all further buckets.",
+    ),
     Column("gain_ns", "ns", "gain", "How much shorter a step would be.", short="gain ms"),
     Column("half_ns", "ns", "gain, give or take", "By how much a recorded gain may differ, in 95 of 100 cases.", "±"),
     Column("low_ns", "ns", "gain, at least", "The lower end of the gain's range.", short="from"),
@@ -530,7 +535,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ),
     ("advise",): (
         Column("setting", "text", "setting", "What would be set otherwise."),
-        Column("memory_bytes", "bytes", "more memory", "What each rank would hold more, at most.", short="more MB"),
+        Column("memory_bytes", "bytes", "more memory", "How much more each rank would hold, at most.", short="more MB"),
     ),
     ("pipeline", "pipeline_ranks", "pipeline_steps"): (
         Column("pipeline", "count", "pipeline", "Which of several pipelines side by side, from 0."),

@@ -24,7 +24,7 @@ if [ ! -e "$BASELINE" ]; then
         runs+=("$RESULTS/baseline-$number")
     done
     overlaplab baseline "${runs[@]}" --skip-steps "$SKIP_STEPS" --out "$BASELINE"
-    echo "There was no baseline: keep $BASELINE, and the next run is held against it."
+    echo "There was no baseline: keep $BASELINE, and the next run is compared with it."
     exit 0
 fi
 

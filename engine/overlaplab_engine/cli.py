@@ -163,7 +163,9 @@ def _require_possible(config: Config, ranks: int, cuda: bool) -> None:
     if config.save is None and config.resume is None:
         return
     if alone:
-        raise EngineError("one rank of an emulated group has no numerics to keep: leave --save and --resume out")
+        raise EngineError(
+            "the losses and parameters of one rank of an emulated group are meaningless: leave --save and --resume out"
+        )
     from overlaplab_engine.checkpoint import require_checkpoint, require_place
 
     if config.save is not None:

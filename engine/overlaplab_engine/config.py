@@ -143,7 +143,7 @@ class Config:
     microbatches: Annotated[
         int, Option("pipeline: microbatches per step; with 1 the ranks take turns, as in plain model parallelism.")
     ] = 8
-    bucket_cap_mb: Annotated[float, Option("A bucket closes once it holds so many MiB.")] = 25.0
+    bucket_cap_mb: Annotated[float, Option("A bucket closes once it holds this many MiB.")] = 25.0
     first_bucket_mb: Annotated[float | None, Option("Another cap for the first bucket, in MiB.")] = None
     """None: the same cap."""
     prefetch: Annotated[int, Option("zero3, torch-fsdp2: units gathered ahead; 0: none.")] = 1
@@ -252,7 +252,7 @@ class Config:
     ] = None
     pause_ms: Annotated[
         float | None,
-        Option("With --compute sleep: the host pauses for so many ms in the middle of each backward pass."),
+        Option("With --compute sleep: the host pauses for this many ms in the middle of each backward pass."),
     ] = None
     attempts: Annotated[
         int,

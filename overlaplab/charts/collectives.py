@@ -24,7 +24,7 @@ _KIND, _BUS, _WAIT, _TRANSFER = columns("each_collective", "kind", "bus_gb_per_s
 LEAST_MS = 0.001  # shorter times are drawn here: a logarithmic axis has no zero
 MEASURED, BOUND = "from the transfer", "lower bound, from the duration"
 _SHAPES = {MEASURED: "circle", BOUND: "triangle-up"}
-ALONE, SHARED = "gone if it came with the last but one", "gone only if others came earlier, too"
+ALONE, SHARED = "avoided if it came with the last but one", "avoided only if others came earlier, too"
 _HEIGHT = 320
 _GRID = 40  # cells per decade; collectives in one cell share a point
 
@@ -131,7 +131,7 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     reading = []
     if table["last"].any():
         reading.append(
-            "Counted where a rank came last by more than clocks may differ; late: after the others' median arrival."
+            "Counted where a rank came last by more than the clocks' error; late: after the others' median arrival."
         )
         if len(table) > MOST_RANKS:
             reading.append(f"The {MOST_RANKS} ranks that cost most, of {len(table)}.")

@@ -85,11 +85,11 @@ def compare(
 @grouped
 def baseline_command(
     runs: RunPaths,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.json", help="An older one is replaced.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.json", help="An existing file is replaced.")],
     selection: Selection = EVERYTHING,
     opening: Opening = OPENING,
 ) -> None:
-    """Store the figures of several recordings of one setting: `compare --baseline` holds later runs against them."""
+    """Store the figures of several recordings of one setting: `compare --baseline` compares later runs with them."""
     from overlaplab import analyses
     from overlaplab.report import terminal
     from overlaplab.report.whole_file import refuse_target, whole_file

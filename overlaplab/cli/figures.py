@@ -29,7 +29,7 @@ _COMMANDS = (
     (
         "buckets",
         "runs/bucketed --rank 0 --step 4",
-        "When each bucket's gradients arrived, when its all-reduce ran, and what of it was exposed.",
+        "When each bucket's gradients arrived, when its all-reduce ran, and how much of it was exposed.",
     ),
     (
         "schedule",
@@ -39,7 +39,7 @@ _COMMANDS = (
     (
         "pipeline",
         "runs/pipeline --step 4",
-        "What each stage of a pipeline did with which microbatch, what of the time is bubble, and what to try.",
+        "What each stage of a pipeline did with which microbatch, how much of the time is bubble, and what to try.",
     ),
     (
         "collectives",

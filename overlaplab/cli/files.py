@@ -22,7 +22,7 @@ app = typer.Typer()
 @grouped
 def report(
     runs: RunPaths,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="An older one is replaced.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="An existing file is replaced.")],
     selection: Selection = EVERYTHING,
     opening: Opening = OPENING,
 ) -> None:

@@ -61,7 +61,9 @@ Recording = Annotated[
 ]
 Communication = Annotated[
     str | None,
-    typer.Option(metavar="REGEX", help="Kernels and copies whose names match communicate, too; case is ignored."),
+    typer.Option(
+        metavar="REGEX", help="Kernels and copies whose names match count as communication, too; case is ignored."
+    ),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Read the traces themselves, and keep no tables of them.")]
 

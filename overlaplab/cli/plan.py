@@ -38,7 +38,7 @@ def plan(
     width: Annotated[int | None, typer.Option(help="Features of a token.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads; one per 128 features unless given.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Words. Default: 50257.")] = None,
-    tied: Annotated[bool | None, typer.Option(help="The output projection is the table of words.")] = None,
+    tied: Annotated[bool | None, typer.Option(help="The output projection shares the embedding's weights.")] = None,
     seq: Annotated[str | None, typer.Option(metavar="TOKENS", help="Of a sample; k is 1,024. Default: 2k.")] = None,
     microbatch: Annotated[
         int | None, typer.Option(help="Samples that a GPU computes with at once. Default: 1.")
@@ -55,7 +55,9 @@ def plan(
             help="fp32, bf16, bf16-fp32-gradients (18 bytes per parameter) or bf16-main-grad (20). Default: bf16."
         ),
     ] = None,
-    checkpointing: Annotated[bool | None, typer.Option(help="Layers keep their inputs alone.")] = None,
+    checkpointing: Annotated[
+        bool | None, typer.Option(help="Activation checkpointing: layers keep only their inputs.")
+    ] = None,
     keep_scores: Annotated[bool, typer.Option(help="Attention keeps all scores: no FlashAttention.")] = False,
     dropout: Annotated[bool, typer.Option(help="There is dropout.")] = False,
     from_run: Annotated[

@@ -106,7 +106,7 @@ def slice_command(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="A folder that does not exist yet.")],
     opening: Opening = OPENING,
 ) -> None:
-    """Copy the part of each trace that these steps need to a folder of its own, as traces.
+    """Copy what these steps need of each trace into a new folder, as traces.
 
     Figures of these steps are the same there. Steps are ProfilerStep numbers, as summary shows them, and half-open as
     in Python: 3:5 is 3 and 4, 3: is 3 and all after it. run.json is copied, with a note under "sliced".

@@ -45,7 +45,7 @@ def settings(command: Sequence[str], caps: str | None, given: Sequence[str]) -> 
     found = [setting(dict(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values())]
     named = {_folder_name(one): one for one in found}
     if len(named) < len(found):
-        raise OverlaplabError("two settings would have one folder: their values differ in signs alone")
+        raise OverlaplabError("two settings would share one folder: their values differ only in special characters")
     return named
 
 

@@ -59,7 +59,7 @@ def show_spot(
     the time in which it was `carried`, of the stretch itself if that is not given.
     """
     if pd.isna(start_ns) or pd.isna(end_ns):
-        st.info("When it ran is not known: the trace tells only its launch.")
+        st.info("When it ran is not known: the trace contains only its launch.")
         return
     start, end = int(start_ns), int(end_ns)
     beside = max(int(room * (end - start)), least_ns)

@@ -112,7 +112,7 @@ def _check(files: Sequence[Uploaded]) -> None:
     for name in names:
         if not (is_trace_name(name) or name == MANIFEST_NAME):
             raise OverlaplabError(
-                "is no trace by its name", path=shorten(name), remedy="Traces are named *.json or *.json.gz."
+                "is not named like a trace", path=shorten(name), remedy="Traces are named *.json or *.json.gz."
             )
         if names.count(name) > 1:
             raise OverlaplabError("is there twice", path=shorten(name), remedy="Give each rank's file its own name.")

@@ -82,7 +82,7 @@ def run_or_stop() -> Opened:
         st.stop()
     found = open_run(root, name)
     if isinstance(found, OverlaplabError):
-        st.error("This run cannot be read. Choose another one on the left; they are not affected.")
+        st.error("This run cannot be read. Choose another one on the left; the others are not affected.")
         error_line(found)
         links.write()  # nothing can be written after a stop
         st.stop()
@@ -221,7 +221,7 @@ def _show_folded(block: Folded, choose: str) -> dict[Any, Any] | None:
     with fold:
         blocks = block.blocks()
         if not blocks:
-            st.text("The run does not tell.")
+            st.text("The run does not say.")
         return show_blocks(blocks, choose)
 
 

@@ -55,11 +55,11 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     world = max([trace.world_size or 1 for trace in run.traces] + [manifest.world_size if manifest else 1])
     if len(run.traces) < world:
         ranks = "one rank" if len(run.traces) == 1 else f"{len(run.traces)} ranks"
-        return f"{ranks} of {world}: nobody knows when the others came", "Open all ranks' traces together."
+        return f"{ranks} of {world}: when the others arrived is unknown", "Open all ranks' traces together."
     if manifest is None:
         return None
     if (traits := traits_of(manifest)) is not None and traits.hops is not None:
-        what = f"{manifest.strategy} makes its collectives by hand, of which nothing is advised"
+        what = f"{manifest.strategy} makes its collectives by hand, for which there is no advice"
         return what, "Ask a run of bucketed, or overlaplab predict for another setting of this one."
     if link_attained(manifest) is False:
         return link_missed(manifest) or "link not attained", "Record it again."
@@ -127,7 +127,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         if not _is_little(row):
             yield _sentence(row)[0].upper() + _sentence(row)[1:]
     if (most_ns := cutting_limit_ns(table, diagnosis)) is not None:
-        yield f"No cutting into buckets gains more than {ms(most_ns)} in {place_name(diagnosis)}."
+        yield f"No division into buckets gains more than {ms(most_ns)} in {place_name(diagnosis)}."
     if table["replayed"].any():
         yield (
             "Gains are of the median of all steps that nothing disturbed, ranges of each of them and 1 % of a step"
@@ -158,7 +158,9 @@ def _sentence(row: Row) -> str:
     elif pd.notna(row["buckets"]):
         words += f", {count(row['buckets'], 'bucket')}"
     if not row["replayed"]:
-        return f"{words}: gains at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing delays it and no rank is late."
+        return (
+            f"{words}: gains at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing is delayed and no rank is late."
+        )
     return (
         f"{words}: replayed, the median step is {ms(row['gain_ns'])} shorter ({ms(row['low_ns'])} to"
         f" {ms(row['high_ns'])}), {percent(row['gain_ns'], now_ns)} of {ms(now_ns)}{_doubt(row)}{_memory(row)}."

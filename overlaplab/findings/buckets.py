@@ -73,7 +73,9 @@ def buckets_remarks(table: pd.DataFrame) -> list[str]:
     labelled = table[table["source"] != "ddp"] if "source" in table else table  # DDP's launch defines readiness
     if waited := int((labelled["launch_ns"] - labelled["ready_ns"] > PROMPT_LAUNCH_NS).sum()):
         least = f"{to_ms(PROMPT_LAUNCH_NS):g} ms"
-        remarks.append(f"{waited} were ready, but waited more than {least} for their launch (launches keep order).")
+        remarks.append(
+            f"{count(waited, 'bucket')} waited more than {least} for launch, although ready (launches keep order)."
+        )
     return remarks
 
 

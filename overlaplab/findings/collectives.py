@@ -34,11 +34,11 @@ def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str
         took = table.dropna(subset=["start_ns", "end_ns"])
         spent = ms(int((took["end_ns"] - took["start_ns"]).sum()))
         why = why_waits_unknown(table) or "that takes the traces of all ranks that took part"
-        return f"{number}, in which ranks spent {spent}. What of it is waiting is unknown: {why}."
+        return f"{number}, in which ranks spent {spent}. How much of it is waiting is unknown: {why}."
     spent_ns, waited_ns = int((known["end_ns"] - known["start_ns"]).sum()), int(known["wait_ns"].sum())
     first = (
         f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in them,"
-        f" {ms(waited_ns)} is waiting within them for the last rank to arrive."
+        f" {ms(waited_ns)} was spent waiting for the last rank to arrive."
     )
     if found is None or found.late_rank is None:
         return first
@@ -88,5 +88,5 @@ def waits_title(table: pd.DataFrame, known: pd.DataFrame) -> str:
 def late_ranks_title(late: pd.DataFrame) -> str:
     """How long ranks waited for late ones, from rows of `overlaplab.stragglers`; the chart names them."""
     if late.empty or not late["last"].any():
-        return "No rank came last by more than clocks may differ"
+        return "No rank came last by more than the clocks' error"
     return f"All ranks together waited {ms(late['cost_ns'].sum())} for late ones, before collectives began, too"

@@ -60,7 +60,7 @@ def tiles(found: Diagnosis, steps: pd.DataFrame, unseen: Unseen = OTHER_RANKS) -
 
 def _share(label: str, took: int | None, found: Diagnosis) -> Tile:
     if took is None:
-        return Tile(label=label, value="unknown", note="not all of it is seen")
+        return Tile(label=label, value="unknown", note="not all of it was recorded")
     of = "trace" if found.step is None else "step"
     return Tile(label=label, value=ms(took), note=f"{percent(took, found.span_ns)} of the {of}")
 
@@ -76,7 +76,7 @@ def _late_rank(found: Diagnosis, steps: pd.DataFrame) -> Tile:
         waited = f"waited {ms(found.waited_ns)} for it"
         return Tile(label="late rank", value=rank_word(found.late_rank), note=waited)
     if found.exposed_ns and steps["exposed_wait_ns"].isna().any():
-        return Tile(label="late rank", value="unknown", note="waits cannot be told")
+        return Tile(label="late rank", value="unknown", note="waits are unknown")
     own = steps if found.step is None else steps[steps["step"].eq(found.step).fillna(False)]
     waits = bool(own["exposed_wait_ns"].gt(0).any())  # for what a pipeline's schedule has come later
     return Tile(label="late rank", value="none", note="waits have other causes" if waits else "no wait for a rank")

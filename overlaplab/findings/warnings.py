@@ -163,7 +163,9 @@ def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
 def _busy_warnings(run: Run) -> tuple[str, ...]:
     """In which steps a computing thread waited long for a core, or that nobody can tell."""
     if run.manifest and run.manifest.processor_counts is False:
-        return ("the kernel did not tell how long computation waited for a core: such time counts as computation",)
+        return (
+            "the operating system did not tell how long computation waited for a core: such time counts as computation",
+        )
     table = delays(run)
     steps = _machine_steps(run, table)
     busy = steps[steps["busy"]]

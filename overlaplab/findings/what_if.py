@@ -43,7 +43,7 @@ _ALGORITHMS: dict[Algorithm, str] = {
 }
 
 
-_RECORDED = "Collectives take as long as those of their size did, measured from when the last rank came"
+_RECORDED = "Collectives take as long as those of their size did, measured from when the last rank arrived"
 
 
 def setting_words(setting: Setting) -> str:
@@ -100,7 +100,7 @@ def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -
 
 def best_possible_reading() -> str:
     """What the line at the best buckets means."""
-    return f"{BEST_POSSIBLE.capitalize()}: no buckets give a shorter step, even without delays and late ranks."
+    return f"{BEST_POSSIBLE.capitalize()}: no buckets give a shorter step, even without delays or late ranks."
 
 
 def depths_predicted_title(table: pd.DataFrame) -> str:

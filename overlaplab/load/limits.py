@@ -27,7 +27,9 @@ class Limit:
     def exceeded(self, problem: str, *, path: object, remedy: str, enough: int | None = None) -> OverlaplabError:
         """The error that says so; `enough` would be a value to raise it to."""
         raised = f"{self.name}={2 * self.value if enough is None else enough}"
-        return OverlaplabError(problem, path=path, remedy=f"{remedy} If it is meant, raise the limit with {raised}.")
+        return OverlaplabError(
+            problem, path=path, remedy=f"{remedy} If this is intended, raise the limit with {raised}."
+        )
 
 
 MAX_TRACES = Limit("OVERLAPLAB_MAX_TRACES", 2048)

@@ -128,7 +128,7 @@ def _all_known(traces: Sequence[Trace]) -> None:
     if unknown is not None and len(traces) > 1:
         name = Path(unknown.path).name
         raise OverlaplabError(
-            "several files, and this one does not tell its rank",
+            "several files, and this one does not state its rank",
             path=unknown.path,
             remedy=f"Say it with --assign-rank {name}=N, put it into the name (rank3.json.gz), or open the file alone.",
         )

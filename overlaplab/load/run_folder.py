@@ -90,7 +90,7 @@ def load_run(
     warnings: list[str] = []
     for file, one in zip(files, opened, strict=True):
         if isinstance(one, NotATraceError):
-            warnings.append(f"{file.name} was skipped: it is no trace ({one.reason})")
+            warnings.append(f"{file.name} was skipped: it is not a trace ({one.reason})")
         else:
             found += one.traces
             warnings += one.notes

@@ -251,7 +251,7 @@ def terminal_table(
 ) -> Table:
     """A table's narrow columns in ms; `left_out` says which rows it does not show."""
     title = block.caption if title is None else title
-    caption = [block.legend, f"{left_out} (--json tells all)" if left_out else ""]
+    caption = [block.legend, f"{left_out} (--json has all)" if left_out else ""]
     shown = Table(
         title=plain(title) if title else None,
         title_justify="left",

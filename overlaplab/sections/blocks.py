@@ -64,7 +64,7 @@ class TableBlock:
     def left_out(self, shown: int) -> str:
         """What a page leaves out when it shows the first rows only; empty where it shows all."""
         more = len(self.frame) - shown
-        return f"{count(more, 'more row')}, which the command line tells with --json." if more > 0 else ""
+        return f"{count(more, 'more row')}, which the command line shows with --json." if more > 0 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,10 +144,10 @@ def test_wait_against_transfer() -> None:
 def test_late_ranks_name_who_how_often_and_what_it_cost() -> None:
     chart = charts.late_ranks(stragglers_of(late()))
     assert [(bar["rank"], bar["part"], bar["begin"], bar["end"]) for bar in rows(chart, 0)] == [
-        ("1", "gone if it came with the last but one", 0.0, 6.0),
-        ("1", "gone only if others came earlier, too", 6.0, 6.0),
-        ("0", "gone if it came with the last but one", 0.0, 0.0),
-        ("0", "gone only if others came earlier, too", 0.0, 0.0),
+        ("1", "avoided if it came with the last but one", 0.0, 6.0),
+        ("1", "avoided only if others came earlier, too", 6.0, 6.0),
+        ("0", "avoided if it came with the last but one", 0.0, 0.0),
+        ("0", "avoided only if others came earlier, too", 0.0, 0.0),
     ]
     assert [word["text"] for word in rows(chart, 1)] == [
         "6.0 ms; last in 1 of 2",
@@ -172,7 +172,7 @@ def test_the_lead_names_the_rank_that_was_waited_for() -> None:
     both = late()
     both.loc[both["index"] == 1, ["start_ns", "end_ns"]] += 20 * MS  # or they would be of one kernel
     said = (
-        "2 collectives: of the 26.0 ms that 2 ranks spent in them, 6.0 ms is waiting within them for the last rank to"
+        "2 collectives: of the 26.0 ms that 2 ranks spent in them, 6.0 ms was spent waiting for the last rank to"
         " arrive."
     )
     assert collectives_lead(both, None) == said

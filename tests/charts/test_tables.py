@@ -208,7 +208,7 @@ def test_a_bucket_waits_for_the_link_only_until_the_one_before_has_ended() -> No
 def test_buckets_say_what_they_found() -> None:
     title = spec(charts.buckets(pd.DataFrame([bucket(0), LATE])))["title"]
     assert title["text"] == "3.0 ms of the buckets' 10.0 ms of communication are exposed"
-    assert title["subtitle"][1].startswith("1 were ready, but waited more than 0.05 ms")
+    assert title["subtitle"][1].startswith("1 bucket waited more than 0.05 ms for launch, although ready")
 
 
 def test_a_launch_before_device_readiness_is_no_negative_wait() -> None:

@@ -99,8 +99,8 @@ def test_files_go_when_their_user_is_away_for_long_and_not_before(temporary: Pat
     [
         ([File(f"{number}.json") for number in range(65)], "65 files are more than 64"),
         ([File("a.json", size=150_000_000), File("b.json", size=51_000_000)], "more than 200 MB together"),
-        ([File("notes.txt")], "notes.txt: is no trace by its name. Traces are named *.json or *.json.gz"),
-        ([File(".hidden.json")], "no trace by its name"),
+        ([File("notes.txt")], "notes.txt: is not named like a trace. Traces are named *.json or *.json.gz"),
+        ([File(".hidden.json")], "is not named like a trace"),
         ([File("a.json"), File("folder/a.json")], "a.json: is there twice"),
         ([File("run.json")], "there is no trace among the files"),
         ([File("a.json.gz", gzip.compress(bytes(80_000_000), 9))], "a.json.gz: unpacks to over 50 times its size"),

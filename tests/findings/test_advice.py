@@ -78,12 +78,12 @@ def test_the_sentences_tell_gain_range_memory_and_what_no_buckets_gain() -> None
         " 10\u00a0% of 100.0 ms.",
         "A cap for each bucket (bucket_cap_mb_list), the best 3, with caps of 2, 1 and 0.5 MiB: replayed, the median"
         " step is 12.0 ms shorter (11.0 ms to 13.0 ms), 12\u00a0% of 100.0 ms.",
-        "No cutting into buckets gains more than 26.0 ms in rank 0, step 1 ().",
+        "No division into buckets gains more than 26.0 ms in rank 0, step 1 ().",
     ]
     assert "each rank holds up to 3.00 MB more" in said(rows(dict(DEEPER, gain=12)))[0]
     assert said(rows(dict(CAP, gain=1)))[0] == "Another bucket_cap_mb gains no more than 2\u00a0% of the median step."
     assert said(rows(dict(CAP, gain=10, replayed=False)))[0].endswith(
-        "gains at most 10.0 ms of 100.0 ms, if nothing delays it and no rank is late."
+        "gains at most 10.0 ms of 100.0 ms, if nothing is delayed and no rank is late."
     )
 
 

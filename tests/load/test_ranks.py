@@ -80,7 +80,7 @@ class TestAssigned:
     def test_without_it_the_error_says_how(self, tmp_path: Path) -> None:
         write(tmp_path / "a.json", [])
         write(tmp_path / "b.json", [])
-        with pytest.raises(OverlaplabError, match=r"a\.json: .*does not tell its rank.*--assign-rank a\.json=N"):
+        with pytest.raises(OverlaplabError, match=r"a\.json: .*does not state its rank.*--assign-rank a\.json=N"):
             load_run(tmp_path)
 
     def test_on_the_command_line(self, tmp_path: Path, command: Command) -> None:

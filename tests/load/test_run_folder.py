@@ -48,7 +48,7 @@ def test_one_file_without_a_rank_has_none(tmp_path: Path) -> None:
 def test_several_without_a_rank_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.json", [])
     write(tmp_path / "b.json", [])
-    with pytest.raises(OverlaplabError, match=r"a\.json.*does not tell its rank"):
+    with pytest.raises(OverlaplabError, match=r"a\.json.*does not state its rank"):
         load_run(tmp_path)
 
 
@@ -135,7 +135,10 @@ def test_a_stray_document_beside_traces_is_skipped_with_a_warning(tmp_path: Path
     (tmp_path / "config.json").write_text('{"learning_rate": 0.1}')
     for run in (load_run(tmp_path), load_run(tmp_path, executor=ThreadPoolExecutor(1)), load_ranks(tmp_path)):
         assert [trace.rank for trace in run.traces] == [0, 1]
-        assert run.warnings == (*expected.warnings, "config.json was skipped: it is no trace (no list of traceEvents)")
+        assert run.warnings == (
+            *expected.warnings,
+            "config.json was skipped: it is not a trace (no list of traceEvents)",
+        )
 
 
 def test_a_rank_whose_file_is_no_trace_is_not_skipped(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
     assert found.explanations[-1] == "Hidden communication ÷ communication."
     assert found.right == (False, True, True, True, True, True)
     assert found.rows == (("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.23 MB", "25.1"),)
-    assert found.left_out == "1 more row, which the command line tells with --json."
+    assert found.left_out == "1 more row, which the command line shows with --json."
     (_, second) = cells(block).rows
     assert second[0].startswith("ccc")
     assert len(second[0]) == 80

@@ -56,7 +56,7 @@ def test_a_table_has_its_columns_for_each_width(tmp_path: Path) -> None:
         column.name for column in block.columns
     }
     cut = replace(block, frame=block.frame.head(2))
-    assert block.left_out(2).endswith("more rows, which the command line tells with --json.")
+    assert block.left_out(2).endswith("more rows, which the command line shows with --json.")
     assert (cut.left_out(2), len(cells(cut).rows), terminal_table(cut).row_count) == ("", 2, 2)
     assert [str(column.header) for column in terminal_table(block).columns][-2:] == ["last", "GB/s"]
 

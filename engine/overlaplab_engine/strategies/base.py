@@ -32,7 +32,7 @@ class Options:
     """The options of all strategies; each uses those that concern it."""
 
     bucket_cap_mb: float = 25.0
-    """A bucket closes once it holds so many MiB."""
+    """A bucket closes once it holds this many MiB."""
     first_bucket_mb: float | None = None
     """Another cap for the first bucket, in MiB; None: the same."""
     main_grad: bool = False

@@ -234,7 +234,9 @@ def _require_offloadable(comm: Communicator, options: Options) -> None:
     if not options.offload:
         return
     if comm.replicas is not None or options.param_dtype is not None or options.reduce_dtype is not None:
-        raise EngineError("torch-fsdp2 --offload goes without --hsdp, --param-dtype and --reduce-dtype; use zero3")
+        raise EngineError(
+            "torch-fsdp2 --offload cannot be combined with --hsdp, --param-dtype and --reduce-dtype; use zero3"
+        )
     if comm.device.type == "cpu" and not hasattr(FSDPModule, "set_custom_all_gather"):
         raise EngineError("torch-fsdp2 --offload needs a torch whose FSDP2 has set_custom_all_gather; use zero3")
 

@@ -23,7 +23,7 @@ def page() -> None:
     """Draw the page."""
     opened = open_page(
         "Buckets",
-        "When each bucket's gradients were ready, what it then waited for, and what of its communication shows.",
+        "When each bucket's gradients were ready, what it waited for then, and how much of it is exposed.",
     )
     table = opened.buckets
     section = None

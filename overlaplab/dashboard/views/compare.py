@@ -33,7 +33,7 @@ from overlaplab.sections.comparison import batches_section, costs_section, step_
 
 def page() -> None:
     """Draw the page."""
-    page_head("Compare", "Several runs side by side: how long their steps take, and what of that is communication.")
+    page_head("Compare", "Several runs side by side: how long their steps take, and how much of that is communication.")
     good, bad = _open_all(_choose(st.session_state["names"]))
     if bad:
         st.warning("Left out, because they cannot be read:")

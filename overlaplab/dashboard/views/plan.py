@@ -145,7 +145,7 @@ def _asked(known: RecordedPlan | None) -> tuple[Plan, int]:
         checkpointing = st.toggle(
             "Checkpointing",
             known is not None and known.checkpointing,
-            help="Layers keep their inputs alone and run forward twice.",
+            help="Layers keep only their inputs, and run their forward pass twice.",
             disabled=known is not None,
             width="content",
         )

@@ -44,7 +44,7 @@ def page() -> None:
     if opened.not_predicted is not None:
         nothing_to_show(
             opened,
-            "Of this run no other setting can be predicted here. That takes the traces of all ranks: of a run of the"
+            "No other setting can be predicted from this run. That takes the traces of all ranks: of a run of the"
             " engine on a CPU (`overlaplab record`), or of torch's DDP or FSDP2 on GPUs.",
         )
         st.text(opened.not_predicted)

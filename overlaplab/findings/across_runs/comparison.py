@@ -33,7 +33,11 @@ def no_fastest(table: pd.DataFrame) -> str | None:
         first = [setting.label for setting in _settings(table) if setting.tier == 1]
         return ties(first)
     if _by_recordings(table):
-        return "recordings do not tell them apart" if settings <= A_PAIR else "recordings tell none from the shortest"
+        return (
+            "recordings do not tell them apart"
+            if settings <= A_PAIR
+            else "recordings tell none of them from the shortest"
+        )
     if table["spread_ms"].isna().any():
         return f"too few steps to tell a difference (fewer than {FEWEST_STEPS} in a run)"
     return "no difference beyond the spread" if settings <= A_PAIR else ALL_TIE

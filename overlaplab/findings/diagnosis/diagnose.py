@@ -286,7 +286,7 @@ def _advice(
         return "Nothing to do: no communication is exposed.", 0
     first = aim(shares, int(window["span_ns"]))
     if first.untold:
-        return f"What of it is waiting cannot be told: {unseen.waits}.", None
+        return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
     others = _other_buckets(first, bound, best_buckets, window)
     gain = ""
     if first.gain_ns is not None:

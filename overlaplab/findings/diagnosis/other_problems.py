@@ -40,9 +40,9 @@ def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.Da
     if idle > MUCH * span:
         return f"{begin}{percent(idle, span)} of the step time is idle{_why_idle(idled)}."
     if memory > MUCH * span:
-        return f"{begin}for {percent(memory, span)} of the step time nothing but copies run."
+        return f"{begin}for {percent(memory, span)} of the step time only copies run."
     return (
-        f"{begin}for {percent(int(table['compute_ns'].sum()), span)} of the step time the ranks compute."
+        f"{begin}for {percent(int(table['compute_ns'].sum()), span)} of the step time the rank computes."
         if begin
         else None
     )

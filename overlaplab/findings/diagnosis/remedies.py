@@ -241,7 +241,7 @@ _TAILS = {
 
 
 _SENT_TO_A_SERVER = (Cause.BLOCKING, Cause.TAIL, Cause.QUEUED, Cause.LATE)
-_ALL_REDUCE = "an all-reduce in place of a server (strategy bucketed): no link carries what all ranks send"
+_ALL_REDUCE = "an all-reduce in place of a server (strategy bucketed): then no link carries what all ranks send"
 
 
 def _fewer_bytes(loop: Loop) -> str:

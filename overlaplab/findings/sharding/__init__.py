@@ -1,1 +1,1 @@
-"""Sharded parameters: when they were gathered, what that cost and held, and what of it was exposed."""
+"""Sharded parameters: when they were gathered, what that cost and held, and how much of it was exposed."""

@@ -152,7 +152,7 @@ class _Reading:
         self._absent_numbers = 0
         raw, end = self._decoder.raw_decode(text, at)
         if self._absent_numbers:
-            self._repairs["numbers that are none (NaN, Infinity) were taken as absent"] += self._absent_numbers
+            self._repairs["values that are not numbers (NaN, Infinity) were taken as absent"] += self._absent_numbers
         return raw if isinstance(raw, dict) else {}, end
 
     def _absent(self, _: str) -> None:

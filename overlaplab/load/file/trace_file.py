@@ -117,7 +117,7 @@ def _cut_short(source: Source, slices: Slices) -> tuple[str, ...]:
     if source.damage is None and slices.whole:
         return ()
     why = source.damage or "the file is cut short, as by a job that was killed while it wrote"
-    return (f"{why}: this holds the whole events before that",)
+    return (f"{why}: only the whole events before that were loaded",)
 
 
 def _sentences(repairs: Counter[str]) -> list[str]:

@@ -117,7 +117,7 @@ class Recutting:
     """What waking up at the end of the backward pass costs it."""
 
     def cut(self, *caps_mb: float) -> tuple[tuple[str, ...], ...]:
-        """The buckets by these caps; the last one serves on."""
+        """The buckets by these caps; the last one applies to all further buckets."""
         return tuple(map(tuple, assign(self.order, self.sizes, [int(cap * MIB) for cap in caps_mb])))
 
     def knows(self, buckets: Sequence[Sequence[str]]) -> bool:

@@ -121,7 +121,7 @@ def test_pages_show_the_hops_where_there_are_any(run: overlaplab.Run) -> None:
 
 def test_nothing_is_advised_of_hops(run: overlaplab.Run) -> None:
     assert advice_refused(run) == (
-        "ring makes its collectives by hand, of which nothing is advised",
+        "ring makes its collectives by hand, for which there is no advice",
         "Ask a run of bucketed, or overlaplab predict for another setting of this one.",
     )
 

@@ -159,4 +159,4 @@ def test_without_communication_there_is_nothing_to_attribute(opened, tmp_path: P
     assert figures(app)[3] == ["exposed", "0 ms", "0\u00a0% of the trace"]
     assert not [button for button in app.button if "link" in button.key]
     unfold(app, "causes_fold")
-    assert "The run does not tell." in words(app)
+    assert "The run does not say." in words(app)

@@ -137,7 +137,7 @@ def test_strategies_that_are_offered_are_played(on: Callable[[str], AppTest]) ->
 
 def test_a_run_that_does_not_tell_says_why(on: Callable[[str], AppTest]) -> None:
     app = on("torch-ddp-gloo")
-    assert "no other setting can be predicted" in app.info[0].value
+    assert "No other setting can be predicted" in app.info[0].value
     assert any("its traces do not tell what every rank launched" in text for text in texts(app))
     assert not specs(app)
 
@@ -198,5 +198,5 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
 
 def test_a_run_on_gpus_of_which_nothing_is_known_says_why(opened: Open, strangers: Path) -> None:
     app = opened(strangers, "what_if", "unknown")
-    assert "no other setting can be predicted" in app.info[0].value
+    assert "No other setting can be predicted" in app.info[0].value
     assert any(text.startswith("the sizes of its gradients are not known") for text in texts(app))

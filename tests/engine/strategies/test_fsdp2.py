@@ -457,7 +457,7 @@ def mutant_parameters_do_not_come_up(comm: Communicator) -> None:
 @scenario("param_dtype", "reduce_dtype")
 def offloading_takes_one_type(comm: Communicator, name: str) -> None:
     options = Options(offload=True, **{name: torch.bfloat16})
-    with pytest.raises(EngineError, match=r"torch-fsdp2 --offload goes without --hsdp"):
+    with pytest.raises(EngineError, match=r"torch-fsdp2 --offload cannot be combined with --hsdp"):
         make(StrategyName.TORCH_FSDP2, transformer(), comm, options)
 
 

@@ -194,7 +194,7 @@ def test_advice_where_communication_is_not_the_problem(tmp_path: Path) -> None:
     found = RunTables(run=run_of(tmp_path / "copies", copies)).diagnosis
     assert found is not None
     assert "Copies are the larger part" in found.advice
-    assert found.headline.endswith("60\u00a0% of the step time nothing but copies run.")
+    assert found.headline.endswith("60\u00a0% of the step time only copies run.")
     waits = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 5, 90, 100, correlation=2)
     found = RunTables(run=run_of(tmp_path / "waits", waits)).diagnosis
     assert found is not None
@@ -269,7 +269,7 @@ def test_who_has_all_traces_is_told_why_they_do_not_tell(cause: str, bound: Any)
     lacking, having = (diagnosed(rows, bound=bound, unseen=Unseen(waits=waits)) for waits in (None, "no two agree"))
     assert "opening all ranks' traces" in lacking.causes[0].remedy
     assert [share.remedy for share in having.causes] == [""]
-    assert having.advice == "What of it is waiting cannot be told: no two agree."
+    assert having.advice == "How much of it is waiting for other ranks is unknown: no two agree."
 
 
 def test_where_operators_waited_for_cores_the_machine_is_blamed() -> None:
