@@ -238,8 +238,14 @@ def test_a_thread_takes_each_collectives_time() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--link", "1Gbps,1us,8", "--save", "kept"], "one rank of an emulated group has no numerics to keep"),
-        (["--link", "1Gbps,1us,8", "--resume", "kept"], "one rank of an emulated group has no numerics to keep"),
+        (
+            ["--link", "1Gbps,1us,8", "--save", "kept"],
+            "the losses and parameters of one rank of an emulated group are meaningless",
+        ),
+        (
+            ["--link", "1Gbps,1us,8", "--resume", "kept"],
+            "the losses and parameters of one rank of an emulated group are meaningless",
+        ),
         (
             ["--nproc", "2", "--link", "1Gbps,1us,8"],
             "--link 1Gbps,1us,8: WORLD does not match the 2 ranks that are recorded; leave WORLD out, or record one "
