@@ -321,10 +321,13 @@ class Config:
         keeps_no_state = self.save is None and self.resume is None
         _require(
             self.compute is None or keeps_no_state,
-            "--compute sleep has no numerics to keep: leave --save and --resume out",
+            "with --compute sleep losses and parameters are meaningless: leave --save and --resume out",
         )
         _require(self.offload or self.host_link == HOST_LINK, "--host-link is for --offload")
-        _require(self.asynchronous or self.max_staleness is None, "--max-staleness is for --asynchronous: others wait")
+        _require(
+            self.asynchronous or self.max_staleness is None,
+            "--max-staleness is for --asynchronous: otherwise ranks wait for each other",
+        )
         _require(
             not self.asynchronous or self.clip_norm is None,
             "--asynchronous applies each rank's gradients by themselves: leave --clip-norm out",

@@ -72,8 +72,7 @@ class _LabelledStage(PipelineStage):
     def _get_init_p2p_neighbors_ops(self) -> list[Any]:
         """What torch before 2.13 sends first, to connect NCCL; by ZB-V a rank to itself, which gloo never ends."""
         first: Any = getattr(super(), "_get_init_p2p_neighbors_ops", list)
-        found: list[Any] = first() if self.device.type == "cuda" else []
-        return found
+        return list(first()) if self.device.type == "cuda" else []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self._action(Word.STAGE_FORWARD, fwd_chunk_id):
