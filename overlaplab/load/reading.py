@@ -112,12 +112,12 @@ def _each(
     optional: Container[str],
 ) -> Iterator[tuple[int, Found | NotATraceError]]:
     """By index what `received(index, work(file))` gives, the work being a worker's, or `here(file)` without workers."""
-    left = list(range(len(files)))
+    left, own = list(range(len(files))), executor is None
     with _workers(files) if executor is None else nullcontext(executor) as workers:
         if workers is not None:
             try:
-                for place, sent in _by_workers(workers, files, work, optional, own=executor is None):
-                    with _blaming(files[place], own=executor is None):
+                for place, sent in _by_workers(workers, files, work, optional, own=own):
+                    with _blaming(files[place], own=own):
                         one = sent if isinstance(sent, NotATraceError) else received(place, sent)
                     left.remove(place)
                     yield place, one

@@ -598,6 +598,7 @@ globalThis.WebSocket = class extends WebSocket {
   }
 };
 """
+"""Until `release()`, what the server says after `hold = true` does not reach the page, as on a slow network."""
 LEAVE = """(find) => {
   eval(find).dispatchEvent(new KeyboardEvent("keydown", { key: "w", bubbles: true }));
   setTimeout(() => {
@@ -606,7 +607,6 @@ LEAVE = """(find) => {
   }, 370);
 }"""
 """Zooms, and opens another page just before the 400 ms are over after which the timeline tells of it."""
-"""Until `release()`, what the server says after `hold = true` does not reach the page, as on a slow network."""
 
 
 def test_a_page_that_is_opened_right_after_a_move_stays(browser: Browser, served_at: str) -> None:
