@@ -54,7 +54,7 @@ def test_every_test_that_needs_a_gpu_is_run() -> None:
     assert {str(path) for path in found} - {"tests/scripts/test_gpu_tests.py"} == {*FILES}
 
 
-# Of what `overlaplab` needs, what a machine that is lent for minutes lacks.
+# What `overlaplab` needs, and a machine with little but torch lacks.
 LACKING = ("msgspec", "altair", "loky", "platformdirs", "isal", "streamlit", "vl_convert")
 
 

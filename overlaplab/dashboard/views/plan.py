@@ -103,9 +103,7 @@ def _predict(
 
 
 def _word(name: str | None) -> str:
-    if name is None:
-        return "none"
-    return run_word(name)
+    return "none" if name is None else run_word(name)
 
 
 def _tokens() -> int | None:
