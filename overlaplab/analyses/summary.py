@@ -41,15 +41,17 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     `waits.exposed_parts`; both null if any of it is unknown), `memory_only_ns`, `idle_ns`,
     `preempted_ns` (Int64: time in which an operator waited for a core, and nothing else ran; it is not compute, but
     exposed communication where the rank communicated, else idle; null where the trace does not tell), `overlap_ratio`
-    (null where `comm_ns` is 0).
+    (null where `comm_ns` is 0), `damaged` (bool: the trace has events in it at times that cannot be true; the figures
+    are without these, and the step counts in no median).
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = []
+    rows, damaged = [], []
     for trace in measured_traces(run, selection):
         for window in selected_windows(trace, selection):
             start = window.start_ns - zero_of(run, trace)
             rows.append({"rank": trace.rank, "step": window.step, "start_ns": start, **_breakdown(run, trace, window)})
-    return _finished(rows, "rank", "step", "start_ns")
+            damaged.append(window.damaged)
+    return _finished(rows, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:

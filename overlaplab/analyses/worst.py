@@ -22,11 +22,11 @@ def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = 
     """The row of a median step of the most exposed rank, from one or more rows of `overlaplab.summary`.
 
     That is the rank with the most exposed communication per step, on ties the first. Of its steps it is the median one
-    by exposed communication (of an even number the higher), so that it is typical. Steps of `outlier_steps` do not
-    count, unless there are no others. A given rank or step, if the table has it, is taken as given.
+    by exposed communication (of an even number the higher), so that it is typical. Damaged steps and `outlier_steps` do
+    not count, unless there are no others. A given rank or step, if the table has it, is taken as given.
     """
     table = _with(_with(table, "rank", rank), "step", step)
-    table = without_outliers(table)
+    table = without_outliers(undamaged(table))
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
     chosen = means.index[int(means.to_numpy(dtype="float64").argmax())]
     own = table[table["rank"].isna() if pd.isna(chosen) else table["rank"] == chosen]
@@ -42,12 +42,24 @@ def outlier_steps(table: pd.DataFrame) -> tuple[int, ...]:
     lies further from the median of all steps than `SPREADS` times their spread, and than `MUCH_LONGER` of the median
     step time.
     """
-    steps = table[table["step"].notna()].groupby("step")[["span_ns", "exposed_comm_ns"]].max()
+    steps = undamaged(table)
+    steps = steps[steps["step"].notna()].groupby("step")[["span_ns", "exposed_comm_ns"]].max()
     if len(steps) < _FEWEST:
         return ()
     enough = MUCH_LONGER * float(steps["span_ns"].median())
     found = _far(steps["span_ns"], enough) | _far(steps["exposed_comm_ns"], enough)
     return tuple(int(step) for step in steps.index[found])
+
+
+def undamaged(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `overlaplab.summary` without `damaged_steps`."""
+    return without_steps(table, damaged_steps(table))
+
+
+def damaged_steps(table: pd.DataFrame) -> tuple[int, ...]:
+    """The numbers of the steps that are damaged on any rank, from rows of `overlaplab.summary`; none, if all are."""
+    steps = {*table.loc[table["damaged"], "step"].dropna()} if "damaged" in table else set()
+    return tuple(sorted(map(int, steps))) if len(steps) < table["step"].nunique(dropna=False) else ()
 
 
 def without_outliers(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from overlaplab.events.activity import activity, counting_as, rule_of
+from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching
 from overlaplab.events.rules import Work
@@ -47,6 +47,8 @@ class Window:
     host_start_ns: int
     host_end_ns: int
     """When the host was in the step: all that it launched then belongs to the step. On CPU the same as the window."""
+    damaged: bool = False
+    """Whether it has events at times that cannot be true, see `DAMAGED`: its figures are those without them."""
 
 
 def step_windows(trace: Trace) -> tuple[Window, ...]:
@@ -67,9 +69,9 @@ def recording_start(trace: Trace) -> tuple[int, int] | None:
 
 
 def windows(trace: Trace) -> pd.DataFrame:
-    """`step_windows` as a table, with the fields of `Window` as columns (`step` Int64, the others int64)."""
+    """`step_windows` as a table, with the fields of `Window` as columns (`step` Int64, `damaged` bool, else int64)."""
     table = pd.DataFrame([asdict(window) for window in step_windows(trace)], columns=list(Window.__slots__))
-    return table.astype({"step": "Int64"} | dict.fromkeys(Window.__slots__[1:], "int64"))
+    return table.astype({"step": "Int64"} | dict.fromkeys(Window.__slots__[1:], "int64") | {"damaged": "bool"})
 
 
 def window_warnings(trace: Trace) -> tuple[str, ...]:
@@ -90,6 +92,21 @@ def main_stream(trace: Trace) -> int:
 @once_per_trace
 def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     """`step_windows` and `window_warnings`."""
+    steps, warnings = _windows_and_warnings(trace)
+    rows = damaged_rows(trace)
+    calls, starts = launchers(trace)[rows], trace.events["ts_ns"].to_numpy()
+    called, began = starts[calls[calls >= 0]], starts[rows[calls < 0]]
+
+    def is_damaged(step: Window) -> bool:
+        launched = (called >= step.host_start_ns) & (called < step.host_end_ns)
+        return bool(launched.any() or ((began >= step.start_ns) & (began < step.end_ns)).any())
+
+    if len(rows):
+        steps = tuple(replace(step, damaged=is_damaged(step)) for step in steps)
+    return steps, warnings
+
+
+def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     steps = _host_steps(trace.events)
     if not steps:
         start, end = activity(trace).extent

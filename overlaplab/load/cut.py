@@ -33,7 +33,7 @@ from overlaplab.load.file.decode import Event
 from overlaplab.load.file.times import counts_ns, nanoseconds
 from overlaplab.load.places import local_copy, manifest_text
 from overlaplab.load.raw_events import RawEvents
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, is_device_category
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -174,7 +174,7 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
     host = min(window.host_start_ns for window in windows), max(window.host_end_ns for window in windows)
     starts = events["ts_ns"].to_numpy()
     ends = starts + events["dur_ns"].to_numpy()
-    device = events["category"].isin(DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES).to_numpy()
+    device = matching(events["category"], is_device_category)
     device = device | ((events["stream"] >= 0).to_numpy() & (calls >= 0))
     called = np.where(calls >= 0, starts[calls], _NEVER)
     span = min(within[0], *(w.start_ns for w in windows)), max(within[1], *(w.end_ns for w in windows))

@@ -137,12 +137,13 @@ def summary_rows(table: pd.DataFrame, totals: pd.DataFrame | None = None) -> Tab
     waits = table["exposed_wait_ns"].notna().any()
     unshown = {"exposed_transfer_ns"} if waits else {"exposed_transfer_ns", "exposed_wait_ns"}
     legend = "ms; alone (compute only) + hidden + exposed + memory + idle = step; overlap = hidden ÷ communication"
+    names = (*_SUMMARY, "damaged") if table["damaged"].any() else _SUMMARY
     return TableBlock(
         key="summary_table",
         caption="Per rank and step",
         frame=table,
-        columns=columns("summary", *_SUMMARY),
-        narrow=columns("summary", *(name for name in _SUMMARY if name not in unshown)),
+        columns=columns("summary", *names),
+        narrow=columns("summary", *(name for name in names if name not in unshown)),
         legend=legend + ("; wait: of the exposed, until the last rank came" if waits else ""),
     )
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.idle import HostRole
 from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
 from overlaplab.manifest import Manifest, Swept, traits_of
 from overlaplab.traits import BUCKETS, UNITS, Traits
@@ -59,6 +60,8 @@ class Loop:
     """Units gathered ahead, where run.json tells."""
     swept: Swept | None = None
     """The command that `overlaplab sweep` gave values to."""
+    host: HostRole = "launches"
+    """See `analyses.host_role`."""
 
 
 _FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}

@@ -20,6 +20,7 @@ class Keys(msgspec.Struct):
 
     distributedInfo: Any = None  # noqa: N815 (the file's spelling)
     baseTimeNanoseconds: Any = None  # noqa: N815
+    deviceProperties: Any = None  # noqa: N815
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +67,13 @@ def _value(text: str, name: str) -> object:
         except (ValueError, RecursionError):
             continue
     return None
+
+
+def device_names(keys: Keys) -> tuple[str, ...]:
+    """The names in `deviceProperties`, each once: devices that the process could see, whether or not it used them."""
+    listed = keys.deviceProperties if isinstance(keys.deviceProperties, list) else []
+    names = [_text(device.get("name", "unnamed")) for device in listed if isinstance(device, dict)]
+    return tuple(dict.fromkeys(names))
 
 
 def base_ns(keys: Keys) -> int:
