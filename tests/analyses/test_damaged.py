@@ -14,6 +14,7 @@ from overlaplab import Run
 from overlaplab.analyses import scalars, worst_step
 from overlaplab.events import step_windows
 from overlaplab.findings import run_warnings
+from overlaplab.load.cut import slice_run
 from overlaplab.simulate.advice.caps import undisturbed_steps
 
 Event = dict[str, Any]
@@ -107,6 +108,15 @@ def test_it_is_in_no_median_verdict_or_best(tmp_path: Path) -> None:
     compared = overlaplab.compare([run])
     assert compared[["steps", "exposed_ms_median"]].to_numpy().tolist() == [[3, 1.0]]
     assert undisturbed_steps(run).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_slice_is_as_damaged_as_its_run(tmp_path: Path, case: str) -> None:
+    run = nccl(tmp_path / "run", spoilt("gemm_1", **SPOILT[case]), rank())
+    slice_run(run, 1, 3, tmp_path / "slice")
+    found, whole = overlaplab.summary(overlaplab.load_run(tmp_path / "slice")), overlaplab.summary(run)
+    expected = whole[whole["step"].isin([1, 2])].drop(columns="start_ns").reset_index(drop=True)
+    pd.testing.assert_frame_equal(found.drop(columns="start_ns"), expected)
 
 
 def test_where_all_steps_are_damaged_they_count(tmp_path: Path) -> None:
