@@ -9,7 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import charts, findings
-from overlaplab.analyses import gathered_bytes, rows_of, schedule_steps, undamaged
+from overlaplab.analyses import gathered_bytes, rows_of, schedule_steps
+from overlaplab.analyses.worst import undamaged
 from overlaplab.charts.sharding.gather_waits import CELL
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, manifest_of, open_run
