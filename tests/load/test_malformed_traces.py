@@ -219,6 +219,13 @@ def test_a_base_time_that_would_overflow_is_absent(tmp_path: Path) -> None:
     assert "baseTimeNanoseconds" in content.warnings[0]
 
 
+@pytest.mark.parametrize(("base", "counted"), [("-5", 1), ('"soon"', 1), ("1.5", 1), ("null", 0), ("0", 0)])
+def test_a_base_time_that_is_none_is_counted(tmp_path: Path, base: str, counted: int) -> None:
+    content = read(tmp_path, '{"traceEvents": [' + FIRST + '], "baseTimeNanoseconds": ' + base + "}")
+    assert content.events["ts_ns"].tolist() == [1000]
+    assert content.warnings == ("1 baseTimeNanoseconds that is no time was taken as absent",) * counted
+
+
 def test_without_duration_it_is_an_instant(tmp_path: Path) -> None:
     for text in (middle(dur=""), middle(dur="null"), middle(ph='"i"'), middle(ph='"I"', dur="")):
         row, content = among(tmp_path, text)

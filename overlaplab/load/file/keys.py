@@ -76,9 +76,12 @@ def device_names(keys: Keys) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def base_ns(keys: Keys) -> int:
+def base_ns(keys: Keys, repairs: Counter[str]) -> int:
     """The offset of all times; 0 without a usable value."""
-    return max(0, number(keys.baseTimeNanoseconds))
+    base = number(keys.baseTimeNanoseconds)
+    if base < 0 and keys.baseTimeNanoseconds is not None:
+        repairs["baseTimeNanoseconds that is no time was taken as absent"] += 1
+    return max(0, base)
 
 
 def process(keys: Keys) -> Process:

@@ -99,7 +99,7 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None) 
             )
         if progress and number % _TOLD_SLICES == 0:
             progress(source.read_bytes)
-    tables = gathered.finished(base_ns(slices.keys))
+    tables = gathered.finished(base_ns(slices.keys, gathered.repairs))
     repairs = slices.repairs + gathered.repairs
     if not len(tables.events) and repairs:
         raise NoTraceError(_sentences(repairs)[0])
