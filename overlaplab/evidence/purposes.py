@@ -1,7 +1,7 @@
 """What each collective is for: which bucket's gradients or unit's parameters it moves, and when these were ready.
 
-This comes from the engine's labels, or without them from the ranges of torch's DistributedDataParallel and FSDP2. Where
-neither exists, the purpose is unknown.
+This comes from the engine's labels, and without them from the ranges of torch's DistributedDataParallel and FSDP2; a
+trace may have all three. Where none exists, the purpose is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 from overlaplab.axes import TENSOR, axis_of
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.arguments import around
-from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
+from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
@@ -111,7 +111,7 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
     ran = executions(trace)
     if any(label.word.endswith("_launch") for label in labels):
         yield from _of_labels(trace, labels, ran)
-    elif ranges := fsdp2_ranges_of(trace):
+    if ranges := fsdp2_ranges_of(trace):
         yield from _with_readiness(trace, fsdp2_gathers(ranges, ran), ran)
         last = [label for label in ranges if label.word == "root_post_backward_callback"]
         ends = [label.start_ns for label in last]  # the callback itself sends the root's gradients and waits
@@ -123,9 +123,8 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
                 what=label.fields["unit"],
                 backward_end_ns=ran.reached(ends[number]) if number < len(ends) else None,
             )
-    else:
-        for backward in ddp_backwards(trace, ran):
-            yield from _of_ddp(backward, ran)
+    for backward in unlabelled_backwards(trace, ran):
+        yield from _of_ddp(backward, ran)
 
 
 def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterator[_Purpose]:
@@ -134,7 +133,7 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
     ends = [ran.backward(label)[1] for label in backwards]
     hosts = [label.end_ns for label in backwards] if rule_of(trace) is Rule.GPU else ends
     ready: dict[str, Label] = {}
-    names = _bucket_names(labels)
+    by_parameter = _bucket_is_a_parameter(labels)
     for label in labels:
         if label.word == "bucket_ready":
             ready[label.fields["bucket"]] = label
@@ -144,12 +143,18 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
         elif label.word in ("bucket_launch", "scatter_launch", "replica_launch"):
             number = int(np.searchsorted(begun, label.start_ns, side="right")) - 1
             is_bucket = label.word == "bucket_launch"
-            known = ready.get(label.fields["bucket"]) if is_bucket else None
+            completed = ready.pop(label.fields["bucket"], None) if is_bucket else None
+            if not is_bucket:
+                what = unquote(label.fields["unit"])
+            elif by_parameter and completed is not None:
+                what = label_list(completed.fields["parameters"])[0]
+            else:
+                what = f"bucket {label.fields['bucket']}"
             purpose = _Purpose(
                 launch=label,
                 role=Role.BUCKET if is_bucket else Role.SCATTER,
-                what=names[label.fields["bucket"]] if is_bucket else unquote(label.fields["unit"]),
-                ready_ns=ran.reached(known.start_ns) if known else None,
+                what=what,
+                ready_ns=ran.reached(completed.start_ns) if completed else None,
                 backward_end_ns=ends[number] if number >= 0 else None,
                 after_backward=number >= 0 and label.start_ns >= hosts[number],
             )
@@ -162,17 +167,11 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
         yield from _with_readiness(trace, engine_gathers(launched_in(labels, step)), ran)
 
 
-def _bucket_names(labels: Sequence[Label]) -> dict[str, str]:
-    """A bucket's name by its index: the parameter's, if every bucket holds one, as in `naive`."""
-    held = {label.fields["bucket"]: label_list(label.fields["parameters"]) for label in labels if _is_ready(label)}
-    names = {label.fields["bucket"]: f"bucket {label.fields['bucket']}" for label in labels if "bucket" in label.fields}
-    if len(held) > 1 and all(len(parameters) == 1 for parameters in held.values()):
-        names |= {bucket: parameters[0] for bucket, parameters in held.items()}
-    return names
-
-
-def _is_ready(label: Label) -> bool:
-    return label.word == "bucket_ready"
+def _bucket_is_a_parameter(labels: Sequence[Label]) -> bool:
+    """Whether each of several buckets holds a single parameter, as in `naive`, and goes by its name."""
+    ready = [label for label in labels if label.word == "bucket_ready"]
+    alone = all(len(label_list(label.fields["parameters"])) == 1 for label in ready)
+    return alone and len({label.fields["bucket"] for label in ready}) > 1
 
 
 def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) -> Iterator[_Purpose]:
@@ -192,11 +191,11 @@ def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) ->
 
 def _of_ddp(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
     end = ran.backward(backward)[1]
-    for index, bucket in enumerate(backward.buckets):
+    for bucket in backward.buckets:
         yield _Purpose(
             launch=bucket.launch,
             role=Role.BUCKET,
-            what=f"bucket {index}",
+            what=f"bucket {bucket.index}",
             ready_ns=None if bucket.ready_ns is None else ran.reached(bucket.ready_ns),
             backward_end_ns=end,
         )
