@@ -29,22 +29,23 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Columns: `rank`, `step` (Int64), `backward_start_ns`, `backward_end_ns` (of the backward pass that synchronises, to
     the end of autograd's last operation, before any waiting; if several do, as with zero2's microbatches, of the step's
     last one), `index`, `bytes` (Int64, null where unknown), `parameters` (tuple of names, None for unnamed ones),
-    `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived since the parameter was last sent, so
-    none is later than `ready_ns`), `last_parameter` (the one that arrived last; None if none did, or it is unnamed), `ready_ns`, `launch_ns` (host time: on a GPU it may precede the
-    window), `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time during which this rank computed nothing).
-    Times are Int64, null where unknown. On a GPU readiness is device time. Further: `passes` (how many backward passes
-    of the step sent gradients), `arrivals` (tuple, one per parameter: the gradient's place in the order of arrival,
-    from 1), `shapes` (tuple, one tuple per parameter, None where unknown), `gradients` (Int64: how many arrived in the
-    backward pass), `told_by` and `source`.
+    `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived since the parameter was last sent; so
+    none is later than `ready_ns`), `last_parameter` (the one that arrived last; None if none did, or it is unnamed),
+    `ready_ns`, `launch_ns` (host time: on a GPU it may precede the window), `start_ns`, `end_ns` (of the collective),
+    `exposed_ns` (its time during which this rank computed nothing). Times are Int64, null where unknown. On a GPU
+    readiness is device time. Further: `passes` (how many backward passes of the step sent gradients), `arrivals`
+    (tuple, one per parameter: the gradient's place in the order of arrival, from 1), `shapes` (tuple, one tuple per
+    parameter, None where unknown), `gradients` (Int64: how many arrived in the backward pass), `told_by` and `source`.
 
-    A bucket has several rows in a step in which it is launched several times in one backward pass, or in several
-    that torch's ranges do not tell apart (two calls of `backward` after one of DDP's forward passes).
+    A bucket has several rows in a step where several calls of `backward` follow one of DDP's forward passes: torch's
+    ranges do not tell such passes apart.
 
     Buckets come from the engine's labels (`source` and `told_by` are `engine`), and those without labels from torch's
     DistributedDataParallel (`source` is `ddp`, see `evidence.ddp`): there a bucket is an all-reduce launched while a
-    gradient is accumulated. Its gradients have no names, and its `index` follows those of the labels. Where a
-    Recorder labels one of several models, a step has buckets of both sources, each source's of its own last pass. `told_by` says whether they are known by their `sizes`, or
-    assumed from their `order` of arrival; if neither is possible, `parameters` is empty and `told_by` is None.
+    gradient is accumulated. Its gradients have no names, and its `index` follows those of the labels. `told_by` says
+    whether they are known by their `sizes`, or assumed from their `order` of arrival; if neither is possible,
+    `parameters` is empty and `told_by` is None. Where a Recorder labels one of several models, a step has buckets of
+    both sources, and `passes`, `gradients` and the backward pass are each source's own.
 
     Empty if the trace shows no buckets, or device activity was not recorded. Raises `OverlaplabError` for an unknown
     rank or step.
@@ -103,14 +104,16 @@ def _of_labels(
         yield {
             **common,
             "index": int(label.fields["bucket"]),
-            "bytes": completed and int(completed.fields["bytes"]),
+            "bytes": None if completed is None else int(completed.fields["bytes"]),
             "parameters": tuple(held),
             "gradient_ready_ns": tuple(gradient and gradient[1] - step.start_ns for gradient in held.values()),
             "last_parameter": _latest(held),
             "arrivals": tuple(gradient and gradient[0] for gradient in held.values()),
             "shapes": (None,) * len(held),
-            "told_by": completed and "engine",
-            **_times(completed and completed.start_ns, label, ran.of_launch(label), step, ran, compute),
+            "told_by": None if completed is None else "engine",
+            **_times(
+                None if completed is None else completed.start_ns, label, ran.of_launch(label), step, ran, compute
+            ),
         }
 
 

@@ -48,10 +48,9 @@ def buckets(
     """
     tones = palette(dark)
     causes = _NO_CAUSES if causes is None else causes
-    launches = zip(table.to_dict("records"), table.index, _link_free(table), _names(table), strict=True)
-    rows = [
-        _row(bucket, name, free_ms, causes[causes["row"] == place]) for bucket, place, free_ms, name in launches
-    ]
+    ordered = table.sort_values("launch_ns", kind="stable")
+    launches = zip(ordered.to_dict("records"), ordered.index, _link_free(ordered), _names(ordered), strict=True)
+    rows = [_row(bucket, name, free_ms, causes[causes["row"] == place]) for bucket, place, free_ms, name in launches]
     rows += _best_row(best)
     labels = [row["label"] for row in rows]
     axis = alt.Axis(domain=False, ticks=False, labelOverlap=True)
@@ -125,7 +124,9 @@ def _link_free(ordered: pd.DataFrame) -> list[float]:
 
 def _exposed(causes: pd.DataFrame, begin: float, end: float) -> list[tuple[str, float, float]]:
     """A bucket's exposed time by its causes, one after the other; what no cause tells comes first."""
-    lengths = [(str(label), to_ms(int(took))) for label, took in zip(causes["label"], causes["exposed_ns"], strict=True)]
+    lengths = [
+        (str(label), to_ms(int(took))) for label, took in zip(causes["label"], causes["exposed_ns"], strict=True)
+    ]
     spans, at = [], end
     for label, took in reversed(lengths):
         spans.append((label, max(at - took, begin), at))

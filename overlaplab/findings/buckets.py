@@ -23,7 +23,13 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     if table.empty:
         return ("no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity",)
     notes = []
-    if (table["source"] == "ddp").any():
+    from_ddp = int((table["source"] == "ddp").sum())
+    if 0 < from_ddp < len(table):
+        notes.append(
+            f"{from_ddp} of {len(table)} buckets have no labels, of models that no Recorder was made for: they are read"
+            " from torch's DDP, as all-reduces launched while a gradient is accumulated, without names"
+        )
+    elif from_ddp:
         notes.append(
             "read from torch's DDP: its buckets are all-reduces launched while a gradient is accumulated, without names"
         )
