@@ -39,6 +39,9 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
         )
     if unknown := int(table["told_by"].isna().sum()):
         notes.append(f"which gradients {unknown} of {len(table)} buckets hold is unknown")
+    launches = int(table.groupby(["rank", "step", "index"], dropna=False).size().max())
+    if launches > 1:
+        notes.append(f"a bucket was launched up to {launches} times in a step: each launch has a row")
     if (most := int(table["passes"].max())) > 1:
         notes.append(f"up to {most} backward passes of a step sent gradients: the last one's buckets are shown")
     return tuple(notes)
