@@ -59,6 +59,8 @@ class DDPBucket:
     """Its gradients; empty where unknown."""
     told_by: Literal["sizes", "order"] | None = None
     """How its gradients are known; None where they are not."""
+    least_elements: int | None = None
+    """Those of the gradient that completed it: it holds no fewer. None where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +279,7 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
         sized = all(gradient.shape is not None for gradient in pool)
         for place, launch in enumerate(accumulation.launched):
             count = 0
+            completes = place == 0 and number > 1  # the first may launch buckets of unused parameters alone
             if not sized or launch.elements is None:
                 sized = False
                 count = len(pool) if len(accumulation.launched) == 1 else 0
@@ -289,10 +292,11 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
                 ready_ns=launch.start_ns if place == 0 else None,
                 gradients=tuple(pool[len(pool) - count :]),
                 told_by=("sizes" if sized else "order") if count else None,
+                least_elements=_elements(gradient) if sized and completes else None,
             )
             index += 1
             del pool[len(pool) - count :]
-            if sized and place == count == 0 and number > 1:  # the first may launch buckets of unused parameters alone
+            if sized and completes and count == 0:
                 owed -= _elements(pool.pop())
         if accumulation.launched and (not sized or owed == sum(map(_elements, pool))):
             pool, owed = [], 0

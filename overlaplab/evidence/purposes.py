@@ -13,11 +13,12 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.axes import TENSOR, axis_of
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.arguments import around
-from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_backwards
+from overlaplab.evidence.ddp import DDPBackward, DDPBucket, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
@@ -54,6 +55,8 @@ class _Purpose:
     what: str
     ready_ns: int | None = None
     """When it could have been launched; on a GPU in device time."""
+    gradient_bytes: int | None = None
+    """Of the gradients that all collectives of the launch send, at least."""
     backward_end_ns: int | None = None
     """When the backward pass had been computed; on a GPU in device time."""
     after_backward: bool = False
@@ -65,7 +68,8 @@ def purposes(trace: Trace) -> pd.DataFrame:
     """One row per row of `recorded`.
 
     Columns: `role` (a `Role`'s value), `what` (`bucket 3`, `layers.4`; None where unknown), `ready_ns` and
-    `backward_end_ns` (int64, absolute, `UNKNOWN_NS` where unknown), `after_backward` (bool).
+    `backward_end_ns` (int64, absolute, `UNKNOWN_NS` where unknown), `after_backward` (bool), `compressed` (bool: its
+    launch sends fewer bytes than the gradients have, as torch's PowerSGD hook does).
     """
     table = recorded(trace)
     known = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
@@ -84,8 +88,25 @@ def purposes(trace: Trace) -> pd.DataFrame:
             "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in own]),
             "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in own]),
             "after_backward": np.array([purpose is not None and purpose.after_backward for purpose in own], dtype=bool),
+            "compressed": _compressed(table["bytes"].to_numpy(np.int64), place, known),
         }
     )
+
+
+def _compressed(num_bytes: NDArray[np.int64], place: Sequence[int], launches: Sequence[_Purpose]) -> NDArray[np.bool_]:
+    """Which collectives' launches send fewer bytes than their gradients have; `place`: each one's among `launches`."""
+    sent: dict[int, int] = {}
+    unknown = {-1}
+    for at, size in zip(place, num_bytes.tolist(), strict=True):
+        sent[at] = sent.get(at, 0) + size
+        if size < 0:
+            unknown.add(at)
+    fewer = {
+        at
+        for at in sent.keys() - unknown
+        if (gradient_bytes := launches[at].gradient_bytes) is not None and sent[at] < gradient_bytes
+    }
+    return np.array([at in fewer for at in place], dtype=bool)
 
 
 def _times(values: Sequence[int | None]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -155,10 +176,13 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
                 role=Role.BUCKET if is_bucket else Role.SCATTER,
                 what=what,
                 ready_ns=ran.reached(completed.start_ns) if completed else None,
+                gradient_bytes=int(completed.fields["bytes"]) if completed else None,
                 backward_end_ns=ends[number] if number >= 0 else None,
                 after_backward=number >= 0 and label.start_ns >= hosts[number],
             )
             hops = ran.hops(label)
+            if hops:
+                purpose = replace(purpose, gradient_bytes=None)  # each sends a part
             yield from (replace(purpose, launch=hop, ready_ns=None) for hop in hops[1:])
             yield replace(purpose, launch=hops[0]) if hops else purpose
         elif label.word == "param_gather_launch":
@@ -197,5 +221,14 @@ def _of_ddp(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
             role=Role.BUCKET,
             what=f"bucket {bucket.index}",
             ready_ns=None if bucket.ready_ns is None else ran.reached(bucket.ready_ns),
+            gradient_bytes=_least_bytes(bucket),
             backward_end_ns=end,
         )
+
+
+def _least_bytes(bucket: DDPBucket) -> int | None:
+    """At least so many bytes of gradients are in the bucket, in the type that is sent; None where unknown."""
+    launch = bucket.launch
+    if bucket.least_elements is None or launch.bytes is None or not launch.elements:
+        return None
+    return bucket.least_elements * launch.bytes // launch.elements

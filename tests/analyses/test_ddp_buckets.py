@@ -400,6 +400,14 @@ def test_a_second_backward_pass_takes_no_gradients_of_the_first(tmp_path: Path) 
     assert table["ready_ns"].tolist() == [44_000, 144_000]
 
 
+def test_an_all_reduce_smaller_than_its_last_gradient_is_compressed(tmp_path: Path) -> None:
+    """torch's PowerSGD hook sends 3 elements of 12."""
+    one = [forward(10), *accumulate(30, 4), *accumulate(40, 8, sends=1)]
+    for elements, compressed in ((12, False), (9, False), (3, True)):
+        run = run_of(tmp_path / str(elements), [step(3, 0, 1000), *one, sent(46, 60, elements)])
+        assert purposes(run.traces[0])["compressed"].tolist() == [compressed]
+
+
 def test_replay_leaves_out_what_has_no_size(tmp_path: Path) -> None:
     run = run_of(tmp_path, [step(3, 0, 1000), forward(10), *accumulate(30, sends=1, dims=False), sent(36, 40)])
     assert replay(run, Link(emulated=True, bandwidth_gbps=1, latency_us=5, world_size=2)).empty

@@ -126,6 +126,16 @@ def test_each_launch_of_a_bucket_has_its_own_causes(tmp_path: Path) -> None:
     assert causes.groupby("row")["exposed_ns"].sum().to_dict() == {0: 25_000, 1: 15_000}
 
 
+@pytest.mark.parametrize(("elements", "compressed"), [(16, 0), (4, 2)])
+def test_what_a_communication_hook_compresses_is_said(tmp_path: Path, elements: int, compressed: int) -> None:
+    """The bucket holds 64 bytes, and its all-reduce sends 4 bytes per element."""
+    sent = {"args": {"Input Dims": [[elements]], "Input type": ["float"]}}
+    events = [each | sent if each["name"].startswith("gloo:") else each for each in twice(0)]
+    run = loop(tmp_path, step(3, 0, 300), *events)
+    lines = [line for line in findings.run_warnings(run) if "communication hook" in line]
+    assert [line.partition(" of ")[0] for line in lines] == ([f"{compressed} collectives"] if compressed else [])
+
+
 def test_a_launch_without_a_label_of_what_it_sends_has_a_row(tmp_path: Path) -> None:
     events = [each for each in twice(0) if not each["name"].startswith("engine::bucket_ready")]
     table = overlaplab.buckets(loop(tmp_path, step(3, 0, 300), *events))
