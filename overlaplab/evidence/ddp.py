@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import prod
@@ -30,6 +30,7 @@ _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
 _EVALUATE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+_UPDATE = "Optimizer.step#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,10 @@ class DDPBackward(Span):
     forwards: int
     """Of how many forward passes of DDP: more than one where several modules, or a module twice, have one backward
     pass.
+    """
+    repeated: bool
+    """Whether it is several calls of `backward` after one forward pass: an optimizer's step begins between its buckets,
+    or labels launch one of them twice.
     """
 
 
@@ -148,6 +153,8 @@ def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_in
     begun = _forwards(trace)
     extents = evaluated.groupby(["number", "thread"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
     bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
+    updates = sorted(_named(trace, lambda name: name.startswith(_UPDATE))["start_ns"].tolist())
+    labelled = [label for label in labels_of(trace) if label.word == "bucket_launch"]
     backwards = []
     seen = 0
     for number, group in groupby(accumulations, lambda accumulation: bisect_right(borders, accumulation.start_ns)):
@@ -157,6 +164,9 @@ def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_in
             continue
         thread = of_pass[0].thread
         start, end = bounds.get((number, thread), (of_pass[0].start_ns, of_pass[-1].end_ns))
+        launched = [launch.start_ns for accumulation in of_pass for launch in accumulation.launched]
+        updated = bisect_right(updates, launched[0]) < bisect_right(updates, launched[-1])
+        indices = [label.fields["bucket"] for label in labelled if start <= label.start_ns <= end]
         backwards.append(
             DDPBackward(
                 start_ns=start,
@@ -165,6 +175,7 @@ def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_in
                 buckets=tuple(_buckets(of_pass, first_index)),
                 gradients=len(of_pass),
                 forwards=seen - before,
+                repeated=updated or len(set(indices)) < len(indices),
             )
         )
     return tuple(backwards)
@@ -172,10 +183,14 @@ def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_in
 
 def _forwards(trace: Trace) -> list[int]:
     """When each forward pass of DDP began, in order."""
+    return sorted(_named(trace, _FORWARD.__eq__)["start_ns"].tolist())
+
+
+def _named(trace: Trace, chosen: Callable[[str], bool]) -> pd.DataFrame:
+    """The host's ranges with such a name, as `spans_of`."""
     events = trace.events
     annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    forward = annotated & matching(events["name"], _FORWARD.__eq__)
-    return sorted(events["ts_ns"].to_numpy()[forward].tolist())
+    return spans_of(trace, annotated & matching(events["name"], chosen))
 
 
 def autograd_passes(trace: Trace) -> tuple[Span, ...]:
@@ -189,10 +204,8 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
 
 def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
-    events = trace.events
-    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     borders = sorted({*_forwards(trace), *(window.host_start_ns for window in step_windows(trace))})
-    evaluated = spans_of(trace, annotated & matching(events["name"], lambda name: name.startswith(_EVALUATE)))
+    evaluated = _named(trace, lambda name: name.startswith(_EVALUATE))
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
 
@@ -203,10 +216,8 @@ def _accumulations(trace: Trace, launches: Sequence[Launch]) -> Iterator[_Accumu
     """
     if not launches:
         return
-    events = trace.events
-    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    inner = spans_of(trace, annotated & matching(events["name"], _ACCUMULATE.__eq__))
-    outer = spans_of(trace, annotated & matching(events["name"], (_EVALUATE + _ACCUMULATE).__eq__))
+    inner = _named(trace, _ACCUMULATE.__eq__)
+    outer = _named(trace, (_EVALUATE + _ACCUMULATE).__eq__)
     outer = outer if len(outer) else inner
     threads, starts = (
         np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")

@@ -166,6 +166,8 @@ def _of_ddp(backwards: Sequence[DDPBackward]) -> Issued:
 
 
 def _ddp_gradients(backward: DDPBackward) -> tuple[tuple[int, int], ...] | None:
+    if backward.repeated:
+        return None
     gradients: list[tuple[int, int]] = []
     for bucket in backward.buckets:
         if bucket.told_by != "sizes" or bucket.launch.bytes is None:

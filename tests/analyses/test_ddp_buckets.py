@@ -15,11 +15,15 @@ from samples import unlabelled
 
 import overlaplab
 from overlaplab.analyses import late_buckets
+from overlaplab.events import step_windows
+from overlaplab.evidence.ddp import ddp_backwards
+from overlaplab.evidence.executions import executions
 from overlaplab.evidence.purposes import purposes
 from overlaplab.findings import bucket_notes
 from overlaplab.manifest import Link
 from overlaplab.report.documents import buckets_document
 from overlaplab.simulate import bound, replay
+from overlaplab.simulate.issued import issued
 
 SAMPLE = Path(__file__).parents[2] / "traces" / "torch-ddp-gloo"
 
@@ -398,6 +402,20 @@ def test_a_second_backward_pass_takes_no_gradients_of_the_first(tmp_path: Path) 
     )
     assert held(table) == [(), ()]
     assert table["ready_ns"].tolist() == [44_000, 144_000]
+
+
+def test_no_cutting_is_of_the_gradients_of_two_backward_passes(tmp_path: Path) -> None:
+    """An optimizer's step tells them apart, after one forward pass."""
+    one = [*accumulate(30, 8), *accumulate(40, 8, sends=1), sent(46, 50, 16)]
+    events = [step(3, 0, 1000), forward(10), *one, *({**each, "ts": each["ts"] + 100} for each in one)]
+    update = event("Optimizer.step#SGD.step", 70, 80, cat="user_annotation")
+    for name, more in (("one", []), ("two", [update])):
+        run = run_of(tmp_path / name, [*events, *more])
+        (backward,) = ddp_backwards(run.traces[0], executions(run.traces[0]))
+        assert backward.repeated == bool(more)
+        assert [own.gradients is None for _, own in issued(run.traces[0], step_windows(run.traces[0]), None)] == [
+            bool(more)
+        ]
 
 
 def test_an_all_reduce_smaller_than_its_last_gradient_is_compressed(tmp_path: Path) -> None:
