@@ -25,6 +25,7 @@ from overlaplab.events import (
 )
 from overlaplab.evidence.clocks import clocks
 from overlaplab.evidence.pairing import DOUBTFUL_NS
+from overlaplab.evidence.purposes import purposes
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
@@ -55,6 +56,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     silent = [trace for trace in run.traces if rule_of(trace) is not Rule.UNRECORDED and not _counts(trace)]
     warnings += [_nothing_counts(run, silent)] if silent else []
     warnings += _communication_warnings(run)
+    warnings += _hook_warnings(run)
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
         if rule_of(trace) is Rule.UNRECORDED or trace in silent:
@@ -95,6 +97,18 @@ def _communication_warnings(run: Run) -> list[str]:
     if ends := [trace for trace in run.traces if only_ends_recorded(trace)]:
         warnings.append(f"of low-latency DeepEP{_on_ranks(run, ends)} {_ENDS_ONLY}")
     return warnings
+
+
+def _hook_warnings(run: Run) -> list[str]:
+    """How many collectives of gradients a communication hook of DDP compresses on hosts."""
+    number = sum(int(purposes(trace)["compressed"].sum()) for trace in run.traces if rule_of(trace) is Rule.CPU)
+    if not number:
+        return []
+    return [
+        f"{count(number, 'collective')} of gradients send fewer bytes than the gradients have, since a communication"
+        " hook compresses them: torch's own range around a collective may contain what the hook computes"
+        " afterwards, so that transfer and bandwidth are not the link's alone"
+    ]
 
 
 def not_recorded(run: Run) -> str | None:

@@ -216,15 +216,16 @@ def causes_rows(found: findings.Diagnosis) -> TableBlock:
 def buckets_rows(table: pd.DataFrame, causes: pd.DataFrame | None = None) -> TableBlock:
     """Rows of `buckets` of one rank and step, and of `findings.bucket_causes` of the same, if they are known."""
     late = analyses.late_buckets(table)
-    frame = table.merge(late[["index", "held_ns"]], on="index", how="left")
+    frame = table.assign(held_ns=late["held_ns"].reindex(table.index).fillna(0))
+    words = None if causes is None else [findings.bucket_cause_words(causes, row) for row in frame.index]
+    frame = frame.reset_index(drop=True)
     return TableBlock(
         key="buckets_table",
         caption="Per bucket, times from the step's start",
         frame=frame.assign(
-            held_ns=frame["held_ns"].fillna(0),
             last_parameter=pd.Series([last_gradient(row) for row in frame.to_dict("records")], dtype=object),
             gap_ns=frame["gradient_ready_ns"].map(analyses.last_gap_ns),
-            cause=None if causes is None else [findings.bucket_cause_words(causes, index) for index in frame["index"]],
+            cause=words,
             terse_bytes=_texts(frame["bytes"], "MB", 1),
         ),
         columns=_BUCKETS,

@@ -76,6 +76,8 @@ class Diagnosis:
     step: int | None
     chosen: str
     """Why this one: `the most exposed rank's median step by exposed time`."""
+    start_ns: int
+    """From the run's start, as in `overlaplab.summary`."""
     span_ns: int
     comm_ns: int
     hidden_ns: int
@@ -150,6 +152,7 @@ def diagnose(
         rank=_number(window["rank"]),
         step=_number(window["step"]),
         chosen=chosen,
+        start_ns=int(window["start_ns"]),
         span_ns=int(window["span_ns"]),
         comm_ns=int(window["comm_ns"]),
         hidden_ns=int(window["overlapped_ns"]),
