@@ -19,9 +19,9 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fsdp2 import fsdp2_gathers
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of
 from overlaplab.evidence.gathers import Gather
-from overlaplab.evidence.labels import Label, fsdp2_ranges_of
+from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.gpus.streams import Edit, Moved, held
 from overlaplab.vocabulary import FSDP2_ROOT
