@@ -296,7 +296,7 @@ def _roots_of_ranges(ranges: Sequence[Label], ran: Executions) -> list[int | Non
 
     None where there is one root, as far as the ranges show, or where some cannot be told apart. torch names no root,
     but each forward pass of one begins with `root_pre_forward`, and each root that took part in a backward pass ends
-    it with a callback. A backward pass uses units in the reverse order of their forward passes.
+    it with a callback. A backward pass comes to the forward passes in reverse order.
     """
     use_of = _uses_of_gathers(ranges)
     turns, pass_of_range = _turns(ranges, use_of, ran)
@@ -304,29 +304,28 @@ def _roots_of_ranges(ranges: Sequence[Label], ran: Executions) -> list[int | Non
     if root_of_pass is None:
         return None
     roots: list[int | None] = [None] * len(ranges)
-    used: dict[str, list[tuple[int, int]]] = {}  # the place and the root of each forward use of a unit
+    used: dict[str, list[int]] = {}  # the forward passes that used a unit, as often as they did
+    remaining: dict[str, int] = {}  # how many of these the backward pass has not come to
     last: dict[str, int] = {}  # the root of each unit whose backward pass began last
     begun: list[int] = []  # roots in the order in which their backward passes began
-    place = before = callbacks = 0
+    before = callbacks = 0
     over = Span(start_ns=0, end_ns=-1, thread=-1)  # the last callback
     for number, label in enumerate(ranges):
         unit, of_pass = _unit(label), pass_of_range[number]
         if of_pass is not None:
             roots[number] = root_of_pass[of_pass]
             if label.word == "post_forward":
-                place += 1
-                used.setdefault(unit, []).append((place, root_of_pass[of_pass]))
+                used.setdefault(unit, []).append(of_pass)
         elif label.word == "pre_backward":
-            if callbacks:
-                begun, callbacks = [], 0
-            before = before if begun else place + 1
+            if callbacks or not begun:
+                begun, callbacks, before, remaining = [], 0, len(root_of_pass), {}
             uses = used.get(unit, [])
-            at = bisect_left(uses, (before, -1)) - 1
-            if at < 0:
+            remaining[unit] = min(remaining.get(unit, len(uses)), bisect_right(uses, before)) - 1
+            if remaining[unit] < 0:
                 return None
-            before, roots[number] = uses[at]
-            last[unit] = uses[at][1]
-            begun = list(dict.fromkeys((*begun, uses[at][1])))
+            before = uses[remaining[unit]]
+            roots[number] = last[unit] = root_of_pass[before]
+            begun = list(dict.fromkeys((*begun, last[unit])))
         elif label.word == _CALLBACK:
             callbacks, over = callbacks + 1, label
             if callbacks > len(begun):
