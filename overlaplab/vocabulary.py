@@ -28,6 +28,7 @@ __all__ = [
     "label_list",
     "label_text",
     "layer_of",
+    "root_of",
     "unit_of_root",
 ]
 
@@ -207,6 +208,12 @@ def unit_of_root(unit: str, root: int) -> str:
     """The name of a unit of one of several roots: `root 1`, `root 1.layers.3`, from the name in its root."""
     is_root = unit == FSDP2_ROOT or unit.startswith(f"{FSDP2_ROOT} [")
     return f"{FSDP2_ROOT} {root}" + (unit.removeprefix(FSDP2_ROOT) if is_root else f".{unit}")
+
+
+def root_of(unit: str) -> int | None:
+    """The number of the root in a name that `unit_of_root` made; None for other names."""
+    match = re.match(rf"{FSDP2_ROOT} (\d+)(?=\.| |$)", unit)
+    return int(match[1]) if match and _is_integer(match[1]) else None
 
 
 def layer_of(unit: str) -> int | None:

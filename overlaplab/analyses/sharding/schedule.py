@@ -71,7 +71,7 @@ def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) 
 
 def _resharded_bytes(gather: Gather, num_bytes: int | None, manifest: Manifest | None) -> int | None:
     """What stays held of a unit of so many bytes once it is freed; the engine's loop reshards to all ranks or none."""
-    by_engine = manifest is not None and manifest.accumulate is not None
+    by_engine = manifest is not None and not manifest.by_recorder
     shards = 0 if gather.shards is None and gather.free_ns is not None and by_engine else gather.shards
     return shards if not shards else None if num_bytes is None else num_bytes // shards
 

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlaplab.analyses import gathered_bytes, schedule_steps
-from overlaplab.analyses.sharding.schedule import _COLUMNS, _NUMBERS
+from overlaplab.analyses.sharding.schedule import _COLUMNS, _TEXTS
 
 
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A schedule of one rank's step 3; fields that a row does not give are null."""
-    filled = [{"rank": 0, "step": 3, "microbatch": 0, "phase": "forward", **row} for row in rows]
-    return pd.DataFrame(filled, columns=list(_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "Int64"))
+    filled = [
+        {"rank": 0, "step": 3, "microbatch": 0, "phase": "forward", "resharded_bytes": 0, **row} for row in rows
+    ]
+    return pd.DataFrame(filled, columns=list(_COLUMNS)).astype(dict.fromkeys(set(_COLUMNS) - {*_TEXTS}, "Int64"))
 
 
 def held(start: int, end: int | None, size: int | None = 8, layer: int | None = 0) -> dict[str, Any]:
@@ -57,7 +59,9 @@ def test_every_rank_and_step_has_a_curve_of_its_own() -> None:
     found = gathered_bytes(table)
     assert [[row["time_ns"], row["bytes"]] for row in found.to_dict("records")] == [[0, 0], [10, 8], [20, 0]] * 4
     assert found.dtypes.astype(str).unique().tolist() == ["Int64"]
-    assert gathered_bytes(table_of([])).columns.tolist() == ["rank", "step", "time_ns", "bytes", "layers"]
+    assert gathered_bytes(table_of([])).columns.tolist() == [
+        *("rank", "step", "time_ns", "bytes", "resharded_bytes", "layers"),
+    ]
 
 
 gathers = st.tuples(

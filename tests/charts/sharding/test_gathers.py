@@ -48,7 +48,8 @@ def gather(unit: str, layer: int | None, phase: str, at: float, **changes: Any) 
     }
     row = {name: None if time is None else int(time * MS) for name, time in times.items()}
     identity = {"rank": 0, "step": 4, "unit": unit, "layer": layer, "microbatch": 0, "phase": phase}
-    return identity | row | {"free_phase": phase, "bytes": 1_210_000, "source": "engine"} | changes
+    resharded = {"resharded_bytes": 0, "resharded_until_ns": None}
+    return identity | row | resharded | {"free_phase": phase, "bytes": 1_210_000, "source": "engine"} | changes
 
 
 KEPT = {
