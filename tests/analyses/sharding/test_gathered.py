@@ -15,9 +15,7 @@ from overlaplab.analyses.sharding.schedule import _COLUMNS, _TEXTS
 
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A schedule of one rank's step 3; fields that a row does not give are null."""
-    filled = [
-        {"rank": 0, "step": 3, "microbatch": 0, "phase": "forward", "resharded_bytes": 0, **row} for row in rows
-    ]
+    filled = [{"rank": 0, "step": 3, "microbatch": 0, "phase": "forward", "resharded_bytes": 0, **row} for row in rows]
     return pd.DataFrame(filled, columns=list(_COLUMNS)).astype(dict.fromkeys(set(_COLUMNS) - {*_TEXTS}, "Int64"))
 
 
