@@ -155,20 +155,11 @@ def _reshard(gathers: Sequence[Gather], ran: Executions) -> None:
     torch keeps each rank's N-th part until the next gather has copied it (`to_sharded_post_forward` in
     torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
     """
-    sizes = [_group_size(ran.inside(gather.launch)) for gather in gathers]
+    sizes = [ran.gathering_ranks(gather.launch) for gather in gathers]
     most = max((size for size in sizes if size is not None), default=None)
     for (gather, following), size in zip(pairwise(gathers), sizes[1:], strict=True):
         if gather.free_phase == "forward" and (size is None or size != most):
             gather.shards, gather.regathered = size, following.launch
-
-
-def _group_size(collectives: Sequence[Launch]) -> int | None:
-    """Among how many ranks a unit was gathered: as recorded, else the output's elements by the input's."""
-    sizes = {
-        launch.group_size or (launch.elements // launch.elements_in if launch.elements and launch.elements_in else None)
-        for launch in collectives
-    }
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _contradicting(gathers: Sequence[Gather], words: Ordered[Label], passes: Passes) -> list[Gather]:
