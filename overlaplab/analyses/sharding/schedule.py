@@ -87,7 +87,7 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "backward_first_use_ns": _known(gather.backward_first_use_ns, ran.begun),
         "backward_last_use_ns": _known(gather.backward_last_use_ns, ran.reached),
         "free_ns": _known(gather.free_ns, ran.reached),
-        "resharded_until_ns": None if gather.regathered is None else _held_ns(gather.regathered, ran),
+        "resharded_until_ns": _resharded_until_ns(gather, ran),
         "held_ns": _held_ns(gather.launch, ran),
     }
     return {
@@ -102,6 +102,13 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "wait_ns": ran.waited(gather.blocked, end),
         "bytes": gather.bytes,
     }
+
+
+def _resharded_until_ns(gather: Gather, ran: Executions) -> int | None:
+    """Until when a part stays held: on a GPU the next gather may be counted from before the free, and then none is."""
+    if gather.regathered is None or gather.free_ns is None:
+        return None
+    return max(_held_ns(gather.regathered, ran), ran.reached(gather.free_ns))
 
 
 def _held_ns(launch: Span, ran: Executions) -> int:

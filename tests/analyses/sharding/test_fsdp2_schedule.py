@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from made.fsdp import fsdp as made_fsdp
 from made.traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
@@ -311,6 +312,22 @@ def test_a_unit_resharded_to_fewer_ranks_stays_held_in_part(tmp_path: Path) -> N
     assert "1 free in part. At most 48 B (1 layer in full) held at a time, with the parts" in gathers_lead(
         table[table["step"] == 3], ""
     )
+
+
+def test_on_a_gpu_a_part_is_held_until_the_device_comes_to_the_next_gather(tmp_path: Path) -> None:
+    """Or not at all, where that is counted from before the free: layer 2's, as the next one is gathered at once."""
+    events, backward = [], False
+    for own in sorted(made_fsdp(1, steps=1), key=lambda own: own["ts"]):
+        backward |= own["name"].startswith("FSDP::pre_backward")
+        dims = [[1_000_000], [500_000 if backward else 250_000]]
+        is_gather = own["name"] == "c10d::_allgather_base_"
+        events.append(own | {"args": own["args"] | {"Input Dims": dims}} if is_gather else own)
+    table = overlaplab.schedule(run_of(tmp_path, events, backend="nccl"))
+    forward, again = table[table["resharded_bytes"] > 0], table[table["phase"] == "backward"].iloc[::-1]
+    assert forward["unit"].tolist() == again["unit"].tolist() == ["layers.0", "layers.1", "layers.2"]
+    assert set(forward["resharded_bytes"]) == {2_000_000}
+    assert forward["resharded_until_ns"].tolist() == [*again["held_ns"][:2], forward["free_ns"].iloc[2]]
+    assert schedule_steps(table)["peak_gathered_bytes"].tolist() == [16_000_000]
 
 
 def test_without_group_sizes_no_peak_is_made_up(tmp_path: Path) -> None:

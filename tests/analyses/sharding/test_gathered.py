@@ -63,18 +63,29 @@ def test_every_rank_and_step_has_a_curve_of_its_own() -> None:
 
 
 gathers = st.tuples(
-    st.integers(-50, 50), st.none() | st.integers(0, 60), st.integers(1, 9), st.sampled_from([None, 0, 1])
+    *(st.integers(-50, 50), st.none() | st.integers(0, 60), st.integers(1, 9), st.sampled_from([None, 0, 1])),
+    st.none() | st.integers(0, 20),
 )
 
 
 @settings(deadline=None)
 @given(st.lists(gathers, min_size=1, max_size=12))
-def test_the_curve_is_what_counting_at_every_moment_gives(drawn: list[tuple[int, int | None, int, int | None]]) -> None:
-    rows = [held(start, None if lasts is None else start + lasts, size, layer) for start, lasts, size, layer in drawn]
+def test_the_curve_is_what_counting_at_every_moment_gives(
+    drawn: list[tuple[int, int | None, int, int | None, int | None]],
+) -> None:
+    """The last number of a gather is for how long half of it stays after its free."""
+    rows = [
+        held(start, None if lasts is None else start + lasts, size, layer) for start, lasts, size, layer, _ in drawn
+    ]
+    for row, (*_, stays) in zip(rows, drawn, strict=True):
+        if stays is not None and row["free_ns"] is not None:
+            row |= {"resharded_bytes": row["bytes"] // 2, "resharded_until_ns": row["free_ns"] + stays}
 
     def now(at: int) -> tuple[int, int]:
         there = [r for r in rows if r["held_ns"] <= at and (r["free_ns"] is None or at < r["free_ns"])]
-        return sum(r["bytes"] for r in there), sum(r["layer"] is not None for r in there)
+        parts = [r for r in rows if r.get("resharded_bytes") and r["free_ns"] <= at < r["resharded_until_ns"]]
+        full = sum(r["bytes"] for r in there), sum(r["layer"] is not None for r in there)
+        return full[0] + sum(r["resharded_bytes"] for r in parts), full[1]
 
     table = table_of(rows)
     points = gathered_bytes(table).to_dict("records")
