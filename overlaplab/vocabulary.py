@@ -31,6 +31,8 @@ __all__ = [
     "label_text",
     "layer_of",
     "names_a_device",
+    "root_of",
+    "unit_of_root",
 ]
 
 
@@ -206,6 +208,7 @@ def collective_kind(name: str) -> str | None:
 _FSDP2 = re.compile(r"FSDP::(?P<word>\w+)(?: \((?P<unit>.*?)\))?(?P<mesh> \[pg=\d+\])?")
 _FSDP2_WORDS = frozenset(
     {
+        "root_pre_forward",  # the beginning of a forward pass of a root
         "all_gather",  # the copy into the gathered buffer, and the call that launches the collective
         "all_gather_copy_out",  # the wait for it, then the copy into the parameters
         "pre_forward",  # gather unless prefetched, wait, copy
@@ -214,7 +217,7 @@ _FSDP2_WORDS = frozenset(
         "post_backward_accumulate",
         "post_backward_reshard",  # free, unless the unit is configured not to
         "post_backward_reduce",  # launch the reduce-scatter of the unit's gradients
-        "root_post_backward_callback",  # the end of a backward pass
+        "root_post_backward_callback",  # the end of a backward pass, of each root that took part
     }
 )
 FSDP2_ROOT = "root"
@@ -233,6 +236,18 @@ def fsdp2_range(name: str) -> tuple[str, dict[str, str]] | None:
         return None
     unit = _WRAPPERS.sub("", match["unit"] or "").removeprefix(".") or FSDP2_ROOT
     return match["word"], {"unit": unit + (match["mesh"] or "")}
+
+
+def unit_of_root(unit: str, root: int) -> str:
+    """The name of a unit of one of several roots: `root 1`, `root 1.layers.3`, from the name in its root."""
+    is_root = unit == FSDP2_ROOT or unit.startswith(f"{FSDP2_ROOT} [")
+    return f"{FSDP2_ROOT} {root}" + (unit.removeprefix(FSDP2_ROOT) if is_root else f".{unit}")
+
+
+def root_of(unit: str) -> int | None:
+    """The number of the root in a name that `unit_of_root` made; None for other names."""
+    match = re.match(rf"{FSDP2_ROOT} (\d+)(?=\.| |$)", unit)
+    return int(match[1]) if match and _is_integer(match[1]) else None
 
 
 def layer_of(unit: str) -> int | None:

@@ -264,8 +264,9 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                         both(
                             row(
                                 "schedule_steps",
-                                "step? microbatches gathers frees layer_gathers layer_frees forward_layer_gathers"
-                                " backward_layer_gathers peak_gathered_bytes? peak_ns? peak_layers wait_ns?",
+                                "step? microbatches gathers frees partial_frees layer_gathers layer_frees"
+                                " forward_layer_gathers backward_layer_gathers peak_gathered_bytes? peak_ns?"
+                                " peak_layers? wait_ns?",
                             ),
                             keys(
                                 events=many(
@@ -273,7 +274,8 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                                         "schedule",
                                         "unit? layer? microbatch? phase? gather_launch_ns? gather_start_ns?"
                                         " gather_end_ns? first_use_ns? last_use_ns? backward_first_use_ns?"
-                                        " backward_last_use_ns? free_ns? free_phase? wait_ns? bytes? held_ns? source",
+                                        " backward_last_use_ns? free_ns? free_phase? resharded_bytes?"
+                                        " resharded_until_ns? wait_ns? bytes? held_ns? source",
                                     )
                                 ),
                                 scatters=many(

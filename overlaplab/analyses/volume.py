@@ -12,8 +12,7 @@ import pandas as pd
 from overlaplab.costs import Theory, ring_factor
 from overlaplab.costs.volume import theory
 from overlaplab.events import Run, Trace, Window
-from overlaplab.evidence.fsdp2 import sized
-from overlaplab.evidence.labels import fsdp2_ranges_of
+from overlaplab.evidence.fsdp2 import fsdp2_ranges_of, sized
 from overlaplab.evidence.launches import Launch, bytes_of, launches
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import traits_of

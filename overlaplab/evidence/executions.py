@@ -27,6 +27,7 @@ class Executions:
         self.launches: Sequence[Launch] = launches(trace)
         """All of the trace's collectives, in order of launch."""
         self._by_thread = Ordered(self.launches, self._thread)
+        self._group_sizes = {group.name: len(group.ranks) or group.size for group in trace.groups}
         hops = [label for label in labels_of(trace) if label.word == "hop"]
         self._hops = Ordered(hops, lambda label: label.fields["bucket"])
         named = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
@@ -35,6 +36,19 @@ class Executions:
     def inside(self, span: Span) -> Sequence[Launch]:
         """The collectives launched inside a host range."""
         return self._by_thread.starting_in(self._thread(span), span.start_ns, span.end_ns)
+
+    def gathering_ranks(self, span: Span) -> int | None:
+        """Among how many ranks the all-gathers launched inside a host range ran, where all among as many.
+
+        As recorded, else by the group's name, else the output's elements by the input's.
+        """
+        sizes = {
+            launch.group_size
+            or self._group_sizes.get(launch.group or "")
+            or (launch.elements // launch.elements_in if launch.elements and launch.elements_in else None)
+            for launch in self.inside(span)
+        }
+        return sizes.pop() if len(sizes) == 1 else None
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:
         """Start and end of the communication launched inside a host range; None where unknown.

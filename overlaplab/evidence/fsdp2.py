@@ -1,33 +1,61 @@
 """Gathers from FSDP2's own ranges, in any trace (torch/distributed/fsdp/_fully_shard).
 
 FSDP2 records when it gathers, but not when it frees: `post_forward` and `post_backward_reshard` occur whether or not
-they free. A unit was freed if it is gathered again.
+they free. A unit was freed if it is gathered again. FSDP2 also leaves the root unnamed, and names the units below by
+their place in it, so that units of several roots may share a name.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise, zip_longest
 from math import inf
 
 from overlaplab.costs.memory import gathered_bytes, reduced_bytes
-from overlaplab.evidence.executions import Executions, bounds_of
+from overlaplab.events import Trace, once_per_trace
+from overlaplab.evidence.executions import Executions, bounds_of, executions
 from overlaplab.evidence.gathers import Gather
-from overlaplab.evidence.labels import Label, Ordered, Span
+from overlaplab.evidence.labels import Label, Ordered, Span, ranges_of
 from overlaplab.evidence.launches import Launch, bytes_of
 from overlaplab.manifest import Manifest
-from overlaplab.vocabulary import FSDP2_ROOT
+from overlaplab.vocabulary import FSDP2_ROOT, fsdp2_range, unit_of_root
 
-__all__ = ["Passes", "fsdp2_gathers", "fsdp2_scatters", "sized", "unit_sizes"]
+__all__ = ["Passes", "fsdp2_gathers", "fsdp2_ranges_of", "fsdp2_scatters", "sized", "unit_sizes"]
+
+
+@once_per_trace
+def fsdp2_ranges_of(trace: Trace) -> tuple[Label, ...]:
+    """FSDP2's own ranges in order of start, as labels with the key `unit` (see `vocabulary.fsdp2_range`).
+
+    Names that units of several roots share begin with the root's number: `root 0`, `root 1.layers.3`. Where it cannot
+    be told which root a range belongs to, all keep the name that FSDP2 gives them.
+    """
+    ranges = ranges_of(trace, fsdp2_range)
+    roots = _roots_of_ranges(ranges, executions(trace)) if ranges else None
+    return ranges if roots is None else _with_roots(ranges, roots)
 
 
 class Passes:
-    """The backward passes of a trace. Whatever follows one belongs to the next microbatch."""
+    """The backward passes of a trace. Whatever follows one belongs to the next microbatch.
+
+    Each root that took part ends a pass with a callback of its own, one right after the other.
+    """
 
     def __init__(self, ranges: Sequence[Label]) -> None:
         self._begun = [label.start_ns for label in ranges if label.word == "pre_backward"]
-        self._ended = [label.end_ns for label in ranges if label.word == "root_post_backward_callback"]
+        self._ending: list[int] = []
+        self._ended: list[int] = []
+        last_ns = -inf  # the end of the last callback, while nothing came after it
+        for label in ranges:
+            if label.word != _CALLBACK:
+                last_ns = last_ns if label.start_ns <= last_ns else -inf
+                continue
+            if last_ns == -inf:
+                self._ending.append(label.start_ns)
+                self._ended.append(label.end_ns)
+            self._ended[-1] = last_ns = label.end_ns
 
     def before(self, at_ns: int) -> int:
         """How many had ended by then."""
@@ -38,6 +66,11 @@ class Passes:
         begun, ended = bisect_left(self._begun, at_ns), self.before(at_ns)
         return begun > 0 and (ended == 0 or self._begun[begun - 1] >= self._ended[ended - 1])
 
+    def ending_ns(self, at_ns: int) -> int | None:
+        """When the first callback began of the pass that is under way, or comes next; None after the last pass."""
+        number = self.before(at_ns)
+        return self._ending[number] if number < len(self._ending) else None
+
 
 def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
     """The gathers in a trace's FSDP2 ranges (`fsdp2_ranges_of`), in order of launch.
@@ -46,7 +79,8 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
     `microbatch` is the number of backward passes that ended before, from the trace's start. Once a backward pass has
     begun, gathers are for it. The use begins after `all_gather_copy_out`. The unit is freed at the end of the last
     `post_forward` or `post_backward_reshard` before it is gathered again; if it is never gathered again, at the end of
-    the last `post_backward_reshard`.
+    the last `post_backward_reshard`. If the next gather is among fewer ranks than others of the unit, the unit was
+    resharded to these ranks. Where the ranges of a name contradict one unit, when it is freed is unknown.
     """
     gathered = [label for label in ranges if label.word == "all_gather"]
     launching = [label for label in gathered if ran.inside(label)]
@@ -58,7 +92,16 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
         unit = _unit(label)
         gathers.append(_gather(label, next_ns.get(unit, inf), words, passes, ran))
         next_ns[unit] = label.start_ns
-    return gathers[::-1]
+    gathers.reverse()
+    by_unit: dict[str, list[Gather]] = {}
+    for gather in gathers:
+        by_unit.setdefault(gather.unit, []).append(gather)
+    for of_unit in by_unit.values():
+        _reshard(of_unit, ran)
+        for gather in _contradicting(of_unit, words, passes):
+            gather.backward_first_use_ns = gather.backward_last_use_ns = None
+            gather.free_ns = gather.free_phase = gather.shards = None
+    return gathers
 
 
 def fsdp2_scatters(ranges: Sequence[Label], ran: Executions) -> list[Label]:
@@ -104,6 +147,39 @@ def sized(collectives: Sequence[Launch], ranges: Sequence[Label], manifest: Mani
 
 def _unit(label: Label) -> str:
     return label.fields["unit"]
+
+
+def _reshard(gathers: Sequence[Gather], ran: Executions) -> None:
+    """Note to how many ranks one unit was resharded after its forward (`reshard_after_forward=N`), by the next gather.
+
+    torch keeps each rank's N-th part until the next gather has copied it (`to_sharded_post_forward` in
+    torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+    """
+    sizes = [ran.gathering_ranks(gather.launch) for gather in gathers]
+    most = max((size for size in sizes if size is not None), default=None)
+    for (gather, following), size in zip(pairwise(gathers), sizes[1:], strict=True):
+        if gather.free_phase == "forward" and (size is None or size != most):
+            gather.shards, gather.regathered = size, following.launch
+
+
+def _contradicting(gathers: Sequence[Gather], words: Ordered[Label], passes: Passes) -> list[Gather]:
+    """Those gathers under one name that cannot all be of one unit which FSDP2 frees where its ranges say so.
+
+    A unit is not gathered again before a range that may free it. If it is gathered for several forward passes, they
+    free it, and so it is gathered for the backward pass, too.
+    """
+    if len({gather.bytes for gather in gathers if gather.bytes is not None}) > 1:
+        return list(gathers)
+    contradicting = [gather for gather in gathers[:-1] if gather.free_ns is None]
+    runs = [list(run) for _, run in groupby(gathers, key=lambda gather: (gather.microbatch, gather.phase))]
+    for run, following in zip_longest(runs, runs[1:]):
+        first = run[0]
+        if first.phase == "backward" or len(run) == 1 or (following and following[0].microbatch == first.microbatch):
+            continue
+        begins = words.first_after((first.unit, "pre_backward"), run[-1].launch.start_ns)
+        if begins is not None and passes.before(begins.start_ns) == first.microbatch:
+            contradicting += run
+    return contradicting
 
 
 def _gather(label: Label, next_ns: float, words: Ordered[Label], passes: Passes, ran: Executions) -> Gather:
@@ -164,3 +240,192 @@ def _free(gather: Gather, next_ns: float, words: Ordered[Label]) -> None:
     if free is not None:
         gather.free_ns = free.end_ns
         gather.free_phase = "forward" if free.word == "post_forward" else "backward"
+
+
+_CALLBACK = "root_post_backward_callback"
+
+
+@dataclass(slots=True)
+class _ForwardPass:
+    """One forward pass of a root: the units that it used, and the bytes of those that were gathered."""
+
+    units: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def may_be_of(self, other: _ForwardPass) -> bool:
+        """Whether both may be of one root."""
+        return self.units == other.units and all(
+            other.sizes.get(unit, size) == size for unit, size in self.sizes.items()
+        )
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Forward passes of roots, and the backward pass that ended them."""
+
+    passes: list[_ForwardPass] = field(default_factory=list)
+    callbacks: int = 0
+    """How many roots took part in the backward pass."""
+
+
+def _with_roots(ranges: Sequence[Label], roots: Sequence[int | None]) -> tuple[Label, ...]:
+    """The ranges, with the roots' numbers in names that several share."""
+    roots_of_unit: dict[str, set[int]] = {}
+    for label, root in zip(ranges, roots, strict=True):
+        if root is not None:
+            roots_of_unit.setdefault(_unit(label), set()).add(root)
+    return tuple(
+        label
+        if root is None or len(roots_of_unit[_unit(label)]) == 1
+        else replace(label, fields=label.fields | {"unit": unit_of_root(_unit(label), root)})
+        for label, root in zip(ranges, roots, strict=True)
+    )
+
+
+def _roots_of_ranges(ranges: Sequence[Label], ran: Executions) -> list[int | None] | None:
+    """The number of the root that each range of a unit belongs to, in order of first use; None for other ranges.
+
+    None where there is one root, as far as the ranges show, or where some cannot be told apart. torch names no root,
+    but each forward pass of one begins with `root_pre_forward`, and each root that took part in a backward pass ends
+    it with a callback. A backward pass comes to the forward passes in reverse order.
+    """
+    use_of = _uses_of_gathers(ranges)
+    turns, pass_of_range = _turns(ranges, use_of, ran)
+    root_of_pass = _roots_of_passes(turns)
+    if root_of_pass is None:
+        return None
+    roots: list[int | None] = [None] * len(ranges)
+    used: dict[str, list[int]] = {}  # the forward passes that used a unit, as often as they did
+    remaining: dict[str, int] = {}  # how many of these the backward pass has not come to
+    last: dict[str, int] = {}  # the root of each unit whose backward pass began last
+    begun: list[int] = []  # roots in the order in which their backward passes began
+    before = callbacks = 0
+    over = Span(start_ns=0, end_ns=-1, thread=-1)  # the last callback
+    for number, label in enumerate(ranges):
+        unit, of_pass = _unit(label), pass_of_range[number]
+        if of_pass is not None:
+            roots[number] = root_of_pass[of_pass]
+            if label.word == "post_forward":
+                used.setdefault(unit, []).append(of_pass)
+        elif label.word == "pre_backward":
+            if callbacks or not begun:
+                begun, callbacks, before, remaining = [], 0, len(root_of_pass), {}
+            uses = used.get(unit, [])
+            remaining[unit] = min(remaining.get(unit, len(uses)), bisect_right(uses, before)) - 1
+            if remaining[unit] < 0:
+                return None
+            before = uses[remaining[unit]]
+            roots[number] = last[unit] = root_of_pass[before]
+            begun = list(dict.fromkeys((*begun, last[unit])))
+        elif label.word == _CALLBACK:
+            callbacks, over = callbacks + 1, label
+            if callbacks > len(begun):
+                return None
+        elif label.word.startswith("post_backward"):
+            in_callback = label.start_ns <= over.end_ns and label.thread == over.thread
+            roots[number] = begun[callbacks - 1] if in_callback else last.get(unit)
+            if roots[number] is None:
+                return None
+    for number, use in enumerate(use_of):
+        if use is not None:
+            roots[number] = roots[use]
+    return roots
+
+
+def _uses_of_gathers(ranges: Sequence[Label]) -> list[int | None]:
+    """For each range of a gather the place of the `pre_forward` or `pre_backward` of its unit, around it or after."""
+    uses: list[int | None] = [None] * len(ranges)
+    following: dict[str, int] = {}
+    for number in range(len(ranges) - 1, -1, -1):
+        if ranges[number].word in ("pre_forward", "pre_backward"):
+            following[_unit(ranges[number])] = number
+        elif ranges[number].word.startswith("all_gather"):
+            uses[number] = following.get(_unit(ranges[number]))
+    around: dict[str, int] = {}
+    for number, label in enumerate(ranges):
+        if label.word in ("pre_forward", "pre_backward"):
+            around[_unit(label)] = number
+        elif label.word.startswith("all_gather"):
+            use = around.get(_unit(label))
+            if use is not None and ranges[use].end_ns >= label.end_ns and ranges[use].thread == label.thread:
+                uses[number] = use
+    return uses
+
+
+def _turns(
+    ranges: Sequence[Label], use_of: Sequence[int | None], ran: Executions
+) -> tuple[list[_Turn], list[int | None]]:
+    """The turns, and for each range of a forward pass that pass's number over all turns."""
+    turns: list[_Turn] = [_Turn()]
+    passes: list[_ForwardPass] = []
+    pass_of_range: list[int | None] = [None] * len(ranges)
+    backward = False
+    for number, label in enumerate(ranges):
+        if label.word == _CALLBACK:
+            turns[-1].callbacks += 1
+            backward = False
+        elif label.word == "pre_backward":
+            if turns[-1].callbacks:
+                turns.append(_Turn())
+            backward = True
+        elif label.word == "root_pre_forward" and not backward:
+            if turns[-1].callbacks:
+                turns.append(_Turn())
+            passes.append(_ForwardPass())
+            turns[-1].passes.append(passes[-1])
+        elif label.word in ("pre_forward", "post_forward") and passes and not backward:
+            passes[-1].units.add(_unit(label))
+            pass_of_range[number] = len(passes) - 1
+    for label, use in zip(ranges, use_of, strict=True):
+        of_pass = None if use is None else pass_of_range[use]
+        if label.word == "all_gather" and of_pass is not None and (size := bytes_of(ran.inside(label))) is not None:
+            passes[of_pass].sizes[_unit(label)] = size
+    return turns, pass_of_range
+
+
+def _roots_of_passes(turns: Sequence[_Turn]) -> list[int] | None:
+    """Each forward pass's root; None where all may be of one, or where they cannot be told apart."""
+    sizes: dict[str, int] = {}
+    several = any(turn.callbacks > 1 for turn in turns)
+    for passed in (passed for turn in turns for passed in turn.passes):
+        several |= any(sizes.setdefault(unit, size) != size for unit, size in passed.sizes.items())
+    return (_by_order(turns) or _by_kind(turns)) if several else None
+
+
+def _by_order(turns: Sequence[_Turn]) -> list[int] | None:
+    """The passes' roots if each root has one forward pass in every turn, all in the same order; else None.
+
+    The first turn may lack the passes before the recording began, and the last one those after its end.
+    """
+    count = max(turn.callbacks for turn in turns)
+    kinds: list[_ForwardPass | None] = [None] * count
+    roots = []
+    for turn in turns:
+        missing = count - len(turn.passes)
+        if turn.callbacks not in (0, count) or missing < 0 or (missing and turn.callbacks and turn is not turns[0]):
+            return None
+        for root, passed in enumerate(turn.passes, missing if turn.callbacks else 0):
+            if (kind := kinds[root]) is not None and not passed.may_be_of(kind):
+                return None
+            kinds[root] = _merged(kinds[root], passed)
+            roots.append(root)
+    return roots
+
+
+def _by_kind(turns: Sequence[_Turn]) -> list[int] | None:
+    """The passes' roots if these differ in units or sizes; None if that is unclear, or more roots took part."""
+    kinds: list[_ForwardPass] = []
+    roots = []
+    for passed in (passed for turn in turns for passed in turn.passes):
+        fitting = [root for root, kind in enumerate(kinds) if passed.may_be_of(kind)]
+        if len(fitting) > 1:
+            return None
+        if not fitting:
+            fitting, kinds = [len(kinds)], [*kinds, _ForwardPass()]
+        kinds[fitting[0]] = _merged(kinds[fitting[0]], passed)
+        roots += fitting
+    return None if any(turn.callbacks > len(kinds) for turn in turns) else roots
+
+
+def _merged(kind: _ForwardPass | None, passed: _ForwardPass) -> _ForwardPass:
+    return _ForwardPass(passed.units, {**(kind.sizes if kind else {}), **passed.sizes})

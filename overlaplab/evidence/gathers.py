@@ -30,6 +30,11 @@ class Gather:
     """Of a forward gather that stays until the backward pass."""
     free_ns: int | None = None
     free_phase: str | None = None
+    shards: int | None = 0
+    """Into how many parts the unit was cut when it was freed, of which each rank still holds one; 0 if nothing of it
+    stays, None where this, or whether it was freed, is unknown."""
+    regathered: Span | None = None
+    """The range that gathers it next, until which such a part is held."""
 
     def use(self, phase: str, at_ns: int, *, begins: bool) -> None:
         """Record a use: the first begin and the last end of each phase count."""

@@ -1,4 +1,4 @@
-"""The engine's labels of a trace, and FSDP2's ranges, as records."""
+"""The engine's labels of a trace, and named ranges, as records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, fsdp2_range, label_fields
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +69,11 @@ class Ordered(Generic[Ranges]):
 @once_per_trace
 def labels_of(trace: Trace) -> tuple[Label, ...]:
     """The trace's engine labels in order of start, without malformed ones and without their copies on a GPU."""
-    return _ranges(trace, label_fields)
+    return ranges_of(trace, label_fields)
 
 
-@once_per_trace
-def fsdp2_ranges_of(trace: Trace) -> tuple[Label, ...]:
-    """FSDP2's own ranges in order of start, as labels with the key `unit` (see `vocabulary.fsdp2_range`)."""
-    return _ranges(trace, fsdp2_range)
-
-
-def _ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | None]) -> tuple[Label, ...]:
+def ranges_of(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | None]) -> tuple[Label, ...]:
+    """The host's ranges whose names `parse` splits into a word and fields, in order of start."""
     events, parsed = trace.events, {}
 
     def parses(name: str) -> bool:

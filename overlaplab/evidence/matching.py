@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, numbers_of, or_none
-from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
+from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
+from overlaplab.evidence.labels import labels_of
 from overlaplab.evidence.pairing import SAME_BYTES, paired, paired_messages, paired_named, pairs_of
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.vocabulary import Rule

@@ -20,9 +20,9 @@ from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges_of, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
-from overlaplab.evidence.labels import Label, Span, fsdp2_ranges_of, labels_of
+from overlaplab.evidence.labels import Label, Span, labels_of
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.evidence.selection import launched_in
 from overlaplab.vocabulary import Rule, label_list
@@ -134,15 +134,14 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
         yield from _of_labels(trace, labels, ran)
     if ranges := fsdp2_ranges_of(trace):
         yield from _with_readiness(trace, fsdp2_gathers(ranges, ran), ran)
-        last = [label for label in ranges if label.word == "root_post_backward_callback"]
-        ends = [label.start_ns for label in last]  # the callback itself sends the root's gradients and waits
+        passes = Passes(ranges)
         for label in fsdp2_scatters(ranges, ran):
-            number = int(np.searchsorted([label.end_ns for label in last], label.start_ns))
+            end_ns = passes.ending_ns(label.start_ns)  # the callback itself sends the root's gradients and waits
             yield _Purpose(
                 launch=label,
                 role=Role.SCATTER,
                 what=label.fields["unit"],
-                backward_end_ns=ran.reached(ends[number]) if number < len(ends) else None,
+                backward_end_ns=None if end_ns is None else ran.reached(end_ns),
             )
     for backward in unlabelled_backwards(trace, ran):
         yield from _of_ddp(backward, ran)

@@ -134,8 +134,10 @@ class RunTables:
         return self._loop_in(_only(rank, step))
 
     def _loop_in(self, own: Selection) -> Loop:
-        sources = frozenset((*analyses.buckets(self.run, own)["source"], *analyses.schedule(self.run, own)["source"]))
-        return replace(findings.loop_of(self.manifest, sources), host=analyses.host_role(self.run))
+        gathers = analyses.schedule(self.run, own)
+        sources = frozenset((*analyses.buckets(self.run, own)["source"], *gathers["source"]))
+        loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
+        return replace(loop, host=analyses.host_role(self.run))
 
     @cached_property
     def _asked(self) -> dict[tuple[int | None, int | None], Diagnosis | None]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from overlaplab.events import Trace
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fsdp2 import fsdp2_gathers
-from overlaplab.evidence.labels import Label, fsdp2_ranges_of
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of
+from overlaplab.evidence.labels import Label
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
 

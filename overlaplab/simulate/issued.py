@@ -14,9 +14,9 @@ import numpy as np
 from overlaplab.events import Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards, unlabelled_backwards
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters, unit_sizes
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of, fsdp2_scatters, unit_sizes
 from overlaplab.evidence.gathers import Gather
-from overlaplab.evidence.labels import Label, Span, fsdp2_ranges_of, labels_of
+from overlaplab.evidence.labels import Label, Span, labels_of
 from overlaplab.evidence.selection import launched_in
 from overlaplab.intervals import clip, length_before
 from overlaplab.manifest import Manifest

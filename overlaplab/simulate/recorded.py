@@ -17,7 +17,8 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.labels import Label, fsdp2_ranges_of, labels_of
+from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
+from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered
 from overlaplab.intervals import Intervals, clip, subtract

@@ -94,7 +94,9 @@ def _gather(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
         name = f"gather {row['unit']} for {row['phase']}"
         yield _LabelMark(zero + row["gather_start_ns"], zero + row["gather_end_ns"], name, Mark.ALL_GATHER)
     if not pd.isna(row["free_ns"]):
-        yield _LabelMark(zero + row["free_ns"], zero + row["free_ns"], f"free {row['unit']}", Mark.FREE)
+        in_part = not pd.isna(row["resharded_bytes"]) and row["resharded_bytes"] > 0
+        name = f"free {row['unit']}{' in part' if in_part else ''}"
+        yield _LabelMark(zero + row["free_ns"], zero + row["free_ns"], name, Mark.FREE)
 
 
 def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:

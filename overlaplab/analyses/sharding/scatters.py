@@ -11,8 +11,8 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.executions import bounds_of, executions
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_scatters, unit_sizes
-from overlaplab.evidence.labels import Label, fsdp2_ranges_of, labels_of
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_ranges_of, fsdp2_scatters, unit_sizes
+from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.evidence.launches import bytes_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import Manifest

@@ -10,9 +10,9 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, table_of
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, unit_sizes
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges_of, unit_sizes
 from overlaplab.evidence.gathers import Gather, engine_gathers
-from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
+from overlaplab.evidence.labels import Span, labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
@@ -24,9 +24,9 @@ _TIMES = (
 )
 _COLUMNS = (
     *("rank", "step", "unit", "layer", "microbatch", "phase"),
-    *(*_TIMES, "free_phase", "wait_ns", "bytes", "held_ns", "source"),
+    *(*_TIMES, "free_phase", "resharded_bytes", "resharded_until_ns", "wait_ns", "bytes", "held_ns", "source"),
 )
-_NUMBERS = ("rank", "step", "layer", "microbatch", *_TIMES, "wait_ns", "bytes", "held_ns")
+_TEXTS = ("unit", "phase", "free_phase", "source")
 
 
 def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -36,7 +36,9 @@ def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     (`forward` or `backward`: what it was gathered for), `gather_launch_ns` (host time: on a GPU it may precede the
     window), `gather_start_ns`, `gather_end_ns` (of the collective), `first_use_ns`, `last_use_ns` (of its phase),
     `backward_first_use_ns`, `backward_last_use_ns` (of a forward gather that stays until the backward pass),
-    `free_ns`, `free_phase`, `wait_ns` (how long the rank was ready to use the unit before the gather ended), `bytes`
+    `free_ns`, `free_phase`, `resharded_bytes` (what stays held then, as the unit was resharded to fewer ranks; null
+    where this, or when the unit was freed, cannot be told), `resharded_until_ns` (until when: the next gather),
+    `wait_ns` (how long the rank was ready to use the unit before the gather ended), `bytes`
     (as gathered), `held_ns` (from when on the bytes count as held: on CPU the launch, on a GPU when the compute stream
     had reached the launch), `source` (`engine`, or `fsdp2`: FSDP2's own ranges). Numbers are Int64, null where unknown.
 
@@ -45,7 +47,7 @@ def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = rows_by_rank(run, selection, partial(_of_trace, run.manifest))
-    return table_of(rows, {name: "Int64" if name in _NUMBERS else None for name in _COLUMNS})
+    return table_of(rows, {name: None if name in _TEXTS else "Int64" for name in _COLUMNS})
 
 
 def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
@@ -63,12 +65,19 @@ def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) 
                     row = _row(gather, step, ran)
                     row["microbatch"] -= earlier
                     row["bytes"] = size_of(gather.unit) if gather.bytes is None else gather.bytes
+                    row["resharded_bytes"] = _resharded_bytes(gather, row["bytes"], manifest)
                     yield row | {"source": "fsdp2"}
+
+
+def _resharded_bytes(gather: Gather, num_bytes: int | None, manifest: Manifest | None) -> int | None:
+    """What stays held of a unit of so many bytes once it is freed; the engine's loop reshards to all ranks or none."""
+    by_engine = manifest is not None and not manifest.by_recorder
+    shards = 0 if gather.shards is None and gather.free_ns is not None and by_engine else gather.shards
+    return shards if not shards else None if num_bytes is None else num_bytes // shards
 
 
 def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
     start, end = ran.of_launch(gather.launch) or (None, None)
-    held = ran.reached(gather.launch.start_ns)
     times = {
         "gather_launch_ns": gather.launch.start_ns,
         "gather_start_ns": start,
@@ -78,7 +87,8 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "backward_first_use_ns": _known(gather.backward_first_use_ns, ran.begun),
         "backward_last_use_ns": _known(gather.backward_last_use_ns, ran.reached),
         "free_ns": _known(gather.free_ns, ran.reached),
-        "held_ns": held if start is None else min(held, start),  # a separate stream may start earlier
+        "resharded_until_ns": _resharded_until_ns(gather, ran),
+        "held_ns": _held_ns(gather.launch, ran),
     }
     return {
         "step": step.step,
@@ -88,9 +98,23 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "phase": gather.phase,
         **{name: None if at is None else at - step.start_ns for name, at in times.items()},
         "free_phase": gather.free_phase,
+        "resharded_bytes": gather.shards,
         "wait_ns": ran.waited(gather.blocked, end),
         "bytes": gather.bytes,
     }
+
+
+def _resharded_until_ns(gather: Gather, ran: Executions) -> int | None:
+    """Until when a part stays held: on a GPU the next gather may be counted from before the free, and then none is."""
+    if gather.regathered is None or gather.free_ns is None:
+        return None
+    return max(_held_ns(gather.regathered, ran), ran.reached(gather.free_ns))
+
+
+def _held_ns(launch: Span, ran: Executions) -> int:
+    """From when on a gather's bytes count as held: a separate stream may start it before the main one is there."""
+    reached, bounds = ran.reached(launch.start_ns), ran.of_launch(launch)
+    return reached if bounds is None else min(reached, bounds[0])
 
 
 def _known(host_ns: int | None, moment: Callable[[int], int | None]) -> int | None:

@@ -15,6 +15,7 @@ from overlaplab.findings import schedule_remarks, schedule_title, turn_label
 from overlaplab.words import size_exact, to_ms, unit_name
 
 LIVE = "parameters live"
+PART = "part live"
 GATHER = "all-gather"
 WAIT = "compute waits for gather"
 FORWARD = "forward compute"
@@ -67,6 +68,7 @@ def schedule(
     parts = _parts(table, scatters, names)
     colour = {
         LIVE: tones.idle,
+        PART: tones.idle,
         GATHER: tones.gather,
         WAIT: tones.exposed,
         FORWARD: tones.forward,
@@ -77,11 +79,12 @@ def schedule(
     legend = colours(fills, left=LABELS_WIDTH + 20, columns=6 if line > LINE / 2 else 2, offset=22)
     titles = {"unit": "", "part": "what", "phase": "", "microbatch": "", "ms:Q": "took ms"}
     lines = tooltip(titles | WHEN | {"size": ""})
-    live = parts["part"] == LIVE
+    live, in_part = parts["part"] == LIVE, parts["part"] == PART
     title = schedule_title(table)
     layers = [
         bars(parts[live], x, y, legend, lines, 0.86, clip=True),
-        bars(parts[~live], x, y, legend, lines, 0.6, clip=True),
+        *([bars(parts[in_part], x, y, legend, lines, 0.3, clip=True)] if in_part.any() else []),
+        bars(parts[~live & ~in_part], x, y, legend, lines, 0.6, clip=True),
         _frees(table, names, x, y, tones.ink, (step, 1.5 if line > LINE / 2 else 1.0)),
         *_turns(table, tones.ink, named=line > LINE / 2),
     ]
@@ -128,6 +131,9 @@ def _parts(table: pd.DataFrame, scatters: pd.DataFrame, names: dict[str, str]) -
     for row in _drawn_uses(table).to_dict("records"):
         phase = row["phase"]
         add(row, LIVE, phase, row["held_ns"], row["free_ns"])
+        if not pd.isna(row["resharded_bytes"]) and row["resharded_bytes"]:
+            part = {**row, "bytes": row["resharded_bytes"]}
+            add(part, PART, phase, row["free_ns"], row["resharded_until_ns"])
         add(row, GATHER, phase, row["gather_start_ns"], row["gather_end_ns"])
         until = row["waited_ns"] if pd.isna(row["gather_end_ns"]) else row["gather_end_ns"]
         if not pd.isna(until) and not pd.isna(row["wait_ns"]):

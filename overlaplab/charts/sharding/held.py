@@ -14,6 +14,8 @@ from overlaplab.words import to_ms, unit_of
 LABELS_WIDTH = 72
 """Pixels left of the plot: the same for the curve and the schedule below it, so that their time axes line up."""
 
+_HELD = "Held from the launch of a gather until the unit is freed."
+_IN_PART = " A unit that is resharded to fewer ranks stays held in part until it is gathered again."
 _HEADROOM = 1.45  # times the highest point: the peak's name stands above it
 
 
@@ -29,7 +31,8 @@ def gathered(
 ) -> alt.LayerChart:
     """The gathered parameters that a rank holds over a step, with the peak named.
 
-    Takes `overlaplab.analyses.gathered_bytes` of one rank and step; shows bytes, or layers where bytes are unknown.
+    Takes `overlaplab.analyses.gathered_bytes` of one rank and step; shows bytes, or layers where bytes are unknown, or
+    nothing where both are.
     `window_ns` is the time axis: that of the schedule drawn below, which has its title, or by default the curve's own.
     The other axis goes up to `top_bytes` at least. `limit`: how many units the prefetch may hold at once, and their
     bytes at most, which a dashed line shows. `line` is how many characters of a subtitle fit on a line.
@@ -38,7 +41,7 @@ def gathered(
     curve = curve.sort_values("time_ns", kind="stable")
     window = window_ns or (min(0, int(curve["time_ns"].min())), int(curve["time_ns"].max()))
     in_bytes = bool(curve["bytes"].notna().all())
-    held = curve["bytes" if in_bytes else "layers"].astype("int64")
+    held = curve["bytes" if in_bytes else "layers"].fillna(0).astype("int64")
     unit, scale = unit_of(max(int(held.max()), top_bytes, limit.bytes if limit else 0)) if in_bytes else ("layers", 1.0)
     rows = pd.DataFrame({"begin": to_ms(curve["time_ns"].astype("float64")), "held": held / scale})
     rows = pd.concat([rows, rows.tail(1).assign(begin=to_ms(window[1]))]).sort_values("begin", kind="stable")
@@ -56,16 +59,16 @@ def gathered(
     steps = Layer(rows).encode(x=x, y=y)
     area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.gather, opacity=0.25, clip=True)
     edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.gather, strokeWidth=1.5, clip=True)
-    title = gathered_title(curve)
+    title, unknown = gathered_title(curve), not in_bytes and curve["layers"].isna().any()
     return finish(
         [
             area,
             edge,
             *_limit(limit if in_bytes else None, scale, tones.ink),
-            *_peak(curve, held / scale, gathered_peak(curve), window, dark),
+            *([] if unknown else _peak(curve, held / scale, gathered_peak(curve), window, dark)),
         ],
         title=title,
-        subtitle=["Held from the launch of a gather until the unit is freed.", note],
+        subtitle=[_HELD + (_IN_PART if (curve["resharded_bytes"] > 0).any() else ""), note],
         description=f"A step curve of what is gathered over time. {title}.",
         dark=dark,
         height=118,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from overlaplab.analyses.idle import HostRole
 from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
 from overlaplab.manifest import Manifest, Swept, traits_of
 from overlaplab.traits import BUCKETS, UNITS, Traits
+from overlaplab.vocabulary import root_of
 from overlaplab.words import count, joined, kind_word, ms, rank_word, shorten
 
 CAUSE_MEANINGS = {
@@ -62,6 +63,8 @@ class Loop:
     """The command that `overlaplab sweep` gave values to."""
     host: HostRole = "launches"
     """See `analyses.host_role`."""
+    roots: int = 0
+    """How many roots of FSDP2 are told apart, where there are several."""
 
 
 _FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}
@@ -69,16 +72,18 @@ _FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fs
 UNKNOWN_LOOP = Loop()
 
 
-def loop_of(manifest: Manifest | None, sources: frozenset[str]) -> Loop:
-    """The loop of a run; `sources` are those of its rows of `overlaplab.buckets` and `.schedule`."""
+def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[str] = ()) -> Loop:
+    """The loop of a run; rows of `overlaplab.buckets` and `.schedule` have these `sources`, the latter `units`."""
     traits = traits_of(manifest)
     swept = None if manifest is None else manifest.swept
+    roots = len({root_of(unit) for unit in units} - {None})
     if manifest is not None and traits is not None:
         if manifest.by_recorder:
-            return Loop(traits=traits, framework=_FRAMEWORKS.get(manifest.strategy or ""), swept=swept)
+            framework = _FRAMEWORKS.get(manifest.strategy or "")
+            return Loop(traits=traits, framework=framework, swept=swept, roots=roots)
         return Loop(traits=traits, framework="engine", prefetch=manifest.prefetch, swept=swept)
     if "fsdp2" in sources:
-        return Loop(traits=UNITS, framework="fsdp2", swept=swept)
+        return Loop(traits=UNITS, framework="fsdp2", swept=swept, roots=roots)
     if "ddp" in sources:
         return Loop(traits=BUCKETS, framework="ddp", swept=swept)
     return UNKNOWN_LOOP

@@ -257,6 +257,8 @@ def _gather_ahead(loop: Loop) -> str:
 
 
 def _prefetch(units: int | None, loop: Loop) -> str:
+    if loop.framework == "fsdp2" and loop.roots > 1:
+        return "fully_shard on the module that contains all units: FSDP2 gathers ahead only within one root"
     if loop.framework == "fsdp2":
         return "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, one unit further ahead"
     if units is not None:

@@ -9,6 +9,7 @@ import pandas as pd
 from overlaplab.analyses import gathered_bytes, kept_units, schedule_steps
 from overlaplab.findings.thresholds import MOST_UNITS_LISTED
 from overlaplab.formats import digits, text
+from overlaplab.vocabulary import root_of
 from overlaplab.words import count, joined, ms, size_exact, unit_name
 
 
@@ -41,22 +42,31 @@ def gathers_lead(table: pd.DataFrame, where: str) -> str:
         if counted["gathers"] > counted["layer_gathers"]:
             others = count(counted["gathers"] - counted["layer_gathers"], "gather")
             counts += f", and {others} of other units"
-    if pd.isna(counted["peak_gathered_bytes"]):
-        peak = f"At most {count(counted['peak_layers'], 'layer')} held in full at a time, bytes unknown."
-    else:
-        peak = f"At most {size_exact(counted['peak_gathered_bytes'])}"
-        most = int(gathered_bytes(table)["layers"].max())
-        if not counted["layer_gathers"]:
-            peak += " held in full at a time."
-        elif most == counted["peak_layers"]:
-            peak += f" ({count(most, 'layer')}) held in full at a time."
-        else:  # more, but smaller, layers at another moment
-            peak += f" held in full at a time, and at most {count(most, 'layer')}."
+    if counted["partial_frees"]:
+        counts += f"; {count(counted['partial_frees'], 'free')} in part"
+    peak = _peak_sentence(counted, gathered_bytes(table))
     wait = "How long compute waited for them is unknown."
     if not pd.isna(counted["wait_ns"]):
         wait = f"Compute waited {ms(counted['wait_ns'])} for gathers."
     begin = f"{where[0].upper()}{where[1:]}: " if where else ""
     return f"{begin}{counts}. {peak} {wait}"
+
+
+def _peak_sentence(counted: pd.Series, curve: pd.DataFrame) -> str:
+    """The most that was held at a time, by a row of `schedule_steps` and its rows of `gathered_bytes`."""
+    if pd.isna(counted["peak_layers"]):
+        return "How much was held at a time is unknown."
+    if pd.isna(counted["peak_gathered_bytes"]):
+        return f"At most {count(counted['peak_layers'], 'layer')} held in full at a time, bytes unknown."
+    peak, most = f"At most {size_exact(counted['peak_gathered_bytes'])}", int(curve["layers"].max())
+    held = "held" if (curve["resharded_bytes"] > 0).any() else "held in full"
+    parts = ", with the parts of resharded units" if held == "held" else ""
+    if not counted["layer_gathers"]:
+        return f"{peak} {held} at a time{parts}."
+    if most == counted["peak_layers"]:
+        return f"{peak} ({count(most, 'layer')}{' in full' if parts else ''}) {held} at a time{parts}."
+    # more, but smaller, layers at another moment
+    return f"{peak} {held} at a time{parts}, and at most {count(most, 'layer')}{' in full' if parts else ''}."
 
 
 def prefetch_gain(first: GatherCost, second: GatherCost) -> str:
@@ -93,13 +103,18 @@ def schedule_line(step: pd.Series, layers: int) -> str:
     places = digits(step[["peak_ns", "wait_ns"]], one=100)
     peak, waited = (text(step[name], "ns", places) for name in ("peak_ns", "wait_ns"))
     rank, number = (text(step[name], "count") for name in ("rank", "step"))
-    return (
-        f"rank {rank}, step {number}: {step['layer_gathers']} gathers of {layers} layers"
-        f" = {step['forward_layer_gathers']} forward + {step['backward_layer_gathers']} backward,"
-        f" {step['layer_frees']} freed; {step['gathers']} gathers in all;"
-        f" peak {text(step['peak_gathered_bytes'], 'MB', 2)} MB ({step['peak_layers']} layers) at {peak} ms;"
-        f" waited {waited} ms"
-    )
+    counts = f"{step['gathers']} gathers, {step['frees']} freed"
+    held = "" if pd.isna(step["peak_layers"]) else f"peak {text(step['peak_gathered_bytes'], 'MB', 2)} MB"
+    if layers:
+        counts = (
+            f"{step['layer_gathers']} gathers of {layers} layers"
+            f" = {step['forward_layer_gathers']} forward + {step['backward_layer_gathers']} backward,"
+            f" {step['layer_frees']} freed; {step['gathers']} gathers in all"
+        )
+        held = held and f"{held} ({step['peak_layers']} layers)"
+    counts += f", {step['partial_frees']} freed in part" if step["partial_frees"] else ""
+    peak = f"{held} at {peak} ms" if held else "peak unknown"
+    return f"rank {rank}, step {number}: {counts}; {peak}; waited {waited} ms"
 
 
 def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
@@ -113,10 +128,46 @@ def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
         notes.append(
             "read from FSDP2's ranges: a unit that is gathered again was freed after its forward, others after backward"
         )
+    notes += [*_roots_note(table), *_parts_note(table)]
+    unclear = table["resharded_bytes"].isna()
+    if (mixed := unclear & table["free_ns"].isna()).any():
+        notes.append(
+            f"of {int(mixed.sum())} of {len(table)} gathers ({_few([*table.loc[mixed, 'unit'].unique()])}) it cannot be"
+            " told when they were freed, as units share a name: what was held is unknown"
+        )
+    if number := int((unclear & ~mixed & table["bytes"].notna()).sum()):
+        notes.append(f"for {number} of {len(table)} gathers no event shows whether a part stayed held: unknown")
+    lacks = table.assign(free_ns=table["free_ns"].mask(mixed, 0))
     for column, what in (("free_ns", "when they were freed"), ("bytes", "their bytes"), ("gather_end_ns", "their end")):
-        if unknown := int(table[column].isna().sum()):
-            notes.append(f"for {unknown} of {len(table)} gathers no event shows {what}: unknown")
+        if number := int(lacks[column].isna().sum()):
+            notes.append(f"for {number} of {len(table)} gathers no event shows {what}: unknown")
     return tuple(notes)
+
+
+def _roots_note(table: pd.DataFrame) -> list[str]:
+    """What it means that several modules are roots of FSDP2."""
+    roots = {root for unit in table["unit"].unique() if (root := root_of(unit)) is not None}
+    if len(roots) < 2:
+        return []
+    return [
+        f"{len(roots)} modules are FSDP2 roots of their own, numbered in order of first use: by default each stays"
+        " gathered from its forward into its backward, and none is gathered ahead; one root over all of them, by"
+        " fully_shard on the module that contains them, changes that"
+    ]
+
+
+def _parts_note(table: pd.DataFrame) -> list[str]:
+    """What resharding to fewer ranks leaves held."""
+    parts = table[table["resharded_bytes"] > 0]
+    if parts.empty:
+        return []
+    ranks = sorted((parts["bytes"] / parts["resharded_bytes"]).round().astype("int64").unique())
+    shares = joined([f"1/{number}" for number in ranks])
+    setting = joined([f"reshard_after_forward={number}" for number in ranks])
+    return [
+        f"after {len(parts)} gathers the unit was freed but for {shares} of it, which each rank holds until the next"
+        f" gather ({setting})"
+    ]
 
 
 def schedule_title(table: pd.DataFrame) -> str:
@@ -145,6 +196,8 @@ def schedule_remarks(table: pd.DataFrame, prefetch: int | None, undrawn: pd.Data
         remarks.append(f"Compute of {_listed(undrawn)} surrounds that of the layers and is not drawn.")
     if (table["source"] == "fsdp2").any():
         remarks.append("Read from FSDP2's ranges: a unit that is gathered again was freed after its forward.")
+    if (table["resharded_bytes"] > 0).any():
+        remarks.append("Thin: a part stays held, as the unit was resharded to fewer ranks.")
     return [" ".join(remarks), _unknown(table)]
 
 
@@ -160,8 +213,13 @@ def turn_label(table: pd.DataFrame) -> str:
 
 def gathered_title(curve: pd.DataFrame) -> str:
     """The most that was held at a time, from rows of `overlaplab.analyses.gathered_bytes`."""
-    of_what = " of parameters" if curve["bytes"].notna().all() else ""
-    return f"At most {_most(curve)[0]}{of_what} held in full"
+    if curve["bytes"].isna().any():
+        unknown = curve["layers"].isna().any()
+        return "How much was held is unknown" if unknown else f"At most {_most(curve)[0]} held in full"
+    parts = (curve["resharded_bytes"] > 0).any()
+    return (
+        f"At most {_most(curve)[0]} of parameters held{', with the parts of resharded units' if parts else ' in full'}"
+    )
 
 
 def gathered_peak(curve: pd.DataFrame) -> str:

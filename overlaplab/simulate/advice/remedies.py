@@ -23,7 +23,7 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import Cause, exposed
 from overlaplab.events import Run, step_windows
-from overlaplab.evidence.labels import fsdp2_ranges_of
+from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
 from overlaplab.simulate.advice.caps import best_cap, caps_played, first_caps_played, recutting
 from overlaplab.simulate.advice.depths import best_depth
 from overlaplab.simulate.changes import (

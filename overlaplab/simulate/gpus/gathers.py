@@ -19,12 +19,12 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fsdp2 import fsdp2_gathers
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of
 from overlaplab.evidence.gathers import Gather
-from overlaplab.evidence.labels import Label, fsdp2_ranges_of
+from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.gpus.streams import Edit, Moved, held
-from overlaplab.vocabulary import FSDP2_ROOT
+from overlaplab.vocabulary import FSDP2_ROOT, root_of
 
 __all__ = ["prefetched"]
 
@@ -32,7 +32,7 @@ __all__ = ["prefetched"]
 def prefetched(run: Run, ahead: int) -> tuple[Edit, ...]:
     """Of each trace, with every unit gathered so many units ahead; none where that is what was recorded.
 
-    Raises `OverlaplabError` where no gathers of FSDP2 are recorded on every rank.
+    Raises `OverlaplabError` where no gathers of FSDP2 are recorded on every rank, or its units are of several roots.
     """
     if ahead < 1:
         what = f"prefetch must be 1 or more, not {ahead}: without a list FSDP2 gathers a unit ahead by itself"
@@ -40,6 +40,11 @@ def prefetched(run: Run, ahead: int) -> tuple[Edit, ...]:
     editors = [_Editor(trace) for trace in run.traces]
     if not editors or any(not editor.gathers for editor in editors):
         raise OverlaplabError("no all-gathers of torch's FSDP2 are recorded", path=run.path)
+    if any(root_of(gather.unit) is not None for editor in editors for gather in editor.gathers):
+        what = "its modules are FSDP2 roots of their own, and FSDP2 gathers nothing ahead for another root"
+        raise OverlaplabError(what, path=run.path, remedy="Call fully_shard on the module that contains them")
+    if any(gather.shards is None and gather.free_ns is None for editor in editors for gather in editor.gathers):
+        raise OverlaplabError("its units share names, and cannot be told apart", path=run.path)
     edits = tuple(editor.edit(ahead) for editor in editors)
     return edits if any(edit.moved for edit in edits) else ()
 

@@ -33,6 +33,8 @@ class Options:
     """Gather updated parameters during the next forward pass, or else before it."""
     keep_last: bool = False
     """Of torch-fsdp2: the last layer stays gathered into the backward pass."""
+    reshard_after_forward: bool = True
+    """Of torch-fsdp2: layers are freed between their forward and backward passes."""
     accumulate: int = 1
     """Microbatches per step."""
     ranks: int = 1
@@ -61,6 +63,7 @@ def options_of(run: Run, manifest: Manifest, setting: Setting) -> Options:
         told["overlap_param_gather"] = _first(manifest.overlap_param_gather, True)
     if strategy == "torch-fsdp2":
         told["keep_last"] = strategy == manifest.strategy and bool(manifest.keep_last)
+        told["reshard_after_forward"] = strategy != manifest.strategy or manifest.reshard_after_forward is not False
     told["clips"] = "optimizer" in traits.sharded and _clips(manifest)
     told["accumulate"] = _first(setting.accumulate, manifest.accumulate, 1)
     told["ranks"] = _first(setting.ranks, manifest.world_size)

@@ -159,7 +159,8 @@ class TorchFSDP2(Units):
 
     def after_forward(self, unit: str) -> None:
         """See `Strategy`."""
-        if unit in self._order and not (self.options.keep_last and unit == self._order[-1]):
+        stays = not self.options.reshard_after_forward or (self.options.keep_last and unit == self._order[-1])
+        if unit in self._order and not stays:
             self.free(unit)
 
     def begin_backward(self) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from made.fsdp import fsdp as made_fsdp
 from made.traces import event, gloo, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import scatters, volume
-from overlaplab.findings import schedule_notes
-from overlaplab.vocabulary import fsdp2_range, layer_of
+from overlaplab.analyses import gathered_bytes, held_limit, scatters, schedule_steps, volume
+from overlaplab.findings import gathers_lead, schedule_notes
+from overlaplab.vocabulary import fsdp2_range, layer_of, root_of, unit_of_root
 
 Event = dict[str, Any]
 
@@ -74,6 +75,8 @@ def test_a_unit_gathered_again_was_freed_after_its_forward(tmp_path: Path) -> No
         "backward_last_use_ns": None,
         "free_ns": 25_400,
         "free_phase": "forward",
+        "resharded_bytes": None,
+        "resharded_until_ns": 40_000,
         "wait_ns": 4_000,
         "bytes": None,
         "held_ns": 10_000,
@@ -279,6 +282,131 @@ def test_scatters_count_microbatches_anew_with_each_step(tmp_path: Path) -> None
     assert table[["step", "microbatch"]].to_numpy().tolist() == [[3, 0], [3, 1], [4, 0]]
 
 
+def sized(events: list[Event], ranks: int, elements: int = 12) -> list[Event]:
+    """The gathers among these ranks, with the shapes that the profiler records."""
+    dims = {"Input Dims": [[elements], [elements // ranks]], "Input type": ["float", "float"]}
+    return [e | {"args": dims} if e["name"] == "c10d::_allgather_base_" else e for e in events]
+
+
+def test_a_unit_resharded_to_fewer_ranks_stays_held_in_part(tmp_path: Path) -> None:
+    """As torch records `reshard_after_forward=2` on four ranks: the backward gather is among two of them."""
+    begun, later = fsdp("pre_backward", "", 35, 36), [e | {"ts": e["ts"] + 100} for e in sized(BLOCK, 4)]
+    events = [*sized(BLOCK, 4), begun, *sized(AGAIN, 2), callback(60), *later]
+    table = overlaplab.schedule(run_of(tmp_path, [step(3, 0, 100), step(4, 100, 200), *events]))
+    assert table["bytes"].tolist() == [48, 48, 48]
+    assert table["resharded_bytes"].tolist() == [24, 0, 0]
+    assert table["resharded_until_ns"].tolist() == [40_000, pd.NA, pd.NA]
+    curve = gathered_bytes(table[table["step"] == 3])[["time_ns", "bytes", "resharded_bytes", "layers"]]
+    assert curve.to_numpy().tolist() == [
+        [0, 0, 0, 0],
+        [10_000, 48, 0, 1],
+        [25_400, 24, 24, 0],
+        [40_000, 48, 0, 1],
+        [55_900, 0, 0, 0],
+    ]
+    assert schedule_steps(table)["partial_frees"].tolist() == [1, 0]
+    assert any(
+        "freed but for 1/2 of it" in note and "reshard_after_forward=2" in note for note in schedule_notes(table)
+    )
+    assert held_limit(table, 1) is None
+    assert "1 free in part. At most 48 B (1 layer in full) held at a time, with the parts" in gathers_lead(
+        table[table["step"] == 3], ""
+    )
+
+
+def test_on_a_gpu_a_part_is_held_until_the_device_comes_to_the_next_gather(tmp_path: Path) -> None:
+    """Or not at all, where that is counted from before the free: layer 2's, as the next one is gathered at once."""
+    events, backward = [], False
+    for own in sorted(made_fsdp(1, steps=1), key=lambda own: own["ts"]):
+        backward |= own["name"].startswith("FSDP::pre_backward")
+        dims = [[1_000_000], [500_000 if backward else 250_000]]
+        is_gather = own["name"] == "c10d::_allgather_base_"
+        events.append(own | {"args": own["args"] | {"Input Dims": dims}} if is_gather else own)
+    table = overlaplab.schedule(run_of(tmp_path, events, backend="nccl"))
+    forward, again = table[table["resharded_bytes"] > 0], table[table["phase"] == "backward"].iloc[::-1]
+    assert forward["unit"].tolist() == again["unit"].tolist() == ["layers.0", "layers.1", "layers.2"]
+    assert set(forward["resharded_bytes"]) == {2_000_000}
+    assert forward["resharded_until_ns"].tolist() == [*again["held_ns"][:2], forward["free_ns"].iloc[2]]
+    assert schedule_steps(table)["peak_gathered_bytes"].tolist() == [16_000_000]
+
+
+def test_without_group_sizes_no_peak_is_made_up(tmp_path: Path) -> None:
+    """Bytes alone, as a Recorder's run.json tells them, do not tell whether half of the unit stayed."""
+    begun, units = fsdp("pre_backward", "", 35, 36), [{"name": "layers.0", "bytes": 48, "parameters": []}]
+    events = [step(3, 0, 100), *BLOCK, begun, *AGAIN, callback(60)]
+    recorder = {"units": units, "command": "python train.py"}
+    table = overlaplab.schedule(run_of(tmp_path / "a", events, manifest=recorder))
+    assert schedule_steps(table)["peak_gathered_bytes"].isna().all()
+    assert "for 1 of 2 gathers no event shows whether a part stayed held: unknown" in schedule_notes(table)
+    engine = {"units": units, "command": "overlaplab record"}
+    table = overlaplab.schedule(run_of(tmp_path / "b", events, manifest=engine))
+    assert schedule_steps(table)["peak_gathered_bytes"].tolist() == [48]
+
+
+def three_roots(at: int) -> list[Event]:
+    """Three blocks' forward passes and their backward pass: each block is a root, gathered once."""
+    forward, backward = [], []
+    for place in range(3):
+        begin = at + 20 * place
+        root = fsdp("root_pre_forward", "", begin, begin + 0.5)
+        forward += [root, *sized(gathered("", begin + 3), 2), *used("", begin + 10)]
+        begin = at + 60 + 10 * place
+        backward += [e for e in used("", begin, backward=True) if e["ts"] != begin + 1]  # nothing is copied then
+        backward.append(callback(at + 90 + 3 * place))
+    return [*forward, *backward]
+
+
+def test_blocks_that_are_roots_are_units_of_their_own(tmp_path: Path) -> None:
+    """Each is freed in the backward pass, the last one first; the callbacks, one for each root, end one microbatch."""
+    events = [step(3, 0, 100), step(4, 100, 200), *three_roots(0), *three_roots(100)]
+    table = overlaplab.schedule(run_of(tmp_path, events))
+    assert table["unit"].tolist() == ["root 0", "root 1", "root 2"] * 2
+    assert table["microbatch"].tolist() == [0] * 6
+    assert table["free_ns"].tolist() == [85_900, 75_900, 65_900] * 2
+    assert set(table["free_phase"]) == {"backward"}
+    assert schedule_steps(table)["peak_gathered_bytes"].tolist() == [3 * 48] * 2
+
+
+def test_roots_whose_callbacks_are_not_recorded_give_no_number(tmp_path: Path) -> None:
+    """Nothing tells then how many units `root` is, but that one unit cannot be gathered so."""
+    alone = [e for e in three_roots(0) if "callback" not in e["name"]]
+    table = overlaplab.schedule(run_of(tmp_path, [step(3, 0, 100), *alone, callback(97)]))
+    assert set(table["unit"]) == {"root"}
+    assert table["free_ns"].isna().all()
+    (counted,) = schedule_steps(table).to_dict("records")
+    assert (counted["gathers"], counted["frees"]) == (3, 0)
+    assert pd.isna(counted["peak_gathered_bytes"])
+    assert gathered_bytes(table)["bytes"].isna().all()
+
+
+def test_two_groups_of_one_name_are_not_one_unit(tmp_path: Path) -> None:
+    """A module with two groups of parameters on meshes of one size: torch gives both the same name."""
+    both = "layers.0 [pg=2]"
+    events = [step(3, 0, 100), *sized([*gathered(both, 10), *gathered(both, 17)], 2), *used(both, 24)]
+    table = overlaplab.schedule(run_of(tmp_path, [*events, *used(both, 50, backward=True), callback(60)]))
+    assert table["free_ns"].isna().all()
+    (counted,) = schedule_steps(table).to_dict("records")
+    assert pd.isna(counted["peak_gathered_bytes"])
+    assert pd.isna(counted["peak_layers"])
+    assert "How much was held at a time is unknown." in gathers_lead(table, "")
+
+
+@pytest.mark.parametrize(
+    ("unit", "root", "name"),
+    [
+        ("root", 1, "root 1"),
+        ("root [pg=4]", 1, "root 1 [pg=4]"),
+        ("layers.3", 0, "root 0.layers.3"),
+        ("0", 12, "root 12.0"),
+    ],
+)
+def test_names_of_units_of_several_roots(unit: str, root: int, name: str) -> None:
+    assert unit_of_root(unit, root) == name
+    assert root_of(name) == root
+    assert layer_of(name) == layer_of(unit)
+    assert root_of(unit) is None
+
+
 @pytest.mark.parametrize(
     ("name", "word", "unit"),
     [
@@ -288,6 +416,7 @@ def test_scatters_count_microbatches_anew_with_each_step(tmp_path: Path) -> None
         ("FSDP::post_forward (_orig_mod.layers.3)", "post_forward", "layers.3"),
         ("FSDP::pre_backward (layers.3) [pg=4]", "pre_backward", "layers.3 [pg=4]"),
         ("FSDP::all_gather (norm, head)", "all_gather", "norm, head"),
+        ("FSDP::root_pre_forward", "root_pre_forward", "root"),
         ("FSDP::root_post_backward_callback", "root_post_backward_callback", "root"),
     ],
 )
@@ -295,7 +424,7 @@ def test_ranges_of_fsdp2(name: str, word: str, unit: str) -> None:
     assert fsdp2_range(name) == (word, {"unit": unit})
 
 
-@pytest.mark.parametrize("name", ["FSDP::backward_prefetch for layers.3", "FSDP::root_pre_forward", "all_gather", ""])
+@pytest.mark.parametrize("name", ["FSDP::backward_prefetch for layers.3", "FSDP::inputs_to_device", "all_gather", ""])
 def test_ranges_outside_the_schedule_are_ignored(name: str) -> None:
     assert fsdp2_range(name) is None
 

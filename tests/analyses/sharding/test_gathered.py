@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlaplab.analyses import gathered_bytes, schedule_steps
-from overlaplab.analyses.sharding.schedule import _COLUMNS, _NUMBERS
+from overlaplab.analyses.sharding.schedule import _COLUMNS, _TEXTS
 
 
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A schedule of one rank's step 3; fields that a row does not give are null."""
-    filled = [{"rank": 0, "step": 3, "microbatch": 0, "phase": "forward", **row} for row in rows]
-    return pd.DataFrame(filled, columns=list(_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "Int64"))
+    filled = [{"rank": 0, "step": 3, "microbatch": 0, "phase": "forward", "resharded_bytes": 0, **row} for row in rows]
+    return pd.DataFrame(filled, columns=list(_COLUMNS)).astype(dict.fromkeys(set(_COLUMNS) - {*_TEXTS}, "Int64"))
 
 
 def held(start: int, end: int | None, size: int | None = 8, layer: int | None = 0) -> dict[str, Any]:
@@ -57,22 +57,35 @@ def test_every_rank_and_step_has_a_curve_of_its_own() -> None:
     found = gathered_bytes(table)
     assert [[row["time_ns"], row["bytes"]] for row in found.to_dict("records")] == [[0, 0], [10, 8], [20, 0]] * 4
     assert found.dtypes.astype(str).unique().tolist() == ["Int64"]
-    assert gathered_bytes(table_of([])).columns.tolist() == ["rank", "step", "time_ns", "bytes", "layers"]
+    assert gathered_bytes(table_of([])).columns.tolist() == [
+        *("rank", "step", "time_ns", "bytes", "resharded_bytes", "layers"),
+    ]
 
 
 gathers = st.tuples(
-    st.integers(-50, 50), st.none() | st.integers(0, 60), st.integers(1, 9), st.sampled_from([None, 0, 1])
+    *(st.integers(-50, 50), st.none() | st.integers(0, 60), st.integers(1, 9), st.sampled_from([None, 0, 1])),
+    st.none() | st.integers(0, 20),
 )
 
 
 @settings(deadline=None)
 @given(st.lists(gathers, min_size=1, max_size=12))
-def test_the_curve_is_what_counting_at_every_moment_gives(drawn: list[tuple[int, int | None, int, int | None]]) -> None:
-    rows = [held(start, None if lasts is None else start + lasts, size, layer) for start, lasts, size, layer in drawn]
+def test_the_curve_is_what_counting_at_every_moment_gives(
+    drawn: list[tuple[int, int | None, int, int | None, int | None]],
+) -> None:
+    """The last number of a gather is for how long half of it stays after its free."""
+    rows = [
+        held(start, None if lasts is None else start + lasts, size, layer) for start, lasts, size, layer, _ in drawn
+    ]
+    for row, (*_, stays) in zip(rows, drawn, strict=True):
+        if stays is not None and row["free_ns"] is not None:
+            row |= {"resharded_bytes": row["bytes"] // 2, "resharded_until_ns": row["free_ns"] + stays}
 
     def now(at: int) -> tuple[int, int]:
         there = [r for r in rows if r["held_ns"] <= at and (r["free_ns"] is None or at < r["free_ns"])]
-        return sum(r["bytes"] for r in there), sum(r["layer"] is not None for r in there)
+        parts = [r for r in rows if r.get("resharded_bytes") and r["free_ns"] <= at < r["resharded_until_ns"]]
+        full = sum(r["bytes"] for r in there), sum(r["layer"] is not None for r in there)
+        return full[0] + sum(r["resharded_bytes"] for r in parts), full[1]
 
     table = table_of(rows)
     points = gathered_bytes(table).to_dict("records")

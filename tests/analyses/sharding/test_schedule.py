@@ -89,6 +89,8 @@ def test_a_gather_from_its_launch_to_its_free(tmp_path: Path) -> None:
             "backward_last_use_ns": None,
             "free_ns": 36_000,
             "free_phase": "forward",
+            "resharded_bytes": 0,
+            "resharded_until_ns": None,
             "wait_ns": 10_000,
             "bytes": 64,
             "held_ns": 5_000,
@@ -171,6 +173,7 @@ def test_what_left_no_label_is_null(tmp_path: Path, events: list[Event], known: 
     alone = label(f"gather_launch {of('a')} bytes=8", 1, 2)
     (row,) = rows(tmp_path, [step(3, 0, 100), alone, *events, op("mm", 90, 91)])
     told = {"rank", "step", "unit", "microbatch", "phase", "gather_launch_ns", "bytes", "held_ns", "source"}
+    told.add("resharded_bytes")
     assert {key: value for key, value in row.items() if value is not None and key not in told} == known
 
 
@@ -207,6 +210,7 @@ def test_counts_are_those_of_the_events(tmp_path: Path) -> None:
         "microbatches": 2,
         "gathers": 7,
         "frees": 6,
+        "partial_frees": 0,
         "layer_gathers": 6,
         "layer_frees": 5,
         "forward_layer_gathers": 3,

@@ -42,7 +42,8 @@ def gathers(*rows: tuple[str, int | None, str, str, int, int]) -> pd.DataFrame:
     """Unit, bytes, the phase gathered for and freed in, held from and until."""
     table = pd.DataFrame(rows, columns=["unit", "bytes", "phase", "free_phase", "held_ns", "free_ns"])
     table = table.astype(dict.fromkeys(("bytes", "held_ns", "free_ns"), "Int64"))
-    return table.assign(backward_first_use_ns=pd.array([None] * len(table), dtype="Int64"))
+    nothing = pd.array([0] * len(table), dtype="Int64")
+    return table.assign(backward_first_use_ns=pd.array([None] * len(table), dtype="Int64"), resharded_bytes=nothing)
 
 
 def test_a_prefetch_holds_one_unit_more() -> None:

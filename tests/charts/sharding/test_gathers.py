@@ -48,7 +48,8 @@ def gather(unit: str, layer: int | None, phase: str, at: float, **changes: Any) 
     }
     row = {name: None if time is None else int(time * MS) for name, time in times.items()}
     identity = {"rank": 0, "step": 4, "unit": unit, "layer": layer, "microbatch": 0, "phase": phase}
-    return identity | row | {"free_phase": phase, "bytes": 1_210_000, "source": "engine"} | changes
+    resharded = {"resharded_bytes": 0, "resharded_until_ns": None}
+    return identity | row | resharded | {"free_phase": phase, "bytes": 1_210_000, "source": "engine"} | changes
 
 
 KEPT = {
@@ -249,7 +250,7 @@ def test_a_narrow_chart_wraps_its_words() -> None:
 
 def held(points: list[tuple[float, int | None, int]]) -> pd.DataFrame:
     found = [{"rank": 0, "step": 4, "time_ns": int(at * MS), "bytes": size, "layers": n} for at, size, n in points]
-    return pd.DataFrame(found).astype("Int64")
+    return pd.DataFrame(found).astype("Int64").assign(resharded_bytes=pd.array([0] * len(found), dtype="Int64"))
 
 
 CURVE = [(0, 0, 0), (1, 400_000, 1), (3, 1_210_000, 3), (4, 810_000, 2), (6, 1_210_000, 3), (9, 0, 0)]
@@ -280,6 +281,36 @@ def test_gathered_in_layers_where_bytes_are_unknown() -> None:
     assert spec(chart)["title"]["text"] == "At most 2 layers held in full"
     assert [row["held"] for row in rows(chart, 0)] == [0, 2, 1, 1]
     assert rows(chart, 2)[0]["word"] == "peak 2 layers"
+
+
+def test_what_resharded_units_hold_is_named_in_the_curve() -> None:
+    curve = held(CURVE)
+    curve.loc[4, "resharded_bytes"] = 810_000
+    found = spec(charts.gathered(curve))["title"]
+    assert found["text"] == "At most 1.21 MB of parameters held, with the parts of resharded units"
+    assert "stays held in part until it is gathered again" in " ".join(found["subtitle"])
+
+
+def test_an_unknown_curve_is_flat_and_says_so() -> None:
+    unknown = held(CURVE).assign(bytes=pd.NA, layers=pd.NA).astype("Int64")
+    chart = charts.gathered(unknown)
+    assert spec(chart)["title"]["text"] == "How much was held is unknown"
+    assert len(spec(chart)["layer"]) == 2
+    (drawn,) = spec(chart)["datasets"].values()
+    assert {row["held"] for row in drawn} == {0}
+
+
+def test_a_unit_resharded_to_fewer_ranks_has_a_thin_bar_until_it_is_gathered_again() -> None:
+    part = {"resharded_bytes": 605_000, "resharded_until_ns": 18 * MS}
+    chart = charts.schedule(
+        integers(pd.DataFrame([gather("a.0", 0, "forward", 4, **part), gather("a.0", 0, "backward", 18)]))
+    )
+    found = spec(chart)
+    assert found["layer"][1]["mark"]["height"] == {"band": 0.3}
+    assert [(row["part"], row["begin"], row["end"], row["size"]) for row in rows(chart, 1)] == [
+        ("part live", 10.0, 18.0, "605 kB")
+    ]
+    assert "Thin: a part stays held" in " ".join(found["title"]["subtitle"])
 
 
 def test_curve_and_schedule_share_their_axes() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from made.ddp import ddp_ranks
-from made.fsdp import fsdp
-from made.traces import run_of
+from made.fsdp import UNITS, fsdp
+from made.gpu import Event
+from made.traces import event, run_of
 
-from overlaplab import OverlaplabError, Run, summary
+from overlaplab import OverlaplabError, Run, schedule, summary
 from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.programs.setting import Setting
 
@@ -60,6 +61,34 @@ def test_the_depth_matters_where_the_host_is_slow(made: Make) -> None:
 def test_what_makes_no_sense_is_refused(made: Make, setting: Setting, reason: str) -> None:
     with pytest.raises(OverlaplabError, match=reason):
         predict_device(made(1, 10), setting)
+
+
+def roots() -> list[Event]:
+    """One rank's events where the root's modules are roots of their own."""
+    events = []
+    for own in fsdp(1):
+        events.append(own | {"name": own["name"].partition(" (layers")[0]})
+        at = own["ts"]
+        if events[-1]["name"] == "FSDP::pre_forward":
+            events.append(event("FSDP::root_pre_forward", at - 0.3, at - 0.1, cat="user_annotation", tid=own["tid"]))
+        if events[-1]["name"] == "FSDP::root_post_backward_callback":
+            at += own["dur"]
+            events += [own | {"ts": at + number / 10, "dur": 0.05} for number in range(1, len(UNITS))]
+    return events
+
+
+def test_roots_gather_nothing_ahead_for_each_other(tmp_path: Path) -> None:
+    run = run_of(tmp_path, roots(), backend="nccl")
+    assert set(schedule(run)["unit"]) == {f"root {number}" for number in range(len(UNITS))}
+    with pytest.raises(OverlaplabError, match="FSDP2 roots of their own"):
+        predict_device(run, Setting(prefetch=2))
+
+
+def test_units_that_cannot_be_told_apart_are_not_gathered_ahead(tmp_path: Path) -> None:
+    """Without the callbacks of each."""
+    alike = [own for own in roots() if own["dur"] != 0.05]
+    with pytest.raises(OverlaplabError, match="cannot be told apart"):
+        predict_device(run_of(tmp_path, alike, backend="nccl"), Setting(prefetch=2))
 
 
 def test_a_run_of_ddp_gathers_nothing(tmp_path: Path) -> None:

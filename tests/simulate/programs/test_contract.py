@@ -166,6 +166,16 @@ def test_ranks_that_clip_parts_of_gradients_add_up_their_norms(tmp_path: Path) -
     assert [moves(program, "zero3") for program in made] == [moves(program, "zero3") for program in really.programs]
 
 
+def test_layers_that_are_not_freed_after_their_forward_are_gathered_once(tmp_path: Path) -> None:
+    source = Setting(strategy="torch-fsdp2")
+    target = Setting(strategy="torch-fsdp2", prefetch=2, accumulate=2)
+    runs = record({tmp_path / "source": source, tmp_path / "target": target}, "--no-reshard-after-forward")
+    really = recorded_programs(runs[target])
+    assert really is not None
+    made = [moves(program, "torch-fsdp2") for program in programs_of(runs[source], complete(target))]
+    assert made == [moves(program, "torch-fsdp2") for program in really.programs]
+
+
 def complete(setting: Setting) -> Setting:
     """With the defaults that the engine has where the target names nothing, and the source may have something else."""
     gathers = setting.strategy in ("zero3", "torch-fsdp2")

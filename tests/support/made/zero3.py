@@ -146,6 +146,7 @@ def schedule_table(made: Step, rank: int = 0, number: int = 3) -> pd.DataFrame:
             )
         }
         | {"free_phase": row["free_phase"], "wait_ns": row["wait"] * 1000, "bytes": row["bytes"]}
+        | {"resharded_bytes": 0, "resharded_until_ns": None}
         | {"held_ns": row["gather_launch"] * 1000, "source": "engine"}
         for row in made.gathers
     ]  # fmt: skip
