@@ -6,6 +6,7 @@ import gc
 import importlib
 import time
 from functools import cache
+from threading import Lock
 
 from altair.utils import schemapi
 
@@ -13,6 +14,7 @@ __all__ = ["Resting", "rest_modules"]
 
 _SLOW_S = 0.01
 _THAWED_S = 60.0
+_FIRST_PAGE = Lock()
 
 
 class Resting:
@@ -43,13 +45,18 @@ class Resting:
                 gc.freeze()
 
 
-@cache
 def rest_modules() -> None:
     """Let the garbage collector pass over what modules consist of, and Altair build charts unchecked, once per server.
 
-    Streamlit has the collector look at every object after each run of the script: with Altair's classes 120 ms, without
-    5. Charts are held against Vega-Lite's schema by the tests.
+    Pages that are asked for meanwhile wait. Streamlit has the collector look at every object after each run of the
+    script: with Altair's classes 120 ms, without 5. Charts are held against Vega-Lite's schema by the tests.
     """
+    with _FIRST_PAGE:
+        _rest_modules()
+
+
+@cache
+def _rest_modules() -> None:
     importlib.import_module("overlaplab.charts")
     schemapi.disable_debug_mode()
     gc.collect()

@@ -27,6 +27,19 @@ _ARRAY = "values"
 _LEVEL = 1
 
 
+class _Document(msgspec.Struct):
+    """What `_FIELDS` holds."""
+
+    fields: dict[str, msgspec.Raw]
+    """The content's plain fields, as JSON."""
+    tables: dict[str, dict[str, dict[str, Any]]]
+    """How the columns of its tables were written, by the tables' names and their own."""
+
+
+_DOCUMENT = msgspec.json.Decoder(_Document)
+_PLAIN = {name: msgspec.json.Decoder(of) for name, of in typing.get_type_hints(TraceFile).items()}
+
+
 def pack(content: TraceFile) -> bytes:
     """The content as bytes, about a tenth of the table's size."""
     plain: dict[str, Any] = {}
@@ -47,14 +60,10 @@ def pack(content: TraceFile) -> bytes:
 
 def unpack(packed: bytes) -> TraceFile:
     """The content that was packed, equal in every column, dtype and order of categories; raises if it is damaged."""
-    types = typing.get_type_hints(TraceFile)
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        document = json.loads(_read(archive, _FIELDS))
-        content: dict[str, Any] = {
-            name: None if value is None else msgspec.convert(value, types[name])
-            for name, value in document["fields"].items()
-        }
-        for field, described in document["tables"].items():
+        document = _DOCUMENT.decode(_read(archive, _FIELDS))
+        content: dict[str, Any] = {name: _PLAIN[name].decode(text) for name, text in document.fields.items()}
+        for field, described in document.tables.items():
             columns = {name: _got(archive, f"{field}/{name}", own) for name, own in described.items()}
             is_array = list(columns) == [_ARRAY]
             content[field] = columns[_ARRAY] if is_array else pd.DataFrame(columns, copy=False)

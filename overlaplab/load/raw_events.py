@@ -21,6 +21,7 @@ _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _SURROGATES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _ATTEMPTS = 8
+_RAW_EVENTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class RawEvents:
@@ -91,7 +92,7 @@ def _events(text: bytes) -> list[tuple[bytes, Event]] | None:
     """The events in the text, or None if it was not cut between two events."""
     text = _mended(b"[" + text + b"]")
     try:
-        raws = msgspec.json.decode(text, type=list[msgspec.Raw])
+        raws = _RAW_EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     try:
@@ -120,7 +121,7 @@ def _end(buffer: bytes) -> int | None:
     """The place of the array's closing bracket; None if the text does not hold it."""
     text = _mended(b"[" + buffer)
     try:
-        msgspec.json.decode(text, type=list[msgspec.Raw])
+        _RAW_EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         trailing = _TRAILING.search(str(error))
         return text.rindex(b"]", 0, int(trailing[1])) - 1 if trailing else None

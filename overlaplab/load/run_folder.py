@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,8 @@ from overlaplab.manifest import Manifest
 __all__ = ["holds_trace", "load_manifest", "load_run", "load_sweep"]
 
 FORMAT_VERSION = 1
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+_MANIFEST = msgspec.json.Decoder(Manifest)
 
 
 def load_run(
@@ -157,8 +160,8 @@ def load_manifest(path: str) -> Manifest | None:
         return None
     file = f"{path.rstrip('/')}/{MANIFEST_NAME}"
     try:
-        raw = msgspec.json.decode(text, type=dict[str, object])
-        manifest = msgspec.convert({**raw, "raw": raw}, type=Manifest)
+        raw = _OBJECT.decode(text)
+        manifest = replace(_MANIFEST.decode(text), raw=raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OverlaplabError(
             f"not a readable manifest ({error})", path=file, remedy="Remove it to open the traces without it."

@@ -3,10 +3,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from overlaplab.dashboard.heap import Resting
+from overlaplab.dashboard import heap
+from overlaplab.dashboard.heap import Resting, rest_modules
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +56,10 @@ def test_once_in_a_while_everything_is_looked_at_again() -> None:
     assert frozen_after_collecting(2, slow_s=0.0, thawed_s=0.0) < 0
     gc.collect()
     assert left() is None
+
+
+def test_pages_that_are_first_at_once_settle_it_once() -> None:
+    heap._rest_modules.cache_clear()
+    with ThreadPoolExecutor(8) as pages:
+        list(pages.map(lambda _: rest_modules(), range(8)))
+    assert [type(callback) for callback in gc.callbacks] == [Resting]

@@ -28,14 +28,19 @@ USERS = (
 
 
 @pytest.fixture(scope="module")
-def samples() -> Iterator[str]:
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that has just started, in which one thread interrupts another wherever it can."""
+    startup = tmp_path_factory.mktemp("startup")
+    (startup / "sitecustomize.py").write_text("import sys; sys.setswitchinterval(1e-6)")
+    environment = {
+        "PYTHONPATH": str(startup),
+        "STREAMLIT_SERVER_WEBSOCKET_PING_INTERVAL": "300",  # else a busy server takes its users for gone
+    }
     line = ("-m", "overlaplab", "app", str(SAMPLES), "--port", "{port}")
-    patient = {"STREAMLIT_SERVER_WEBSOCKET_PING_INTERVAL": "300"}  # else a busy server takes its users for gone
-    with serving(*line, folder=SAMPLES, environment=patient) as (address, _):
+    with serving(*line, folder=SAMPLES, environment=environment) as (address, _):
         yield address
 
 
-@pytest.mark.slow
 def test_eight_users_get_what_each_asked_for(samples: str) -> None:
     """Twice: before anybody has opened the runs, which all then do in the same moment, and when all are open."""
     start = threading.Barrier(len(USERS), timeout=600)

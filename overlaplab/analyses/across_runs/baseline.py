@@ -39,6 +39,9 @@ class Baseline:
         return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
 
 
+_BASELINE = msgspec.json.Decoder(Baseline)
+
+
 def baseline(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Baseline:
     """The figures of these recordings. Raises `OverlaplabError` where they did different work."""
     settings = [work_settings(run.manifest) if run.manifest else None for run in runs]
@@ -52,7 +55,7 @@ def stored_baseline(path: Path) -> Baseline:
     """Read a baseline's file. Raises `OverlaplabError` where there is none, or it is something else."""
     remedy = "Write one with: overlaplab baseline RUN… -o FILE"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Baseline)
+        found = _BASELINE.decode(path.read_bytes())
     except OSError as error:
         raise OverlaplabError(f"cannot be read ({error.strerror or error})", path=path, remedy=remedy) from None
     except msgspec.DecodeError as error:

@@ -23,6 +23,9 @@ class Keys(msgspec.Struct):
     deviceProperties: Any = None  # noqa: N815
 
 
+_KEYS = msgspec.json.Decoder(Keys)
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """The process, from `distributedInfo`; None where unknown."""
 
@@ -35,7 +38,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 def keys_before(text: bytes) -> Keys | None:
     """The keys in text that ends with the opening bracket of `traceEvents`; None if that is in a nested value."""
     try:
-        return msgspec.json.decode(text + b"]}", type=Keys)
+        return _KEYS.decode(text + b"]}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return None if "truncated" in str(error) and b"\\u" not in text else _searched(text)
 
@@ -47,7 +50,7 @@ def keys_after(text: bytes, repairs: Counter[str]) -> Keys:
         return Keys()
     whole = b"{" + text.lstrip(b"], \t\r\n")
     try:
-        return msgspec.json.decode(whole, type=Keys)
+        return _KEYS.decode(whole)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         trailing = _TRAILING.search(str(error))
         repairs["stretch of text after the events was no JSON and was left out"] += 1
