@@ -69,7 +69,7 @@ def _listed(column: tuple[Hashable, pd.Series]) -> list[Any]:
 
 
 def _launch(row: dict[Hashable, Any]) -> Launch:
-    known = {name: row[name] for name in NUMBERS if row[name] >= 0}
+    known = {name: row[name] for name in NUMBERS if row[name] >= 0 and name != "comms_id"}
     return Launch(
         start_ns=row["launch_ns"],
         end_ns=row["launch_end_ns"],

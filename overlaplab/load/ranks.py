@@ -93,6 +93,7 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
         groups=content.groups,
         world_size=content.world_size,
         backend=content.backend,
+        host=content.host,
     )
 
 

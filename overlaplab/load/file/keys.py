@@ -20,14 +20,16 @@ class Keys(msgspec.Struct):
 
     distributedInfo: Any = None  # noqa: N815 (the file's spelling)
     baseTimeNanoseconds: Any = None  # noqa: N815
+    host_name: Any = None
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """The process, from `distributedInfo`; None where unknown."""
+    """The process, from `distributedInfo` and `host_name`; None where unknown."""
 
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
+    host: str | None = None
     groups: tuple[Group, ...] = ()
 
 
@@ -74,16 +76,18 @@ def base_ns(keys: Keys) -> int:
 
 
 def process(keys: Keys) -> Process:
-    """The process, from `distributedInfo`."""
+    """The process, from `distributedInfo` and `host_name`."""
     info = keys.distributedInfo
+    host = _text(keys.host_name) if isinstance(keys.host_name, str) and keys.host_name else None
     if not isinstance(info, dict):
-        return Process()
+        return Process(host=host)
     rank, size = number(info.get("rank")), number(info.get("world_size"))
     backend, groups = info.get("backend"), info.get("pg_config")
     return Process(
         rank=rank if rank >= 0 else None,
         world_size=size if size > 0 else None,
         backend=_text(backend) if isinstance(backend, str) else None,
+        host=host,
         groups=tuple(_group(group) for group in groups if isinstance(group, dict)) if isinstance(groups, list) else (),
     )
 

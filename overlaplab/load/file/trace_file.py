@@ -53,6 +53,7 @@ class TraceFile:
     rank: int | None
     world_size: int | None
     backend: str | None
+    host: str | None
     groups: tuple[Group, ...]
     warnings: tuple[str, ...]
     """What was repaired or is missing, and how often."""
@@ -108,6 +109,7 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None) 
         rank=described.rank,
         world_size=described.world_size,
         backend=described.backend,
+        host=described.host,
         groups=described.groups,
         warnings=(*_cut_short(source, slices), *_sentences(repairs)),
     )
