@@ -76,9 +76,10 @@ COLLECTIVE_COLUMNS = {
 `event` is the row of `Trace.events` (a kernel, or an operator such as `record_param_comms`); `kind` is one of
 `vocabulary.collective_kind`; `dtype` is torch's name in lower case; `bytes` is the larger of input and output;
 `group` is the process group's name, `group_description` its purpose (`default_pg`, `mesh_tp`), `group_size` how many
-ranks it has (of gathers and scatters also by their sizes: output ÷ input); `sequence` numbers a group's collectives; `source` is the rank in the job that a message comes from, where the rank receives it,
-`destination` the one that it goes to, where it sends it; `comms_id` is torch's hash of a collective's group and number,
-the same on all its ranks (the lower 63 bits). Unknown numbers are -1, unknown texts are empty.
+ranks it has (of gathers and scatters also by their sizes: output ÷ input); `sequence` numbers a group's collectives;
+`source` is the rank in the job that a message comes from, where the rank receives it, `destination` the one that it
+goes to, where it sends it; `comms_id` is torch's hash of a collective's group and number, the same on all its ranks
+(the lower 63 bits). Unknown numbers are -1, unknown texts are empty.
 """
 
 INPUT_COLUMNS = {"event": "int64", "shapes": "category", "types": "category"}
@@ -137,6 +138,11 @@ class Trace:
     """The user's own rule: device events whose names match this regular expression communicate; case is ignored."""
     origin_ns: int = 0
     """The run's zero in Unix ns, the same for all its traces."""
+
+    @property
+    def joined_groups(self) -> tuple[Group, ...]:
+        """The groups that the rank is in, or may be in."""
+        return tuple(group for group in self.groups if not group.ranks or self.rank is None or self.rank in group.ranks)
 
     @property
     def events(self) -> pd.DataFrame:

@@ -54,7 +54,7 @@ _LANE = re.compile(r".+:\d+-\d+(?::\d+)?")
 """The group of the engine's messages from one rank to another: group, sender, receiver, tag."""
 _WORLD = ("0", "default_pg")
 """Names of the group of the whole job."""
-_UNNAMED = "its trace does not say in which process group"
+_UNNAMED = "its trace does not say in which process group it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,7 @@ def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
 
 def _listed(trace: Trace) -> dict[_Members, Group]:
     """The rank's groups by their members; of several with the same ones the first."""
-    own = [group for group in trace.groups if not group.ranks or trace.rank is None or trace.rank in group.ranks]
-    return {group.ranks: group for group in reversed(own)}
+    return {group.ranks: group for group in reversed(trace.joined_groups)}
 
 
 def _size_of(group: Group) -> int | None:
@@ -380,7 +379,7 @@ def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object
 
 
 def _key(trace: Trace, name: str, description: str, size: int) -> _Key:
-    for group in trace.groups:
+    for group in trace.joined_groups:
         if group.name == name and (not description or description == group.description):
             known_size = group.size or (size if size > 0 else None)
             return _Key(name, group.description, group.ranks, len(group.ranks) or known_size)

@@ -12,6 +12,7 @@ import msgspec
 from overlaplab.events import Group
 from overlaplab.load.file.columns import number
 
+_LIST = re.compile(r"\[ *\d{1,9}(?: *, *\d{1,9})* *\]")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
@@ -94,13 +95,20 @@ def process(keys: Keys) -> Process:
 
 def _group(raw: dict[str, Any]) -> Group:
     size, ranks = number(raw.get("pg_size")), raw.get("ranks")
+    if isinstance(ranks, str):  # as kineto writes it by itself, without torch
+        ranks = ranks[1:-1].split(",") if _LIST.fullmatch(ranks) else None
     members = [number(rank) for rank in ranks] if isinstance(ranks, list) else []
     return Group(
         name=_text(raw.get("pg_name", "")),
-        description=_text(raw.get("pg_desc", "")),
+        description=description_of(_text(raw.get("pg_desc", ""))),
         size=size if size >= 0 else None,
         ranks=tuple(members) if min(members, default=0) >= 0 else (),
     )
+
+
+def description_of(text: str) -> str:
+    """A group's description; empty for what torch writes where nobody gave one."""
+    return "" if text == "undefined" else text
 
 
 def _text(value: object) -> str:
