@@ -142,7 +142,7 @@ def test_process_groups() -> None:
     assert content.rank == 2
     assert content.groups == (
         Group(name="0", description="default_pg", size=4, ranks=(0, 1, 2, 3)),
-        Group(name="7"),
+        Group(name="7", ranks=(0, 1)),
     )
 
 
