@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align", "alike", "could_be_one", "overlapping", "waited_for"]
+__all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align", "alike", "allows_one_group", "overlapping", "shows_wait"]
 
 LIMIT_NS = 1_000_000
 """The ends of one collective lie no further apart (docs/design.md, "Matching")."""
@@ -90,7 +90,7 @@ def _meet(a_spans: Spans, b_spans: Spans) -> bool:
     return bool((np.maximum(a_spans[:, 0], b_spans[:, 0]) <= np.minimum(a_spans[:, 1], b_spans[:, 1]) + NEAR_NS).all())
 
 
-def could_be_one(spans: NDArray[np.int64], hosts: Sequence[str]) -> bool:
+def allows_one_group(spans: NDArray[np.int64], hosts: Sequence[str]) -> bool:
     """Whether no rank is done with one of these collectives before all have begun it.
 
     `spans` are starts and ends in ns, of shape (ranks, collectives, 2). Ranks of one host share a clock; those of
@@ -107,13 +107,13 @@ def could_be_one(spans: NDArray[np.int64], hosts: Sequence[str]) -> bool:
     return all((begun[a] - done[b]).max(initial=_LEAST) <= (done[a] - begun[b]).min(initial=-_LEAST) for a, b in pairs)
 
 
-def waited_for(spans: NDArray[np.int64], some: NDArray[np.bool_]) -> bool:
+def shows_wait(spans: NDArray[np.int64], part: NDArray[np.bool_]) -> bool:
     """Whether some of the ranks waited for the others: these came later, at least once, than some need at the least.
 
-    `spans` as in `could_be_one`, of ranks that share a clock, and that no rank is done before all have begun.
+    `spans` as in `allows_one_group`, of ranks that share a clock, and that no rank is done before all have begun.
     """
-    last = spans[some, :, 0].max(axis=0)
-    took = spans[some, :, 1].min(axis=0) - last
+    last = spans[part, :, 0].max(axis=0)
+    took = spans[part, :, 1].min(axis=0) - last
     return bool((spans[:, :, 0].max(axis=0) - last > max(NEAR_NS, took.min())).any())
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import Group, Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
-from overlaplab.evidence.alignment import FEWEST, could_be_one, waited_for
+from overlaplab.evidence.alignment import FEWEST, allows_one_group, shows_wait
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, numbers_of, or_none
 from overlaplab.evidence.labels import fsdp2_ranges_of, labels_of
@@ -140,21 +140,21 @@ def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
     number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
     node_of_row = np.array([number_of[node] for node in nodes], dtype=np.int64)
     keys = [_key(run.traces[place], *group) for place, *group in number_of]
-    keys = _joined(keys, node_of_row, np.where(_names_other_end(table), -1, table["comms_id"]))
+    keys = _join_keys(keys, node_of_row, np.where(_names_other_end(table), -1, table["comms_id"]))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     table["key"] = np.array([numbers[key] for key in keys], dtype=np.int64)[node_of_row]
     return as_table(table), list(numbers)
 
 
-def _joined(keys: Sequence[_Key], node: NDArray[np.int64], comms_id: NDArray[np.int64]) -> list[_Key]:
+def _join_keys(keys: Sequence[_Key], node: NDArray[np.int64], comms_id: NDArray[np.int64]) -> list[_Key]:
     """The keys, of which those become one whose collectives share a `comms_id`; that is -1 where unknown.
 
     `node` is each collective's index among the keys. A number stands for the group's name, first rank and size, which
     groups of other ranks may share: keys with different members stay apart.
     """
-    known = comms_id >= 0
-    order = np.lexsort((node[known], comms_id[known]))
-    ids, nodes = comms_id[known][order], node[known][order]
+    has_id = comms_id >= 0
+    order = np.lexsort((node[has_id], comms_id[has_id]))
+    ids, nodes = comms_id[has_id][order], node[has_id][order]
     root = list(range(len(keys)))
 
     def find(place: int) -> int:
@@ -163,8 +163,8 @@ def _joined(keys: Sequence[_Key], node: NDArray[np.int64], comms_id: NDArray[np.
         return place
 
     links = np.column_stack((nodes[:-1], nodes[1:]))[ids[:-1] == ids[1:]]
-    for one, other in np.unique(links, axis=0).tolist():
-        root[find(one)] = find(other)
+    for first, second in np.unique(links, axis=0).tolist():
+        root[find(first)] = find(second)
     together: dict[int, list[int]] = {}
     for place in np.unique(nodes).tolist():
         together.setdefault(find(place), []).append(place)
@@ -201,7 +201,7 @@ def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
     done with a collective before all have begun it. Wherever a group fits, parts of it do, too: so if several fit, the
     largest is right where others were waited for. Where these have one size, that is filled in.
     """
-    listed = [_listed(trace) for trace in run.traces]
+    listed = [_groups_by_members(trace) for trace in run.traces]
     several = np.array([len(groups) > 1 for groups in listed], dtype=bool)
     unnamed = (table["group"] == "") & (table["kind"] != "send_recv") & ~_names_other_end(table)
     unnamed = np.asarray(unnamed & several[table["trace"]])
@@ -212,18 +212,21 @@ def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
     if not all(trace.host for trace in run.traces) and not all(map(all, (options.values() for options in every))):
         return unnamed  # times fit no group: the ranks ran on several hosts, whose clocks differ
     for calls, options in zip(classes, every, strict=True):
-        left = _narrowed(options, run)
-        for place, own in calls.items():
+        left = _narrow(options, run)
+        for place, rank_calls in calls.items():
             groups = [listed[place][members] for members in left.get(place, ())]
             if len(groups) == 1:
-                table["group"][own.rows], table["group_description"][own.rows] = groups[0].name, groups[0].description
-                unnamed[own.rows] = False
+                table["group"][rank_calls.rows], table["group_description"][rank_calls.rows] = (
+                    groups[0].name,
+                    groups[0].description,
+                )
+                unnamed[rank_calls.rows] = False
             elif len(sizes := {_size_of(group) for group in groups}) == 1:
-                table["group_size"][own.rows] = sizes.pop() or -1
+                table["group_size"][rank_calls.rows] = sizes.pop() or -1
     return unnamed
 
 
-def _listed(trace: Trace) -> dict[_Members, Group]:
+def _groups_by_members(trace: Trace) -> dict[_Members, Group]:
     """The rank's groups by their members; of several with the same ones the first."""
     return {group.ranks: group for group in reversed(trace.joined_groups)}
 
@@ -250,40 +253,49 @@ def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls
         steps = np.zeros_like(steps)
     kinds, sizes = table["kind"][ordered].tolist(), table["bytes"][ordered].tolist()
     unsized = {kind for kind, size in zip(kinds, sizes, strict=True) if size < 0 or kind not in SAME_BYTES}
-    texts, own_steps, traces = (values[ordered].tolist() for values in (table["label"], steps, table["trace"]))
-    seen: Counter[tuple[Any, ...]] = Counter()
-    found: dict[tuple[Any, ...], dict[int, list[int]]] = {}
+    texts, step_numbers, traces = (values[ordered].tolist() for values in (table["label"], steps, table["trace"]))
+    number_in_step: Counter[tuple[Any, ...]] = Counter()
+    rows_of_class: dict[tuple[Any, ...], dict[int, list[int]]] = {}
     for row, trace, step, kind, size, label in zip(
-        ordered.tolist(), traces, own_steps, kinds, sizes, texts, strict=True
+        ordered.tolist(), traces, step_numbers, kinds, sizes, texts, strict=True
     ):
         key = (kind, label, -1) if kind in unsized else (kind, label.partition(" ")[0], size)
         if not label:
-            seen[trace, step, key] += 1
-            key = (*key, step >= 0, seen[trace, step, key])
-        found.setdefault(key, {}).setdefault(trace, []).append(row)
+            number_in_step[trace, step, key] += 1
+            key = (*key, step >= 0, number_in_step[trace, step, key])
+        rows_of_class.setdefault(key, {}).setdefault(trace, []).append(row)
     begun = np.minimum(launched, table["start_ns"])  # `UNKNOWN_NS` where it is unknown when it ran
     spans = np.column_stack((begun, table["end_ns"]))
-    for key, by_trace in found.items():
+    for key, by_trace in rows_of_class.items():
         waits = key[0] not in (*ROOTED, "")
         rows_of = {trace: np.array(rows, dtype=np.intp) for trace, rows in by_trace.items()}
         yield {
-            trace: _Calls(rows=own, steps=steps[own], spans=spans[own], waits=waits) for trace, own in rows_of.items()
+            trace: _Calls(rows=rows, steps=steps[rows], spans=spans[rows], waits=waits)
+            for trace, rows in rows_of.items()
         }
 
 
-def _together(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, NDArray[np.int64] | None]:
+def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, NDArray[np.int64] | None]:
     """Whether these ranks may have carried these out together, by how many they have in these steps, and the spans to
     compare, of shape (ranks, collectives, 2): None where there are none, or the ranks have different numbers of them.
 
     They have not if one of them has none in a step in which another has some.
     """
-    chosen = [np.array([], np.intp) if own is None else np.flatnonzero(np.isin(own.steps, [*steps])) for own in calls]
-    steps_of = [[] if own is None else own.steps[rows].tolist() for own, rows in zip(calls, chosen, strict=True)]
-    if any({*own} != {*steps_of[0]} for own in steps_of):
+    chosen = [
+        np.array([], np.intp) if rank_calls is None else np.flatnonzero(np.isin(rank_calls.steps, [*steps]))
+        for rank_calls in calls
+    ]
+    steps_of = [
+        [] if rank_calls is None else rank_calls.steps[rows].tolist()
+        for rank_calls, rows in zip(calls, chosen, strict=True)
+    ]
+    if any({*steps_of_rank} != {*steps_of[0]} for steps_of_rank in steps_of):
         return False, None
-    if not any(steps_of) or any(own != steps_of[0] for own in steps_of):
+    if not any(steps_of) or any(steps_of_rank != steps_of[0] for steps_of_rank in steps_of):
         return True, None
-    spans = np.stack([own.spans[rows] for own, rows in zip(calls, chosen, strict=True) if own is not None])
+    spans = np.stack(
+        [rank_calls.spans[rows] for rank_calls, rows in zip(calls, chosen, strict=True) if rank_calls is not None]
+    )
     spans = spans[:, (spans != UNKNOWN_NS).all(axis=(0, 2))]
     return True, spans if spans.shape[1] else None
 
@@ -300,41 +312,41 @@ def _options(
     hosts = [trace.host or "" for trace in run.traces]
     recorded_steps: dict[int, set[int]] = {}
     for calls in classes:
-        for place, own in calls.items():
-            recorded_steps.setdefault(place, set()).update(own.steps[own.steps >= 0].tolist())
+        for place, rank_calls in calls.items():
+            recorded_steps.setdefault(place, set()).update(rank_calls.steps[rank_calls.steps >= 0].tolist())
     for calls in classes:
         fitting: dict[_Members, NDArray[np.int64] | None] = {}
         for members in {members for place in calls for members in listed[place]}:
             places = [place_of[rank] for rank in members if rank in place_of]
             shared = set.intersection(*(recorded_steps.get(place, set()) for place in places)) if places else set()
-            fits, spans = _together([calls.get(place) for place in places], shared)
+            fits, spans = _compare_spans([calls.get(place) for place in places], shared)
             on = [hosts[place] for place in places]
-            waits = all(own.waits for own in calls.values())
-            if fits and (spans is None or not waits or could_be_one(spans, on)):
+            waits = all(rank_calls.waits for rank_calls in calls.values())
+            if fits and (spans is None or not waits or allows_one_group(spans, on)):
                 fitting[members] = spans if waits and len(places) == len(members) and len({*on}) == 1 else None
         yield {
             place: {
                 members: fitting[members]
                 for members, group in listed[place].items()
-                if members in fitting and _has_size(group, sizes[own.rows])
+                if members in fitting and _has_size(group, sizes[rank_calls.rows])
             }
-            for place, own in calls.items()
+            for place, rank_calls in calls.items()
         }
 
 
-def _narrowed(options: _Options, run: Run) -> _Options:
+def _narrow(options: _Options, run: Run) -> _Options:
     """The options that are left as all ranks of a group have its collectives in it; empty if these contradict."""
-    left, before = {place: dict(own) for place, own in options.items()}, -1
+    left, before = {place: dict(choices) for place, choices in options.items()}, -1
     here = {place: run.traces[place].rank for place in left}
     while (number := sum(map(len, left.values()))) != before:
         before = number
-        for own in left.values():
-            for members in list(own):
+        for choices in left.values():
+            for members in list(choices):
                 if any(members not in left[place] for place, rank in here.items() if rank in members):
-                    del own[members]
-            largest = next((one for one in own if all({*part} <= {*one} for part in own)), None)
-            if largest is not None and _is_proved(largest, own):
-                spans = own[largest]
+                    del choices[members]
+            largest = next((whole for whole in choices if all({*part} <= {*whole} for part in choices)), None)
+            if largest is not None and _needs_all(largest, choices):
+                spans = choices[largest]
                 for place, rank in here.items():
                     if rank in largest:
                         left[place].clear()
@@ -342,14 +354,14 @@ def _narrowed(options: _Options, run: Run) -> _Options:
     return left if all(left.values()) else {}
 
 
-def _is_proved(members: _Members, options: Mapping[_Members, NDArray[np.int64] | None]) -> bool:
+def _needs_all(members: _Members, options: Mapping[_Members, NDArray[np.int64] | None]) -> bool:
     """Whether these ranks, and not a part of them, carried out the collectives whose spans the options have."""
     spans, parts = options[members], [part for part in options if part != members]
     if not parts:
         return True
     if spans is None or spans.shape[1] < FEWEST or () in parts:
         return False
-    return all(waited_for(spans, np.isin(members, part)) for part in parts)
+    return all(shows_wait(spans, np.isin(members, part)) for part in parts)
 
 
 @once_per_trace

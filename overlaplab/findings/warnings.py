@@ -88,9 +88,11 @@ def _contradiction(run: Run, place: int) -> str | None:
     first, other = run.traces[0], run.traces[place]
     if first.world_size and other.world_size and first.world_size != other.world_size:
         return f"rank {first.rank} is one of {first.world_size}, and rank {other.rank} one of {other.world_size}"
-    own, its = ({window.step for window in step_windows(trace) if window.step is not None} for trace in (first, other))
-    if own and its and not own & its:
-        return f"rank {first.rank} recorded {_range(own)}, and rank {other.rank} {_range(its)}"
+    steps, others = (
+        {window.step for window in step_windows(trace) if window.step is not None} for trace in (first, other)
+    )
+    if steps and others and not steps & others:
+        return f"rank {first.rank} recorded {_range(steps)}, and rank {other.rank} {_range(others)}"
     rows = matched(run)
     reasons = rows.loc[rows["trace"] == place, "reason"]
     if reasons.empty or reasons.isna().any():

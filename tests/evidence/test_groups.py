@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made.ranks import group
 from made.traces import event, launched, op, step, write
+from pandas.testing import assert_frame_equal
 from ranks.warm_ranks import run_warm
 
 import overlaplab
 from overlaplab import Run, load_run, volume
-from overlaplab.evidence.alignment import NEAR_NS, could_be_one, waited_for
+from overlaplab.evidence.alignment import NEAR_NS, allows_one_group, shows_wait
 from overlaplab.findings import run_warnings, unmatched_notes
+from overlaplab.load import slice_run
+from overlaplab.report.perfetto import write_perfetto
 
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "gloo_groups.py"
 WORLD = group("0", [0, 1, 2, 3], "default_pg")
@@ -80,6 +83,19 @@ def test_all_are_one_group_where_some_waited_for_the_others(tmp_path: Path) -> N
     assert table["group"].eq("0").all()
     assert table["group_size"].eq(4).all()
     assert table["wait_ns"].tolist()[-4:] == [5_000_000, 5_000_000, 0, 0]
+
+
+def test_an_exported_run_and_a_slice_tell_the_same_groups(tmp_path: Path) -> None:
+    """The export is one file with all ranks' groups; a slice keeps the machine's name and the arguments."""
+    run = ranks_of(tmp_path / "run", *reduced([1000, 1100], 2100), *reduced([5000, 5400], 6400), groups=IN_PAIRS)
+    with (tmp_path / "exported.json").open("wb") as file:
+        write_perfetto(run, file)
+    slice_run(run, 0, 3, tmp_path / "slice")
+    told = ["rank", "group", "group_size", "wait_ns"]
+    for copy in ("exported.json", "slice"):
+        again = overlaplab.collectives(load_run(tmp_path / copy))
+        assert_frame_equal(again[told], overlaplab.collectives(run)[told])
+    assert [trace.host for trace in load_run(tmp_path / "slice").traces] == ["a"] * 4
 
 
 @pytest.mark.parametrize("hosts", ["aaaa", "aabb", ["", "", "", ""]])
@@ -195,7 +211,7 @@ def test_one_comms_id_of_groups_with_other_members_joins_nothing(tmp_path: Path)
     ),
     st.text("ab", min_size=4),
 )
-def test_could_be_one_against_every_pair_and_offset(ranks: list[list[tuple[int, int]]], hosts: str) -> None:
+def test_allows_one_group_against_every_pair_and_offset(ranks: list[list[tuple[int, int]]], hosts: str) -> None:
     """In units of 60 µs; one rank's clock may be ahead of another host's by any of them."""
     spans = np.array([[(start, start + took) for start, took in own] for own in ranks], dtype=np.int64) * 60_000
     own_hosts = [*hosts[: len(ranks)]]
@@ -210,15 +226,15 @@ def test_could_be_one_against_every_pair_and_offset(ranks: list[list[tuple[int, 
         )
 
     offsets = range(-40 * 60_000, 40 * 60_000, 10_000) if len({*own_hosts}) > 1 else [0]
-    assert could_be_one(spans, own_hosts) == any(map(fits, offsets))
+    assert allows_one_group(spans, own_hosts) == any(map(fits, offsets))
 
 
-def test_waited_for() -> None:
+def test_shows_wait() -> None:
     """The first two ranks need 100 µs alone, and take 400 in the last one, to which the third comes 300 µs late."""
     spans = np.array([[(0, 100), (0, 400)], [(0, 100), (0, 400)], [(0, 100), (300, 400)]]) * 1000
-    assert waited_for(spans, np.array([True, True, False]))
-    assert not waited_for(spans[:, 1:], np.array([True, True, False]))  # they may just take that long
-    assert not waited_for(spans, np.array([True, False, True]))
+    assert shows_wait(spans, np.array([True, True, False]))
+    assert not shows_wait(spans[:, 1:], np.array([True, True, False]))  # they may just take that long
+    assert not shows_wait(spans, np.array([True, False, True]))
 
 
 def test_torch_on_gloo_in_pairs(tmp_path: Path) -> None:

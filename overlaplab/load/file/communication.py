@@ -21,7 +21,7 @@ from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS
 from overlaplab.load.file.columns import Texts, numbers
 from overlaplab.load.file.decode import NOTHING, Arguments, Value
 from overlaplab.load.file.dtypes import DTYPE_BYTES, torch_dtype
-from overlaplab.load.file.keys import description_of
+from overlaplab.load.file.keys import group_description
 from overlaplab.vocabulary import collective_kind
 
 _COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functional|c10d_functional):", re.I)
@@ -110,7 +110,7 @@ def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str
     sent = max(elements_in, elements_out) * each if each is not None and known >= 0 else -1
     if size < 0 and kind in _TIMES_GROUP_SIZE:
         size = _ratio(elements_in, elements_out)
-    group, description = _text(own.group), description_of(_text(own.group_description))
+    group, description = _text(own.group), group_description(_text(own.group_description))
     sizes = elements_in, elements_out, sent if sent < 2**63 else -1
     return kind, dtype, *sizes, group, description, size, sequence, source, destination, _comms_id(own.comms_id)
 

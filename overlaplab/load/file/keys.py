@@ -100,13 +100,13 @@ def _group(raw: dict[str, Any]) -> Group:
     members = [number(rank) for rank in ranks] if isinstance(ranks, list) else []
     return Group(
         name=_text(raw.get("pg_name", "")),
-        description=description_of(_text(raw.get("pg_desc", ""))),
+        description=group_description(_text(raw.get("pg_desc", ""))),
         size=size if size >= 0 else None,
         ranks=tuple(members) if min(members, default=0) >= 0 else (),
     )
 
 
-def description_of(text: str) -> str:
+def group_description(text: str) -> str:
     """A group's description; empty for what torch writes where nobody gave one."""
     return "" if text == "undefined" else text
 
