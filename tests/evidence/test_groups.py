@@ -65,14 +65,6 @@ def test_pairs_that_reduce_one_after_the_other_are_no_group_of_four(tmp_path: Pa
     assert not table["bus_is_lower_bound"].any()
 
 
-def test_clocks_are_not_moved_by_ranks_of_other_groups(tmp_path: Path) -> None:
-    """The second pair's steps run 100 ms after the first one's."""
-    late = [[part for at in (0, 10_000, 20_000) for part in on_gloo(at + 105_000, at + 106_000)]] * 2
-    later = [event(f"ProfilerStep#{n}", 1e5 + 1e4 * n, 1e5 + 1e4 * n + 1, cat="user_annotation") for n in range(3)]
-    run = ranks_of(tmp_path, *reduced([1000, 1000], 2000), *([*own, *later] for own in late), groups=IN_PAIRS)
-    assert not overlaplab.clocks(run)["applied"].any()
-
-
 def test_all_are_one_group_where_some_waited_for_the_others(tmp_path: Path) -> None:
     ranks = reduced([1000, 1000, 1010, 1020], 2020)
     for place in (0, 1):  # in the last step these wait for 5 ms
