@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from overlaplab.costs import Theory, ring_factor
+from overlaplab.costs.link import ROUNDS
 from overlaplab.costs.volume import theory
 from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of, sized
 from overlaplab.evidence.launches import Launch, bytes_of, launches
+from overlaplab.evidence.matching import matched
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import traits_of
 from overlaplab.selection import EVERYTHING, Selection
@@ -28,9 +30,9 @@ def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
     Columns, numbers in Int64: `rank`, `step`, `kind` (`unknown` if it is), `count`, `bytes` (of the full tensors),
     `sent_bytes` (as a ring sends them: all-reduce 2(n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n, others
-    1; of messages only those that the rank sends); both null if any is unknown: bytes come from the engine's labels,
-    and for FSDP2 from the manifest. Empty if nothing is launched, or device activity was not recorded. Raises
-    `OverlaplabError` for an unknown rank or step.
+    1; of messages only those that the rank sends); both null if any is unknown: bytes come from the engine's labels and
+    torch's arguments, and for FSDP2 from the manifest; n is the size of the group, see `collectives`. Empty if nothing
+    is launched, or device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
     """
     rows = rows_by_rank(run, selection, partial(_of_trace, run))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({c: "Int64" for c in _COLUMNS if c != "kind"})
@@ -43,8 +45,8 @@ def volume_theory(run: Run) -> Theory | None:
 
 
 def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    sizes = {group.name: len(group.ranks) or group.size for group in trace.groups}
-    ranks = (run.manifest and run.manifest.world_size) or trace.world_size or len(run.traces)
+    every = matched(run)
+    sizes = every.loc[every["trace"] == run.traces.index(trace), "size"].to_numpy()
     ranges = fsdp2_ranges_of(trace)
     found = sized(launches(trace), ranges, run.manifest)
     for step in steps:
@@ -53,15 +55,18 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
             by_kind.setdefault(launch.kind or "unknown", []).append(launch)
         for kind, own in by_kind.items():
             full = bytes_of(own)
-            sent = None if full is None else round(sum(_sent(launch, trace.rank, sizes, ranks) for launch in own))
+            parts = [_sent(launch, trace.rank, int(sizes[launch.row])) for launch in own]
+            known = [part for part in parts if part is not None]
+            sent = None if full is None or len(known) < len(parts) else round(sum(known))
             yield {"step": step.step, "kind": kind, "count": len(own), "bytes": full, "sent_bytes": sent}
 
 
-def _sent(launch: Launch, rank: int | None, sizes: Mapping[str, int | None], ranks: int) -> float:
-    """What a ring sends of a collective whose bytes are known: its group's, or all `ranks` where that is not known."""
+def _sent(launch: Launch, rank: int | None, size: int) -> float | None:
+    """What a ring of so many ranks sends of a collective whose bytes are known; None if it takes the size, -1, too."""
     if _received(launch, rank):
         return 0
-    size = launch.group_size or sizes.get(launch.group or "") or ranks
+    if size < 1 and launch.kind in ROUNDS:
+        return None
     return (launch.bytes or 0) * ring_factor(launch.kind or "unknown", size)
 
 

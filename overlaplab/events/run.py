@@ -75,14 +75,17 @@ COLLECTIVE_COLUMNS = {
     "sequence": "int64",
     "source": "int64",
     "destination": "int64",
+    "comms_id": "int64",
 }
 """The columns of `Trace.collectives` and their dtypes: collective metadata from event arguments.
 
 `event` is the row of `Trace.events` (a kernel, or an operator such as `record_param_comms`); `kind` is one of
 `vocabulary.collective_kind`; `dtype` is torch's name in lower case; `bytes` is the larger of input and output;
-`group` is the process group's name, `group_description` its purpose (`default_pg`, `mesh_tp`); `sequence` numbers a
-group's collectives; `source` is the rank in the job that a message comes from, where the rank receives it,
-`destination` the one that it goes to, where it sends it. Unknown numbers are -1, unknown texts are empty.
+`group` is the process group's name, `group_description` its purpose (`default_pg`, `mesh_tp`), `group_size` how many
+ranks it has (of gathers and scatters also by their sizes: output ÷ input); `sequence` numbers a group's collectives;
+`source` is the rank in the job that a message comes from, where the rank receives it, `destination` the one that it
+goes to, where it sends it; `comms_id` is torch's hash of a collective's group and number, the same on all its ranks
+(the lower 63 bits). Unknown numbers are -1, unknown texts are empty.
 """
 
 INPUT_COLUMNS = {"event": "int64", "shapes": "category", "types": "category"}
@@ -137,12 +140,19 @@ class Trace:
     """Devices that the process could see, by the file's `deviceProperties`."""
     unknown_device: tuple[str, ...] = ()
     """What in the file names a device whose events no rule knows, such as `process 'Ascend Hardware'`."""
+    host: str | None = None
+    """The machine's name; ranks of one machine share a clock."""
     device: str | None = None
     """Where the rank computed, from run.json: `cpu` or `cuda`; None without a manifest."""
     communication: str | None = None
     """The user's own rule: device events whose names match this regular expression communicate; case is ignored."""
     origin_ns: int = 0
     """The run's zero in Unix ns, the same for all its traces."""
+
+    @property
+    def joined_groups(self) -> tuple[Group, ...]:
+        """The groups that the rank is in, or may be in."""
+        return tuple(group for group in self.groups if not group.ranks or self.rank is None or self.rank in group.ranks)
 
     @property
     def events(self) -> pd.DataFrame:

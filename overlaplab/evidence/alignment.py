@@ -6,12 +6,13 @@ shift between the two sequences is right. With it, matching collectives end toge
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align", "alike", "overlapping"]
+__all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align", "alike", "allows_one_group", "overlapping", "shows_wait"]
 
 LIMIT_NS = 1_000_000
 """The ends of one collective lie no further apart (docs/design.md, "Matching")."""
@@ -21,6 +22,8 @@ FEWEST = 3
 
 NEAR_NS = 50_000
 """Spreads that differ by less are not compared: steps are alike, so a wrong one fits almost as well."""
+
+_LEAST = np.iinfo(np.int64).min + 1
 
 Signatures = NDArray[np.int64]
 """Each collective's fields as numbers, of shape (collectives, fields). 0 means unknown and fits anything."""
@@ -85,6 +88,33 @@ def overlapping(a: Signatures, a_spans: Spans, b: Signatures, b_spans: Spans) ->
 
 def _meet(a_spans: Spans, b_spans: Spans) -> bool:
     return bool((np.maximum(a_spans[:, 0], b_spans[:, 0]) <= np.minimum(a_spans[:, 1], b_spans[:, 1]) + NEAR_NS).all())
+
+
+def allows_one_group(spans: NDArray[np.int64], hosts: Sequence[str]) -> bool:
+    """Whether no rank is done with one of these collectives before all have begun it.
+
+    `spans` are starts and ends in ns, of shape (ranks, collectives, 2). Ranks of one host share a clock; those of
+    different hosts may be apart by any one offset.
+    """
+    of_host = np.array(hosts)
+    begun, done = [], []
+    for host in sorted(set(hosts)):
+        begun.append(spans[of_host == host, :, 0].max(axis=0))
+        done.append(spans[of_host == host, :, 1].min(axis=0) + NEAR_NS)
+    if any((first > last).any() for first, last in zip(begun, done, strict=True)):
+        return False
+    pairs = [(a, b) for a in range(len(begun)) for b in range(a)]
+    return all((begun[a] - done[b]).max(initial=_LEAST) <= (done[a] - begun[b]).min(initial=-_LEAST) for a, b in pairs)
+
+
+def shows_wait(spans: NDArray[np.int64], part: NDArray[np.bool_]) -> bool:
+    """Whether some of the ranks waited for the others: these came later, at least once, than some need at the least.
+
+    `spans` as in `allows_one_group`, of ranks that share a clock, and that no rank is done before all have begun.
+    """
+    last = spans[part, :, 0].max(axis=0)
+    took = spans[part, :, 1].min(axis=0) - last
+    return bool((spans[:, :, 0].max(axis=0) - last > max(NEAR_NS, took.min())).any())
 
 
 def alike(a: Signatures, b: Signatures) -> bool:

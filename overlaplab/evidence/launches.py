@@ -42,6 +42,8 @@ class Launch(Span):
     """The rank that a message goes to; None for others than messages that the rank sends."""
     ran: tuple[int, int] | None = None
     """Start and end of the communication itself; None where unknown."""
+    row: int | None = None
+    """Its row in `recorded`."""
 
 
 def launches(trace: Trace) -> tuple[Launch, ...]:
@@ -49,7 +51,8 @@ def launches(trace: Trace) -> tuple[Launch, ...]:
     table = recorded(trace)
     table = table[table["launch_ns"] != UNKNOWN_NS].sort_values("launch_ns", kind="stable")
     names = list(table)  # iterating over the table itself would take most of the time
-    return tuple(_launch(dict(zip(names, row, strict=True))) for row in zip(*map(_listed, table.items()), strict=True))
+    rows = zip(table.index.tolist(), *map(_listed, table.items()), strict=True)
+    return tuple(_launch(number, dict(zip(names, row, strict=True))) for number, *row in rows)
 
 
 def bytes_of(collectives: Sequence[Launch]) -> int | None:
@@ -70,8 +73,8 @@ def _listed(column: tuple[Hashable, pd.Series]) -> list[Any]:
     return column[1].to_numpy(dtype=object).tolist()
 
 
-def _launch(row: dict[Hashable, Any]) -> Launch:
-    known = {name: row[name] for name in NUMBERS if row[name] >= 0}
+def _launch(number: int, row: dict[Hashable, Any]) -> Launch:
+    known = {name: row[name] for name in NUMBERS if row[name] >= 0 and name != "comms_id"}
     return Launch(
         start_ns=row["launch_ns"],
         end_ns=row["launch_end_ns"],
@@ -80,5 +83,6 @@ def _launch(row: dict[Hashable, Any]) -> Launch:
         kind=row["kind"] or None,
         dtype=row["dtype"] or None,
         group=row["group"] or None,
+        row=number,
         **known,
     )

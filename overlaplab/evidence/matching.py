@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
+from overlaplab.events import Group, Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
+from overlaplab.evidence.alignment import FEWEST, allows_one_group, shows_wait
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, numbers_of, or_none
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
 from overlaplab.evidence.labels import labels_of
-from overlaplab.evidence.pairing import SAME_BYTES, paired, paired_messages, paired_named, pairs_of
+from overlaplab.evidence.pairing import ROOTED, SAME_BYTES, paired, paired_messages, paired_named, pairs_of
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.vocabulary import Rule
 
@@ -33,6 +36,7 @@ _IDENTITY = (
     "sequence",
     "source",
     "destination",
+    "comms_id",
 )
 _GROUP = ("group", "group_description", "group_size")
 _LAUNCHES = (
@@ -49,8 +53,9 @@ _NAMES = ("bucket", "unit", "module", "phase", "microbatch")
 """Labels that launch one collective, and their fields that say which, the same on all ranks."""
 _LANE = re.compile(r".+:\d+-\d+(?::\d+)?")
 """The group of the engine's messages from one rank to another: group, sender, receiver, tag."""
-_WORLD = ("", "0", "default_pg")
+_WORLD = ("0", "default_pg")
 """Names of the group of the whole job."""
+_UNNAMED = "its trace does not say in which process group it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ class _Key:
     description: str
     ranks: tuple[int, ...]
     size: int | None
+    component: int = -1
+    """Of groups with unknown members: which ranks' numbers of collectives (`comms_id`) meet."""
 
 
 @once_per_run
@@ -71,11 +78,13 @@ def matched(run: Run) -> pd.DataFrame:
     collective), `reason` (why it could not be matched, else None), `size` (ranks of the group, -1 where unknown),
     `complete` (bool: all members of the group are matched, except phantoms, which keep nobody waiting), `doubtful`
     (bool: matched without a number, by ends that lie more than `DOUBTFUL_NS` apart), `message` (bool: from one rank to
-    another).
+    another), `group` and `group_description` (also of collectives whose group nothing but the ranks that carried them
+    out tells; empty where unknown).
 
-    Groups are identified by name and members, and their collectives paired by `pairing`. Sends and receives are matched
-    where both ends are named: by the engine, whose group names the lane (the group, the sender and the receiver), or by
-    torch's arguments `Src Rank` and `Dst Rank`.
+    Groups are identified by name and members, and their collectives paired by `pairing`. Where torch numbers
+    collectives for all ranks (`Comms Id`), those that share numbers are of one group, whatever its name. Sends and
+    receives are matched where both ends are named: by the engine, whose group names the lane (the group, the sender and
+    the receiver), or by torch's arguments `Src Rank` and `Dst Rank`.
     """
     table, keys = _all_recorded(run)
     match, reason = np.arange(len(table), dtype=np.int64), np.full(len(table), None, dtype=object)
@@ -83,14 +92,16 @@ def matched(run: Run) -> pd.DataFrame:
     sizes, phantoms = np.full(len(table), -1, dtype=np.int64), np.zeros(len(table), dtype=np.int64)
     for key, rows in zip(keys, _by_key(table["key"].to_numpy()), strict=True):
         own = table.iloc[rows]
-        size = _size(key, own, run)
-        sizes[rows] = -1 if size is None else size
+        size = _size(key, run)
+        sizes[rows] = np.where(own["unnamed"] & (key.size is None) | (size is None), -1, size or -1)
         phantoms[rows] = _phantoms(key, size, run)
         pairs = _of_group(own, key, size, run)
         for values, name in ((match, "match"), (reason, "reason"), (doubtful, "doubtful")):
             values[pairs.index] = pairs[name]
     ranks = Groups(match).spread(np.add, (grouped_by(match, table["trace"].to_numpy()).place() == 0).astype(np.int64))
-    named = _names_other_end(table).to_numpy()
+    whole = (sizes < 0) & (table["group"] == "").to_numpy() & (ranks == (_world_size(run) or -1))
+    sizes[whole] = ranks[whole]  # every rank of the job carried it out
+    named = _names_other_end(table)
     members = np.where(named, 2, sizes)
     lanes = [number for number, key in enumerate(keys) if _is_lane(key)]
     return as_table(
@@ -102,6 +113,7 @@ def matched(run: Run) -> pd.DataFrame:
             "complete": pd.isna(reason) & (ranks + np.where(named, 0, phantoms) == members),
             "doubtful": doubtful,
             "message": np.isin(table["key"].to_numpy(), lanes) | named,
+            **{name: table[name].to_numpy() for name in ("group", "group_description")},
         }
     )
 
@@ -113,19 +125,244 @@ def _by_key(keys: NDArray[np.int64]) -> list[NDArray[np.intp]]:
 
 
 def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
-    """All ranks' collectives, with `key`: the index of the group, which follow."""
-    numbers: dict[_Key, int] = {}
+    """All ranks' collectives, with `unnamed` (bool: several groups may have carried it out) and `key`: the index of the
+    group, which follow.
+    """
     parts: list[Fields] = []
     for place, trace in enumerate(run.traces):
-        table = recorded(trace)
-        part: Fields = {name: table[name].to_numpy() for name in (*_IDENTITY, *_GROUP)}
-        part["trace"], part["row"] = np.full(len(table), place), np.arange(len(table))
+        source = recorded(trace)
+        part: Fields = {name: source[name].to_numpy() for name in (*_IDENTITY, *_GROUP)}
+        part["trace"], part["row"] = np.full(len(source), place), np.arange(len(source))
         part["step"], part["label"] = steps_and_labels(trace)
-        identity = list(zip(*(part[name].tolist() for name in _GROUP), strict=True))
-        codes = {group: numbers.setdefault(_key(trace, *group), len(numbers)) for group in dict.fromkeys(identity)}
-        part["key"] = np.array([codes[group] for group in identity], dtype=np.int64)
         parts.append(part)
-    return as_table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}), list(numbers)
+    table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    table["unnamed"] = _name_groups(table, run)
+    nodes = list(zip(*(table[name].tolist() for name in ("trace", *_GROUP)), strict=True))
+    number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+    node_of_row = np.array([number_of[node] for node in nodes], dtype=np.int64)
+    keys = [_key(run.traces[place], *group) for place, *group in number_of]
+    keys = _join_keys(keys, node_of_row, np.where(_names_other_end(table), -1, table["comms_id"]))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    table["key"] = np.array([numbers[key] for key in keys], dtype=np.int64)[node_of_row]
+    return as_table(table), list(numbers)
+
+
+def _join_keys(keys: Sequence[_Key], node: NDArray[np.int64], comms_id: NDArray[np.int64]) -> list[_Key]:
+    """The keys, of which those become one whose collectives share a `comms_id`; that is -1 where unknown.
+
+    `node` is each collective's index among the keys. A number stands for the group's name, first rank and size, which
+    groups of other ranks may share: keys with different members stay apart.
+    """
+    has_id = comms_id >= 0
+    order = np.lexsort((node[has_id], comms_id[has_id]))
+    ids, nodes = comms_id[has_id][order], node[has_id][order]
+    root = list(range(len(keys)))
+
+    def find(place: int) -> int:
+        while root[place] != place:
+            place = root[place]
+        return place
+
+    links = np.column_stack((nodes[:-1], nodes[1:]))[ids[:-1] == ids[1:]]
+    for first, second in np.unique(links, axis=0).tolist():
+        root[find(first)] = find(second)
+    together: dict[int, list[int]] = {}
+    for place in np.unique(nodes).tolist():
+        together.setdefault(find(place), []).append(place)
+    joined = list(keys)
+    for component, places in together.items():
+        if len({keys[place].ranks for place in places} - {()}) > 1:
+            continue
+        unlisted = replace(keys[places[0]], component=component)
+        for place in places:
+            joined[place] = next((keys[other] for other in places if keys[other].ranks), unlisted)
+    return joined
+
+
+_Members: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Calls:
+    """A rank's collectives of one class (see `_classes`), in order of launch."""
+
+    rows: NDArray[np.intp]
+    steps: NDArray[np.int64]
+    spans: NDArray[np.int64]
+    """From the launch, or the start where that is earlier, to the end, of shape (collectives, 2)."""
+    waits: bool
+    """Whether every rank needs all others' data."""
+
+
+def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
+    """Name the groups of collectives on hosts that nothing names, as far as times tell; which rows stay unnamed.
+
+    Gloo's operators do not say in which group they are; but the trace lists the rank's groups, with their members. The
+    collectives of one class (see `_classes`) are taken to be in one group. That is one of those in which no rank is
+    done with a collective before all have begun it. Wherever a group fits, parts of it do, too: so if several fit, the
+    largest is right where others were waited for. Where these have one size, that is filled in.
+    """
+    listed = [_groups_by_members(trace) for trace in run.traces]
+    several = np.array([len(groups) > 1 for groups in listed], dtype=bool)
+    unnamed = (table["group"] == "") & (table["kind"] != "send_recv") & ~_names_other_end(table)
+    unnamed = np.asarray(unnamed & several[table["trace"]])
+    if not unnamed.any() or any(rule_of(trace) is not Rule.CPU for trace in run.traces):
+        return np.zeros(len(unnamed), dtype=bool)
+    classes = list(_classes(table, np.flatnonzero(unnamed)))
+    every = list(_options(classes, listed, table["group_size"], run))
+    if not all(trace.host for trace in run.traces) and not all(map(all, (options.values() for options in every))):
+        return unnamed  # times fit no group: the ranks ran on several hosts, whose clocks differ
+    for calls, options in zip(classes, every, strict=True):
+        left = _narrow(options, run)
+        for place, rank_calls in calls.items():
+            groups = [listed[place][members] for members in left.get(place, ())]
+            if len(groups) == 1:
+                table["group"][rank_calls.rows], table["group_description"][rank_calls.rows] = (
+                    groups[0].name,
+                    groups[0].description,
+                )
+                unnamed[rank_calls.rows] = False
+            elif len(sizes := {_size_of(group) for group in groups}) == 1:
+                table["group_size"][rank_calls.rows] = sizes.pop() or -1
+    return unnamed
+
+
+def _groups_by_members(trace: Trace) -> dict[_Members, Group]:
+    """The rank's groups by their members; of several with the same ones the first."""
+    return {group.ranks: group for group in reversed(trace.joined_groups)}
+
+
+def _size_of(group: Group) -> int | None:
+    return len(group.ranks) or group.size
+
+
+def _has_size(group: Group, sizes: NDArray[np.int64]) -> bool:
+    """Whether the group may be of these sizes, -1 where unknown."""
+    return _size_of(group) is None or not set(sizes.tolist()) - {-1, _size_of(group)}
+
+
+def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls]]:
+    """Each trace's calls, of every class of these rows: of one kind, size and label; without a label also of one place
+    among these in the step.
+
+    Sizes count where they are known of all collectives of the kind, on all ranks.
+    """
+    launched = np.where(table["launch_ns"] != UNKNOWN_NS, table["launch_ns"], table["start_ns"])
+    ordered = rows[np.lexsort((launched[rows], table["trace"][rows]))]
+    steps = table["step"]
+    if not all((steps[rows[table["trace"][rows] == place]] >= 0).any() for place in np.unique(table["trace"][rows])):
+        steps = np.zeros_like(steps)
+    kinds, sizes = table["kind"][ordered].tolist(), table["bytes"][ordered].tolist()
+    unsized = {kind for kind, size in zip(kinds, sizes, strict=True) if size < 0 or kind not in SAME_BYTES}
+    texts, step_numbers, traces = (values[ordered].tolist() for values in (table["label"], steps, table["trace"]))
+    number_in_step: Counter[tuple[Any, ...]] = Counter()
+    rows_of_class: dict[tuple[Any, ...], dict[int, list[int]]] = {}
+    for row, trace, step, kind, size, label in zip(
+        ordered.tolist(), traces, step_numbers, kinds, sizes, texts, strict=True
+    ):
+        key = (kind, label, -1) if kind in unsized else (kind, label.partition(" ")[0], size)
+        if not label:
+            number_in_step[trace, step, key] += 1
+            key = (*key, step >= 0, number_in_step[trace, step, key])
+        rows_of_class.setdefault(key, {}).setdefault(trace, []).append(row)
+    begun = np.minimum(launched, table["start_ns"])  # `UNKNOWN_NS` where it is unknown when it ran
+    spans = np.column_stack((begun, table["end_ns"]))
+    for key, by_trace in rows_of_class.items():
+        waits = key[0] not in (*ROOTED, "")
+        rows_of = {trace: np.array(rows, dtype=np.intp) for trace, rows in by_trace.items()}
+        yield {
+            trace: _Calls(rows=rows, steps=steps[rows], spans=spans[rows], waits=waits)
+            for trace, rows in rows_of.items()
+        }
+
+
+def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, NDArray[np.int64] | None]:
+    """Whether these ranks may have carried these out together, by how many they have in these steps, and the spans to
+    compare, of shape (ranks, collectives, 2): None where there are none, or the ranks have different numbers of them.
+
+    They have not if one of them has none in a step in which another has some.
+    """
+    chosen = [
+        np.array([], np.intp) if rank_calls is None else np.flatnonzero(np.isin(rank_calls.steps, [*steps]))
+        for rank_calls in calls
+    ]
+    steps_of = [
+        [] if rank_calls is None else rank_calls.steps[rows].tolist()
+        for rank_calls, rows in zip(calls, chosen, strict=True)
+    ]
+    if any({*steps_of_rank} != {*steps_of[0]} for steps_of_rank in steps_of):
+        return False, None
+    if not any(steps_of) or any(steps_of_rank != steps_of[0] for steps_of_rank in steps_of):
+        return True, None
+    spans = np.stack(
+        [rank_calls.spans[rows] for rank_calls, rows in zip(calls, chosen, strict=True) if rank_calls is not None]
+    )
+    spans = spans[:, (spans != UNKNOWN_NS).all(axis=(0, 2))]
+    return True, spans if spans.shape[1] else None
+
+
+_Options: TypeAlias = dict[int, dict[_Members, "NDArray[np.int64] | None"]]
+"""For each trace the groups that a class may be in, with the spans of all their ranks, where these can be compared."""
+
+
+def _options(
+    classes: Sequence[dict[int, _Calls]], listed: Sequence[dict[_Members, Group]], sizes: NDArray[np.int64], run: Run
+) -> Iterator[_Options]:
+    """Of each class the groups of the right size, in which its times allow that it is."""
+    place_of = {trace.rank: place for place, trace in enumerate(run.traces)}
+    hosts = [trace.host or "" for trace in run.traces]
+    recorded_steps: dict[int, set[int]] = {}
+    for calls in classes:
+        for place, rank_calls in calls.items():
+            recorded_steps.setdefault(place, set()).update(rank_calls.steps[rank_calls.steps >= 0].tolist())
+    for calls in classes:
+        fitting: dict[_Members, NDArray[np.int64] | None] = {}
+        for members in {members for place in calls for members in listed[place]}:
+            places = [place_of[rank] for rank in members if rank in place_of]
+            shared = set.intersection(*(recorded_steps.get(place, set()) for place in places)) if places else set()
+            fits, spans = _compare_spans([calls.get(place) for place in places], shared)
+            on = [hosts[place] for place in places]
+            waits = all(rank_calls.waits for rank_calls in calls.values())
+            if fits and (spans is None or not waits or allows_one_group(spans, on)):
+                fitting[members] = spans if waits and len(places) == len(members) and len({*on}) == 1 else None
+        yield {
+            place: {
+                members: fitting[members]
+                for members, group in listed[place].items()
+                if members in fitting and _has_size(group, sizes[rank_calls.rows])
+            }
+            for place, rank_calls in calls.items()
+        }
+
+
+def _narrow(options: _Options, run: Run) -> _Options:
+    """The options that are left as all ranks of a group have its collectives in it; empty if these contradict."""
+    left, before = {place: dict(choices) for place, choices in options.items()}, -1
+    here = {place: run.traces[place].rank for place in left}
+    while (number := sum(map(len, left.values()))) != before:
+        before = number
+        for choices in left.values():
+            for members in list(choices):
+                if any(members not in left[place] for place, rank in here.items() if rank in members):
+                    del choices[members]
+            largest = next((whole for whole in choices if all({*part} <= {*whole} for part in choices)), None)
+            if largest is not None and _needs_all(largest, choices):
+                spans = choices[largest]
+                for place, rank in here.items():
+                    if rank in largest:
+                        left[place].clear()
+                        left[place][largest] = spans
+    return left if all(left.values()) else {}
+
+
+def _needs_all(members: _Members, options: Mapping[_Members, NDArray[np.int64] | None]) -> bool:
+    """Whether these ranks, and not a part of them, carried out the collectives whose spans the options have."""
+    spans, parts = options[members], [part for part in options if part != members]
+    if not parts:
+        return True
+    if spans is None or spans.shape[1] < FEWEST or () in parts:
+        return False
+    return all(shows_wait(spans, np.isin(members, part)) for part in parts)
 
 
 @once_per_trace
@@ -155,7 +392,7 @@ def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object
 
 
 def _key(trace: Trace, name: str, description: str, size: int) -> _Key:
-    for group in trace.groups:
+    for group in trace.joined_groups:
         if group.name == name and (not description or description == group.description):
             known_size = group.size or (size if size > 0 else None)
             return _Key(name, group.description, group.ranks, len(group.ranks) or known_size)
@@ -167,17 +404,28 @@ def _is_lane(key: _Key) -> bool:
     return not key.ranks and _LANE.fullmatch(key.name) is not None
 
 
-def _names_other_end(table: pd.DataFrame) -> pd.Series:
+def _names_other_end(table: Fields | pd.DataFrame) -> NDArray[np.bool_]:
     """Which are messages whose other end torch's arguments name."""
-    return (table["source"] >= 0) | (table["destination"] >= 0)
+    source, destination = (np.asarray(table[name], dtype=np.int64) for name in ("source", "destination"))
+    return np.asarray((source >= 0) | (destination >= 0))
 
 
-def _size(key: _Key, own: pd.DataFrame, run: Run) -> int | None:
-    """Ranks in the group. Collectives of an unknown group are assumed to be of the whole job."""
+def _size(key: _Key, run: Run) -> int | None:
+    """Ranks in the group; None where unknown.
+
+    The engine's older recordings name no groups, as there was one; of two ranks there is one.
+    """
     if _is_lane(key):
         return 2
-    if key.size is not None or key.name not in _WORLD:
+    if key.size is not None or key.name not in ("", *_WORLD):
         return key.size
+    world_size = _world_size(run)
+    engines = run.manifest is not None and run.manifest.strategy is not None and run.manifest.mesh is None
+    return world_size if key.name or engines or (world_size or 0) <= 2 else None
+
+
+def _world_size(run: Run) -> int | None:
+    """Ranks in the job; None where unknown."""
     sizes = [run.manifest.world_size] if run.manifest else [t.world_size for t in run.traces if t.world_size]
     return max(sizes, default=None)
 
@@ -196,21 +444,26 @@ def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.Da
     named = _names_other_end(own)
     point_to_point = ((own["kind"] == "send_recv") & own["kind_known"]) | named
     untimed = own["start_ns"] == UNKNOWN_NS
+    if own["unnamed"].any() and len(run.traces) > 1:
+        result.loc[own["unnamed"], "reason"] = _UNNAMED
     if point_to_point.any():
         result.loc[point_to_point, "reason"] = "its trace does not say between which ranks it was sent"
         if (messages := own[named & ~untimed]).size:
             result.loc[messages.index] = paired_named(messages, run)
     if untimed.any():
         result.loc[untimed, "reason"] = "when it ran was not recorded"
-    candidates = own[~point_to_point & ~untimed]
+    candidates = own[~point_to_point & ~untimed & ~own["unnamed"]]
     here = _members_here(key, own, run)
     if len(here) < 2 or candidates.empty:
         return result
     if size is not None and not key.ranks and len(here) > size:
         result.loc[candidates.index, "reason"] = (
-            f"several groups are called {key.name!r}, and nothing tells their members"
+            f"several groups are called {key.name!r}, and nothing tells their members" if key.name else _UNNAMED
         )
         return result
+    identified = candidates.loc[candidates["comms_id"] >= 0, "trace"]
+    if {*identified} == {*candidates["trace"]}:  # which says more than a number within a group
+        candidates = candidates.assign(sequence=candidates["comms_id"])
     result.loc[candidates.index] = _checked(candidates, paired(candidates, run), here, run)
     return result
 

@@ -20,7 +20,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
 
-__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "paired", "paired_messages", "paired_named", "pairs_of"]
+__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "UNLIKE", "paired", "paired_messages", "paired_named", "pairs_of"]
 
 DOUBTFUL_NS = 100_000
 """A collective that was paired on a device without a number ends on all ranks within less than this: on whole jobs of 8
@@ -31,6 +31,9 @@ ROOTED = frozenset({"send_recv", "broadcast", "reduce", "gather", "scatter"})
 
 SAME_BYTES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 """Collectives whose larger side has the same size on every rank; an all-to-all's may differ."""
+
+UNLIKE = "its rank's collectives differ from|disagree on what it is"
+"""A regular expression of the reasons that say that ranks' collectives are not the same ones."""
 
 _FAR = "the ends of those in its place lie {:.1f} ms apart"
 

@@ -104,9 +104,13 @@ def _communication_rows(trace: Trace) -> NDArray[np.int64]:
 
 def _name_groups(trace: Trace, table: Fields) -> None:
     """Fill in groups and their descriptions, as far as the trace lists them."""
-    if len(trace.groups) == 1:  # so it must be this one
-        table["group"] = np.where(table["group"] != "", table["group"], trace.groups[0].name)
-    described = {group.name: group.description for group in trace.groups}
+    groups = trace.joined_groups
+    for size in set(table["group_size"].tolist()):
+        fitting = [group for group in groups if size < 0 or (len(group.ranks) or group.size) in (None, size)]
+        if len(fitting) == 1:  # so it must be this one
+            unnamed = (table["group"] == "") & (table["group_size"] == size)
+            table["group"] = np.where(unnamed, fitting[0].name, table["group"])
+    described = {group.name: group.description for group in groups}
     told = [
         described.get(name, described.get(name.partition(":")[0], ""))  # a message's is `GROUP:SENDER-RECEIVER`
         for name in table["group"].tolist()

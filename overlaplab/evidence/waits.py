@@ -49,7 +49,8 @@ def arrivals(run: Run) -> pd.DataFrame:
     offsets = corrections(run)
     table: Fields = {str(name): column.to_numpy() for name, column in matched(run).items()}
     own = [recorded(trace) for trace in run.traces]
-    table |= {name: np.concatenate([each[name].to_numpy() for each in own]) for name in RECORDED_COLUMNS}
+    group_names = {name: table[name] for name in ("group", "group_description")}  # also by what other ranks recorded
+    table |= {name: np.concatenate([each[name].to_numpy() for each in own]) for name in RECORDED_COLUMNS} | group_names
     for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
         table[name] = np.where(table[name] == UNKNOWN_NS, UNKNOWN_NS, table[name] - offsets[table["trace"]])
     groups = Groups(table["match"])

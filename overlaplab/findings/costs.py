@@ -74,13 +74,24 @@ def _server_note(manifest: Manifest) -> str:
 
 
 def unknown_sizes(volume: pd.DataFrame) -> str:
-    """Why the bytes sent are unknown: the collectives of unknown size in rows of `overlaplab.volume`; else empty."""
-    counts = volume[volume["sent_bytes"].isna()].groupby("kind", sort=False)["count"].sum()
-    kinds = [
+    """Why the bytes sent are unknown: the collectives of unknown size, or in groups of unknown size, in rows of
+    `overlaplab.volume`; else empty.
+    """
+    unknown = volume[volume["sent_bytes"].isna()]
+    sizes = _kinds(unknown[unknown["bytes"].isna()])
+    groups = _kinds(unknown[unknown["bytes"].notna()])
+    reasons = [f"does not hold all sizes of {sizes}"] if sizes else []
+    reasons += [f"does not say how many ranks took part in {groups}"] if groups else []
+    return f"Unknown: the trace {', and '.join(reasons)}." if reasons else ""
+
+
+def _kinds(rows: pd.DataFrame) -> str:
+    """How many collectives of which kinds, in words."""
+    counts = rows.groupby("kind", sort=False)["count"].sum()
+    return ", ".join(
         f"{count(int(number), 'collective')} of kind {shorten(str(kind).replace('_', '-'), 40)}"
         for kind, number in counts.items()
-    ]
-    return f"Unknown: the trace does not hold all sizes of {', '.join(kinds)}." if kinds else ""
+    )
 
 
 def held_lead(held: pd.DataFrame) -> str:

@@ -32,6 +32,8 @@ HELD_NS = 1_000_000
 MATTERS = 0.05
 """Of a step's exposed time: what has no more is not listed."""
 
+APART_NS = 1_000_000_000
+"""Between two ranks' recordings: clocks of one job's machines differ by less."""
 CLOSE_TO_THEORY = 0.02
 """Of what theory says: a measured size that differs by no more agrees with it, since padding explains the rest."""
 FEWEST_RECORDINGS = tiers.FEWEST_RECORDINGS

@@ -15,6 +15,7 @@ from overlaplab.events import (
     Trace,
     activity,
     device_sign,
+    extent,
     longest_names,
     only_ends_recorded,
     rule_of,
@@ -24,11 +25,12 @@ from overlaplab.events import (
     window_warnings,
 )
 from overlaplab.evidence.clocks import clocks
-from overlaplab.evidence.pairing import DOUBTFUL_NS
+from overlaplab.evidence.matching import matched
+from overlaplab.evidence.pairing import DOUBTFUL_NS, UNLIKE
 from overlaplab.evidence.purposes import purposes
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed
-from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
+from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
 from overlaplab.manifest import MachineStep
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, joined, ms, percent, sentence, shorten, to_ms, unit_name
@@ -51,6 +53,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings += _busy_warnings(run)
     warnings += _damaged_warnings(run)
     warnings += _clock_warnings(run)
+    warnings += _contradictions(run)
     missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
     warnings += [missing] if missing else []
     silent = [trace for trace in run.traces if rule_of(trace) is not Rule.UNRECORDED and not _counts(trace)]
@@ -66,6 +69,50 @@ def run_warnings(run: Run) -> tuple[str, ...]:
         if ranks > 1 and not len(activity(trace).communication):
             warnings.append(f"{where}no communication recognised among {ranks} ranks; {_longest_kernels(trace)}")
     return tuple(warnings)
+
+
+def _contradictions(run: Run) -> list[str]:
+    """That ranks' traces cannot be of one recording, and what shows that; at most one line."""
+    reasons = {trace.rank: _contradiction(run, place) for place, trace in enumerate(run.traces) if place}
+    others = [rank for rank, reason in reasons.items() if reason]
+    if not others:
+        return []
+    named = [str(rank) for rank in (run.traces[0].rank, *others[:_MOST_NAMED])] + ["others"] * (
+        len(others) > _MOST_NAMED
+    )
+    return [
+        f"the traces of ranks {joined(named)} are not of one recording: {reasons[others[0]]}. What compares or matches"
+        " them means nothing; give each recording a folder of its own"
+    ]
+
+
+def _contradiction(run: Run, place: int) -> str | None:
+    """Why this trace cannot be of the first one's recording; None if it may be."""
+    first, other = run.traces[0], run.traces[place]
+    if first.world_size and other.world_size and first.world_size != other.world_size:
+        return f"rank {first.rank} is one of {first.world_size}, and rank {other.rank} one of {other.world_size}"
+    steps, others = (
+        {window.step for window in step_windows(trace) if window.step is not None} for trace in (first, other)
+    )
+    if steps and others and not steps & others:
+        return f"rank {first.rank} recorded {_range(steps)}, and rank {other.rank} {_range(others)}"
+    rows = matched(run)
+    reasons = rows.loc[rows["trace"] == place, "reason"]
+    if reasons.empty or reasons.isna().any():
+        return None
+    spans = [extent(trace) or (0, 0) for trace in (first, other)]
+    apart = max(start for start, _ in spans) - min(end for _, end in spans)
+    if apart > APART_NS:
+        when = "after" if spans[0] < spans[1] else "before"
+        return f"rank {other.rank} was recorded {apart / 1e9:,.0f} s {when} rank {first.rank}"
+    if reasons.str.contains(UNLIKE).all():
+        return f"none of rank {other.rank}'s {count(len(reasons), 'collective')} is like one of the others'"
+    return None
+
+
+def _range(steps: set[int]) -> str:
+    """`step 3`, or `steps 3 to 5`."""
+    return f"step {min(steps)}" if len(steps) == 1 else f"steps {min(steps)} to {max(steps)}"
 
 
 def _predicted_warnings(run: Run) -> list[str]:

@@ -95,6 +95,7 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
         backend=content.backend,
         devices=content.devices,
         unknown_device=content.unknown_device,
+        host=content.host,
     )
 
 

@@ -49,6 +49,7 @@ _COLLECTIVE_ARGUMENTS = (
     ("group_description", "Process Group Description"),
     ("group_size", "Group size"),
     ("sequence", "Seq"),
+    ("comms_id", "Comms Id"),
 )
 _OF_COLLECTIVE = ("kind", "bytes", "group_description", "transfer_ns", "bus_gb_per_s", "skew_ns", "last_rank")
 
@@ -100,11 +101,11 @@ def _first_ns(run: Run, timeline: Timeline) -> int:
 
 
 def _process(run: Run) -> dict[str, Any]:
-    """What kineto's `distributedInfo` tells, as far as it is the same for all ranks."""
+    """What kineto's `distributedInfo` tells, as far as it is the same for all ranks, and all their groups."""
     first = run.traces[0]
     groups = [
         {"pg_name": group.name, "pg_desc": group.description, "pg_size": group.size, "ranks": list(group.ranks)}
-        for group in first.groups
+        for group in dict.fromkeys(group for trace in run.traces for group in trace.groups)
     ]
     own = {} if len(run.traces) > 1 or first.rank is None else {"rank": first.rank}
     return own | {"world_size": first.world_size, "backend": first.backend, "pg_config": groups}

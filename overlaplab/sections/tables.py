@@ -604,7 +604,7 @@ def _worded(table: pd.DataFrame) -> pd.DataFrame:
 
     A message's group says from which rank to which, and stays.
     """
-    described = table["group_description"].replace("", None).fillna(table["group"])
+    described = table["group_description"].replace("", None).fillna(table["group"]).fillna("unknown")
     group = described.where(~table["group"].astype(str).str.contains(":", regex=False), table["group"])
     return table.assign(
         group=group, terse_group=table["axis"].fillna(group), kind=table["kind"].map(kind_word, na_action="ignore")

@@ -94,7 +94,7 @@ def _axis(trace: Trace, lane: Counted) -> str:
     """What the group is for whose collectives an emulated link's thread carries; empty if there is only one group."""
     carried = (label_fields(str(name)) for name in trace.events["name"].iloc[lane.rows[:1]])
     group = next((found[1].get("group", "") for found in carried if found), "")
-    return next((axis_of(own.description) for own in trace.groups if own.name == group), "")
+    return next((axis_of(own.description) for own in trace.joined_groups if own.name == group), "")
 
 
 def _axes(trace: Trace, rows: NDArray[np.intp]) -> list[str]:

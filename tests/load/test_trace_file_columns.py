@@ -37,6 +37,7 @@ KERNEL = {
     "Group size": 8,
     "Seq": 41,
     "Dst Rank": 2,
+    "Comms Id": 18_446_744_073_709_551_614,
     "stream": 20,
 }
 
@@ -58,6 +59,7 @@ def test_a_kernel_tells_its_collective() -> None:
             "sequence": 41,
             "source": -1,
             "destination": 2,
+            "comms_id": 9_223_372_036_854_775_806,
         }
     ]
 
@@ -85,7 +87,8 @@ def test_shapes_tell_elements(
     (row,) = content.collectives.to_dict("records")
     found = (row["kind"], row["dtype"], row["elements_in"], row["elements_out"], row["bytes"])
     assert found == (kind, dtype, elements_in, elements_out, sent)
-    assert (row["group"], row["group_size"], row["sequence"]) == ("", -1, -1)
+    assert (row["group"], row["sequence"]) == ("", -1)
+    assert row["group_size"] == (4 if elements_in == 2 else -1)  # a gather's output ÷ its input
 
 
 def test_operators_without_arguments_tell_nothing() -> None:
@@ -139,7 +142,7 @@ def test_process_groups() -> None:
     assert content.rank == 2
     assert content.groups == (
         Group(name="0", description="default_pg", size=4, ranks=(0, 1, 2, 3)),
-        Group(name="7"),
+        Group(name="7", ranks=(0, 1)),
     )
 
 

@@ -21,6 +21,7 @@ from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS
 from overlaplab.load.file.columns import Texts, numbers
 from overlaplab.load.file.decode import NOTHING, Arguments, Value
 from overlaplab.load.file.dtypes import DTYPE_BYTES, torch_dtype
+from overlaplab.load.file.keys import group_description
 from overlaplab.vocabulary import collective_kind
 
 _COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functional|c10d_functional):", re.I)
@@ -30,8 +31,11 @@ _OUTPUT_FIRST = re.compile(r"c10d::", re.I)
 _NAMED, _INPUTS = 1, 2
 _TENSORS = {*DTYPE_BYTES, "tensorlist"}
 _MOST_ELEMENTS = 2**48
+_MOST_DIGITS = 20
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
 _INPUT_IS_LARGER = _SAME_SIZE | {"reduce_scatter", "scatter", "all_to_all"}
+_TIMES_GROUP_SIZE = frozenset({"all_gather", "reduce_scatter"})
+"""Of these the larger side has a part for each rank of the group."""
 
 
 class Communication:
@@ -90,7 +94,7 @@ def _column(values: Sequence[Any], dtype: str) -> object:
     return np.array(values, dtype=dtype)
 
 
-def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str, str, int, int, int, int]:
+def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str, str, int, int, int, int, int]:
     """`COLLECTIVE_COLUMNS`, but for `event`."""
     kind = collective_kind(str(own.collective or name)) or ""
     dtype = torch_dtype(own.dtype) if isinstance(own.dtype, str) else ""
@@ -104,9 +108,26 @@ def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str
     known = elements_in if elements_out < 0 and kind in _INPUT_IS_LARGER else min(elements_in, elements_out)
     each = DTYPE_BYTES.get(dtype)
     sent = max(elements_in, elements_out) * each if each is not None and known >= 0 else -1
-    group, description = (_text(value) for value in (own.group, own.group_description))
+    if size < 0 and kind in _TIMES_GROUP_SIZE:
+        size = _ratio(elements_in, elements_out)
+    group, description = _text(own.group), group_description(_text(own.group_description))
     sizes = elements_in, elements_out, sent if sent < 2**63 else -1
-    return kind, dtype, *sizes, group, description, size, sequence, source, destination
+    return kind, dtype, *sizes, group, description, size, sequence, source, destination, _comms_id(own.comms_id)
+
+
+def _ratio(elements_in: int, elements_out: int) -> int:
+    """The larger number ÷ the smaller; -1 if one is unknown, or they do not divide."""
+    smaller, larger = sorted((elements_in, elements_out))
+    return larger // smaller if smaller > 0 and larger % smaller == 0 else -1
+
+
+def _comms_id(value: Value) -> int:
+    """The lower 63 bits of an unsigned hash of 64 bits; -1 if it is none."""
+    if isinstance(value, str):
+        value = int(value) if len(value) <= _MOST_DIGITS and value.isascii() and value.isdecimal() else -1
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value & (2**63 - 1) if isinstance(value, int) and 0 <= value < 2**64 else -1
 
 
 def _text(value: Value) -> str:

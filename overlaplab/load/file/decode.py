@@ -43,6 +43,7 @@ class Arguments(msgspec.Struct, gc=False):
     sequence: Value = msgspec.field(name="Seq", default=-1)
     source: Value = msgspec.field(name="Src Rank", default=-1)
     destination: Value = msgspec.field(name="Dst Rank", default=-1)
+    comms_id: Value = msgspec.field(name="Comms Id", default=-1)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
     name: msgspec.Raw = NOTHING

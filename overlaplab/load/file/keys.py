@@ -12,6 +12,7 @@ import msgspec
 from overlaplab.events import Group
 from overlaplab.load.file.columns import number
 
+_LIST = re.compile(r"\[ *\d{1,9}(?: *, *\d{1,9})* *\]")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
@@ -21,17 +22,19 @@ class Keys(msgspec.Struct):
     distributedInfo: Any = None  # noqa: N815 (the file's spelling)
     baseTimeNanoseconds: Any = None  # noqa: N815
     deviceProperties: Any = None  # noqa: N815
+    host_name: Any = None
 
 
 _KEYS = msgspec.json.Decoder(Keys)
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """The process, from `distributedInfo`; None where unknown."""
+    """The process, from `distributedInfo` and `host_name`; None where unknown."""
 
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
+    host: str | None = None
     groups: tuple[Group, ...] = ()
 
 
@@ -88,29 +91,38 @@ def base_ns(keys: Keys, repairs: Counter[str]) -> int:
 
 
 def process(keys: Keys) -> Process:
-    """The process, from `distributedInfo`."""
+    """The process, from `distributedInfo` and `host_name`."""
     info = keys.distributedInfo
+    host = _text(keys.host_name) if isinstance(keys.host_name, str) and keys.host_name else None
     if not isinstance(info, dict):
-        return Process()
+        return Process(host=host)
     rank, size = number(info.get("rank")), number(info.get("world_size"))
     backend, groups = info.get("backend"), info.get("pg_config")
     return Process(
         rank=rank if rank >= 0 else None,
         world_size=size if size > 0 else None,
         backend=_text(backend) if isinstance(backend, str) else None,
+        host=host,
         groups=tuple(_group(group) for group in groups if isinstance(group, dict)) if isinstance(groups, list) else (),
     )
 
 
 def _group(raw: dict[str, Any]) -> Group:
     size, ranks = number(raw.get("pg_size")), raw.get("ranks")
+    if isinstance(ranks, str):  # as kineto writes it by itself, without torch
+        ranks = ranks[1:-1].split(",") if _LIST.fullmatch(ranks) else None
     members = [number(rank) for rank in ranks] if isinstance(ranks, list) else []
     return Group(
         name=_text(raw.get("pg_name", "")),
-        description=_text(raw.get("pg_desc", "")),
+        description=group_description(_text(raw.get("pg_desc", ""))),
         size=size if size >= 0 else None,
         ranks=tuple(members) if min(members, default=0) >= 0 else (),
     )
+
+
+def group_description(text: str) -> str:
+    """A group's description; empty for what torch writes where nobody gave one."""
+    return "" if text == "undefined" else text
 
 
 def _text(value: object) -> str:

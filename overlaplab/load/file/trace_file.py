@@ -53,6 +53,7 @@ class TraceFile:
     rank: int | None
     world_size: int | None
     backend: str | None
+    host: str | None
     groups: tuple[Group, ...]
     devices: tuple[str, ...]
     """The names in `deviceProperties`: devices that the process could see."""
@@ -112,6 +113,7 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None) 
         rank=described.rank,
         world_size=described.world_size,
         backend=described.backend,
+        host=described.host,
         groups=described.groups,
         devices=device_names(slices.keys),
         unknown_device=tuple(gathered.unknown_device),
