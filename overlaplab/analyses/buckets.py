@@ -12,7 +12,7 @@ from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
-from overlaplab.intervals import Intervals, subtract, total, union
+from overlaplab.intervals import Intervals, clip, subtract, total
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import label_list
 
@@ -31,11 +31,11 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     last one), `index`, `bytes` (Int64, null where unknown), `parameters` (tuple of names, None for unnamed ones),
     `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived), `last_parameter` (the one that
     arrived last; None if none did, or it is unnamed), `ready_ns`, `launch_ns` (host time: on a GPU it may precede the
-    window), `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time during which this rank computed nothing).
-    Times are Int64, null where unknown. On a GPU readiness is device time. Further: `passes` (how many backward passes
-    of the step sent gradients), `arrivals` (tuple, one per parameter: the gradient's place in the order of arrival,
-    from 1), `shapes` (tuple, one tuple per parameter, None where unknown), `gradients` (Int64: how many arrived in the
-    backward pass), `told_by` and `source`.
+    window), `start_ns`, `end_ns` (of the collective), `exposed_ns` (communication in that time during which this rank
+    computed nothing; of buckets that are sent at once each counts it). Times are Int64, null where unknown. On a GPU
+    readiness is device time. Further: `passes` (how many backward passes of the step sent gradients), `arrivals`
+    (tuple, one per parameter: the gradient's place in the order of arrival, from 1), `shapes` (tuple, one tuple per
+    parameter, None where unknown), `gradients` (Int64: how many arrived in the backward pass), `told_by` and `source`.
 
     Buckets come from the engine's labels (`source` and `told_by` are `engine`), or without them from torch's
     DistributedDataParallel (`source` is `ddp`, see `evidence.ddp`): there a bucket is an all-reduce launched while a
@@ -50,15 +50,16 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    compute, labels, ran = activity(trace).compute, labels_of(trace), executions(trace)
+    busy, labels, ran = activity(trace), labels_of(trace), executions(trace)
+    exposed = subtract(busy.communication, busy.compute)
     if any(label.word == "bucket_launch" for label in labels):
         passes = _synchronising(trace, labels)
         for step in steps:
             own = launched_in(labels, step)
-            yield from _of_step(own, launched_in(passes, step), step, ran, compute)
+            yield from _of_step(own, launched_in(passes, step), step, ran, exposed)
     elif backwards := ddp_backwards(trace, ran):
         for step in steps:
-            yield from _of_ddp(launched_in(backwards, step), step, ran, compute)
+            yield from _of_ddp(launched_in(backwards, step), step, ran, exposed)
 
 
 def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
@@ -71,7 +72,7 @@ def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
 
 
 def _of_step(
-    labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, compute: Intervals
+    labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, exposed: Intervals
 ) -> Iterator[dict[str, Any]]:
     if not backwards:
         return
@@ -96,12 +97,12 @@ def _of_step(
             "last_parameter": _latest(arrivals),
             "arrivals": tuple(places.get(name) for name in arrivals),
             "shapes": (None,) * len(arrivals),
-            **_times(ready.start_ns, label, ran.of_launch(label), step, ran, compute),
+            **_times(ready.start_ns, label, ran.of_launch(label), step, ran, exposed),
         }
 
 
 def _of_ddp(
-    backwards: Sequence[DDPBackward], step: Window, ran: Executions, compute: Intervals
+    backwards: Sequence[DDPBackward], step: Window, ran: Executions, exposed: Intervals
 ) -> Iterator[dict[str, Any]]:
     if not backwards:
         return
@@ -118,7 +119,7 @@ def _of_ddp(
             "arrivals": tuple(gradient.number for gradient in held),
             "shapes": tuple(gradient.shape for gradient in held),
             "told_by": bucket.told_by,
-            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, compute),
+            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, exposed),
         }
 
 
@@ -139,7 +140,7 @@ def _times(
     bounds: tuple[int, int] | None,
     step: Window,
     ran: Executions,
-    compute: Intervals,
+    exposed: Intervals,
 ) -> dict[str, Any]:
     """A bucket's times, from when it was ready on the host, and when its collective ran."""
     return {
@@ -147,7 +148,7 @@ def _times(
         "launch_ns": launch.start_ns - step.start_ns,
         "start_ns": bounds and bounds[0] - step.start_ns,
         "end_ns": bounds and bounds[1] - step.start_ns,
-        "exposed_ns": bounds and total(subtract(union(bounds[:1], bounds[1:]), compute)),
+        "exposed_ns": bounds and total(clip(exposed, *bounds)),
     }
 
 
