@@ -11,6 +11,7 @@ from overlaplab.events import (
     Run,
     Trace,
     activity,
+    early_kernels,
     found_windows,
     longest_names,
     only_ends_recorded,
@@ -31,7 +32,7 @@ __all__ = ["load_ranks"]
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, activity, found_windows, recording_start, longest_names, processor_counts),
-    *(said_to_communicate, unknown_communication, only_ends_recorded),
+    *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels),
     *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels),
 )
 

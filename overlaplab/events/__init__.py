@@ -1,7 +1,7 @@
 """The event table of a run, what each event counts as, and where steps begin and end."""
 
 from overlaplab.events.activity import Activity, activity, classify, counting_as, longest_names, rule_of
-from overlaplab.events.doubts import only_ends_recorded, said_to_communicate, unknown_communication
+from overlaplab.events.doubts import early_kernels, only_ends_recorded, said_to_communicate, unknown_communication
 from overlaplab.events.launching import launchers, runtime_calls
 from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import processor_counts
@@ -48,6 +48,7 @@ __all__ = [
     "activity",
     "classify",
     "counting_as",
+    "early_kernels",
     "empty_table",
     "extent",
     "found_windows",
