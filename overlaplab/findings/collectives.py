@@ -30,6 +30,7 @@ def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str
     """
     number = count(int(table["index"].nunique()), "collective")
     table = table[~table.duplicated(["rank", "start_ns", "end_ns"]) | table["start_ns"].isna()]  # a kernel counts once
+    every = table["index"].nunique()
     known = table[table["wait_ns"].notna()]
     if known.empty:
         took = table.dropna(subset=["start_ns", "end_ns"])
@@ -37,8 +38,9 @@ def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str
         why = why_waits_unknown(table) or "that takes the traces of all ranks that took part"
         return f"{number}, in which ranks spent {spent}. How much of it is waiting is unknown: {why}."
     spent_ns, waited_ns = int(time_spent(known).sum()), int(known["wait_ns"].sum())
+    in_these = "them" if known["index"].nunique() == every else f"the {known['index'].nunique()} whose waits are known"
     first = (
-        f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in them,"
+        f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in {in_these},"
         f" {ms(waited_ns)} was spent waiting for the last rank to arrive."
     )
     if found is None or found.late_rank is None:

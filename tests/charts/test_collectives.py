@@ -177,6 +177,10 @@ def test_the_lead_names_the_rank_that_was_waited_for() -> None:
     assert collectives_lead(both, found) == (
         f"{said} In step 4 rank 0's longest waits were for rank 1: 5.0 ms of its exposed time."
     )
+    some = pd.concat([both, table(row(2, 0, wait_ns=None), row(2, 1, wait_ns=None)).assign(start_ns=0)])
+    assert collectives_lead(some, None).startswith(
+        "3 collectives: of the 26.0 ms that 2 ranks spent in the 2 whose waits are known, 6.0 ms was spent waiting"
+    )
     alone = table(row(0, 0, wait_ns=None))
     assert "is unknown: that takes the traces of all" in collectives_lead(alone)
 
