@@ -102,7 +102,7 @@ _ANYWHERE = (
     Column("other_ns", "ns", "other idle", "Idle time for other reasons: the work was launched, but waited."),
     # One thing that happened
     Column("launch_ns", "ns", "launch", "When the host launched it, from the run's start, by the first rank's clock."),
-    Column("wait_ns", "ns", "wait", "How long this rank was in the collective before its last rank arrived."),
+    Column("wait_ns", "ns", "wait", "From this rank's arrival at the collective to its last rank's."),
     Column("transfer_ns", "ns", "transfer", "From the arrival of the collective's last rank to that rank's end."),
     Column("exposed_ns", "ns", "exposed", "The part of its time during which the rank computed nothing."),
     Column("busy_ns", "ns", "busy", "Time in which at least one of them ran.", short="busy ms"),
@@ -209,7 +209,7 @@ _ANYWHERE = (
     Column("group_size", "count", "group size", "How many ranks the process group has."),
     Column("dtype", "text", "dtype", "The type of the tensor's elements."),
     Column("arrived_ns", "ns", "arrival", "When this rank was ready for the collective, from the run's start."),
-    Column("longest_ns", "ns", "longest", "The longest time that a rank spent in it."),
+    Column("longest_ns", "ns", "longest", "The longest time that a rank spent in it, from its arrival to its end."),
     Column("waits_ns", "ns", "all waits", "All ranks' waits together."),
     Column(
         "bus_gb_per_s",

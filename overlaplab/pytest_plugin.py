@@ -60,7 +60,8 @@ class Gate:
         """Fail the test where a condition is met, spelled as those of `overlaplab compare --fail-if`.
 
         Changes (`%`) are from a stored baseline, or from the run `before`. Raises `OverlaplabError` for a condition
-        that cannot be read, and where a change is asked for and there is nothing to hold the run against.
+        that cannot be read or judged, where the runs cannot be compared, and where a change is asked for and there is
+        nothing to hold the run against.
         """
         from overlaplab import analyses, findings
         from overlaplab.errors import OverlaplabError

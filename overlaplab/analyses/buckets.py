@@ -12,7 +12,7 @@ from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_bac
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
-from overlaplab.intervals import Intervals, subtract, total, union
+from overlaplab.intervals import Intervals, clip, subtract, total
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import label_list
 
@@ -32,10 +32,11 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived since the parameter was last sent; so
     none is later than `ready_ns`), `last_parameter` (the one that arrived last; None if none did, or it is unnamed),
     `ready_ns`, `launch_ns` (host time: on a GPU it may precede the window), `start_ns`, `end_ns` (of the collective),
-    `exposed_ns` (its time during which this rank computed nothing). Times are Int64, null where unknown. On a GPU
-    readiness is device time. Further: `passes` (how many backward passes of the step sent gradients), `arrivals`
-    (tuple, one per parameter: the gradient's place in the order of arrival, from 1), `shapes` (tuple, one tuple per
-    parameter, None where unknown), `gradients` (Int64: how many arrived in the backward pass), `told_by` and `source`.
+    `exposed_ns` (communication in that time during which this rank computed nothing; of buckets that are sent at once
+    each counts it). Times are Int64, null where unknown. On a GPU readiness is device time. Further: `passes` (how many
+    backward passes of the step sent gradients), `arrivals` (tuple, one per parameter: the gradient's place in the order
+    of arrival, from 1), `shapes` (tuple, one tuple per parameter, None where unknown), `gradients` (Int64: how many
+    arrived in the backward pass), `told_by` and `source`.
 
     A bucket has several rows in a step where several calls of `backward` follow one of DDP's forward passes: torch's
     ranges do not tell such passes apart.
@@ -55,13 +56,14 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    compute, labels, ran = activity(trace).compute, labels_of(trace), executions(trace)
+    busy, labels, ran = activity(trace), labels_of(trace), executions(trace)
+    exposed = subtract(busy.communication, busy.compute)
     labelled = _synchronising(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
     unlabelled = unlabelled_backwards(trace, ran)
     for step in steps:
         rows = [
-            *_of_labels(launched_in(labels, step), launched_in(labelled, step), step, ran, compute),
-            *_of_ddp(launched_in(unlabelled, step), step, ran, compute),
+            *_of_labels(launched_in(labels, step), launched_in(labelled, step), step, ran, exposed),
+            *_of_ddp(launched_in(unlabelled, step), step, ran, exposed),
         ]
         yield from sorted(rows, key=lambda row: int(row["launch_ns"]))
 
@@ -76,7 +78,7 @@ def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
 
 
 def _of_labels(
-    labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, compute: Intervals
+    labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, exposed: Intervals
 ) -> Iterator[dict[str, Any]]:
     """The buckets of one step's labels, which must be in order of time.
 
@@ -112,7 +114,7 @@ def _of_labels(
             "shapes": (None,) * len(held),
             "told_by": None if completed is None else "engine",
             **_times(
-                None if completed is None else completed.start_ns, label, ran.of_launch(label), step, ran, compute
+                None if completed is None else completed.start_ns, label, ran.of_launch(label), step, ran, exposed
             ),
         }
 
@@ -123,7 +125,7 @@ def _arriving(label: Label) -> Sequence[str]:
 
 
 def _of_ddp(
-    backwards: Sequence[DDPBackward], step: Window, ran: Executions, compute: Intervals
+    backwards: Sequence[DDPBackward], step: Window, ran: Executions, exposed: Intervals
 ) -> Iterator[dict[str, Any]]:
     if not backwards:
         return
@@ -140,7 +142,7 @@ def _of_ddp(
             "arrivals": tuple(gradient.number for gradient in held),
             "shapes": tuple(gradient.shape for gradient in held),
             "told_by": bucket.told_by,
-            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, compute),
+            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, exposed),
         }
 
 
@@ -161,7 +163,7 @@ def _times(
     bounds: tuple[int, int] | None,
     step: Window,
     ran: Executions,
-    compute: Intervals,
+    exposed: Intervals,
 ) -> dict[str, Any]:
     """A bucket's times, from when it was ready on the host, and when its collective ran."""
     return {
@@ -169,7 +171,7 @@ def _times(
         "launch_ns": launch.start_ns - step.start_ns,
         "start_ns": bounds and bounds[0] - step.start_ns,
         "end_ns": bounds and bounds[1] - step.start_ns,
-        "exposed_ns": bounds and total(subtract(union(bounds[:1], bounds[1:]), compute)),
+        "exposed_ns": bounds and total(clip(exposed, *bounds)),
     }
 
 

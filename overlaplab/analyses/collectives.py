@@ -49,8 +49,8 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
     This rank's times, in ns from the run's start by the first rank's clock: `launch_ns` (host time), `start_ns`,
     `end_ns`, `arrived_ns` (its start; on an emulated link when it was launched and the link free, which is a little
-    earlier); `wait_ns` (from its start until the last rank arrived), `exposed_ns` (its time during which this rank
-    computed nothing).
+    earlier); `wait_ns` (from its arrival until the last rank's), `exposed_ns` (its time from `start_ns` to `end_ns`
+    during which this rank computed nothing).
 
     The collective's own figures, the same on all its rows: `transfer_ns` (from the last arrival to that rank's end),
     `bus_gb_per_s` (decimal: bytes ÷ transfer × 2(n-1)/n for an all-reduce, (n-1)/n for all-gather, reduce-scatter and
@@ -164,6 +164,15 @@ def _measured(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
     }
 
 
+def time_spent(table: pd.DataFrame) -> pd.Series:
+    """How long each row's rank was in the collective: from its arrival, or its start if that is earlier, to its end.
+
+    Takes rows of `overlaplab.collectives`. Wait and transfer are parts of this time, exposed time of that since the
+    start.
+    """
+    return table["end_ns"] - table[["start_ns", "arrived_ns"]].min(axis=1)
+
+
 _FIRST = (
     *("step", "group", "group_description", "axis", "group_size", "kind", "dtype", "bytes", "transfer_ns"),
     "bus_gb_per_s",
@@ -175,13 +184,14 @@ def each_collective(table: pd.DataFrame) -> pd.DataFrame:
     """One row per collective, from the rows of `overlaplab.collectives`, in their order.
 
     Columns: `index`, `ranks` (int64, how many ranks have rows), `start_ns` (the first), `end_ns` (the last),
-    `longest_ns` (the longest that a rank spent in it), `wait_ns` (the longest that a rank waited, null where unknown),
+    `longest_ns` (the longest that a rank spent in it, see `time_spent`), `wait_ns` (the longest that a rank waited,
+    null where unknown),
     `waits_ns` (the sum of all ranks' waits), `exposed_ns` (the largest of a rank), and as in `collectives`: `step` (the
     first rank's), `group`, `group_description`, `axis`, `group_size`, `kind`, `dtype`, `bytes`, `transfer_ns`,
     `bus_gb_per_s`, `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `doubtful`, `unmatched`. Times
     in ns from the run's start, Int64.
     """
-    own = table.assign(longest_ns=table["end_ns"] - table["start_ns"])
+    own = table.assign(longest_ns=time_spent(table))
     by = own.groupby("index", sort=False)
     each = by[list(_FIRST)].first()
     each["ranks"] = by.size()

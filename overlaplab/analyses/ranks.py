@@ -12,6 +12,7 @@ from overlaplab.events import (
     Trace,
     activity,
     device_sign,
+    early_kernels,
     found_windows,
     launches_graphs,
     longest_names,
@@ -33,7 +34,7 @@ __all__ = ["load_ranks"]
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
-    *(said_to_communicate, unknown_communication, only_ends_recorded),
+    *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels),
     *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels),
 )
 

@@ -8,10 +8,12 @@ from typing import TypeAlias
 
 import pandas as pd
 
-from overlaplab.analyses.exposed import CAUSES, exposed
+from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.summary import FIGURES, summary
 from overlaplab.analyses.worst import damaged_steps, undamaged, without_steps
-from overlaplab.events import Run
+from overlaplab.events import Run, activity
+from overlaplab.evidence.pipelines import idle_by_schedule
+from overlaplab.evidence.selection import measured_traces, selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = ["OF_CAUSE", "Scalars", "scalars"]
@@ -19,30 +21,58 @@ __all__ = ["OF_CAUSE", "Scalars", "scalars"]
 Scalars: TypeAlias = Mapping[str, float | None]
 OF_CAUSE = {"exposed." + re.sub(r"\W", "_", cause): cause for cause in CAUSES}
 """Figures that are the exposed time of one cause: `exposed.tail`, `exposed.straggler_wait`."""
+_NAME_OF = {cause: name for name, cause in OF_CAUSE.items()}
 _RATIO = "overlap_ratio"
+_OF_COMMUNICATION = ("comm_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns", _RATIO)
 
 
 def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True) -> dict[str, float | None]:
     """The figures of `summary`, by name, and the exposed time of each cause (`exposed.tail`, …): one number each.
 
     A time is the mean over all undamaged steps of all ranks in which it is known, in ns; `overlap_ratio` is the ratio
-    of the sums. None where nothing is known. Without `causes` those are left out, which is quicker. Raises
-    `OverlaplabError` for an unknown rank or step.
+    of the sums. None where it is known in no step of a rank; figures of communication also where none was recognised on
+    a rank of several. `exposed.straggler_wait` is None where `exposed_wait_ns` is, and causes of pipelines where the
+    schedule is unknown. Without `causes` those are left out, which is quicker. Raises `OverlaplabError` for an unknown
+    rank or step.
     """
     every = summary(run, selection)
     table = undamaged(every)
-    found = {column: _mean(table[column]) for column in FIGURES if column != _RATIO}
+    ranks = len(selected_traces(run, selection))
+    figures = {column: _mean(table, column, ranks) for column in FIGURES if column != _RATIO}
     comm = int(table["comm_ns"].sum())
-    found[_RATIO] = int(table["overlapped_ns"].sum()) / comm if comm else None
-    return found | (_by_cause(run, selection, every) if causes else {})
+    figures[_RATIO] = int(table["overlapped_ns"].sum()) / comm if comm and figures["comm_ns"] is not None else None
+    recognised = _communication_recognised(run, selection)
+    figures |= {} if recognised else dict.fromkeys(_OF_COMMUNICATION)
+    if not causes:
+        return figures
+    if figures["exposed_comm_ns"] is None:
+        return figures | dict.fromkeys(OF_CAUSE)
+    by_cause = _by_cause(run, without_steps(exposed(run, selection), damaged_steps(every)), len(table))
+    if figures["exposed_wait_ns"] is None:
+        by_cause[_NAME_OF[Cause.STRAGGLER]] = None
+    return figures | by_cause
 
 
-def _by_cause(run: Run, selection: Selection, table: pd.DataFrame) -> dict[str, float | None]:
-    rows, steps = without_steps(exposed(run, selection), damaged_steps(table)), len(undamaged(table))
+def _by_cause(run: Run, rows: pd.DataFrame, steps: int) -> dict[str, float | None]:
+    """The mean per step of each cause's exposed time in rows of `exposed`."""
     sums = rows.groupby("cause")["exposed_ns"].sum()
-    return {name: float(sums.get(cause, 0)) / steps if steps else None for name, cause in OF_CAUSE.items()}
+    by_cause: dict[str, float | None] = {name: float(sums.get(cause, 0)) / steps for name, cause in OF_CAUSE.items()}
+    if Cause.SEND in sums and not idle_by_schedule(run):  # it has what the schedule would explain, too
+        by_cause |= dict.fromkeys((_NAME_OF[Cause.BUBBLE], _NAME_OF[Cause.IMBALANCE]))
+    return by_cause
 
 
-def _mean(column: pd.Series[int]) -> float | None:
-    """Of the known ones; None if there are none."""
-    return float(column.astype("Float64").mean()) if column.notna().any() else None
+def _mean(table: pd.DataFrame, column: str, ranks: int) -> float | None:
+    """The mean over the steps in which it is known; None if one of so many ranks has none."""
+    known = table[table[column].notna()]
+    if known.empty or known["rank"].nunique(dropna=False) < ranks:
+        return None
+    return float(known[column].astype("Float64").mean())
+
+
+def _communication_recognised(run: Run, selection: Selection) -> bool:
+    """Whether each measured rank that has others communicated; else its communication may count as something else."""
+    return all(
+        len(activity(trace).communication) or max(len(run.traces), trace.world_size or 1) == 1
+        for trace in measured_traces(run, selection)
+    )

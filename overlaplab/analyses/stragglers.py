@@ -22,9 +22,9 @@ def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Columns: `rank` (Int64), `collectives` (those it took part in whose waits are known), `last` (in how many of them it
     arrived last, by more than the clocks may differ), `late_median_ns` and `late_max_ns` (Int64: how much later than
     the median arrival of the others, in those; null if it was never last), `cost_ns` (the sum of all others' waits for
-    it in those, from their arrivals to its own), `alone_ns` (the part of that which would vanish had it arrived with
-    the second to last). `ranks` only selects rows: all ranks' arrivals count. Raises `OverlaplabError` for an unknown
-    rank or step.
+    it in those: of a kernel that carries several messages, for the last of their ranks), `alone_ns` (the part of that
+    which would vanish had it arrived with the second to last). `ranks` only selects rows: all ranks' arrivals count.
+    Raises `OverlaplabError` for an unknown rank or step.
     """
     found = stragglers_of(collectives(run, replace(selection, ranks=None)))
     if selection.ranks is None:
@@ -36,6 +36,7 @@ def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
     """`stragglers` from rows of `collectives`."""
     known = table[table["wait_ns"].notna() & table["skew_ns"].notna()]
+    known = known.assign(latest_ns=known.groupby("index")["arrived_ns"].transform("max"))
     late = known[~known["within_clock_error"].astype(bool)]
     rows = []
     for rank, count in known.groupby("rank")["index"].nunique().items():
@@ -44,8 +45,7 @@ def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
         arrivals = others.groupby("index")["arrived_ns"]
         own = last[last["rank"] == rank].set_index("index")["arrived_ns"].reindex(list(arrivals.groups))
         beyond = own.to_numpy(np.float64) - arrivals.median().to_numpy(np.float64)
-        cost = own * arrivals.size() - arrivals.sum()
-        alone = (own - arrivals.max()) * arrivals.size()
+        waits = _waits_for_last(others.assign(second_ns=arrivals.transform("max")))
         rows.append(
             {
                 "rank": rank,
@@ -53,8 +53,8 @@ def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
                 "last": len(own),
                 "late_median_ns": round(float(np.median(beyond))) if len(beyond) else None,
                 "late_max_ns": round(float(beyond.max())) if len(beyond) else None,
-                "cost_ns": int(cost.sum()),
-                "alone_ns": int(alone.sum()),
+                "cost_ns": int(waits["cost_ns"].sum()),
+                "alone_ns": int(waits["alone_ns"].sum()),
             }
         )
     columns = ["rank", "collectives", "last", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns"]
@@ -63,3 +63,11 @@ def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
         | dict.fromkeys(("collectives", "last", "cost_ns", "alone_ns"), "int64")
     )
     return found.sort_values(["cost_ns", "rank"], ascending=[False, True], kind="stable", ignore_index=True)
+
+
+def _waits_for_last(others: pd.DataFrame) -> pd.DataFrame:
+    """`cost_ns` and `alone_ns` of the rows of ranks that were not last; a kernel's wait counts once."""
+    cost = np.minimum(others["wait_ns"], others["latest_ns"] - others["arrived_ns"])
+    alone = np.minimum(cost, others["latest_ns"] - others["second_ns"])
+    waits = others.assign(cost_ns=cost, alone_ns=alone).sort_values("cost_ns", ascending=False, kind="stable")
+    return waits.drop_duplicates(["rank", "start_ns", "end_ns"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from overlaplab.cli.shared import load, print_json, runs_at, show
 from overlaplab.errors import OverlaplabError
 
 if TYPE_CHECKING:
-    from overlaplab.analyses import Judged
+    from overlaplab.analyses import Condition, Judged, Scalars
 
 __all__ = ["app"]
 
@@ -32,7 +33,8 @@ def compare(
         typer.Option(
             metavar="CONDITION",
             help="Exit with 1 where the last run differs so from the first ('exposed_comm_ns > 5%'), or is so itself"
-            " ('exposed_comm_ns > 5ms', 'exposed.tail > 5ms'). May be given several times: any one of them fails.",
+            " ('exposed_comm_ns > 5ms', 'exposed.tail > 5ms'), and with 2 where that cannot be judged. May be given"
+            " several times: any one of them fails.",
         ),
     ] = None,
     baseline: Annotated[
@@ -61,15 +63,19 @@ def compare(
     loaded = load(runs, opening)
     checks = bool(conditions or junit or markdown)
     causes = any(condition.is_of_cause for condition in conditions)
-    first = loaded[0] if checks else None
-    before = analyses.recordings_before(loaded[-1], selection, stored, first, causes=causes)
+    first = loaded[0] if stored is None else None
+    before: Sequence[Scalars] = ()
+    if checks or stored is not None:
+        with _write_if_not_judged(conditions, loaded[-1].path, junit, markdown):
+            before = analyses.recordings_before(loaded[-1], selection, stored, first, causes=causes)
     if as_json:
         print_json(documents.compare_document(loaded, selection))
     else:
         show(*terminal.compare(loaded, selection))
     if checks:
         figures = analyses.scalars(loaded[-1], selection, causes=causes)
-        found = analyses.judged(conditions, before, figures)
+        with _write_if_not_judged(conditions, loaded[-1].path, junit, markdown):
+            found = analyses.judged(conditions, before, figures)
         if junit is not None:
             from overlaplab.report.junit import junit_xml
 
@@ -115,6 +121,25 @@ def _say(found: Sequence[Judged]) -> None:
             print(f"overlaplab: {'note' if one.met else 'ok'}: {findings.judged_sentence(one)}", file=sys.stderr)
     if any(one.failed for one in found):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _write_if_not_judged(
+    conditions: Sequence[Condition], run: str, junit: Path | None, markdown: Path | None
+) -> Iterator[None]:
+    """Where the block raises, write why nothing was judged, so that no earlier verdict stands in the check's files."""
+    try:
+        yield
+    except OverlaplabError as error:
+        if junit is not None:
+            from overlaplab.report.junit import not_judged_xml
+
+            _write(junit, not_judged_xml(conditions, run, str(error)))
+        if markdown is not None:
+            from overlaplab.report.markdown import not_judged_markdown
+
+            _write(markdown, not_judged_markdown(str(error)))
+        raise
 
 
 def _write(path: Path, content: bytes) -> None:

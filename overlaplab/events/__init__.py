@@ -12,7 +12,7 @@ from overlaplab.events.activity import (
     longest_names,
     rule_of,
 )
-from overlaplab.events.doubts import only_ends_recorded, said_to_communicate, unknown_communication
+from overlaplab.events.doubts import early_kernels, only_ends_recorded, said_to_communicate, unknown_communication
 from overlaplab.events.launching import launchers, launches_graphs, runtime_calls
 from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import processor_counts
@@ -65,6 +65,7 @@ __all__ = [
     "damaged_as",
     "damaged_rows",
     "device_sign",
+    "early_kernels",
     "empty_table",
     "extent",
     "found_windows",

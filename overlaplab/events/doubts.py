@@ -1,4 +1,4 @@
-"""What the rules cannot tell of a trace's communication: names that they do not know, collectives seen in part."""
+"""What the rules cannot tell of a trace: names that they do not know, collectives seen in part, kernels at once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import re
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from overlaplab.events.activity import counting_as
+from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching
 from overlaplab.events.rules import Work, reads_like_communication
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
-__all__ = ["only_ends_recorded", "said_to_communicate", "unknown_communication"]
+__all__ = ["early_kernels", "only_ends_recorded", "said_to_communicate", "unknown_communication"]
+
+_GRAIN_NS = 10_000
+"""Rounded times, and programmatic dependent launch from Hopper on, let a kernel begin a few µs early."""
 
 _LOW_LATENCY = re.compile(r"::internode_ll::(dispatch|combine)\b")
 """DeepEP, csrc/kernels/internode_ll.cu: with a receive hook, sending and receiving are two launches of one kernel, and
@@ -56,3 +61,34 @@ def only_ends_recorded(trace: Trace) -> bool:
     words = [_LOW_LATENCY.search(name) for name in trace.events["name"][rows]]
     kinds = [match[1] for match in words if match]
     return any(first == second for first, second in pairwise(kinds))
+
+
+@once_per_trace
+def early_kernels(trace: Trace) -> tuple[int, int]:
+    """How many kernels begin well before one that began earlier on their stream has ended, and the longest overlap.
+
+    In ns. The kernels of a CUDA graph, whose branches may run at once, are left out.
+    """
+    events = trace.events
+    kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__)
+    rows = np.flatnonzero(kernel & (events["stream"].to_numpy() >= 0))
+    rows = rows[~_of_graphs(trace, rows)]
+    number, longest_ns = 0, 0
+    for _, kernels in events.iloc[rows].groupby(["pid", "device", "stream"], observed=True):
+        starts = kernels["ts_ns"].to_numpy()
+        ends = starts + kernels["dur_ns"].to_numpy()
+        order = np.argsort(starts, kind="stable")
+        before = np.maximum.accumulate(ends[order])[:-1]
+        overlaps = np.minimum(before, ends[order][1:]) - starts[order][1:]
+        number += int((overlaps > _GRAIN_NS).sum())
+        longest_ns = max(longest_ns, int(overlaps.max(initial=0)))
+    return number, longest_ns
+
+
+def _of_graphs(trace: Trace, kernels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of these kernels a graph launched: its kernels share their correlation, or its call says so."""
+    correlation = trace.events["correlation"].to_numpy()[kernels]
+    _, place, counts = np.unique(correlation, return_inverse=True, return_counts=True)
+    launcher = launchers(trace)[kernels]
+    graph_call = matching(trace.events["name"], lambda name: "GraphLaunch" in name)[launcher]
+    return np.asarray(((correlation >= 0) & (counts[place] > 1)) | ((launcher >= 0) & graph_call))

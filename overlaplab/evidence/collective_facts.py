@@ -171,9 +171,8 @@ def _avoidable(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables: Seque
 
 
 def _by_own_clock(table: Fields, offset: int) -> Fields:
-    starts, ends = table["start_ns"] + offset, table["end_ns"] + offset
-    last = np.where(table["matched"], table["last_ns"] + offset, starts)
-    return {"start_ns": starts, "end_ns": ends, "moves_ns": np.clip(last, starts, ends)}
+    moves = np.where(table["matched"], table["moves_ns"], table["start_ns"])
+    return {"start_ns": table["start_ns"] + offset, "end_ns": table["end_ns"] + offset, "moves_ns": moves + offset}
 
 
 def _edges(trace: Trace, table: Fields) -> Fields:

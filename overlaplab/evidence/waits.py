@@ -43,8 +43,9 @@ def arrivals(run: Run) -> pd.DataFrame:
     Columns: those of `matched`; `rank` (Int64); `launch_ns`, `host_ns`, `arrived_ns`, `start_ns`, `end_ns` (absolute
     int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (from any of the collective's
     ranks, else empty), `bytes` (the largest rank's, -1 where unknown); `last_ns` (when its last rank arrived; of
-    messages that one kernel carries, the last of all their ranks) and `wait_ns` (this rank's; both `UNKNOWN_NS` where
-    wait is unknown).
+    messages that one kernel carries, the last of all their ranks), `wait_ns` (from this rank's arrival until then) and
+    `moves_ns` (the moment between `start_ns` and `end_ns` from which on it did not wait); these three are `UNKNOWN_NS`
+    where wait is unknown.
     """
     offsets = corrections(run)
     table: Fields = {str(name): column.to_numpy() for name, column in matched(run).items()}
@@ -63,8 +64,9 @@ def arrivals(run: Run) -> pd.DataFrame:
         known = known & ~np.isin(kernels, kernels[~known & (kernels >= 0)])
         last = np.where(kernels >= 0, Groups(kernels).spread(np.maximum, last), last)
     table["last_ns"] = np.where(known, last, UNKNOWN_NS)
-    wait = np.clip(last, table["start_ns"], table["end_ns"]) - table["start_ns"]
-    table["wait_ns"] = np.where(known, wait, UNKNOWN_NS)
+    arrived, ends = table["arrived_ns"], table["end_ns"]
+    table["wait_ns"] = np.where(known, np.clip(last, arrived, np.maximum(arrived, ends)) - arrived, UNKNOWN_NS)
+    table["moves_ns"] = np.where(known, np.clip(last, table["start_ns"], ends), UNKNOWN_NS)
     ranks = pd.array([trace.rank for trace in run.traces], dtype="Int64")
     return as_table(table | {"rank": ranks[table["trace"]]})
 
@@ -103,12 +105,11 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
     parts = []
     for place, exposed in enumerate(exposures):
         own = rows[(rows["trace"] == place) & (rows["start_ns"] != UNKNOWN_NS)]
-        starts, ends, waits = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns", "wait_ns"))
-        starts, ends = starts + offsets[place], ends + offsets[place]
-        known = waits != UNKNOWN_NS
-        arrived = starts[known] + waits[known]
-        transfer = intersect(exposed, union(arrived, ends[known]))
-        waiting = subtract(union(starts[known], arrived), union(starts[~known], ends[~known]))
+        known = own["moves_ns"].to_numpy() != UNKNOWN_NS
+        times = (own[name].to_numpy(np.int64) + offsets[place] for name in ("start_ns", "moves_ns", "end_ns"))
+        starts, moves, ends = times
+        transfer = intersect(exposed, union(moves[known], ends[known]))
+        waiting = subtract(union(starts[known], moves[known]), union(starts[~known], ends[~known]))
         not_transfer = subtract(exposed, transfer)
         wait = intersect(not_transfer, waiting)
         parts.append(

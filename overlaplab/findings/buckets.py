@@ -15,6 +15,7 @@ from overlaplab.findings.thresholds import (
     PROMPT_LAUNCH_NS,
 )
 from overlaplab.findings.windows import window_name
+from overlaplab.intervals import total, union
 from overlaplab.words import count, gradient_word, joined, ms, to_ms
 
 
@@ -44,6 +45,12 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
         notes.append(f"a bucket was launched up to {launches} times in a step: each launch has a row")
     if (most := int(table["passes"].max())) > 1:
         notes.append(f"up to {most} backward passes of a step sent gradients: the last one's buckets are shown")
+    added_ns, once_ns = _sent_ns(table)
+    if added_ns > once_ns:
+        notes.append(
+            f"some buckets are sent at once, and each counts that time: they take {ms(added_ns)} added up, and"
+            f" {ms(once_ns)} together; `exposed` divides the exposed time among them"
+        )
     return tuple(notes)
 
 
@@ -67,11 +74,21 @@ def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
 
 def buckets_title(table: pd.DataFrame) -> str:
     """How much of the communication of `overlaplab.buckets`' rows is exposed."""
-    comm = int((table["end_ns"] - table["start_ns"]).sum())
-    if comm <= 0:
+    added_ns, once_ns = _sent_ns(table)
+    if added_ns <= 0:
         return "The buckets' communication was not found in the trace"
     exposed = int(table["exposed_ns"].sum())
-    return f"{ms(exposed)} of the buckets' {ms(comm)} of communication are exposed"
+    title = f"{ms(exposed)} of the buckets' {ms(added_ns)} of communication are exposed"
+    return title if added_ns == once_ns else f"{title}, added up: some are sent at once"
+
+
+def _sent_ns(table: pd.DataFrame) -> tuple[int, int]:
+    """How long `overlaplab.buckets`' rows were sent, added up, and with each moment of a rank's step counted once."""
+    known = table.dropna(subset=["start_ns", "end_ns"])
+    times = known[["start_ns", "end_ns"]].astype("int64")
+    steps = times.groupby([known["rank"], known["step"]], dropna=False)
+    once = sum(total(union(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())) for _, own in steps)
+    return int((times["end_ns"] - times["start_ns"]).sum()), once
 
 
 def buckets_remarks(table: pd.DataFrame) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from overlaplab.analyses.collectives import time_spent
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.findings.diagnosis.unseen import why_waits_unknown
 from overlaplab.findings.thresholds import LARGE_COLLECTIVE
@@ -29,15 +30,17 @@ def collectives_lead(table: pd.DataFrame, found: Diagnosis | None = None) -> str
     """
     number = count(int(table["index"].nunique()), "collective")
     table = table[~table.duplicated(["rank", "start_ns", "end_ns"]) | table["start_ns"].isna()]  # a kernel counts once
+    every = table["index"].nunique()
     known = table[table["wait_ns"].notna()]
     if known.empty:
         took = table.dropna(subset=["start_ns", "end_ns"])
-        spent = ms(int((took["end_ns"] - took["start_ns"]).sum()))
+        spent = ms(int(time_spent(took).sum()))
         why = why_waits_unknown(table) or "that takes the traces of all ranks that took part"
         return f"{number}, in which ranks spent {spent}. How much of it is waiting is unknown: {why}."
-    spent_ns, waited_ns = int((known["end_ns"] - known["start_ns"]).sum()), int(known["wait_ns"].sum())
+    spent_ns, waited_ns = int(time_spent(known).sum()), int(known["wait_ns"].sum())
+    in_these = "them" if known["index"].nunique() == every else f"the {known['index'].nunique()} whose waits are known"
     first = (
-        f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in them,"
+        f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in {in_these},"
         f" {ms(waited_ns)} was spent waiting for the last rank to arrive."
     )
     if found is None or found.late_rank is None:
@@ -89,4 +92,4 @@ def late_ranks_title(late: pd.DataFrame) -> str:
     """How long ranks waited for late ones, from rows of `overlaplab.stragglers`; the chart names them."""
     if late.empty or not late["last"].any():
         return "No rank came last by more than the clocks' error"
-    return f"All ranks together waited {ms(late['cost_ns'].sum())} for late ones, before collectives began, too"
+    return f"All ranks together waited {ms(late['cost_ns'].sum())} for late ones"

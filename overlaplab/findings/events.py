@@ -52,6 +52,15 @@ def _launch(launch: LaunchDetails | None) -> list[tuple[str, object]]:
     ]
 
 
+def _arrival(collective: CollectiveDetails) -> str | None:
+    """When this rank arrived, where that is not its start: so wait and transfer may exceed what the event lasts."""
+    arrived, start = collective["arrived_ns"], collective["start_ns"]
+    if arrived is None or start is None or arrived == start:
+        return None
+    side = "before" if arrived < start else "after"
+    return f"{_exact(arrived)}, {_exact(abs(start - arrived))} {side} its start: wait and transfer count from arrivals"
+
+
 def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
     is_message = ":" in (collective["group"] or "")  # and says from which rank to which
     group = collective["group"] if is_message else collective["group_description"] or collective["group"]
@@ -67,6 +76,7 @@ def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
             None if collective["bytes"] is None else f"{collective['bytes']:,} ({size_exact(collective['bytes'])})",
         ),
         ("dtype", collective["dtype"]),
+        ("arrived", _arrival(collective)),
         ("waits here", _exact(collective["wait_ns"])),
         ("transfer", _exact(collective["transfer_ns"])),
         ("exposed here", _exact(collective["exposed_ns"])),

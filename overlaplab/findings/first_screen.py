@@ -50,7 +50,7 @@ def tiles(found: Diagnosis, steps: pd.DataFrame, unseen: Unseen = OTHER_RANKS) -
     """The five figures of a step, percentages of its time. `steps`: the rows of `overlaplab.summary` of its rank."""
     hidden = None if unseen.only_ends else found.hidden_ns
     return (
-        Tile(label="step", value=ms(found.span_ns), note=_median(steps)),
+        Tile(label="step", value=ms(found.span_ns), note=_median(steps, found.rank)),
         _share("communication", found.comm_ns, found),
         _share("hidden", hidden, found),
         _share("exposed", found.exposed_ns, found),
@@ -65,10 +65,11 @@ def _share(label: str, took: int | None, found: Diagnosis) -> Tile:
     return Tile(label=label, value=ms(took), note=f"{percent(took, found.span_ns)} of the {of}")
 
 
-def _median(steps: pd.DataFrame) -> str:
+def _median(steps: pd.DataFrame, rank: int | None) -> str:
     if len(steps) < 2:
         return "the only one"
-    return f"median of {count(len(steps), 'step')}: {ms(float(steps['span_ns'].median()))}"
+    whose = "" if rank is None else f" of rank {rank}"
+    return f"median of {count(len(steps), 'step')}{whose}: {ms(float(steps['span_ns'].median()))}"
 
 
 def _late_rank(found: Diagnosis, steps: pd.DataFrame) -> Tile:

@@ -15,6 +15,7 @@ from overlaplab.events import (
     Trace,
     activity,
     device_sign,
+    early_kernels,
     extent,
     longest_names,
     only_ends_recorded,
@@ -60,6 +61,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings += [_nothing_counts(run, silent)] if silent else []
     warnings += _communication_warnings(run)
     warnings += _hook_warnings(run)
+    warnings += _overlap_warnings(run)
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
         if rule_of(trace) is Rule.UNRECORDED or trace in silent:
@@ -229,6 +231,19 @@ def _nothing_counts(run: Run, silent: Sequence[Trace]) -> str:
         f"{start}of {count(events, 'event')} none is a kernel, a copy or an operator that computes"
         f" ({'category' if len(named) == 1 else 'categories'}: {', '.join(named)}{more})"
     )
+
+
+def _overlap_warnings(run: Run) -> list[str]:
+    """That kernels of one stream ran at once, which a stream does not do."""
+    early = [trace for trace in run.traces if early_kernels(trace)[0]]
+    if not early:
+        return []
+    numbers, longest = zip(*map(early_kernels, early), strict=True)
+    begin = "kernel begins" if sum(numbers) == 1 else "kernels begin"
+    return [
+        f"{sum(numbers):,} {begin} before the one before on the same stream has ended{_on_ranks(run, early)}, by up to"
+        f" {ms(max(longest))}: their times, or their streams, may be wrong"
+    ]
 
 
 def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:

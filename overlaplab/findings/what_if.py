@@ -100,7 +100,10 @@ def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -
 
 def best_possible_reading() -> str:
     """What the line at the best buckets means."""
-    return f"{BEST_POSSIBLE.capitalize()}: no buckets give a shorter step, even without delays or late ranks."
+    name = BEST_POSSIBLE.capitalize()
+    return (
+        f"{name}: no buckets give a shorter step, even without delays or late ranks; the mean of all ranks and steps."
+    )
 
 
 def depths_predicted_title(table: pd.DataFrame) -> str:
@@ -191,30 +194,33 @@ def device_folded(option: str) -> list[str]:
 
 def what_if_advice(
     table: pd.DataFrame,
-    measured_ns: int,
+    without_ns: int,
     doubt_ns: int,
     advised_mb: float | None = None,
     *,
     by_engine: bool = True,
+    others: str = "",
 ) -> str:
     """What to do about the caps that were tried; rows of `what_if.by_cap`, empty where caps do nothing.
 
-    `doubt_ns`: what such a gain must exceed. `advised_mb`: the cap that `advise` finds best, which is named here, too,
-    where it is as good as the others. `by_engine`: whether the engine records the run, by an option.
+    `without_ns`: the step that they shorten, as measured, or as predicted with `others`, the words for what is changed
+    beside the cap. `doubt_ns`: what such a gain must exceed. `advised_mb`: the cap that `advise` finds best, which is
+    named here, too, where it is as good as the others. `by_engine`: whether the engine records the run, by an option.
     """
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
     best = _shortest(table, advised_mb)
-    cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", measured_ns - best["step_ns"]
+    cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", without_ns - best["step_ns"]
+    beside = f" with {others}" if others else ""
     if gain_ns <= 0:
-        return f"No cap is predicted to make the step shorter: the shortest is {ms(best['step_ns'])}, with {cap}."
-    if gain_ns <= doubt_ns:
         return (
-            f"With {cap} a step is predicted to be {ms(gain_ns)} shorter{uncertain(gain_ns, doubt_ns)}. Record both"
-            " settings several times to know."
+            f"No cap is predicted to make the step{beside} shorter: the shortest is {ms(best['step_ns'])}, with {cap}."
         )
+    if gain_ns <= doubt_ns:
+        shorter = f"{ms(gain_ns)} shorter{uncertain(gain_ns, doubt_ns)}"
+        return f"With {cap} a step{beside} is predicted to be {shorter}. Record both settings several times to know."
     script = f"DistributedDataParallel(model, bucket_cap_mb={best['bucket_cap_mb']:g})"
     if not by_engine:
-        return f"Try {script}, which is predicted to gain {ms(gain_ns)}."
+        return f"Try {script}, which is predicted to gain {ms(gain_ns)}{beside}."
     option = f"--bucket-cap-mb {best['bucket_cap_mb']:g}"
-    return f"Record with {option}, which is predicted to gain {ms(gain_ns)}; in a script: {script}."
+    return f"Record with {option}, which is predicted to gain {ms(gain_ns)}{beside}; in a script: {script}."

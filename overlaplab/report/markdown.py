@@ -15,7 +15,7 @@ from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
 
-__all__ = ["gate_markdown"]
+__all__ = ["gate_markdown", "not_judged_markdown"]
 
 _SHOWN = ("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns", "overlap_ratio")
 
@@ -30,6 +30,11 @@ def gate_markdown(
     parts += [_plain(text) for text in (() if said is None else (said.headline, said.advice))]
     parts += ["\n".join(_table(figures, before))]
     return ("\n\n".join(part for part in parts if part) + "\n").encode("utf-8", errors="replace")
+
+
+def not_judged_markdown(why: str) -> bytes:
+    """That nothing was judged, and why."""
+    return f"### overlaplab: nothing was judged\n\n- ❌ {_plain(why)}\n".encode("utf-8", errors="replace")
 
 
 def _table(figures: Scalars, before: Sequence[Scalars]) -> Iterator[str]:

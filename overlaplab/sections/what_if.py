@@ -87,7 +87,13 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
         over=[*_over_caps(found, asked, caps, recorded, note, advised_mb), *_over_ranks(found, ranks, note)],
         lanes=_lanes(found, note),
         growing=[*_growing(found, ranks, note)],
-        advice=findings.what_if_advice(caps, found.measured_ns, doubt_ns, advised_mb),
+        advice=findings.what_if_advice(
+            caps,
+            found.step_ns if found.changes_but("bucket_cap_mb") else found.measured_ns,
+            doubt_ns,
+            advised_mb,
+            others=findings.setting_words(replace(asked.setting, bucket_cap_mb=None)),
+        ),
     )
 
 

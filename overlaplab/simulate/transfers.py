@@ -77,14 +77,16 @@ class _Measured:
         found = arrivals(run)
         own = found[found["trace"] == run.traces.index(trace)]
         starts = recorded(trace)["start_ns"].to_numpy()[own["row"]]
-        waits = dict(zip(starts.tolist(), own["wait_ns"].tolist(), strict=True))
+        known = own["moves_ns"] != UNKNOWN_NS
+        waits = (own["moves_ns"] - own["start_ns"]).where(known, UNKNOWN_NS)
+        wait_of = dict(zip(starts.tolist(), waits.tolist(), strict=True))
         self.waits_known = True
         self._executions = executions(trace)
         self._launches = launches(trace)
         self._moved: dict[tuple[int, int], tuple[int, bool]] = {}
         free_ns = UNKNOWN_NS
         for start, end in sorted({launch.ran for launch in self._launches if launch.ran}, key=lambda ran: ran[::-1]):
-            wait = waits.get(start, UNKNOWN_NS)
+            wait = wait_of.get(start, UNKNOWN_NS)
             began = max(start + max(wait, 0), free_ns)
             self._moved[start, end] = (max(end - began, 0), wait != UNKNOWN_NS)
             free_ns = end

@@ -58,6 +58,10 @@ class CollectiveDetails(TypedDict):
     bytes: int | None
     bus_gb_per_s: float | None
     bus_is_lower_bound: bool
+    arrived_ns: int | None
+    """When this rank arrived."""
+    start_ns: int | None
+    """When this rank's part began, which on an emulated link is not when it arrived."""
     wait_ns: int | None
     """This rank's."""
     exposed_ns: int | None

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made.ranks import carried, group, groups_of
-from made.traces import gloo, launched, op, run_of, step
+from made.traces import event, gloo, launched, op, run_of, step
 from samples import TRACES, cpu_samples, gpu_samples, sample_run
 
 import overlaplab
 from overlaplab import OverlaplabError, load_run
+from overlaplab.analyses.collectives import time_spent
 from overlaplab.cli import main
 from overlaplab.intervals import clip, total, union, within
 from overlaplab.report.documents import collectives_document
@@ -46,12 +47,26 @@ def test_one_collective(tmp_path: Path) -> None:
         "doubtful": False,
         "unmatched": None,
     }
-    first = {"rank": 0, "step": 3, "launch_ns": 6_000, "arrived_ns": 6_000, "start_ns": 7_000, "wait_ns": 9_000}
+    first = {"rank": 0, "step": 3, "launch_ns": 6_000, "arrived_ns": 6_000, "start_ns": 7_000, "wait_ns": 10_000}
     second = {"rank": 1, "step": 4, "launch_ns": 16_000, "arrived_ns": 16_000, "start_ns": 18_000, "wait_ns": 0}
     shared |= {"end_ns": 40_000}
     table = overlaplab.collectives(run_of(tmp_path, rank0, rank1))
     rows = [{key: None if pd.isna(value) else value for key, value in row.items()} for row in table.to_dict("records")]
     assert rows == [shared | first | {"exposed_ns": 33_000}, shared | second | {"exposed_ns": 17_000}]
+
+
+def test_queueing_for_the_link_is_no_wait_for_ranks(tmp_path: Path) -> None:
+    """Two groups share a link. Both ranks' threads take up the second's collective before the link is free, at 30."""
+    groups = [group(name, range(2)) for name in "ab"]
+    ranks = []
+    for at in (5, 11):
+        second = [event_ | {"tid": 8} for event_ in carried(0, at, 60, group="b")]
+        launches = [event(f"engine::launch seq=0 group={name}", 0, 1) for name in "ab"]
+        ranks.append(([*launches, *carried(0, 1, 30, group="a"), *second], groups))
+    table = overlaplab.collectives(groups_of(tmp_path, *ranks))
+    assert table["arrived_ns"].tolist() == [0, 0, 30_000, 30_000]
+    assert table["wait_ns"].tolist() == [0] * 4
+    assert time_spent(table).tolist() == [30_000, 30_000, 55_000, 49_000]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from overlaplab import charts
 from overlaplab.charts.theme import DARK, LIGHT
-from overlaplab.findings import compare_advice
+from overlaplab.findings import bucket_notes, compare_advice
 from overlaplab.timeline.timeline import View
 from overlaplab.words import ms, percent, shorten, size
 
@@ -209,6 +209,16 @@ def test_buckets_say_what_they_found() -> None:
     title = spec(charts.buckets(pd.DataFrame([bucket(0), LATE])))["title"]
     assert title["text"] == "3.0 ms of the buckets' 10.0 ms of communication are exposed"
     assert title["subtitle"][1].startswith("1 bucket waited more than 0.05 ms for launch, although ready")
+
+
+def test_buckets_that_are_sent_at_once_are_said_to_count_twice() -> None:
+    """From 13 to 17 and from 14 to 23 ms."""
+    spans = {"start_ns": [13 * MS, 14 * MS], "end_ns": [17 * MS, 23 * MS]}
+    at_once = pd.DataFrame([bucket(0), LATE]).assign(**spans)
+    title = spec(charts.buckets(at_once))["title"]
+    assert title["text"].endswith(" 13.0 ms of communication are exposed, added up: some are sent at once")
+    (note,) = bucket_notes(at_once.assign(source="engine", told_by="engine", passes=1))
+    assert "they take 13.0 ms added up, and 10.0 ms together" in note
 
 
 def test_a_launch_before_device_readiness_is_no_negative_wait() -> None:

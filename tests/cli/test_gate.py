@@ -14,9 +14,12 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from samples import TRACES
+from made.traces import gloo, op, run_of, step
+from samples import TRACES, sample_run
 
+from overlaplab import OverlaplabError
 from overlaplab.analyses import parse_condition
+from overlaplab.pytest_plugin import Gate
 
 ROOT = Path(__file__).parents[2]
 SWEEP = TRACES / "sweep"
@@ -33,8 +36,8 @@ def test_a_baseline_says_what_is_wrong_with_its_recordings(command: Any, tmp_pat
     run = tmp_path / "run"
     shutil.copytree(EARLIER[0], run)
     manifest = json.loads((run / "run.json").read_text())
-    for step in manifest["link_steps"]:
-        step["occupied_ns"] *= 2
+    for row in manifest["link_steps"]:
+        row["occupied_ns"] *= 2
     (run / "run.json").write_text(json.dumps(manifest))
     code, said, error = command("baseline", run, "--out", tmp_path / "baseline.json")
     assert (code, error) == (0, "")
@@ -71,6 +74,78 @@ def test_junit_and_markdown_say_what_failed(command: Any, tmp_path: Path, stored
     assert text.startswith("### overlaplab: 1 of 2 conditions failed\n")
     assert text.count("❌") == text.count("✅") == 1
     assert "| exposed (ms) |" in text
+
+
+def test_runs_that_cannot_be_compared_are_not_judged(command: Any, tmp_path: Path) -> None:
+    """What an earlier check wrote is replaced, so that no verdict of another run is read."""
+    files = [tmp_path / "check.xml", tmp_path / "check.md"]
+    for file in files:
+        file.write_text("Every condition holds")
+    options = ("--fail-if", "exposed_comm_ns > 5%", "--fail-if", "exposed_comm_ns > 10s")
+    written = ("--junit", files[0], "--markdown", files[1])
+    code, out, error = command("compare", TRACES / "naive", TRACES / "tensor", *options, *written)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert re.search(r"tensor: differs from \S+naive in layers, .*link\.", error)
+    suite = ElementTree.parse(files[0]).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "2")
+    assert len(list(suite.iter("error"))) == 2
+    assert "nothing was judged" in files[1].read_text()
+    with pytest.raises(OverlaplabError, match="differs from"):
+        Gate(tmp_path).check(sample_run("tensor"), "exposed_comm_ns > 5%", before=sample_run("naive"))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "why"),
+    [
+        ({"predicted": {"from": "x", "changes": {}, "interval_ns": 1}}, "was predicted, not recorded"),
+        ({"link": {"emulated": True}, "link_attained": False}, "link was not attained"),
+    ],
+)
+def test_figures_that_say_nothing_are_not_judged(
+    command: Any, tmp_path: Path, manifest: dict[str, Any], why: str
+) -> None:
+    events = [step(3, 0, 100), op("mm", 0, 60), gloo(40, 90)]
+    link = {"bandwidth_gbps": 1, "latency_us": 100, "world_size": 2}
+    if "link" in manifest:
+        manifest = manifest | {"link": manifest["link"] | link}
+    run_of(tmp_path / "run", events, events, manifest=manifest)
+    code, _, error = command("compare", tmp_path / "run", tmp_path / "run", "--fail-if", "exposed_comm_ns > 1s")
+    assert (code, error.count("\n")) == (2, 1)
+    assert why in error
+    assert command("compare", tmp_path / "run", tmp_path / "run")[0] == 0
+
+
+def test_a_lost_rank_is_not_judged(command: Any, tmp_path: Path) -> None:
+    events = [step(3, 0, 100), op("mm", 0, 60), gloo(40, 90)]
+    for name in ("before", "after"):
+        run_of(tmp_path / name, events, events)
+    condition = ("--fail-if", "exposed_comm_ns > 5%")
+    stored = ("--baseline", tmp_path / "baseline.json")
+    assert command("baseline", tmp_path / "before", "--out", stored[1])[0] == 0
+    assert command("compare", tmp_path / "after", *stored, *condition)[0] == 0
+    (tmp_path / "after" / "rank1.pt.trace.json.gz").unlink()
+    for runs in ([tmp_path / "before", tmp_path / "after"], [tmp_path / "after", *stored]):
+        code, _, error = command("compare", *runs, *condition)
+        assert code == 2
+        assert "after: rank 1: is missing" in error
+    assert command("compare", tmp_path / "after", tmp_path / "before", *condition)[0] == 2
+
+
+def test_waits_without_all_ranks_are_not_judged(command: Any, tmp_path: Path) -> None:
+    events = [step(3, 0, 100), op("mm", 0, 60), gloo(40, 90)]
+    run = run_of(tmp_path / "run", events, events)
+    (tmp_path / "run" / "rank1.pt.trace.json.gz").unlink()
+    for limit in ("exposed.straggler_wait > 5ms", "exposed_wait_ns > 5ms"):
+        assert command("compare", run.path, run.path, "--fail-if", limit)[0] == 2
+    assert command("compare", run.path, run.path, "--fail-if", "exposed_comm_ns > 5ms")[0] == 0
+
+
+def test_communication_that_is_not_recognised_is_not_judged(command: Any, tmp_path: Path) -> None:
+    events = [step(3, 0, 100), op("mm", 0, 60)]
+    run = run_of(tmp_path / "run", events, events)
+    for limit in ("exposed_comm_ns > 5ms", "exposed.tail > 5ms"):
+        assert command("compare", run.path, run.path, "--fail-if", limit)[0] == 2
+    assert command("compare", run.path, run.path, "--fail-if", "span_ns > 5ms")[0] == 0
 
 
 def script(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:

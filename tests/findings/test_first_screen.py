@@ -28,7 +28,7 @@ def bound(**others: Any) -> dict[str, Any]:
 def test_five_figures_with_one_denominator() -> None:
     found = findings.tiles(diagnosis(), STEPS)
     assert [(tile.label, tile.value, tile.note) for tile in found] == [
-        ("step", "100.0 ms", "median of 3 steps: 100.0 ms"),
+        ("step", "100.0 ms", "median of 3 steps of rank 0: 100.0 ms"),
         ("communication", "40.0 ms", "40\u00a0% of the step"),
         ("hidden", "10.0 ms", "10\u00a0% of the step"),
         ("exposed", "30.0 ms", "30\u00a0% of the step"),

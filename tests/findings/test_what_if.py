@@ -79,6 +79,8 @@ def test_advice_names_the_largest_of_the_best_caps() -> None:
     )
     said = findings.what_if_advice(caps(500, 510, 520), 497_000_000, DOUBT_NS)
     assert said == "No cap is predicted to make the step shorter: the shortest is 500.0 ms, with bucket_cap_mb 0.5."
+    said = findings.what_if_advice(caps(4700, 4710, 4900), 4_970_000_000, DOUBT_NS, others="64 ranks")
+    assert "which is predicted to gain 260.0 ms with 64 ranks; in a script:" in said
     assert "Change the setting" in findings.what_if_advice(caps(1, 1, 1).head(0), 497_000_000, DOUBT_NS)
 
 

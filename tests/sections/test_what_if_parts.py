@@ -1,4 +1,4 @@
-"""The page What if: what an answer need not make again."""
+"""The page What if: what an answer need not make again, and with what it compares."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import sample_run
 
 import overlaplab
 from overlaplab.sections.what_if import Asked, what_if_parts
@@ -15,6 +16,15 @@ from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.setting import Setting
 
 SAMPLES = Path(__file__).parents[2] / "traces"
+
+
+def test_caps_are_compared_with_the_step_of_the_setting_shown() -> None:
+    """With 64 ranks a step takes many times the recorded one, and larger buckets gain."""
+    run = sample_run("bucketed")
+    assert run.manifest is not None
+    parts = what_if_parts(run, Asked(setting=Setting(ranks=64)), recorded_caps(run.manifest, [run.manifest]), None)
+    assert parts.advice.startswith("Record with --bucket-cap-mb ")
+    assert " with 64 ranks; in a script:" in parts.advice
 
 
 def test_after_the_first_answer_no_move_of_a_slider_makes_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
-from overlaplab.analyses.across_runs.settings import settings_differ, work_settings
+from overlaplab.analyses.across_runs.settings import is_predicted, settings_differ, work_settings
 from overlaplab.analyses.scalars import Scalars, scalars
+from overlaplab.costs import link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 
 __all__ = ["Baseline", "baseline", "recordings_before", "stored_baseline"]
@@ -31,6 +33,8 @@ class Baseline:
     """`scalars` of each."""
     skip_steps: int = 0
     """How many first steps of each rank were left out."""
+    ranks: tuple[int, ...] | None = None
+    """The ranks whose figures these are; None where it does not say."""
     format: str = _FORMAT
     format_version: int = 1
 
@@ -44,11 +48,12 @@ _BASELINE = msgspec.json.Decoder(Baseline)
 
 def baseline(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Baseline:
     """The figures of these recordings. Raises `OverlaplabError` where they did different work."""
-    settings = [work_settings(run.manifest) if run.manifest else None for run in runs]
+    settings = [_settings(run) for run in runs]
     for run, own in zip(runs, settings, strict=True):
         _require_same(settings[0], own, run)
     figures = tuple(scalars(run, selection) for run in runs)
-    return Baseline(settings=settings[0], recordings=figures, skip_steps=selection.skip_steps)
+    ranks = tuple(sorted(set.intersection(*(_ranks(run, selection) for run in runs))))
+    return Baseline(settings=settings[0], recordings=figures, skip_steps=selection.skip_steps, ranks=ranks)
 
 
 def stored_baseline(path: Path) -> Baseline:
@@ -72,31 +77,77 @@ def recordings_before(
 ) -> tuple[Scalars, ...]:
     """The figures that changes are measured from: a baseline's recordings, else another run's, else none.
 
-    Raises `OverlaplabError` where the run did other work than the baseline's recordings, or other steps count.
+    Raises `OverlaplabError` where the run cannot be compared with them: it did other work, other steps count, or a
+    rank's trace is missing; and where it, or the other run, was predicted or did not attain its emulated link.
     """
+    for judged_run in (run,) if other is None else (run, other):
+        _require_judgeable(judged_run)
     if stored is not None:
-        _require_comparable(stored, run, selection)
+        _require_same(stored.settings, _settings(run), run)
+        _require_ranks(run, selection, set(stored.ranks or ()))
+        _require_same_steps(stored, selection)
         return stored.recordings
-    return () if other is None else (scalars(other, selection, causes=causes),)
+    if other is None:
+        return ()
+    _require_same(_settings(other), _settings(run), run, others=other.path)
+    _require_ranks(run, selection, _ranks(other, selection))
+    _require_ranks(other, selection, _ranks(run, selection))
+    return (scalars(other, selection, causes=causes),)
 
 
-def _require_comparable(found: Baseline, run: Run, selection: Selection) -> None:
-    _require_same(found.settings, work_settings(run.manifest) if run.manifest else None, run)
-    if found.skip_steps != selection.skip_steps:
+def _require_judgeable(run: Run) -> None:
+    """Raise where a run's figures say nothing of what they would be compared for."""
+    if is_predicted(run):
         raise OverlaplabError(
-            f"the baseline leaves out the first {found.skip_steps} steps of each rank, this comparison"
-            f" {selection.skip_steps}",
-            remedy=f"Compare with --skip-steps {found.skip_steps}.",
+            "was predicted, not recorded", path=run.path, remedy="`overlaplab predict` says how far it may be off."
+        )
+    if link_attained(run.manifest) is False:
+        raise OverlaplabError(
+            "its emulated link was not attained, so that its figures are not those of this link",
+            path=run.path,
+            remedy="Record on a quieter machine, or with a slower --link.",
         )
 
 
-def _require_same(one: dict[str, Any] | None, other: dict[str, Any] | None, run: Run) -> None:
+def _require_ranks(run: Run, selection: Selection, others: set[int]) -> None:
+    """Raise where a rank of the others has no trace here, though the run had it."""
+    size = run.manifest.world_size if run.manifest else max((trace.world_size or 1 for trace in run.traces), default=1)
+    missing = {rank for rank in others - _ranks(run, selection) if rank < size}
+    if missing:
+        raise OverlaplabError(
+            "is missing: what this run is compared with has it",
+            path=run.path,
+            rank=min(missing),
+            remedy="Compare the same ranks.",
+        )
+
+
+def _require_same_steps(stored: Baseline, selection: Selection) -> None:
+    if stored.skip_steps != selection.skip_steps:
+        raise OverlaplabError(
+            f"the baseline leaves out the first {stored.skip_steps} steps of each rank, this comparison"
+            f" {selection.skip_steps}",
+            remedy=f"Compare with --skip-steps {stored.skip_steps}.",
+        )
+
+
+def _settings(run: Run) -> dict[str, Any] | None:
+    return work_settings(run.manifest) if run.manifest else None
+
+
+def _ranks(run: Run, selection: Selection) -> set[int]:
+    return {trace.rank for trace in selected_traces(run, selection) if trace.rank is not None}
+
+
+def _require_same(
+    one: dict[str, Any] | None, other: dict[str, Any] | None, run: Run, *, others: str = "the other recordings"
+) -> None:
     """Runs without run.json are trusted to be what they are said to be."""
     if one is None or other is None:
         return
     if differ := settings_differ(one, other):
         raise OverlaplabError(
-            f"differs from the other recordings in {', '.join(differ)}",
+            f"differs from {others} in {', '.join(differ)}",
             path=run.path,
-            remedy="A baseline is of one model, input, machine and link.",
+            remedy="Only recordings of one model, input, machine and link can be compared.",
         )

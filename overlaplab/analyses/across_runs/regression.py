@@ -14,10 +14,12 @@ from statistics import fmean
 from overlaplab.analyses.scalars import OF_CAUSE, Scalars
 from overlaplab.analyses.summary import FIGURES
 from overlaplab.errors import OverlaplabError
+from overlaplab.words import ms
 
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*(>|<)\s*([-+]?\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s|)\s*")
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _RATIO = "overlap_ratio"
+_UNKNOWN_CAUSE = "exposed.unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,30 @@ class Judged:
 def judged(conditions: Sequence[Condition], before: Sequence[Scalars], figures: Scalars) -> list[Judged]:
     """Each condition on a run's `scalars`, with those of earlier recordings that changes are from.
 
-    Raises `OverlaplabError` where a figure is unknown.
+    Raises `OverlaplabError` where a figure is unknown, and where a condition on a cause holds only if none of the
+    exposed time of unknown cause is its own.
     """
-    return [_judged(condition, before, figures) for condition in conditions]
+    return [_judge(condition, before, figures) for condition in conditions]
+
+
+def _judge(condition: Condition, before: Sequence[Scalars], figures: Scalars) -> Judged:
+    judged = _judged(condition, before, figures)
+    if not condition.is_of_cause or condition.column == _UNKNOWN_CAUSE or judged.failed:
+        return judged
+    at_most = [_with_unknown(each, condition.column) for each in (*before, figures)]
+    if _judged(condition, at_most[:-1], at_most[-1]).failed:
+        unknown = ms(round(figures.get(_UNKNOWN_CAUSE) or 0))
+        raise OverlaplabError(
+            f"--fail-if: {condition} cannot be judged: {unknown} of exposed time per step have no known cause",
+            remedy="`overlaplab exposed` says why.",
+        )
+    return judged
+
+
+def _with_unknown(figures: Scalars, column: str) -> Scalars:
+    """The figures as they are if all exposed time of unknown cause is due to this one."""
+    value, unknown = figures.get(column), figures.get(_UNKNOWN_CAUSE)
+    return {**figures, column: None if value is None else value + (unknown or 0)}
 
 
 def _judged(condition: Condition, before: Sequence[Scalars], figures: Scalars) -> Judged:

@@ -243,11 +243,11 @@ def _messages(run: Run, place: int) -> tuple[Intervals, Intervals] | None:
     """When a rank's messages only waited for their other end, and when one was on its way."""
     rows = arrivals(run)
     own = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
-    if own.empty or (own["wait_ns"] == UNKNOWN_NS).any():
+    if own.empty or (own["moves_ns"] == UNKNOWN_NS).any():
         return None
-    starts, ends, waits = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns", "wait_ns"))
-    moving = union(starts + waits, ends)
-    return subtract(union(starts, starts + waits), moving), moving
+    starts, moves, ends = (own[name].to_numpy(np.int64) for name in ("start_ns", "moves_ns", "end_ns"))
+    moving = union(moves, ends)
+    return subtract(union(starts, moves), moving), moving
 
 
 def _held(actions: Sequence[Action]) -> list[int]:

@@ -88,14 +88,14 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
         }
 
 
-_RAN, _WAITED = ("start_ns", "end_ns"), ("start_ns", "waited_ns")
+_RAN, _WAITED = ("start_ns", "end_ns"), ("start_ns", "moves_ns")
 
 
 def _messages(run: Run, number: int) -> pd.DataFrame:
     """A trace's messages along the pipeline, by its own clock.
 
     Columns: `arrivals`', and `receives` (its kernel receives, or may), `told` (the trace tells whether it is received),
-    `known` (the arrival of its kernel's last end is), `waited_ns` (when that was; the start where it is unknown).
+    `known` (the arrival of its kernel's last end is), `moves_ns` (when that was; the start where it is unknown).
     """
     rows = arrivals(run)
     axes = rows["group_description"].map({text: axis_of(text) for text in rows["group_description"].unique()})
@@ -107,8 +107,8 @@ def _messages(run: Run, number: int) -> pd.DataFrame:
     own["told"] = (own["source"] >= 0) | (own["destination"] >= 0)
     receives = (own["source"] >= 0) | ~own["told"]
     own["receives"] = receives.groupby([own[name] for name in _RAN]).transform("any").astype(bool)
-    own["known"] = own["wait_ns"] != UNKNOWN_NS
-    own["waited_ns"] = own["start_ns"] + own["wait_ns"].where(own["known"], 0)
+    own["known"] = own["moves_ns"] != UNKNOWN_NS
+    own["moves_ns"] = (own["moves_ns"] + offset).where(own["known"], own["start_ns"])
     return own
 
 

@@ -39,6 +39,28 @@ def test_a_change_fails_beyond_every_earlier_recording(
     assert outcome(condition, before, now) == (number, failed)
 
 
+@pytest.mark.parametrize(
+    ("condition", "failed"),
+    [
+        ("exposed.tail > 7ms", False),  # whatever the unknown time is
+        ("exposed.tail > 5ms", None),
+        ("exposed.tail > 1ms", True),
+        ("exposed.tail > 10%", True),
+        ("exposed.tail > 150%", None),
+        ("exposed.tail > 250%", False),
+        ("exposed.unknown > 5ms", False),
+    ],
+)
+def test_a_cause_that_may_have_more_is_judged_where_that_changes_nothing(condition: str, failed: bool | None) -> None:
+    """2 ms are the tail's, 4 ms may be; before it were 1 and 1."""
+    before, now = ({"exposed.tail": tail * 1e6, "exposed.unknown": more * 1e6} for tail, more in ((1, 1), (2, 4)))
+    if failed is None:
+        with pytest.raises(OverlaplabError, match=r"cannot be judged: 4\.0 ms of exposed time"):
+            judged([parse_condition(condition)], [before], now)
+    else:
+        assert judged([parse_condition(condition)], [before], now)[0].failed is failed
+
+
 def test_a_figure_that_is_unknown_cannot_be_judged() -> None:
     for before, now in (([{"span_ns": None}], {"span_ns": 1.0}), ([{}], {"span_ns": 1.0}), ([{"span_ns": 1.0}], {})):
         with pytest.raises(OverlaplabError, match="span_ns is unknown in one of the runs"):

@@ -48,7 +48,7 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
     assert strip == "How short this step could be"
     assert cause == "longer than compute (link-bound)"
     assert figures(app) == [
-        ["step", "1.0 ms", "median of 2 steps: 1.0 ms"],
+        ["step", "1.0 ms", "median of 2 steps of rank 0: 1.0 ms"],
         ["communication", "0.50 ms", "50\u00a0% of the step"],
         ["hidden", "0.15 ms", "15\u00a0% of the step"],
         ["exposed", "0.35 ms", "35\u00a0% of the step"],

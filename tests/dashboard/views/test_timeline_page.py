@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made.ranks import carried
 from made.traces import event, launched, run_of, step
 from streamlit.testing.v1 import AppTest
 
@@ -174,3 +175,13 @@ def test_an_event_fact_by_fact(runs: Path) -> None:
     assert facts["collective"] == "0: all-reduce"
     assert details["collective"] is not None
     assert [peer["end_ns"] for peer in details["collective"]["peers"]] == [110_000]
+
+
+def test_a_transfer_that_began_before_its_event_says_so(tmp_path: Path) -> None:
+    """Rank 1 launches at 16 and the range of the link's thread begins at 18: it lasts 22 µs, and the transfer 24."""
+    run = run_of(tmp_path, carried(7, 7, 40, launch=6), carried(7, 18, 40, launch=16))
+    names = run.traces[1].events["name"].astype(str)
+    row = int(np.flatnonzero(names.str.startswith("engine::comm"))[0])
+    facts = dict(event_facts(event_details(run, 1, row)))
+    assert (facts["lasts"], facts["transfer"]) == ("0.022000 ms", "0.024000 ms")
+    assert facts["arrived"] == "0.010000 ms, 0.002000 ms before its start: wait and transfer count from arrivals"
