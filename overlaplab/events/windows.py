@@ -9,14 +9,16 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.events.activity import activity, counting_as, rule_of
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching
 from overlaplab.events.rules import Work
 from overlaplab.events.run import Trace, once_per_trace
-from overlaplab.intervals import total, union
+from overlaplab.intervals import reduce_ranges, total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
+from overlaplab.words import numbers_named
 
 __all__ = [
     "NEXT_STEP",
@@ -26,13 +28,19 @@ __all__ = [
     "main_stream",
     "recording_start",
     "step_windows",
+    "unmarked_iterations",
+    "window_bounds",
     "window_warnings",
     "windows",
+    "windows_at",
 ]
 
 NEXT_STEP = "overlaplab::next_step"
 """How `overlaplab slice` renames the first step that it leaves out: it only marks the end of the step before."""
 _STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d{{1,18}})")  # 18 digits fit into 64 bits
+
+_ONCE_PER_ITERATION = ("Optimizer.step#", "DistributedDataParallel.forward")
+"""How torch's own ranges begin that an iteration usually has once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +81,50 @@ def windows(trace: Trace) -> pd.DataFrame:
 
 
 def window_warnings(trace: Trace) -> tuple[str, ...]:
-    """One line for each step without a window."""
+    """A line that names the steps without a window, if there are any."""
     return found_windows(trace)[1]
+
+
+def window_bounds(steps: Sequence[Window], *, of_host: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The windows' starts and ends, or when the host was in each step, as two arrays of absolute ns."""
+    pairs = [
+        (step.host_start_ns, step.host_end_ns) if of_host else (step.start_ns, step.end_ns) for step in steps
+    ]
+    bounds = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return bounds[:, 0], bounds[:, 1]
+
+
+def windows_at(
+    steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False
+) -> NDArray[np.int64]:
+    """For each moment, in absolute ns, the place in `steps` of the window that contains it, or -1.
+
+    `of_host`: by when the host was in each step. Should several contain the moment, it is the last of them.
+    """
+    starts, ends = window_bounds(steps, of_host=of_host)
+    borders = np.unique(np.concatenate((starts, ends)))
+    owner = np.full(len(borders) + 1, -1, dtype=np.int64)  # of the time that follows each border, and before the first
+    first, last = (np.searchsorted(borders, at) for at in (starts, ends))
+    for place, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        owner[begin:end] = place
+    return np.asarray(owner[np.searchsorted(borders, moments_ns, side="right") - 1])
+
+
+@once_per_trace
+def unmarked_iterations(trace: Trace) -> tuple[str, int] | None:
+    """What the host repeats in a trace without steps, so that it holds several iterations, and how often.
+
+    It is an optimizer's step or the forward pass of a `DistributedDataParallel`; None where nothing repeats, or the
+    trace has steps.
+    """
+    if host_steps(trace):
+        return None
+    names = trace.events["name"][matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__)]
+    for begins_with in _ONCE_PER_ITERATION:
+        repeated = names[matching(names, lambda name, start=begins_with: name.startswith(start))].value_counts()  # type: ignore[misc]
+        if len(repeated) and repeated.iloc[0] > 1:
+            return str(repeated.index[0]), int(repeated.iloc[0])
+    return None
 
 
 @once_per_trace
@@ -140,14 +190,31 @@ def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple
     starts = events["ts_ns"].to_numpy()[rows]
     ends = starts + events["dur_ns"].to_numpy()[rows]
     called, caller = events["ts_ns"].to_numpy()[calls[rows]], events["pid"].cat.codes.to_numpy()[calls[rows]]
-    started: list[Window] = []
-    warnings: list[str] = []
-    for step, process in steps:
-        own = (caller == process) & (called >= step.host_start_ns) & (called < step.host_end_ns)
-        if (own & main).any():
-            started.append(replace(step, start_ns=int(starts[own & main].min()), end_ns=int(ends[own].max())))
-        elif step.step is not None:
-            warnings.append(f"step {step.step} launched no compute kernel on the main stream and was left out")
+    limits = np.iinfo(np.int64)
+    begins, until = np.full(len(steps), limits.max), np.full(len(steps), limits.min)
+    processes = np.array([process for _, process in steps])
+    host_starts, host_ends = window_bounds([step for step, _ in steps], of_host=True)
+    for process in np.unique(processes):
+        places = np.flatnonzero(processes == process)
+        launches = np.flatnonzero(caller == process)
+        launches = launches[np.argsort(called[launches], kind="stable")]
+        first, last = (np.searchsorted(called[launches], at[places], side="left") for at in (host_starts, host_ends))
+        computing = np.where(main[launches], starts[launches], limits.max)
+        begins[places] = reduce_ranges(np.minimum, computing, first, last, empty=limits.max)
+        until[places] = reduce_ranges(np.maximum, ends[launches], first, last, empty=limits.min)
+    started = [
+        replace(step, start_ns=begin, end_ns=end)
+        for (step, _), begin, end in zip(steps, begins.tolist(), until.tolist(), strict=True)
+        if begin < limits.max
+    ]
+    left_out = [step.step for (step, _), begin in zip(steps, begins.tolist(), strict=True) if begin == limits.max]
     started.sort(key=lambda window: window.start_ns)
     cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(started)]
-    return _numbered((*cut, *started[-1:])), tuple(warnings)
+    return _numbered((*cut, *started[-1:])), _left_out([step for step in left_out if step is not None])
+
+
+def _left_out(steps: Sequence[int]) -> tuple[str, ...]:
+    if not steps:
+        return ()
+    named, were = ("step", "was") if len(steps) == 1 else ("steps", "were")
+    return (f"{named} {numbers_named(steps)} launched no compute kernel on the main stream and {were} left out",)
