@@ -16,7 +16,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, Work, activity, counting_as, empty_table, launchers, once_per_trace, window_bounds
+from overlaplab.events import (
+    Run,
+    Trace,
+    Work,
+    activity,
+    counting_as,
+    empty_table,
+    launchers,
+    once_per_trace,
+    window_bounds,
+)
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, subtract, union, within

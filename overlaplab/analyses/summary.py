@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, Window, activity, step_windows, window_bounds
+from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.evidence.waits import exposed_parts
-from overlaplab.intervals import EMPTY, Intervals, clip, intersect, subtract, total, union, within
+from overlaplab.intervals import EMPTY, clip, intersect, subtract, total, union, within
 from overlaplab.selection import EVERYTHING, Selection
-
-Figures: TypeAlias = "NDArray[np.int64] | pd.api.extensions.ExtensionArray"
-"""A column: whole numbers, or with nulls where unknown."""
 
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 """The parts that add up to `span_ns` exactly, each moment counted once."""
@@ -52,13 +47,10 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     tables = []
     for trace in measured_traces(run, selection):
         windows = selected_windows(trace, selection)
-        identity = {
-            "rank": _repeated(trace.rank, len(windows)),
-            "step": pd.array([window.step for window in windows], dtype="Int64"),
-            "start_ns": window_bounds(windows)[0] - zero_of(run, trace),
-        }
-        tables.append(identity | _breakdown(run, trace, windows))
-    return _table(tables, "rank", "step", "start_ns")
+        starts = window_bounds(windows)[0] - zero_of(run, trace)
+        steps = pd.Series([window.step for window in windows], dtype="Int64")
+        tables.append(_breakdown(run, trace, windows).assign(rank=trace.rank, step=steps, start_ns=starts))
+    return _joined(tables, "rank", "step", "start_ns")
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -70,62 +62,48 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     tables = []
     for trace in measured_traces(run, selection):
         parts = _breakdown(run, trace, selected_windows(trace, selection))
-        identity = {"rank": _repeated(trace.rank, 1), "outside_ns": np.array([_outside(trace)])}
-        tables.append(identity | {name: _sum(parts[name]) for name in (*_SUMMED, *_PERHAPS)})
-    return _table(tables, "rank", "outside_ns")
+        sums = {name: [column.sum(skipna=False)] for name, column in parts.items()}
+        tables.append(pd.DataFrame(sums).assign(rank=trace.rank, outside_ns=_outside(trace)))
+    return _joined(tables, "rank", "outside_ns")
 
 
-def _repeated(rank: int | None, count: int) -> pd.arrays.IntegerArray:
-    return pd.array([rank], dtype="Int64").repeat(count)
-
-
-def _sum(figures: Figures) -> Figures:
-    """Their sum as a column of one row; null if any is unknown."""
-    if isinstance(figures, np.ndarray):
-        return figures.sum(keepdims=True)
-    return pd.array([figures.sum(skipna=False)], dtype="Int64")
-
-
-def _breakdown(run: Run, trace: Trace, windows: Sequence[Window]) -> dict[str, Figures]:
-    """The figures of these windows, but for the ratio."""
+def _breakdown(run: Run, trace: Trace, windows: Sequence[Window]) -> pd.DataFrame:
+    """One row per window with its figures, but for the ratio."""
     busy, parts = activity(trace), exposed_parts(run)[run.traces.index(trace)]
     starts, ends = window_bounds(windows)
+    compute_ns, exposed_ns, overlapped_ns, memory_ns, wait_ns, transfer_ns, unmatched_ns, preempted_ns = (
+        within(times, starts, ends)
+        for times in (
+            busy.compute,
+            subtract(busy.communication, busy.compute),
+            intersect(busy.communication, busy.compute),
+            subtract(subtract(busy.memory, busy.compute), busy.communication),
+            *(parts.wait, parts.transfer, parts.unknown),
+            EMPTY if busy.preempted is None else busy.preempted,
+        )
+    )
+    return pd.DataFrame(
+        {
+            "span_ns": ends - starts,
+            "compute_ns": compute_ns,
+            "comm_ns": overlapped_ns + exposed_ns,
+            "compute_only_ns": compute_ns - overlapped_ns,
+            "overlapped_ns": overlapped_ns,
+            "exposed_comm_ns": exposed_ns,
+            "exposed_wait_ns": pd.arrays.IntegerArray(wait_ns, unmatched_ns > 0),
+            "exposed_transfer_ns": pd.arrays.IntegerArray(transfer_ns, unmatched_ns > 0),
+            "memory_only_ns": memory_ns,
+            "idle_ns": ends - starts - compute_ns - exposed_ns - memory_ns,
+            "preempted_ns": pd.arrays.IntegerArray(preempted_ns, np.full(len(windows), busy.preempted is None)),
+        }
+    )
 
-    def length(of: Intervals) -> NDArray[np.int64]:
-        return within(of, starts, ends)
 
-    def known(figures: NDArray[np.int64], unknown: NDArray[np.bool_]) -> pd.arrays.IntegerArray:
-        return pd.arrays.IntegerArray(figures, unknown)
-
-    compute, overlapped = length(busy.compute), length(intersect(busy.communication, busy.compute))
-    exposed = length(subtract(busy.communication, busy.compute))
-    memory_only = length(subtract(subtract(busy.memory, busy.compute), busy.communication))
-    unmatched = length(parts.unknown) > 0
-    preempted = EMPTY if busy.preempted is None else busy.preempted
-    return {
-        "span_ns": ends - starts,
-        "compute_ns": compute,
-        "comm_ns": overlapped + exposed,
-        "compute_only_ns": compute - overlapped,
-        "overlapped_ns": overlapped,
-        "exposed_comm_ns": exposed,
-        "exposed_wait_ns": known(length(parts.wait), unmatched),
-        "exposed_transfer_ns": known(length(parts.transfer), unmatched),
-        "memory_only_ns": memory_only,
-        "idle_ns": ends - starts - compute - exposed - memory_only,
-        "preempted_ns": known(length(preempted), np.full(len(windows), busy.preempted is None)),
-    }
-
-
-def _table(tables: Sequence[Mapping[str, Figures]], *identity: str) -> pd.DataFrame:
-    """The ranks' columns one after another, with the documented columns, in order."""
-    dtypes = {name: "Int64" if name in ("rank", "step", *_PERHAPS) else "int64" for name in (*identity, *FIGURES)}
-    columns = {
-        name: pd.concat([pd.Series(each[name], dtype=dtype) for each in tables] or [pd.Series(dtype=dtype)])
-        for name, dtype in dtypes.items()
-        if name != "overlap_ratio"
-    }
-    table = pd.DataFrame(columns).reset_index(drop=True)
+def _joined(tables: Sequence[pd.DataFrame], *identity: str) -> pd.DataFrame:
+    """The ranks' rows one after another, with the documented columns, in order."""
+    names = (*identity, *FIGURES[:-1])
+    dtypes = {name: "Int64" if name in ("rank", "step", *_PERHAPS) else "int64" for name in names}
+    table = pd.concat(tables, ignore_index=True)[list(names)].astype(dtypes) if tables else empty_table(dtypes)
     comm, overlapped = table["comm_ns"].to_numpy(), table["overlapped_ns"].to_numpy()
     table["overlap_ratio"] = pd.arrays.FloatingArray(overlapped / np.where(comm, comm, 1), comm == 0)
     return table

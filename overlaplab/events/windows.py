@@ -87,16 +87,12 @@ def window_warnings(trace: Trace) -> tuple[str, ...]:
 
 def window_bounds(steps: Sequence[Window], *, of_host: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The windows' starts and ends, or when the host was in each step, as two arrays of absolute ns."""
-    pairs = [
-        (step.host_start_ns, step.host_end_ns) if of_host else (step.start_ns, step.end_ns) for step in steps
-    ]
+    pairs = [(step.host_start_ns, step.host_end_ns) if of_host else (step.start_ns, step.end_ns) for step in steps]
     bounds = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return bounds[:, 0], bounds[:, 1]
 
 
-def windows_at(
-    steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False
-) -> NDArray[np.int64]:
+def windows_at(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.int64]:
     """For each moment, in absolute ns, the place in `steps` of the window that contains it, or -1.
 
     `of_host`: by when the host was in each step. Should several contain the moment, it is the last of them.
@@ -119,11 +115,12 @@ def unmarked_iterations(trace: Trace) -> tuple[str, int] | None:
     """
     if host_steps(trace):
         return None
-    names = trace.events["name"][matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__)]
-    for begins_with in _ONCE_PER_ITERATION:
-        repeated = names[matching(names, lambda name, start=begins_with: name.startswith(start))].value_counts()  # type: ignore[misc]
-        if len(repeated) and repeated.iloc[0] > 1:
-            return str(repeated.index[0]), int(repeated.iloc[0])
+    on_host = matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__)
+    for prefix in _ONCE_PER_ITERATION:
+        ranges = trace.events[on_host & matching(trace.events["name"], re.compile(re.escape(prefix)).match)]
+        counts = ranges["name"].value_counts()
+        if len(ranges) and counts.iloc[0] > 1:
+            return str(counts.index[0]), int(counts.iloc[0])
     return None
 
 

@@ -133,4 +133,4 @@ def _fill(moments: Moments, order: NDArray[np.int64], length_ns: NDArray[np.int6
     step, lengths = moments.step[order], (moments.end - moments.start)[order]
     before = np.cumsum(lengths) - lengths
     before -= before[np.searchsorted(step, step)]  # without the steps before it
-    return np.clip(length_ns[step] - before, 0, lengths)
+    return np.asarray(np.clip(length_ns[step] - before, 0, lengths))
