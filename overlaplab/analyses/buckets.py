@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 import pandas as pd
@@ -12,7 +14,7 @@ from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
-from overlaplab.intervals import Intervals, subtract, total, union
+from overlaplab.intervals import length_before
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import label_list
 
@@ -50,15 +52,15 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    compute, labels, ran = activity(trace).compute, labels_of(trace), executions(trace)
+    computed, labels, ran = length_before(activity(trace).compute), labels_of(trace), executions(trace)
     if any(label.word == "bucket_launch" for label in labels):
         passes = _synchronising(trace, labels)
         for step in steps:
             own = launched_in(labels, step)
-            yield from _of_step(own, launched_in(passes, step), step, ran, compute)
+            yield from _of_step(own, launched_in(passes, step), step, ran, computed)
     elif backwards := ddp_backwards(trace, ran):
         for step in steps:
-            yield from _of_ddp(launched_in(backwards, step), step, ran, compute)
+            yield from _of_ddp(launched_in(backwards, step), step, ran, computed)
 
 
 def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
@@ -67,11 +69,17 @@ def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
     if backwards:
         return [label for label in backwards if label.fields["sync"] == "1"]
     launches = [label.start_ns for label in labels if label.word == "bucket_launch"]
-    return [own for own in autograd_passes(trace) if any(own.start_ns <= at <= own.end_ns for at in launches)]
+    return [own for own in autograd_passes(trace) if own.end_ns >= _first_from(launches, own.start_ns)]
+
+
+def _first_from(moments: Sequence[int], start_ns: int) -> float:
+    """The first of these moments, which are in order, from the start on; infinity where none follows."""
+    place = bisect_left(moments, start_ns)
+    return moments[place] if place < len(moments) else inf
 
 
 def _of_step(
-    labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, compute: Intervals
+    labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, computed: Callable[[int], int]
 ) -> Iterator[dict[str, Any]]:
     if not backwards:
         return
@@ -96,12 +104,12 @@ def _of_step(
             "last_parameter": _latest(arrivals),
             "arrivals": tuple(places.get(name) for name in arrivals),
             "shapes": (None,) * len(arrivals),
-            **_times(ready.start_ns, label, ran.of_launch(label), step, ran, compute),
+            **_times(ready.start_ns, label, ran.of_launch(label), step, ran, computed),
         }
 
 
 def _of_ddp(
-    backwards: Sequence[DDPBackward], step: Window, ran: Executions, compute: Intervals
+    backwards: Sequence[DDPBackward], step: Window, ran: Executions, computed: Callable[[int], int]
 ) -> Iterator[dict[str, Any]]:
     if not backwards:
         return
@@ -118,7 +126,7 @@ def _of_ddp(
             "arrivals": tuple(gradient.number for gradient in held),
             "shapes": tuple(gradient.shape for gradient in held),
             "told_by": bucket.told_by,
-            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, compute),
+            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, computed),
         }
 
 
@@ -139,7 +147,7 @@ def _times(
     bounds: tuple[int, int] | None,
     step: Window,
     ran: Executions,
-    compute: Intervals,
+    computed: Callable[[int], int],
 ) -> dict[str, Any]:
     """A bucket's times, from when it was ready on the host, and when its collective ran."""
     return {
@@ -147,7 +155,7 @@ def _times(
         "launch_ns": launch.start_ns - step.start_ns,
         "start_ns": bounds and bounds[0] - step.start_ns,
         "end_ns": bounds and bounds[1] - step.start_ns,
-        "exposed_ns": bounds and total(subtract(union(bounds[:1], bounds[1:]), compute)),
+        "exposed_ns": bounds and max(bounds[1] - bounds[0], 0) - (computed(max(bounds)) - computed(bounds[0])),
     }
 
 

@@ -19,6 +19,7 @@ from overlaplab.events import (
     rule_of,
     said_to_communicate,
     unknown_communication,
+    unmarked_iterations,
 )
 from overlaplab.evidence.collective_facts import could_start
 from overlaplab.evidence.matching import steps_and_labels
@@ -31,7 +32,7 @@ __all__ = ["load_ranks"]
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, activity, found_windows, recording_start, longest_names, processor_counts),
-    *(said_to_communicate, unknown_communication, only_ends_recorded),
+    *(said_to_communicate, unknown_communication, only_ends_recorded, unmarked_iterations),
     *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels),
 )
 

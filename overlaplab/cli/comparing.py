@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlaplab.cli.options import EVERYTHING, OPENING, Json, Opening, RunPaths, Selection, grouped
+from overlaplab.cli.options import EVERYTHING, OPENING, Every, Json, Opening, RunPaths, Selection, grouped
 from overlaplab.cli.shared import load, print_json, runs_at, show
 from overlaplab.errors import OverlaplabError
 
@@ -26,6 +26,7 @@ app = typer.Typer()
 def compare(
     runs: RunPaths,
     as_json: Json = False,
+    every: Every = False,
     selection: Selection = EVERYTHING,
     fail_if: Annotated[
         list[str] | None,
@@ -66,7 +67,7 @@ def compare(
     if as_json:
         print_json(documents.compare_document(loaded, selection))
     else:
-        show(*terminal.compare(loaded, selection))
+        show(*terminal.compare(loaded, selection, every=every))
     if checks:
         figures = analyses.scalars(loaded[-1], selection, causes=causes)
         found = analyses.judged(conditions, before, figures)
