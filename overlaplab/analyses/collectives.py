@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.costs.link import ring_factor
-from overlaplab.events import Run, Trace, activity, step_windows, windows_at
+from overlaplab.events import Run, Trace, activity, once_per_run, step_windows, windows_at
 from overlaplab.evidence.arguments import axes_of
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.fields import Fields, Groups, as_table, or_none
@@ -79,6 +79,7 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return table.loc[keep, list(COLUMNS)].reset_index(drop=True)
 
 
+@once_per_run
 def _all(run: Run) -> pd.DataFrame:
     every = numbered(run)
     table: Fields = {str(name): column.to_numpy() for name, column in every.items() if name != "rank"}

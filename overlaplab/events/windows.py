@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -65,7 +65,7 @@ def step_windows(trace: Trace) -> tuple[Window, ...]:
 @once_per_trace
 def host_steps(trace: Trace) -> tuple[Window, ...]:
     """The host's ProfilerStep ranges in time order, whatever ran in them; the windows are those of the host."""
-    return tuple(step for step, _ in _host_steps(trace.events))
+    return tuple(step for step, _ in _host_steps(trace))
 
 
 @once_per_trace
@@ -76,7 +76,8 @@ def recording_start(trace: Trace) -> tuple[int, int] | None:
 
 def windows(trace: Trace) -> pd.DataFrame:
     """`step_windows` as a table, with the fields of `Window` as columns (`step` Int64, the others int64)."""
-    table = pd.DataFrame([asdict(window) for window in step_windows(trace)], columns=list(Window.__slots__))
+    rows = [[getattr(window, name) for name in Window.__slots__] for window in step_windows(trace)]
+    table = pd.DataFrame(rows, columns=list(Window.__slots__))
     return table.astype({"step": "Int64"} | dict.fromkeys(Window.__slots__[1:], "int64"))
 
 
@@ -137,7 +138,7 @@ def main_stream(trace: Trace) -> int:
 @once_per_trace
 def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     """`step_windows` and `window_warnings`."""
-    steps = _host_steps(trace.events)
+    steps = _host_steps(trace)
     if not steps:
         start, end = activity(trace).extent
         always = np.iinfo(np.int64)
@@ -151,15 +152,15 @@ def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     return _numbered((*cut, steps[-1][0])), ()
 
 
-def _host_steps(events: pd.DataFrame) -> list[tuple[Window, int]]:
+@once_per_trace
+def _host_steps(trace: Trace) -> tuple[tuple[Window, int], ...]:
     """The host's ProfilerStep ranges in time order, each with a number that identifies its process."""
+    events = trace.events
     named = matching(events["name"], _STEP.fullmatch)
     rows = events[named & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)]
     starts, ends = rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist()
-    return [
-        (_host_window(_number(str(name)), start, end), process)
-        for name, start, end, process in zip(rows["name"], starts, ends, rows["pid"].cat.codes.tolist(), strict=True)
-    ]
+    times = zip(rows["name"], starts, ends, rows["pid"].cat.codes.tolist(), strict=True)
+    return tuple((_host_window(_number(str(name)), start, end), process) for name, start, end, process in times)
 
 
 def _number(name: str) -> int | None:

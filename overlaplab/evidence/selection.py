@@ -18,6 +18,8 @@ Launched = TypeVar("Launched", bound=Span)
 
 def launched_in(spans: Sequence[Launched], step: Window) -> Sequence[Launched]:
     """The ranges that began while the host was in the step; they must be in order of start."""
+    if not spans:  # most analyses look for ranges that most traces do not have
+        return spans
     first = bisect_left(spans, step.host_start_ns, key=lambda span: span.start_ns)
     return spans[first : bisect_left(spans, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
 
