@@ -88,6 +88,12 @@ _ANYWHERE = (
         "Time in which an operator waited for a core: no computation, but exposed communication or idle time.",
     ),
     Column("overlap_ratio", "ratio", "overlap ratio", "Hidden communication ÷ communication.", "overlap", "% of comm."),
+    Column(
+        "damaged",
+        "flag",
+        "damaged",
+        "Whether events of the step have impossible times: its figures are without them, and it counts in no median.",
+    ),
     Column("outside_ns", "ns", "outside steps", "Recorded time that lies in no step. It is in no total."),
     Column("ran_ns", "ns", "ran", "Time in which the computing thread ran on a core."),
     Column("delayed_ns", "ns", "waited for a core", "Time in which the computing thread could run, and had no core."),

@@ -12,22 +12,25 @@ from urllib.parse import quote, unquote
 
 __all__ = [
     "ANNOTATION_CATEGORIES",
+    "CPU_BACKENDS",
     "DEVICE_COPY_CATEGORIES",
     "DEVICE_KERNEL_CATEGORIES",
     "FSDP2_ROOT",
-    "HOST_CATEGORIES",
     "OPERATOR_CATEGORIES",
     "PREDICTED",
-    "RUNTIME_CATEGORIES",
     "STAGE_WORDS",
     "Rule",
     "category_of_uncategorised",
     "collective_kind",
     "fsdp2_range",
+    "is_device_category",
+    "is_host_category",
+    "is_runtime_category",
     "label_fields",
     "label_list",
     "label_text",
     "layer_of",
+    "names_a_device",
 ]
 
 
@@ -42,10 +45,41 @@ class Rule(StrEnum):
 # Categories that kineto has written over the years; the capitalised spellings are from 2021.
 DEVICE_KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
 DEVICE_COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
-RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 ANNOTATION_CATEGORIES = frozenset({"user_annotation", "cpu_op", "Operator"})
-HOST_CATEGORIES = RUNTIME_CATEGORIES | ANNOTATION_CATEGORIES | {"python_function", "overhead", "Trace"}
+_HOST_CATEGORIES = ANNOTATION_CATEGORIES | {"python_function", "overhead", "Trace"}
+_RUNTIME = re.compile(r"\w+_(?:runtime|driver)|Runtime|hpu_op")
+"""Kineto's `ActivityType.h`: `cuda_runtime`, `xpu_driver`, `privateuse1_runtime`, …; a device gets such a pair each."""
+
+CPU_BACKENDS = frozenset({"gloo", "mpi", "ucc", "emulated", "predicted", "undefined", "fake", ""})
+"""Backends of torch.distributed that serve CPUs, or do not say what they serve; all others need a device."""
+
+_DEVICE_PROCESS = re.compile(r"ascend|\b(?:cann|npu|hpu|mlu|xpu|mtia|tpu)\b", re.I)
+_DEVICE_FLOW = re.compile(r"async_(?!cpu_to_gpu$|gpu$)\w+")
+
+
+def is_device_category(category: str) -> bool:
+    """Whether these events are a device's kernels and copies."""
+    return category in DEVICE_KERNEL_CATEGORIES or category in DEVICE_COPY_CATEGORIES
+
+
+def is_runtime_category(category: str) -> bool:
+    """Whether these are the host's calls to a device's runtime or driver."""
+    return _RUNTIME.fullmatch(category) is not None
+
+
+def is_host_category(category: str) -> bool:
+    """Whether these events are the host's."""
+    return category in _HOST_CATEGORIES or is_runtime_category(category)
+
+
+def names_a_device(process: str = "", flow: str = "") -> bool:
+    """Whether the name of a process, or the category of an arrow, is that of a device whose events no rule knows.
+
+    torch_npu's `trace_view.json` has the processes `Ascend Hardware` and `CANN`, and arrows called `async_npu`.
+    """
+    return bool(_DEVICE_PROCESS.search(process) or _DEVICE_FLOW.fullmatch(flow))
+
 
 _UNCATEGORISED = re.compile(r"aten::|c10d::|gloo:")
 
@@ -156,7 +190,7 @@ _KINDS = {
     "broadcast": re.compile(r"broadcast", re.I),
     "barrier": re.compile(r"barrier", re.I),
     "send_recv": re.compile(r"send|recv", re.I),
-    "reduce": re.compile(r"reduce", re.I),
+    "reduce": re.compile(r"reduce(?!_base)", re.I),  # oneCCL's `oneccl_reduce_base` serves several collectives
     "gather": re.compile(r"gather", re.I),
     "scatter": re.compile(r"scatter", re.I),
 }

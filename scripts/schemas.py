@@ -181,7 +181,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                 keys(
                     **_RANK,
                     **row("summary", "outside_ns?")["properties"],
-                    steps=many(row("summary", f"step? start_ns {_SPENT}")),
+                    steps=many(row("summary", f"step? start_ns {_SPENT} damaged")),
                     total=null_or(row("summary", f"step? start_ns? {_SPENT}")),
                 )
             ),

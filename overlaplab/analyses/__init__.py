@@ -12,7 +12,7 @@ from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.delays import delays
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed, exposed_moments
-from overlaplab.analyses.idle import idle
+from overlaplab.analyses.idle import host_role, idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.ranks import load_ranks
@@ -31,7 +31,7 @@ from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
-from overlaplab.analyses.worst import outlier_rows, rows_of, worst_step
+from overlaplab.analyses.worst import outlier_rows, rows_of, undamaged, worst_step
 from overlaplab.costs import Theory
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "gathered_bytes",
     "held_limit",
     "hops",
+    "host_role",
     "idle",
     "is_sweep",
     "judged",
@@ -98,6 +99,7 @@ __all__ = [
     "sweep_links",
     "totals",
     "transfer_lines",
+    "undamaged",
     "volume",
     "volume_theory",
     "work_differs",

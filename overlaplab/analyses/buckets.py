@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, activity, table_of
-from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
+from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
@@ -26,23 +26,28 @@ _COLUMNS = (*_IDENTITY, "index", "bytes", *_GRADIENTS, *_TIMES, *_SOURCE)
 
 
 def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """One row per rank, step and bucket, in launch order; times in ns from the step window's start.
+    """One row per rank, step and launch of a bucket, in launch order; times in ns from the step window's start.
 
     Columns: `rank`, `step` (Int64), `backward_start_ns`, `backward_end_ns` (of the backward pass that synchronises, to
     the end of autograd's last operation, before any waiting; if several do, as with zero2's microbatches, of the step's
     last one), `index`, `bytes` (Int64, null where unknown), `parameters` (tuple of names, None for unnamed ones),
-    `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived), `last_parameter` (the one that
-    arrived last; None if none did, or it is unnamed), `ready_ns`, `launch_ns` (host time: on a GPU it may precede the
-    window), `start_ns`, `end_ns` (of the collective), `exposed_ns` (its time during which this rank computed nothing).
-    Times are Int64, null where unknown. On a GPU readiness is device time. Further: `passes` (how many backward passes
-    of the step sent gradients), `arrivals` (tuple, one per parameter: the gradient's place in the order of arrival,
-    from 1), `shapes` (tuple, one tuple per parameter, None where unknown), `gradients` (Int64: how many arrived in the
-    backward pass), `told_by` and `source`.
+    `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived since the parameter was last sent; so
+    none is later than `ready_ns`), `last_parameter` (the one that arrived last; None if none did, or it is unnamed),
+    `ready_ns`, `launch_ns` (host time: on a GPU it may precede the window), `start_ns`, `end_ns` (of the collective),
+    `exposed_ns` (its time during which this rank computed nothing). Times are Int64, null where unknown. On a GPU
+    readiness is device time. Further: `passes` (how many backward passes of the step sent gradients), `arrivals`
+    (tuple, one per parameter: the gradient's place in the order of arrival, from 1), `shapes` (tuple, one tuple per
+    parameter, None where unknown), `gradients` (Int64: how many arrived in the backward pass), `told_by` and `source`.
 
-    Buckets come from the engine's labels (`source` and `told_by` are `engine`), or without them from torch's
+    A bucket has several rows in a step where several calls of `backward` follow one of DDP's forward passes: torch's
+    ranges do not tell such passes apart.
+
+    Buckets come from the engine's labels (`source` and `told_by` are `engine`), and those without labels from torch's
     DistributedDataParallel (`source` is `ddp`, see `evidence.ddp`): there a bucket is an all-reduce launched while a
-    gradient is accumulated. Its gradients have no names. `told_by` says whether they are known by their `sizes`, or
-    assumed from their `order` of arrival; if neither is possible, `parameters` is empty and `told_by` is None.
+    gradient is accumulated. Its gradients have no names, and its `index` follows those of the labels. `told_by` says
+    whether they are known by their `sizes`, or assumed from their `order` of arrival; if neither is possible,
+    `parameters` is empty and `told_by` is None. Where a Recorder labels one of several models, a step has buckets of
+    both sources, and `passes`, `gradients` and the backward pass are each source's own.
 
     Empty if the trace shows no buckets, or device activity was not recorded. Raises `OverlaplabError` for an unknown
     rank or step.
@@ -53,14 +58,14 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     computed, labels, ran = length_before(activity(trace).compute), labels_of(trace), executions(trace)
-    if any(label.word == "bucket_launch" for label in labels):
-        passes = _synchronising(trace, labels)
-        for step in steps:
-            own = launched_in(labels, step)
-            yield from _of_step(own, launched_in(passes, step), step, ran, computed)
-    elif backwards := ddp_backwards(trace, ran):
-        for step in steps:
-            yield from _of_ddp(launched_in(backwards, step), step, ran, computed)
+    labelled = _synchronising(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
+    unlabelled = unlabelled_backwards(trace, ran)
+    for step in steps:
+        rows = [
+            *_of_labels(launched_in(labels, step), launched_in(labelled, step), step, ran, computed),
+            *_of_ddp(launched_in(unlabelled, step), step, ran, computed),
+        ]
+        yield from sorted(rows, key=lambda row: int(row["launch_ns"]))
 
 
 def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
@@ -78,34 +83,51 @@ def _first_from(moments: Sequence[int], start_ns: int) -> float:
     return moments[place] if place < len(moments) else inf
 
 
-def _of_step(
+def _of_labels(
     labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, computed: Callable[[int], int]
 ) -> Iterator[dict[str, Any]]:
+    """The buckets of one step's labels, which must be in order of time.
+
+    A bucket holds of each of its parameters the last gradient that no bucket took before, and a launch sends the bucket
+    that was ready last under its index.
+    """
     if not backwards:
         return
     labels = [label for label in labels if label.start_ns >= backwards[-1].start_ns]
-    arrived = _arrivals(labels, ran)
-    places = {name: place for place, name in enumerate(sorted(arrived, key=lambda name: arrived[name]), start=1)}
-    common = _shared(step, backwards, ran) | {"gradients": len(arrived), "told_by": "engine", "source": "engine"}
-    latest_ready: dict[str, Label] = {}
+    gradients = sum(len(_arriving(label)) for label in labels)
+    common = _shared(step, backwards, ran) | {"gradients": gradients, "source": "engine"}
+    number = 0
+    arrived: dict[str, tuple[int, int]] = {}  # a parameter's gradient that no bucket took: its number, and its time
+    ready: dict[str, tuple[Label, dict[str, tuple[int, int] | None]]] = {}
     for label in labels:
+        for name in _arriving(label):
+            number += 1
+            arrived[name] = number, ran.reached(label.start_ns)
         if label.word == "bucket_ready":
-            latest_ready[label.fields["bucket"]] = label
-        if label.word != "bucket_launch" or label.fields["bucket"] not in latest_ready:
+            names = label_list(label.fields["parameters"])
+            ready[label.fields["bucket"]] = label, {name: arrived.pop(name, None) for name in names}
+        if label.word != "bucket_launch":
             continue
-        ready = latest_ready[label.fields["bucket"]]
-        arrivals = {name: arrived.get(name) for name in label_list(ready.fields["parameters"])}
+        completed, held = ready.pop(label.fields["bucket"], (None, {}))
         yield {
             **common,
-            "index": int(ready.fields["bucket"]),
-            "bytes": int(ready.fields["bytes"]),
-            "parameters": tuple(arrivals),
-            "gradient_ready_ns": tuple(None if at is None else at - step.start_ns for at in arrivals.values()),
-            "last_parameter": _latest(arrivals),
-            "arrivals": tuple(places.get(name) for name in arrivals),
-            "shapes": (None,) * len(arrivals),
-            **_times(ready.start_ns, label, ran.of_launch(label), step, ran, computed),
+            "index": int(label.fields["bucket"]),
+            "bytes": None if completed is None else int(completed.fields["bytes"]),
+            "parameters": tuple(held),
+            "gradient_ready_ns": tuple(gradient and gradient[1] - step.start_ns for gradient in held.values()),
+            "last_parameter": _latest(held),
+            "arrivals": tuple(gradient and gradient[0] for gradient in held.values()),
+            "shapes": (None,) * len(held),
+            "told_by": None if completed is None else "engine",
+            **_times(
+                None if completed is None else completed.start_ns, label, ran.of_launch(label), step, ran, computed
+            ),
         }
+
+
+def _arriving(label: Label) -> Sequence[str]:
+    """The parameters whose gradient this label says has arrived."""
+    return label_list(label.fields["parameter"]) if label.word == "gradient_ready" else ()
 
 
 def _of_ddp(
@@ -114,11 +136,11 @@ def _of_ddp(
     if not backwards:
         return
     common = _shared(step, backwards, ran) | {"gradients": backwards[-1].gradients, "source": "ddp"}
-    for index, bucket in enumerate(backwards[-1].buckets):
+    for bucket in backwards[-1].buckets:
         held = bucket.gradients
         yield {
             **common,
-            "index": index,
+            "index": bucket.index,
             "bytes": bucket.launch.bytes,
             "parameters": (None,) * len(held),
             "gradient_ready_ns": tuple(ran.reached(gradient.at_ns) - step.start_ns for gradient in held),
@@ -131,7 +153,7 @@ def _of_ddp(
 
 
 def _shared(step: Window, backwards: Sequence[Span], ran: Executions) -> dict[str, Any]:
-    """What all buckets of a step share, from its last backward pass."""
+    """What all buckets of a step and source share, from the last of these backward passes."""
     begins, ends = ran.backward(backwards[-1])
     return {
         "step": step.step,
@@ -159,16 +181,7 @@ def _times(
     }
 
 
-def _arrivals(labels: Sequence[Label], ran: Executions) -> dict[str, int]:
-    """When each parameter's gradient was last accumulated; parameters without one are absent."""
-    return {
-        name: ran.reached(label.start_ns)
-        for label in labels
-        if label.word == "gradient_ready"
-        for name in label_list(label.fields["parameter"])
-    }
-
-
-def _latest(arrivals: dict[str, int | None]) -> str | None:
-    arrived = [(at, name) for name, at in arrivals.items() if at is not None]
-    return max(arrived)[1] if arrived else None
+def _latest(held: dict[str, tuple[int, int] | None]) -> str | None:
+    """The parameter whose gradient arrived last."""
+    numbers = [(gradient[0], name) for name, gradient in held.items() if gradient is not None]
+    return max(numbers)[1] if numbers else None

@@ -12,6 +12,8 @@ preempted: an operator was under way and waited for a core.
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -24,7 +26,9 @@ from overlaplab.events import (
     counting_as,
     empty_table,
     launchers,
+    launches_graphs,
     once_per_trace,
+    rule_of,
     window_bounds,
 )
 from overlaplab.evidence.clocks import zero_of
@@ -33,7 +37,10 @@ from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["COLUMNS", "KERNEL_DELAY_NS", "idle", "idle_gaps"]
+__all__ = ["COLUMNS", "KERNEL_DELAY_NS", "HostRole", "host_role", "idle", "idle_gaps"]
+
+HostRole: TypeAlias = Literal["computes", "launches", "launches graphs"]
+"""What a host does for a step: on a CPU it computes; for a device it launches kernels, perhaps as CUDA graphs."""
 
 KERNEL_DELAY_NS = 30
 """HTA's `consecutive_kernel_delay`: the usual gap between two consecutive kernels."""
@@ -82,6 +89,13 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
             ).astype(COLUMNS)
         )
     return pd.concat(tables, ignore_index=True) if tables else empty_table(COLUMNS)
+
+
+def host_role(run: Run) -> HostRole:
+    """What the ranks' hosts do for a step, which decides what idle time can mean."""
+    if any(rule_of(trace) is Rule.CPU for trace in run.traces):
+        return "computes"
+    return "launches graphs" if any(map(launches_graphs, run.traces)) else "launches"
 
 
 @once_per_trace

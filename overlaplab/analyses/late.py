@@ -25,7 +25,8 @@ _COST_NS = 1_000  # shorter waits are within the clock's resolution
 def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     """What each bucket of one rank and step waited for and cost: one row per bucket with a cost, most expensive first.
 
-    Takes rows of `overlaplab.buckets(run)` for one rank and step. Columns: `index`, `parameter` (whose
+    Takes rows of `overlaplab.buckets(run)` for one rank and step; its own index says which of them each row is about,
+    since a step may launch a bucket several times. Columns: `index`, `parameter` (whose
     gradient came last; None where it has no name), `arrival`, `shape` (of that gradient, as in `buckets`), `gap_ns`
     (how long after the bucket's previous gradient; null if it is the only one), `held_ns` (the longest that a later,
     ready bucket waited for this one), `held` (their indices), `link_ns` (how long after its launch the link was busy
@@ -33,19 +34,21 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     been launched without its last gradient, in bucket order as ever) and `saved_ns` (how much earlier the last bucket
     would then have ended after the backward pass; see [Note: without its last gradient]).
     """
-    rows = []
-    ordered = table.sort_values("index", kind="stable").to_dict("records")
+    rows, costly = [], []
+    table = table.sort_values("launch_ns", kind="stable")
+    ordered = table.to_dict("records")
     by_design = launched_after_backward(table)
     held = {} if by_design else _held(ordered)
     free_ns = 0  # when the link is done with the previous bucket
     for place, bucket in enumerate(ordered):
         busy_ns = max(min(_whole(bucket["start_ns"]), free_ns) - _ready_to_go(bucket), 0)
         free_ns = max(free_ns, _whole(bucket["end_ns"]))
-        waiting = held.get(bucket["index"], {})
+        waiting = held.get(place, {})
         exposed = _whole(bucket["exposed_ns"])
         cost = exposed + max(waiting.values(), default=0)
         if cost < _COST_NS:
             continue
+        costly.append(table.index[place])
         rows.append(
             {
                 "index": bucket["index"],
@@ -53,15 +56,15 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
                 **_last(bucket),
                 "gap_ns": last_gap_ns(bucket["gradient_ready_ns"]),
                 "held_ns": max(waiting.values(), default=0),
-                "held": tuple(waiting),
+                "held": tuple(ordered[other]["index"] for other in waiting),
                 "link_ns": busy_ns,
                 "exposed_ns": exposed,
                 "cost_ns": cost,
                 **_without_last(ordered, place, by_design=by_design),
             }
         )
-    late = pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"gap_ns": "Int64", "arrival": "Int64"})
-    return late.sort_values("cost_ns", ascending=False, kind="stable", ignore_index=True)
+    late = pd.DataFrame(rows, index=costly, columns=list(_COLUMNS)).astype({"gap_ns": "Int64", "arrival": "Int64"})
+    return late.sort_values("cost_ns", ascending=False, kind="stable")
 
 
 def _last(bucket: dict[Any, Any]) -> dict[str, Any]:
@@ -88,6 +91,7 @@ def _without_last(ordered: list[dict[Any, Any]], place: int, *, by_design: bool)
     nothing = {"earlier_ns": 0, "saved_ns": 0}
     gap_ns = last_gap_ns(ordered[place]["gradient_ready_ns"])
     unknown = any(_missing(bucket[name]) for bucket in ordered for name in ("ready_ns", "launch_ns", "end_ns"))
+    unknown |= len({(bucket.get("source"), bucket["backward_end_ns"]) for bucket in ordered}) > 1  # of several passes
     if by_design or gap_ns is None or unknown:
         return nothing
     ready_ns = [_whole(bucket["ready_ns"]) for bucket in ordered]
@@ -103,23 +107,23 @@ def _without_last(ordered: list[dict[Any, Any]], place: int, *, by_design: bool)
     return {"earlier_ns": before[place] - after[place], "saved_ns": max(end_ns, over_ns) - max(free_ns, over_ns)}
 
 
-def _held(ordered: list[dict[Any, Any]]) -> dict[object, dict[object, int]]:
-    """By bucket: the later buckets that were ready but had to wait for it, and how long, in ns.
+def _held(ordered: list[dict[Any, Any]]) -> dict[int, dict[int, int]]:
+    """By a bucket's place: the places of later buckets that were ready but had to wait for it, and how long, in ns.
 
     Launches keep bucket order, so a ready bucket waits for the earlier bucket that became ready last.
     """
-    held: dict[object, dict[object, int]] = {}
-    latest: dict[Any, Any] | None = None
-    for bucket in ordered:
+    held: dict[int, dict[int, int]] = {}
+    latest: tuple[int, dict[Any, Any]] | None = None
+    for place, bucket in enumerate(ordered):
         if _missing(bucket["ready_ns"]):
             continue
         if latest is not None:
-            waits = _whole(latest["ready_ns"]) - _whole(bucket["ready_ns"])
+            waits = _whole(latest[1]["ready_ns"]) - _whole(bucket["ready_ns"])
             waits = min(waits, _ready_to_go(bucket) - _whole(bucket["ready_ns"]))
             if waits >= _COST_NS:
-                held.setdefault(latest["index"], {})[bucket["index"]] = waits
-        if latest is None or _whole(bucket["ready_ns"]) >= _whole(latest["ready_ns"]):
-            latest = bucket
+                held.setdefault(latest[0], {})[place] = waits
+        if latest is None or _whole(bucket["ready_ns"]) >= _whole(latest[1]["ready_ns"]):
+            latest = place, bucket
     return held
 
 

@@ -11,7 +11,9 @@ from overlaplab.events import (
     Run,
     Trace,
     activity,
+    device_sign,
     found_windows,
+    launches_graphs,
     longest_names,
     only_ends_recorded,
     processor_counts,
@@ -31,7 +33,7 @@ from overlaplab.load import load_run
 __all__ = ["load_ranks"]
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
-    *(rule_of, activity, found_windows, recording_start, longest_names, processor_counts),
+    *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, unmarked_iterations),
     *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels),
 )

@@ -10,6 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import CAUSES, exposed
 from overlaplab.analyses.summary import FIGURES, summary
+from overlaplab.analyses.worst import damaged_steps, undamaged, without_steps
 from overlaplab.events import Run
 from overlaplab.selection import EVERYTHING, Selection
 
@@ -24,19 +25,21 @@ _RATIO = "overlap_ratio"
 def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True) -> dict[str, float | None]:
     """The figures of `summary`, by name, and the exposed time of each cause (`exposed.tail`, …): one number each.
 
-    A time is the mean over all steps of all ranks in which it is known, in ns; `overlap_ratio` is the ratio of the
-    sums. None where nothing is known. Without `causes` those are left out, which is quicker. Raises `OverlaplabError`
-    for an unknown rank or step.
+    A time is the mean over all undamaged steps of all ranks in which it is known, in ns; `overlap_ratio` is the ratio
+    of the sums. None where nothing is known. Without `causes` those are left out, which is quicker. Raises
+    `OverlaplabError` for an unknown rank or step.
     """
-    table = summary(run, selection)
+    every = summary(run, selection)
+    table = undamaged(every)
     found = {column: _mean(table[column]) for column in FIGURES if column != _RATIO}
     comm = int(table["comm_ns"].sum())
     found[_RATIO] = int(table["overlapped_ns"].sum()) / comm if comm else None
-    return found | (_by_cause(run, selection, len(table)) if causes else {})
+    return found | (_by_cause(run, selection, every) if causes else {})
 
 
-def _by_cause(run: Run, selection: Selection, steps: int) -> dict[str, float | None]:
-    sums = exposed(run, selection).groupby("cause")["exposed_ns"].sum()
+def _by_cause(run: Run, selection: Selection, table: pd.DataFrame) -> dict[str, float | None]:
+    rows, steps = without_steps(exposed(run, selection), damaged_steps(table)), len(undamaged(table))
+    sums = rows.groupby("cause")["exposed_ns"].sum()
     return {name: float(sums.get(cause, 0)) / steps if steps else None for name, cause in OF_CAUSE.items()}
 
 

@@ -41,16 +41,18 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     `waits.exposed_parts`; both null if any of it is unknown), `memory_only_ns`, `idle_ns`,
     `preempted_ns` (Int64: time in which an operator waited for a core, and nothing else ran; it is not compute, but
     exposed communication where the rank communicated, else idle; null where the trace does not tell), `overlap_ratio`
-    (null where `comm_ns` is 0).
+    (null where `comm_ns` is 0), `damaged` (bool: the trace has events in it at times that cannot be true; the figures
+    are without these, and the step counts in no median).
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    tables = []
+    tables, damaged = [], []
     for trace in measured_traces(run, selection):
         windows = selected_windows(trace, selection)
         starts = window_bounds(windows)[0] - zero_of(run, trace)
         steps = pd.Series([window.step for window in windows], dtype="Int64")
         tables.append(_breakdown(run, trace, windows).assign(rank=trace.rank, step=steps, start_ns=starts))
-    return _joined(tables, "rank", "step", "start_ns")
+        damaged += [window.damaged for window in windows]
+    return _joined(tables, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:

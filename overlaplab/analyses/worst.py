@@ -22,11 +22,11 @@ def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = 
     """The row of a median step of the most exposed rank, from one or more rows of `overlaplab.summary`.
 
     That is the rank with the most exposed communication per step, on ties the first. Of its steps it is the median one
-    by exposed communication (of an even number the higher), so that it is typical. Steps of `outlier_steps` do not
-    count, unless there are no others. A given rank or step, if the table has it, is taken as given.
+    by exposed communication (of an even number the higher), so that it is typical. Damaged steps and `outlier_steps` do
+    not count, unless there are no others. A given rank or step, if the table has it, is taken as given.
     """
     table = _with(_with(table, "rank", rank), "step", step)
-    table = without_outliers(table)
+    table = without_outliers(undamaged(table))
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
     chosen = means.index[int(means.to_numpy(dtype="float64").argmax())]
     own = table[table["rank"].isna() if pd.isna(chosen) else table["rank"] == chosen]
@@ -60,12 +60,24 @@ def outlier_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def _unlike(table: pd.DataFrame) -> pd.Series:
     """How far each outlier step is from the median step, in ns, by its number."""
-    steps = table[table["step"].notna()].groupby("step")[["span_ns", "exposed_comm_ns"]].max()
+    steps = undamaged(table)
+    steps = steps[steps["step"].notna()].groupby("step")[["span_ns", "exposed_comm_ns"]].max()
     if len(steps) < _FEWEST:
         return pd.Series(dtype="float64")
     enough = MUCH_LONGER * float(steps["span_ns"].median())
     away = (steps - steps.median()).abs().max(axis=1)
     return away[_far(steps["span_ns"], enough) | _far(steps["exposed_comm_ns"], enough)]
+
+
+def undamaged(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `overlaplab.summary` without `damaged_steps`."""
+    return without_steps(table, damaged_steps(table))
+
+
+def damaged_steps(table: pd.DataFrame) -> tuple[int, ...]:
+    """The numbers of the steps that are damaged on any rank, from rows of `overlaplab.summary`; none, if all are."""
+    steps = {*table.loc[table["damaged"], "step"].dropna()} if "damaged" in table else set()
+    return tuple(sorted(map(int, steps))) if len(steps) < table["step"].nunique(dropna=False) else ()
 
 
 def without_outliers(table: pd.DataFrame) -> pd.DataFrame:

@@ -26,7 +26,7 @@ UNHIDEABLE = CAUSE_LABELS[Cause.UNHIDEABLE]
 
 _ALWAYS = (ARRIVING, WAITING, QUEUED, STARTING, HIDDEN, EXPOSED)
 """In the legend, drawn or not, where causes are unknown."""
-_NO_CAUSES = pd.DataFrame(columns=["index", "cause", "label", "exposed_ns"])
+_NO_CAUSES = pd.DataFrame(columns=["row", "cause", "label", "exposed_ns"])
 _LEAST_MS = 1e-9  # shorter is rounding
 _Band: TypeAlias = tuple[str, str, float, float, float]
 """A bar: bucket, part, begin, end and length in ms."""
@@ -40,17 +40,17 @@ def buckets(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """One row per bucket, from `overlaplab.buckets(run)` for one rank and step; time from the step's start.
+    """One row per launch of a bucket, from `overlaplab.buckets(run)` for one rank and step; time from the step's start.
 
     Of a bucket's exposed time only the sum is known: it is drawn at the end of its communication, coloured by cause
     where `causes` tells it (`findings.bucket_causes` of the same rank and step). `best` (`simulate.best_buckets` of
     these) adds a row of what the best buckets of all would do.
     """
     tones = palette(dark)
-    ordered = table.sort_values("index", kind="stable")
-    free = _link_free(ordered)
     causes = _NO_CAUSES if causes is None else causes
-    rows = [_row(bucket, free_ms, causes) for bucket, free_ms in zip(ordered.to_dict("records"), free, strict=True)]
+    ordered = table.sort_values("launch_ns", kind="stable")
+    launches = zip(ordered.to_dict("records"), ordered.index, _link_free(ordered), _names(ordered), strict=True)
+    rows = [_row(bucket, name, free_ms, causes[causes["row"] == place]) for bucket, place, free_ms, name in launches]
     rows += _best_row(best)
     labels = [row["label"] for row in rows]
     axis = alt.Axis(domain=False, ticks=False, labelOverlap=True)
@@ -107,16 +107,26 @@ def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> list[tup
     return [(part, tone) for part, tone in fills.items() if part in drawn or part in always]
 
 
+def _names(table: pd.DataFrame) -> list[str]:
+    """The number of each row's bucket; of a bucket that is launched several times, which launch it is."""
+    nth = table.groupby("index").cumcount() + 1
+    return [
+        f"{index}" if number == 1 else f"{index}, launch {number}"
+        for index, number in zip(table["index"], nth, strict=True)
+    ]
+
+
 def _link_free(ordered: pd.DataFrame) -> list[float]:
     """When the link has finished all earlier buckets, for each bucket, in ms; minus infinity for the first."""
     ends = to_ms(ordered["end_ns"].astype("float64"))
     return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
 
 
-def _exposed(causes: pd.DataFrame, index: int, begin: float, end: float) -> list[tuple[str, float, float]]:
-    """A bucket's exposed time by cause, one after the other; what no cause tells comes first."""
-    own = causes[causes["index"] == index]
-    lengths = [(str(label), to_ms(int(took))) for label, took in zip(own["label"], own["exposed_ns"], strict=True)]
+def _exposed(causes: pd.DataFrame, begin: float, end: float) -> list[tuple[str, float, float]]:
+    """A bucket's exposed time by its causes, one after the other; what no cause tells comes first."""
+    lengths = [
+        (str(label), to_ms(int(took))) for label, took in zip(causes["label"], causes["exposed_ns"], strict=True)
+    ]
     spans, at = [], end
     for label, took in reversed(lengths):
         spans.append((label, max(at - took, begin), at))
@@ -124,14 +134,16 @@ def _exposed(causes: pd.DataFrame, index: int, begin: float, end: float) -> list
     return [(EXPOSED, begin, at), *reversed(spans)]
 
 
-def _row(bucket: dict[Any, Any], free_ms: float, causes: pd.DataFrame) -> dict[str, Any]:
-    """What is drawn in a bucket's row, times in ms; `free_ms` is when the link has finished the earlier ones."""
+def _row(bucket: dict[Any, Any], number: str, free_ms: float, causes: pd.DataFrame) -> dict[str, Any]:
+    """What is drawn in a bucket's row, times in ms; `free_ms` is when the link has finished the earlier ones, `causes`
+    the bucket's rows of `findings.bucket_causes`.
+    """
     times = {key: known_ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")}
     gradients = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
     names = [gradient_word(*gradient) for gradient in gradients]
     what = shorten(names[0], 28) if len(names) == 1 else f"{len(names) or 'unknown'} gradients"
     weight = "" if pd.isna(bucket["bytes"]) else f"{size(int(bucket['bytes']))}, "
-    label = f"{bucket['index']}: {weight}{what}"
+    label = f"{number}: {weight}{what}"
     arrived = [(known_ms(time), name) for name, time in zip(names, bucket["gradient_ready_ns"], strict=True)]
     arrivals = [(label, time, name) for time, name in arrived if time is not None]
     first = min((time for _, time, _ in arrivals), default=None)
@@ -148,7 +160,7 @@ def _row(bucket: dict[Any, Any], free_ms: float, causes: pd.DataFrame) -> dict[s
         (HIDDEN, begun, exposed_from),
     ]
     if exposed_from is not None and ended is not None:
-        spans += _exposed(causes, bucket["index"], exposed_from, ended)
+        spans += _exposed(causes, exposed_from, ended)
     bands: list[_Band] = [
         (label, part, begin, end, end - begin)
         for part, begin, end in spans
@@ -194,11 +206,11 @@ def _triangles(ready: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart
 
 
 def _backward_ends(table: pd.DataFrame, tone: str) -> list[alt.Chart]:
-    """The dashed line where backward ends, and its name above the rows."""
-    end = known_ms(table["backward_end_ns"].iloc[0]) if len(table) else None
-    if end is None:
+    """A dashed line where each backward pass ends, and its name above the rows."""
+    ends = [end for end in map(known_ms, table["backward_end_ns"].drop_duplicates()) if end is not None]
+    if not ends:
         return []
-    place = pd.DataFrame({"begin": [end]})
+    place = pd.DataFrame({"begin": ends})
     return dashed_lines(place, "x", "begin", "backward ends", tone, align="right", dx=-4, dy=-7)
 
 

@@ -1,13 +1,25 @@
 """The event table of a run, what each event counts as, and where steps begin and end."""
 
-from overlaplab.events.activity import Activity, activity, classify, counting_as, longest_names, rule_of
+from overlaplab.events.activity import (
+    Activity,
+    Sign,
+    activity,
+    classify,
+    counting_as,
+    damaged_as,
+    damaged_rows,
+    device_sign,
+    longest_names,
+    rule_of,
+)
 from overlaplab.events.doubts import only_ends_recorded, said_to_communicate, unknown_communication
-from overlaplab.events.launching import launchers, runtime_calls
+from overlaplab.events.launching import launchers, launches_graphs, runtime_calls
 from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import processor_counts
 from overlaplab.events.rules import Work
 from overlaplab.events.run import (
     COLLECTIVE_COLUMNS,
+    DAMAGED,
     EVENT_COLUMNS,
     INPUT_COLUMNS,
     Group,
@@ -38,12 +50,14 @@ from overlaplab.events.windows import (
 
 __all__ = [
     "COLLECTIVE_COLUMNS",
+    "DAMAGED",
     "EVENT_COLUMNS",
     "INPUT_COLUMNS",
     "NEXT_STEP",
     "Activity",
     "Group",
     "Run",
+    "Sign",
     "Tables",
     "Trace",
     "Window",
@@ -51,12 +65,16 @@ __all__ = [
     "activity",
     "classify",
     "counting_as",
+    "damaged_as",
+    "damaged_rows",
+    "device_sign",
     "empty_table",
     "extent",
     "found_windows",
     "host_steps",
     "known_of",
     "launchers",
+    "launches_graphs",
     "longest_names",
     "main_stream",
     "matching",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import pandas as pd
@@ -15,20 +16,30 @@ from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import processor_counts, stolen
 from overlaplab.events.rules import Part, Work, device_work, host_rule
-from overlaplab.events.run import Trace, once_per_trace
+from overlaplab.events.run import DAMAGED, Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, subtract, union
 from overlaplab.vocabulary import (
     ANNOTATION_CATEGORIES,
-    DEVICE_COPY_CATEGORIES,
-    DEVICE_KERNEL_CATEGORIES,
+    CPU_BACKENDS,
     OPERATOR_CATEGORIES,
-    RUNTIME_CATEGORIES,
     Rule,
+    is_device_category,
+    is_runtime_category,
 )
 
-__all__ = ["Activity", "activity", "classify", "counting_as", "longest_names", "rule_of"]
+__all__ = [
+    "Activity",
+    "Sign",
+    "activity",
+    "classify",
+    "counting_as",
+    "damaged_as",
+    "damaged_rows",
+    "device_sign",
+    "longest_names",
+    "rule_of",
+]
 
-_DEVICE_CATEGORIES = DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES
 _WORKS = tuple(Work)
 _MOST_NAMES = 8
 
@@ -58,15 +69,46 @@ class Activity:
 def rule_of(trace: Trace) -> Rule:
     """Which rule applies to the trace, by the events that it holds.
 
-    Without device events, the host's operators count as compute only if nothing suggests that a device computed.
+    Without device events, the host's operators count as compute only if nothing names a device, see `device_sign`.
     """
     category = trace.events["category"]  # ask the rows: a slice of a table keeps all categories of the whole
-    if matching(category, _DEVICE_CATEGORIES.__contains__).any():
+    if matching(category, is_device_category).any():
         return Rule.GPU
-    calls_a_device = matching(category, RUNTIME_CATEGORIES.__contains__).any()
-    if calls_a_device or "nccl" in (trace.backend or "") or trace.device == "cuda":
-        return Rule.UNRECORDED
-    return Rule.CPU
+    return Rule.CPU if device_sign(trace) is None else Rule.UNRECORDED
+
+
+class Sign(StrEnum):
+    """By what a trace without device events names a device, from the surest on."""
+
+    CALLS = "calls"
+    """The host's calls to the device's runtime or driver, in these categories."""
+    UNKNOWN = "unknown device"
+    """Events, processes or arrows of a device that no rule knows."""
+    MANIFEST = "run.json"
+    BACKEND = "backend"
+    PROPERTIES = "deviceProperties"
+    """The process could see this device; whether it used it is not known."""
+
+
+@once_per_trace
+def device_sign(trace: Trace) -> tuple[Sign, tuple[str, ...]] | None:
+    """What names a device in a trace without device events, and which; None if nothing does, or run.json says `cpu`."""
+    events = trace.events
+    categories = events["category"].cat.categories
+    calls = np.unique(events["category"].cat.codes[matching(events["category"], is_runtime_category)])
+    if len(calls):
+        return Sign.CALLS, tuple(map(str, categories[calls]))
+    if trace.unknown_device:
+        return Sign.UNKNOWN, trace.unknown_device
+    if trace.device is not None:
+        return None if trace.device == "cpu" else (Sign.MANIFEST, (trace.device,))
+    placed = np.unique(events["category"].cat.codes[(events["stream"] >= 0).to_numpy()])
+    if len(placed):
+        return Sign.UNKNOWN, tuple(f"category '{categories[code]}'" for code in placed)
+    backends = [backend.rpartition(":")[2] for backend in (trace.backend or "").split(",")]
+    if not CPU_BACKENDS.issuperset(backends):
+        return Sign.BACKEND, (str(trace.backend),)
+    return (Sign.PROPERTIES, trace.devices) if trace.devices else None
 
 
 @once_per_trace
@@ -80,6 +122,19 @@ def classify(trace: Trace) -> NDArray[np.object_]:
 def counting_as(trace: Trace, work: Work) -> NDArray[np.bool_]:
     """Which events count as this, in the table's order."""
     return np.asarray(_codes(trace) == _WORKS.index(work))
+
+
+@once_per_trace
+def damaged_rows(trace: Trace) -> NDArray[np.int64]:
+    """The rows of events that would count as something if their times were known."""
+    counts = _codes_by_rule(trace) != _WORKS.index(Work.NOTHING)
+    return np.flatnonzero(counts & (trace.events["phase"] == DAMAGED).to_numpy())
+
+
+def damaged_as(trace: Trace, work: Work) -> NDArray[np.int64]:
+    """The rows of events that would count as this if their times were known."""
+    rows = damaged_rows(trace)
+    return np.asarray(rows[_codes_by_rule(trace)[rows] == _WORKS.index(work)])
 
 
 @once_per_trace
@@ -117,6 +172,18 @@ def longest_names(trace: Trace) -> tuple[str, ...]:
 @once_per_trace
 def _codes(trace: Trace) -> NDArray[np.int8]:
     """For every event the index in `_WORKS` of what it counts as; read-only."""
+    codes, damaged = _codes_by_rule(trace), damaged_rows(trace)
+    if not len(damaged):
+        return codes
+    codes = codes.copy()
+    codes[damaged] = _WORKS.index(Work.NOTHING)
+    codes.flags.writeable = False
+    return codes
+
+
+@once_per_trace
+def _codes_by_rule(trace: Trace) -> NDArray[np.int8]:
+    """The same, whether or not the events' times are known; read-only."""
     rule = rule_of(trace)
     if rule is Rule.UNRECORDED:
         codes = np.full(len(trace.events), _WORKS.index(Work.NOTHING), dtype=np.int8)
@@ -136,7 +203,7 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
     events = trace.events
     codes = np.full(len(events), _WORKS.index(Work.NOTHING), dtype=np.int8)
     category, name = events["category"], events["name"]
-    device = np.flatnonzero(matching(category, _DEVICE_CATEGORIES.__contains__))
+    device = np.flatnonzero(matching(category, is_device_category))
     names = len(name.cat.categories)
     pairs = category.cat.codes.to_numpy()[device].astype(np.int64) * names + name.cat.codes.to_numpy()[device]
     of_pair = np.full(len(category.cat.categories) * names, _WORKS.index(Work.NOTHING), dtype=np.int8)

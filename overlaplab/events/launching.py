@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 
 from overlaplab.events.matching import matching
 from overlaplab.events.run import Trace, once_per_trace
-from overlaplab.vocabulary import DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES, RUNTIME_CATEGORIES
-
-_ON_DEVICE = DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES
+from overlaplab.vocabulary import is_device_category, is_runtime_category
 
 
 def runtime_calls(events: pd.DataFrame) -> pd.DataFrame:
@@ -19,8 +17,15 @@ def runtime_calls(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _calls(events: pd.DataFrame) -> NDArray[np.bool_]:
-    runtime = matching(events["category"], RUNTIME_CATEGORIES.__contains__)
+    runtime = matching(events["category"], is_runtime_category)
     return np.asarray(runtime & (events["correlation"].to_numpy() >= 0))
+
+
+@once_per_trace
+def launches_graphs(trace: Trace) -> bool:
+    """Whether the host launches CUDA or HIP graphs."""
+    calls = matching(trace.events["category"], is_runtime_category)
+    return bool((calls & matching(trace.events["name"], lambda name: "GraphLaunch" in name)).any())
 
 
 @once_per_trace
@@ -31,7 +36,7 @@ def launchers(trace: Trace) -> NDArray[np.int64]:
     """
     events = trace.events
     called = np.flatnonzero(_calls(events))
-    device = np.flatnonzero(matching(events["category"], _ON_DEVICE.__contains__))
+    device = np.flatnonzero(matching(events["category"], is_device_category))
     launcher = np.full(len(events), -1, dtype=np.int64)
     if len(called):
         correlations = events["correlation"].to_numpy()

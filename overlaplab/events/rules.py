@@ -66,6 +66,12 @@ DEVICE_RULES: tuple[DeviceRule, ...] = (
         Work.COMMUNICATION, _KERNEL, r"(?<![a-z])[nr]ccl", "NCCL, RCCL: ncclDevKernel_, ncclSymk, rcclGenericKernel"
     ),
     _device(Work.COMMUNICATION, _KERNEL, r"msccl", "RCCL's MSCCL, and MSCCL++"),
+    _device(
+        Work.COMMUNICATION,
+        _KERNEL,
+        r"(?<![a-z])(oneccl|hccl|hcom_|cncl)",
+        "Intel's oneCCL, Ascend's and Habana's HCCL, CNCL",
+    ),
     _device(Work.COMMUNICATION, _KERNEL, r"cross_device_(reduce|all_?gather|store)", "vLLM, SGLang, aiter"),
     _device(Work.COMMUNICATION, _KERNEL, r"quick_?reduce", "vLLM's quick reduce (ROCm)"),
     _device(Work.COMMUNICATION, _KERNEL, r"(one|two)_?shot_?all_?reduce", "TensorRT-LLM, torch's symmetric memory"),

@@ -14,6 +14,7 @@ from overlaplab.manifest import Manifest
 
 __all__ = [
     "COLLECTIVE_COLUMNS",
+    "DAMAGED",
     "EVENT_COLUMNS",
     "INPUT_COLUMNS",
     "Group",
@@ -30,6 +31,9 @@ __all__ = [
 
 
 Value = TypeVar("Value")
+
+DAMAGED = "damaged"
+"""The phase of an event at times that cannot be true: it counts as nothing, and its step in no median."""
 
 EVENT_COLUMNS = {
     "name": "category",
@@ -48,12 +52,14 @@ EVENT_COLUMNS = {
 }
 """The columns of `Trace.events` and their dtypes.
 
-`category` is kineto's `cat`; `phase` is `X` for an event with a duration and `i` for an instant; `ts_ns` is Unix time
-in ns; `pid` and `tid` are the process and thread as text. The other columns are -1 where the event has no such number:
-`stream` (of a device's event; a host's event has none, whatever its arguments say), `device`, `correlation` (shared by
-a launch and what it launched), `external_id` (of the operator it belongs to), `flow_launch` (shared by the two ends of
-an arrow from a launch to a kernel) and `flow_backward` (shared by a forward operator and its backward; the first, if an
-event has several arrows). Such a column is int64 if a number in the file does not fit into int32.
+`category` is kineto's `cat`; `phase` is `X` for an event with a duration, `i` for an instant, and `DAMAGED` for one
+whose duration is unknown (then 0), or, if it is a device's, its start as well (then that of its launch); `ts_ns` is
+Unix time in ns; `pid` and `tid` are the process and thread as text. The other columns are -1 where the event has no
+such number: `stream` (of a device's event; a host's event has none, whatever its arguments say), `device`,
+`correlation` (shared by a launch and what it launched), `external_id` (of the operator it belongs to), `flow_launch`
+(shared by the two ends of an arrow from a launch to a kernel) and `flow_backward` (shared by a forward operator and its
+backward; the first, if an event has several arrows). Such a column is int64 if a number in the file does not fit into
+int32.
 """
 
 COLLECTIVE_COLUMNS = {
@@ -127,6 +133,10 @@ class Trace:
     """Ranks in the job; there may be fewer files."""
     backend: str | None = None
     """torch.distributed's backend, such as `nccl`."""
+    devices: tuple[str, ...] = ()
+    """Devices that the process could see, by the file's `deviceProperties`."""
+    unknown_device: tuple[str, ...] = ()
+    """What in the file names a device whose events no rule knows, such as `process 'Ascend Hardware'`."""
     device: str | None = None
     """Where the rank computed, from run.json: `cpu` or `cuda`; None without a manifest."""
     communication: str | None = None

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events.activity import activity, counting_as, rule_of
+from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching
 from overlaplab.events.rules import Work
@@ -55,6 +55,8 @@ class Window:
     host_start_ns: int
     host_end_ns: int
     """When the host was in the step: all that it launched then belongs to the step. On CPU the same as the window."""
+    damaged: bool = False
+    """Whether it has events at times that cannot be true, see `DAMAGED`: its figures are those without them."""
 
 
 def step_windows(trace: Trace) -> tuple[Window, ...]:
@@ -75,10 +77,10 @@ def recording_start(trace: Trace) -> tuple[int, int] | None:
 
 
 def windows(trace: Trace) -> pd.DataFrame:
-    """`step_windows` as a table, with the fields of `Window` as columns (`step` Int64, the others int64)."""
+    """`step_windows` as a table, with the fields of `Window` as columns (`step` Int64, `damaged` bool, else int64)."""
     rows = [[getattr(window, name) for name in Window.__slots__] for window in step_windows(trace)]
     table = pd.DataFrame(rows, columns=list(Window.__slots__))
-    return table.astype({"step": "Int64"} | dict.fromkeys(Window.__slots__[1:], "int64"))
+    return table.astype({"step": "Int64"} | dict.fromkeys(Window.__slots__[1:], "int64") | {"damaged": "bool"})
 
 
 def window_warnings(trace: Trace) -> tuple[str, ...]:
@@ -138,6 +140,23 @@ def main_stream(trace: Trace) -> int:
 @once_per_trace
 def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     """`step_windows` and `window_warnings`."""
+    steps, warnings = _windows_and_warnings(trace)
+    rows = damaged_rows(trace)
+    if not len(rows):
+        return steps, warnings
+    calls, starts = launchers(trace)[rows], trace.events["ts_ns"].to_numpy()
+    damaged = _contain(steps, starts[calls[calls >= 0]], of_host=True) | _contain(steps, starts[rows[calls < 0]])
+    return tuple(replace(step, damaged=is_it) for step, is_it in zip(steps, damaged.tolist(), strict=True)), warnings
+
+
+def _contain(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.bool_]:
+    """Which windows contain any of these moments."""
+    starts, ends = window_bounds(steps, of_host=of_host)
+    order = np.sort(moments_ns)
+    return np.asarray(np.searchsorted(order, starts) < np.searchsorted(order, ends))
+
+
+def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     steps = _host_steps(trace)
     if not steps:
         start, end = activity(trace).extent

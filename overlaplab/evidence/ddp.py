@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import prod
@@ -22,14 +22,15 @@ import pandas as pd
 from overlaplab.events import Trace, matching, step_windows
 from overlaplab.evidence.arguments import around
 from overlaplab.evidence.executions import Executions
-from overlaplab.evidence.labels import Span
+from overlaplab.evidence.labels import Ordered, Span, labels_of
 from overlaplab.evidence.launches import Launch, spans_of
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_list
 
 _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
 _EVALUATE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+_UPDATE = "Optimizer.step#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class Gradient:
 class DDPBucket:
     """One bucket in one backward pass."""
 
+    index: int
+    """Its number in the order of launches; of `unlabelled_backwards` after those of the labels."""
     launch: Launch
     ready_ns: int | None
     """When its last gradient was added, in absolute host ns; None if an earlier bucket held it up."""
@@ -57,6 +60,8 @@ class DDPBucket:
     """Its gradients; empty where unknown."""
     told_by: Literal["sizes", "order"] | None = None
     """How its gradients are known; None where they are not."""
+    least_elements: int | None = None
+    """Those of the gradient that completed it: it holds no fewer. None where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,10 @@ class DDPBackward(Span):
     forwards: int
     """Of how many forward passes of DDP: more than one where several modules, or a module twice, have one backward
     pass.
+    """
+    repeated: bool
+    """Whether it is several calls of `backward` after one forward pass: an optimizer's step begins between its buckets,
+    or labels launch one of them twice.
     """
 
 
@@ -87,42 +96,101 @@ def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
 
     Passes are separated by a forward pass of DDP or the start of a step. Those under `no_sync` send nothing.
     """
+    return _backwards(trace, _accumulations(trace, _gradient_launches(trace, ran)), first_index=0)
+
+
+def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
+    """The backward passes of `ddp_backwards`, with only those gradients and buckets that no label names.
+
+    The engine's Recorder labels one of a loop's models; DDP sends the gradients of the others as well.
+    """
+    labels = labels_of(trace)
+    launching = [label for label in labels if label.word == "bucket_launch"]
+    if not launching:
+        return ddp_backwards(trace, ran)
+    around_launches = Ordered(launching, lambda label: label.thread)
+    launches = [
+        launch
+        for launch in _gradient_launches(trace, ran)
+        if around_launches.holding(launch.thread, launch.start_ns) is None
+    ]
+    in_buckets = {
+        name for label in labels if label.word == "bucket_ready" for name in label_list(label.fields["parameters"])
+    }
+    arrivals = Ordered(
+        [
+            label
+            for label in labels
+            if label.word == "gradient_ready" and in_buckets.intersection(label_list(label.fields["parameter"]))
+        ],
+        lambda label: label.thread,
+    )
+    accumulations = (
+        accumulation
+        for accumulation in _accumulations(trace, launches)
+        if not arrivals.starting_in(accumulation.thread, accumulation.start_ns, accumulation.end_ns)
+        and not around_launches.starting_in(accumulation.thread, accumulation.start_ns, accumulation.end_ns)
+    )
+    first_index = 1 + max(int(label.fields["bucket"]) for label in launching)
+    return _backwards(trace, accumulations, first_index=first_index)
+
+
+def _gradient_launches(trace: Trace, ran: Executions) -> list[Launch]:
+    """The all-reduces that may send gradients, in order of launch; none in a trace without DDP."""
     events = trace.events
     annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
+        return []
+    return [launch for launch in ran.launches if _is_bucket(launch)]
+
+
+def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_index: int) -> tuple[DDPBackward, ...]:
+    """The passes of these accumulations, which are in order of time; the first bucket of each has this index."""
+    accumulations = list(accumulations)
+    if not accumulations:
         return ()
     borders, evaluated = _evaluated(trace)
     begun = _forwards(trace)
     extents = evaluated.groupby(["number", "thread"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
     bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
-    found = []
+    updates = sorted(_named(trace, lambda name: name.startswith(_UPDATE))["start_ns"].tolist())
+    labelled = [label for label in labels_of(trace) if label.word == "bucket_launch"]
+    backwards = []
     seen = 0
-    for number, group in groupby(_accumulations(trace, ran), lambda own: bisect_right(borders, own.start_ns)):
-        own = list(group)
-        before, seen = seen, bisect_right(begun, own[0].start_ns)
-        if not any(accumulation.launched for accumulation in own):
+    for number, group in groupby(accumulations, lambda accumulation: bisect_right(borders, accumulation.start_ns)):
+        of_pass = list(group)
+        before, seen = seen, bisect_right(begun, of_pass[0].start_ns)
+        if not any(accumulation.launched for accumulation in of_pass):
             continue
-        thread = own[0].thread
-        start, end = bounds.get((number, thread), (own[0].start_ns, own[-1].end_ns))
-        found.append(
+        thread = of_pass[0].thread
+        start, end = bounds.get((number, thread), (of_pass[0].start_ns, of_pass[-1].end_ns))
+        launched = [launch.start_ns for accumulation in of_pass for launch in accumulation.launched]
+        updated = bisect_right(updates, launched[0]) < bisect_right(updates, launched[-1])
+        indices = [label.fields["bucket"] for label in labelled if start <= label.start_ns <= end]
+        backwards.append(
             DDPBackward(
                 start_ns=start,
                 end_ns=end,
                 thread=thread,
-                buckets=tuple(_buckets(own)),
-                gradients=len(own),
+                buckets=tuple(_buckets(of_pass, first_index)),
+                gradients=len(of_pass),
                 forwards=seen - before,
+                repeated=updated or len(set(indices)) < len(indices),
             )
         )
-    return tuple(found)
+    return tuple(backwards)
 
 
 def _forwards(trace: Trace) -> list[int]:
     """When each forward pass of DDP began, in order."""
+    return sorted(_named(trace, _FORWARD.__eq__)["start_ns"].tolist())
+
+
+def _named(trace: Trace, chosen: Callable[[str], bool]) -> pd.DataFrame:
+    """The host's ranges with such a name, as `spans_of`."""
     events = trace.events
     annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    forward = annotated & matching(events["name"], _FORWARD.__eq__)
-    return sorted(events["ts_ns"].to_numpy()[forward].tolist())
+    return spans_of(trace, annotated & matching(events["name"], chosen))
 
 
 def autograd_passes(trace: Trace) -> tuple[Span, ...]:
@@ -136,23 +204,23 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
 
 def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
-    events = trace.events
-    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     borders = sorted({*_forwards(trace), *(window.host_start_ns for window in step_windows(trace))})
-    evaluated = spans_of(trace, annotated & matching(events["name"], lambda name: name.startswith(_EVALUATE)))
+    evaluated = _named(trace, lambda name: name.startswith(_EVALUATE))
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
 
-def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:
-    """In order of time: the range `evaluate_function` around the hooks, or without it `AccumulateGrad`."""
-    events = trace.events
-    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    inner = spans_of(trace, annotated & matching(events["name"], _ACCUMULATE.__eq__))
-    outer = spans_of(trace, annotated & matching(events["name"], (_EVALUATE + _ACCUMULATE).__eq__))
+def _accumulations(trace: Trace, launches: Sequence[Launch]) -> Iterator[_Accumulation]:
+    """In order of time: the range `evaluate_function` around the hooks, or without it `AccumulateGrad`.
+
+    There are none where none launches one of `launches`, which are in order of launch.
+    """
+    if not launches:
+        return
+    inner = _named(trace, _ACCUMULATE.__eq__)
+    outer = _named(trace, (_EVALUATE + _ACCUMULATE).__eq__)
     outer = outer if len(outer) else inner
-    sent = [launch for launch in ran.launches if _is_bucket(launch)]
     threads, starts = (
-        np.array([getattr(launch, name) for launch in sent], np.int64) for name in ("thread", "start_ns")
+        np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")
     )
     if not (around(outer, threads, starts) >= 0).any():
         return  # spare the work: none of them launches a bucket
@@ -169,16 +237,18 @@ def _accumulations(trace: Trace, ran: Executions) -> Iterator[_Accumulation]:
     shapes = dict(zip(inputs["event"].tolist(), inputs["shapes"], strict=True))
     absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # parameters without a gradient
     columns = (both[name].tolist() for name in ("start_ns", "end_ns", "thread", "at_ns", "event_in"))
+    by_thread = Ordered(launches, lambda launch: launch.thread)
     for (start, end, thread, at, event), known in zip(zip(*columns, strict=True), within.tolist(), strict=True):
         if known and event in absent:
             continue
-        span = Span(start_ns=start, end_ns=end, thread=thread)
-        launched = tuple(launch for launch in ran.inside(span) if launch.thread == thread and _is_bucket(launch))
+        launched = tuple(by_thread.starting_in(thread, start, end))
+        # A hook only launches what has been accumulated; in 2021 hooks ran inside `AccumulateGrad`.
+        accumulated = min([int(at) if known else end, *(launch.start_ns for launch in launched)])
         yield _Accumulation(
             start_ns=start,
             end_ns=end,
             thread=thread,
-            accumulated_ns=int(at) if known else min((launch.start_ns for launch in launched), default=end),
+            accumulated_ns=accumulated,
             shape=_shape(shapes.get(int(event))) if known else None,
             launched=launched,
         )
@@ -198,35 +268,48 @@ def _shape(dimensions: str | None) -> tuple[int, ...] | None:
         return None
 
 
-def _buckets(accumulations: Sequence[_Accumulation]) -> Iterator[DDPBucket]:
+def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterator[DDPBucket]:
     """The buckets that the accumulations of one backward pass launched.
 
     Gradients wait in a pool until a bucket takes them. The first bucket that an accumulation launches holds the
-    gradient just accumulated, and so the last ones of the pool, as many as its size implies. Buckets launched right
-    after it were ready before, so their gradients are unknown.
+    gradient just accumulated, and so the last ones of the pool, as many as its size implies. If no number of them adds
+    up to it, the bucket holds that gradient and others that are unknown. Buckets launched right after it were ready
+    before, so their gradients are unknown.
     """
     pool: list[Gradient] = []
     owed = 0  # elements in the pool that belong to buckets already launched
-    for number, own in enumerate(accumulations, start=1):
-        gradient = Gradient(number=number, at_ns=own.accumulated_ns, shape=own.shape, hooks_end_ns=own.end_ns)
+    index = first_index
+    for number, accumulation in enumerate(accumulations, start=1):
+        gradient = Gradient(
+            number=number,
+            at_ns=accumulation.accumulated_ns,
+            shape=accumulation.shape,
+            hooks_end_ns=accumulation.end_ns,
+        )
         pool.append(gradient)
         sized = all(gradient.shape is not None for gradient in pool)
-        for launch in own.launched:
-            taken = 0
+        for place, launch in enumerate(accumulation.launched):
+            count = 0
+            completes = place == 0 and number > 1  # the first may launch buckets of unused parameters alone
             if not sized or launch.elements is None:
                 sized = False
-                taken = len(pool) if len(own.launched) == 1 else 0
+                count = len(pool) if len(accumulation.launched) == 1 else 0
             else:
-                taken = _last_of(pool, launch.elements) if launch is own.launched[0] else 0
-                owed += 0 if taken else launch.elements
+                count = _last_of(pool, launch.elements) if place == 0 else 0
+                owed += 0 if count else launch.elements
             yield DDPBucket(
+                index=index,
                 launch=launch,
-                ready_ns=launch.start_ns if launch is own.launched[0] else None,
-                gradients=tuple(pool[len(pool) - taken :]),
-                told_by=("sizes" if sized else "order") if taken else None,
+                ready_ns=launch.start_ns if place == 0 else None,
+                gradients=tuple(pool[len(pool) - count :]),
+                told_by=("sizes" if sized else "order") if count else None,
+                least_elements=_elements(gradient) if sized and completes else None,
             )
-            del pool[len(pool) - taken :]
-        if own.launched and (not sized or owed == sum(map(_elements, pool))):
+            index += 1
+            del pool[len(pool) - count :]
+            if sized and completes and count == 0:
+                owed -= _elements(pool.pop())
+        if accumulation.launched and (not sized or owed == sum(map(_elements, pool))):
             pool, owed = [], 0
 
 

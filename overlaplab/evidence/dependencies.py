@@ -17,7 +17,7 @@ import numpy as np
 
 from overlaplab.events import Trace, Work, classify, launchers, matching, once_per_trace
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.vocabulary import RUNTIME_CATEGORIES
+from overlaplab.vocabulary import is_runtime_category
 
 __all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events"]
 
@@ -113,7 +113,7 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
 def blocking_calls(trace: Trace) -> tuple[Blocking, ...]:
     """The calls in which the host waited for the device, in order of start."""
     events, found = trace.events, device_events(trace)
-    waits = matching(events["name"], _BLOCKS.search) & matching(events["category"], RUNTIME_CATEGORIES.__contains__)
+    waits = matching(events["name"], _BLOCKS.search) & matching(events["category"], is_runtime_category)
     by_end = sorted(range(len(found)), key=lambda place: found[place].end_ns)
     ends = [found[place].end_ns for place in by_end]
     spans = events.loc[waits, ["ts_ns", "dur_ns"]].to_numpy(np.int64).tolist()

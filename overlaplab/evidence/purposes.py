@@ -1,7 +1,7 @@
 """What each collective is for: which bucket's gradients or unit's parameters it moves, and when these were ready.
 
-This comes from the engine's labels, or without them from the ranges of torch's DistributedDataParallel and FSDP2. Where
-neither exists, the purpose is unknown.
+This comes from the engine's labels, and without them from the ranges of torch's DistributedDataParallel and FSDP2; a
+trace may have all three. Where none exists, the purpose is unknown.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.axes import TENSOR, axis_of
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.arguments import around
-from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
+from overlaplab.evidence.ddp import DDPBackward, DDPBucket, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
@@ -54,6 +55,8 @@ class _Purpose:
     what: str
     ready_ns: int | None = None
     """When it could have been launched; on a GPU in device time."""
+    gradient_bytes: int | None = None
+    """Of the gradients that all collectives of the launch send, at least."""
     backward_end_ns: int | None = None
     """When the backward pass had been computed; on a GPU in device time."""
     after_backward: bool = False
@@ -65,7 +68,8 @@ def purposes(trace: Trace) -> pd.DataFrame:
     """One row per row of `recorded`.
 
     Columns: `role` (a `Role`'s value), `what` (`bucket 3`, `layers.4`; None where unknown), `ready_ns` and
-    `backward_end_ns` (int64, absolute, `UNKNOWN_NS` where unknown), `after_backward` (bool).
+    `backward_end_ns` (int64, absolute, `UNKNOWN_NS` where unknown), `after_backward` (bool), `compressed` (bool: its
+    launch sends fewer bytes than the gradients have, as torch's PowerSGD hook does).
     """
     table = recorded(trace)
     known = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
@@ -84,8 +88,25 @@ def purposes(trace: Trace) -> pd.DataFrame:
             "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in own]),
             "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in own]),
             "after_backward": np.array([purpose is not None and purpose.after_backward for purpose in own], dtype=bool),
+            "compressed": _compressed(table["bytes"].to_numpy(np.int64), place, known),
         }
     )
+
+
+def _compressed(num_bytes: NDArray[np.int64], place: Sequence[int], launches: Sequence[_Purpose]) -> NDArray[np.bool_]:
+    """Which collectives' launches send fewer bytes than their gradients have; `place`: each one's among `launches`."""
+    sent: dict[int, int] = {}
+    unknown = {-1}
+    for at, size in zip(place, num_bytes.tolist(), strict=True):
+        sent[at] = sent.get(at, 0) + size
+        if size < 0:
+            unknown.add(at)
+    fewer = {
+        at
+        for at in sent.keys() - unknown
+        if (gradient_bytes := launches[at].gradient_bytes) is not None and sent[at] < gradient_bytes
+    }
+    return np.array([at in fewer for at in place], dtype=bool)
 
 
 def _times(values: Sequence[int | None]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -111,7 +132,7 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
     ran = executions(trace)
     if any(label.word.endswith("_launch") for label in labels):
         yield from _of_labels(trace, labels, ran)
-    elif ranges := fsdp2_ranges_of(trace):
+    if ranges := fsdp2_ranges_of(trace):
         yield from _with_readiness(trace, fsdp2_gathers(ranges, ran), ran)
         last = [label for label in ranges if label.word == "root_post_backward_callback"]
         ends = [label.start_ns for label in last]  # the callback itself sends the root's gradients and waits
@@ -123,9 +144,8 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
                 what=label.fields["unit"],
                 backward_end_ns=ran.reached(ends[number]) if number < len(ends) else None,
             )
-    else:
-        for backward in ddp_backwards(trace, ran):
-            yield from _of_ddp(backward, ran)
+    for backward in unlabelled_backwards(trace, ran):
+        yield from _of_ddp(backward, ran)
 
 
 def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterator[_Purpose]:
@@ -134,7 +154,7 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
     ends = [ran.backward(label)[1] for label in backwards]
     hosts = [label.end_ns for label in backwards] if rule_of(trace) is Rule.GPU else ends
     ready: dict[str, Label] = {}
-    names = _bucket_names(labels)
+    by_parameter = _bucket_is_a_parameter(labels)
     for label in labels:
         if label.word == "bucket_ready":
             ready[label.fields["bucket"]] = label
@@ -144,16 +164,25 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
         elif label.word in ("bucket_launch", "scatter_launch", "replica_launch"):
             number = int(np.searchsorted(begun, label.start_ns, side="right")) - 1
             is_bucket = label.word == "bucket_launch"
-            known = ready.get(label.fields["bucket"]) if is_bucket else None
+            completed = ready.pop(label.fields["bucket"], None) if is_bucket else None
+            if not is_bucket:
+                what = unquote(label.fields["unit"])
+            elif by_parameter and completed is not None:
+                what = label_list(completed.fields["parameters"])[0]
+            else:
+                what = f"bucket {label.fields['bucket']}"
             purpose = _Purpose(
                 launch=label,
                 role=Role.BUCKET if is_bucket else Role.SCATTER,
-                what=names[label.fields["bucket"]] if is_bucket else unquote(label.fields["unit"]),
-                ready_ns=ran.reached(known.start_ns) if known else None,
+                what=what,
+                ready_ns=ran.reached(completed.start_ns) if completed else None,
+                gradient_bytes=int(completed.fields["bytes"]) if completed else None,
                 backward_end_ns=ends[number] if number >= 0 else None,
                 after_backward=number >= 0 and label.start_ns >= hosts[number],
             )
             hops = ran.hops(label)
+            if hops:
+                purpose = replace(purpose, gradient_bytes=None)  # each sends a part
             yield from (replace(purpose, launch=hop, ready_ns=None) for hop in hops[1:])
             yield replace(purpose, launch=hops[0]) if hops else purpose
         elif label.word == "param_gather_launch":
@@ -162,17 +191,11 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
         yield from _with_readiness(trace, engine_gathers(launched_in(labels, step)), ran)
 
 
-def _bucket_names(labels: Sequence[Label]) -> dict[str, str]:
-    """A bucket's name by its index: the parameter's, if every bucket holds one, as in `naive`."""
-    held = {label.fields["bucket"]: label_list(label.fields["parameters"]) for label in labels if _is_ready(label)}
-    names = {label.fields["bucket"]: f"bucket {label.fields['bucket']}" for label in labels if "bucket" in label.fields}
-    if len(held) > 1 and all(len(parameters) == 1 for parameters in held.values()):
-        names |= {bucket: parameters[0] for bucket, parameters in held.items()}
-    return names
-
-
-def _is_ready(label: Label) -> bool:
-    return label.word == "bucket_ready"
+def _bucket_is_a_parameter(labels: Sequence[Label]) -> bool:
+    """Whether each of several buckets holds a single parameter, as in `naive`, and goes by its name."""
+    ready = [label for label in labels if label.word == "bucket_ready"]
+    alone = all(len(label_list(label.fields["parameters"])) == 1 for label in ready)
+    return alone and len({label.fields["bucket"] for label in ready}) > 1
 
 
 def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) -> Iterator[_Purpose]:
@@ -192,11 +215,20 @@ def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) ->
 
 def _of_ddp(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
     end = ran.backward(backward)[1]
-    for index, bucket in enumerate(backward.buckets):
+    for bucket in backward.buckets:
         yield _Purpose(
             launch=bucket.launch,
             role=Role.BUCKET,
-            what=f"bucket {index}",
+            what=f"bucket {bucket.index}",
             ready_ns=None if bucket.ready_ns is None else ran.reached(bucket.ready_ns),
+            gradient_bytes=_least_bytes(bucket),
             backward_end_ns=end,
         )
+
+
+def _least_bytes(bucket: DDPBucket) -> int | None:
+    """At least so many bytes of gradients are in the bucket, in the type that is sent; None where unknown."""
+    launch = bucket.launch
+    if bucket.least_elements is None or launch.bytes is None or not launch.elements:
+        return None
+    return bucket.least_elements * launch.bytes // launch.elements

@@ -19,7 +19,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Trace, Work, counting_as, launchers, matching, once_per_trace, rule_of, thread_numbers
+from overlaplab.events import (
+    DAMAGED,
+    Trace,
+    Work,
+    counting_as,
+    damaged_as,
+    launchers,
+    matching,
+    once_per_trace,
+    rule_of,
+    thread_numbers,
+)
 from overlaplab.evidence.arguments import NUMBERS, TEXTS, arguments_of, around, first_known, operators
 from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, taken
 from overlaplab.evidence.labels import Label, labels_of
@@ -73,14 +84,22 @@ def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
     else:
         table = _on_gloo(trace, labels)
     _name_groups(trace, table)
+    for name in ("start_ns", "arrived_ns"):  # of gloo's ranges, whose starts told which call each belongs to
+        table[name] = np.where(table["end_ns"] == UNKNOWN_NS, UNKNOWN_NS, table[name])
     began = np.where(table["start_ns"] != UNKNOWN_NS, table["start_ns"], table["launch_ns"])
     order = np.argsort(began, kind="stable")
     table = {name: values[order] for name, values in table.items()}
-    rows = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
+    rows = _communication_rows(trace)
     of_event = np.full(len(trace.events), -1, dtype=np.int64)
     of_event[rows] = _by_time(table, trace.events, rows) if unit is None else np.argsort(order)[unit]
     of_event.flags.writeable = False
     return as_table({name: table[name] for name in RECORDED_COLUMNS}), of_event
+
+
+def _communication_rows(trace: Trace) -> NDArray[np.int64]:
+    """The rows of events that communicate, those at unknown times included."""
+    rows = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
+    return np.union1d(rows, damaged_as(trace, Work.COMMUNICATION)).astype(np.int64)
 
 
 def _name_groups(trace: Trace, table: Fields) -> None:
@@ -118,7 +137,7 @@ def _by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> ND
 def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
     """The collectives, and for each communication event the index of its collective."""
     events = trace.events
-    rows = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
+    rows = _communication_rows(trace)
     table = _device_events(trace, rows)
     calls, of_id = operators(trace)
     comms = _renumbered(_label_rows([label for label in labels if label.word == "comm"]), calls)
@@ -209,6 +228,8 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> Fields:
     every = events["ts_ns"].to_numpy(np.int64)
     table["start_ns"] = every[rows]
     table["end_ns"] = table["start_ns"] + events["dur_ns"].to_numpy(np.int64)[rows]
+    unknown = (events["phase"].iloc[rows] == DAMAGED).to_numpy()
+    table["start_ns"] = np.where(unknown, UNKNOWN_NS, table["start_ns"])
     table["stream"] = events["stream"].to_numpy(np.int64)[rows]
     call = launchers(trace)[rows]
     for name in ("launch_ns", "launch_end_ns", "host_ns"):
@@ -244,6 +265,7 @@ def _merged(events: Fields, unit: NDArray[np.int64]) -> tuple[NDArray[np.int64],
         table[name] = np.where(first != np.iinfo(np.int64).max, first, UNKNOWN_NS)
     for name in ("launch_end_ns", "end_ns"):
         table[name] = groups.reduced(np.maximum, events[name])
+    table["end_ns"] = np.where(table["start_ns"] == UNKNOWN_NS, UNKNOWN_NS, table["end_ns"])
     table["arrived_ns"] = table["start_ns"]
     firsts = groups.first(np.ones(len(unit), dtype=bool))
     for name in ("thread", "stream", "named"):
@@ -373,6 +395,7 @@ def _gloo_ranges(trace: Trace) -> Fields:
     table = _blank_rows(len(rows))
     table["start_ns"] = table["arrived_ns"] = events["ts_ns"].to_numpy(np.int64)[rows]
     table["end_ns"] = table["start_ns"] + events["dur_ns"].to_numpy(np.int64)[rows]
+    table["end_ns"][(events["phase"].iloc[rows] == DAMAGED).to_numpy()] = UNKNOWN_NS
     _fill_from_arguments(table, trace, rows)
     table["named"] = _kinds_by_name(events["name"].iloc[rows])
     table["kind"] = np.where(table["kind"] != "", table["kind"], table["named"])

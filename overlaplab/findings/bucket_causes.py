@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.findings.diagnosis.causes import buckets_by_name
+from overlaplab.findings.diagnosis.causes import bucket_rows_by_name
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.words import count, ms, percent, size
 
@@ -12,28 +12,31 @@ from overlaplab.words import count, ms, percent, size
 def bucket_causes(found: Diagnosis | None, buckets: pd.DataFrame) -> pd.DataFrame:
     """A row per bucket and cause of a step's diagnosis, each bucket's longest first; `buckets`: its rows of `buckets`.
 
-    Columns: `index` (of the bucket), `cause` (`analyses.exposed.Cause`), `label` (in words), `exposed_ns`.
+    Columns: `row` (which of `buckets`, by the frame's index), `cause` (`analyses.exposed.Cause`), `label` (in words),
+    `exposed_ns`.
     """
-    known = buckets_by_name(buckets)
-    rows = [
-        (known[str(what)], share.cause, share.label, int(took))
-        for share in (found.causes if found else ())
-        for what, took in zip(share.rows["what"], share.rows["exposed_ns"], strict=True)
-        if str(what) in known
-    ]
-    table = pd.DataFrame(rows, columns=["index", "cause", "label", "exposed_ns"])
-    return table.sort_values(["index", "exposed_ns"], ascending=[True, False], kind="stable", ignore_index=True)
+    rows_of = bucket_rows_by_name(buckets)
+    starts = buckets["start_ns"].fillna(0).astype("int64")
+    rows = []
+    for share in found.causes if found else ():
+        exposures = zip(*(share.rows[name] for name in ("what", "start_ns", "exposed_ns")), strict=True)
+        for what, at_ns, took_ns in exposures:
+            launched = rows_of.get(str(what), [])
+            if found is not None and launched:
+                begun = [row for row in launched if starts[row] <= int(at_ns) - found.start_ns]
+                rows.append((begun[-1] if begun else launched[0], share.cause, share.label, int(took_ns)))
+    table = pd.DataFrame(rows, columns=["row", "cause", "label", "exposed_ns"])
+    return table.sort_values(["row", "exposed_ns"], ascending=[True, False], kind="stable", ignore_index=True)
 
 
-def bucket_cause_words(causes: pd.DataFrame, index: int) -> str:
+def bucket_cause_words(causes: pd.DataFrame, row: int) -> str:
     """A bucket's longest cause in words, and its share of what is exposed of it; empty where nothing is."""
-    own = causes[causes["index"] == index]
-    if own.empty:
+    of_bucket = causes[causes["row"] == row]
+    if of_bucket.empty:
         return ""
-    first, whole = own.iloc[0], int(own["exposed_ns"].sum())
-    return (
-        str(first["label"]) if len(own) == 1 else f"{first['label']}, {percent(int(first['exposed_ns']), whole)} of it"
-    )
+    first, whole = of_bucket.iloc[0], int(of_bucket["exposed_ns"].sum())
+    share = "" if len(of_bucket) == 1 else f", {percent(int(first['exposed_ns']), whole)} of it"
+    return f"{first['label']}{share}"
 
 
 def best_buckets_remark(best: pd.DataFrame | None) -> str | None:

@@ -23,7 +23,13 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     if table.empty:
         return ("no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity",)
     notes = []
-    if (table["source"] == "ddp").any():
+    from_ddp = int((table["source"] == "ddp").sum())
+    if 0 < from_ddp < len(table):
+        notes.append(
+            f"{from_ddp} of {len(table)} buckets have no labels, of models that no Recorder was made for: they are read"
+            " from torch's DDP, as all-reduces launched while a gradient is accumulated, without names"
+        )
+    elif from_ddp:
         notes.append(
             "read from torch's DDP: its buckets are all-reduces launched while a gradient is accumulated, without names"
         )
@@ -33,6 +39,9 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
         )
     if unknown := int(table["told_by"].isna().sum()):
         notes.append(f"which gradients {unknown} of {len(table)} buckets hold is unknown")
+    launches = int(table.groupby(["rank", "step", "index"], dropna=False).size().max())
+    if launches > 1:
+        notes.append(f"a bucket was launched up to {launches} times in a step: each launch has a row")
     if (most := int(table["passes"].max())) > 1:
         notes.append(f"up to {most} backward passes of a step sent gradients: the last one's buckets are shown")
     return tuple(notes)

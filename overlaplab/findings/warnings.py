@@ -11,30 +11,32 @@ import pandas as pd
 from overlaplab.analyses import delays
 from overlaplab.events import (
     Run,
+    Sign,
     Trace,
     activity,
+    device_sign,
     longest_names,
     only_ends_recorded,
     rule_of,
     said_to_communicate,
+    step_windows,
     unknown_communication,
     unmarked_iterations,
     window_warnings,
 )
 from overlaplab.evidence.clocks import clocks
 from overlaplab.evidence.pairing import DOUBTFUL_NS
+from overlaplab.evidence.purposes import purposes
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.findings.thresholds import MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
 from overlaplab.manifest import MachineStep
 from overlaplab.vocabulary import Rule
-from overlaplab.words import count, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
+from overlaplab.words import count, joined, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
 _NAME = 60  # characters of a kernel's name
-_REMEDY = (
-    "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and see with `overlaplab doctor` whether the"
-    " profiler sees the GPU"
-)
+_SEEN = "see with `overlaplab doctor` whether the profiler sees the device"
+_REMEDY = f"record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and {_SEEN}"
 _ENDS_ONLY = (
     "only the kernels that send and that receive were recorded: the data move in between without a kernel, so how long"
     " that takes, and what of it is hidden, is not seen"
@@ -47,12 +49,14 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     if run.manifest and (missed := link_missed(run.manifest)):
         warnings.append(missed)
     warnings += _busy_warnings(run)
+    warnings += _damaged_warnings(run)
     warnings += _clock_warnings(run)
     missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
     warnings += [missing] if missing else []
     silent = [trace for trace in run.traces if rule_of(trace) is not Rule.UNRECORDED and not _counts(trace)]
     warnings += [_nothing_counts(run, silent)] if silent else []
     warnings += _communication_warnings(run)
+    warnings += _hook_warnings(run)
     warnings += _unmarked_warnings(run)
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
@@ -109,6 +113,18 @@ def _unmarked_warnings(run: Run) -> list[str]:
     ]
 
 
+def _hook_warnings(run: Run) -> list[str]:
+    """How many collectives of gradients a communication hook of DDP compresses on hosts."""
+    number = sum(int(purposes(trace)["compressed"].sum()) for trace in run.traces if rule_of(trace) is Rule.CPU)
+    if not number:
+        return []
+    return [
+        f"{count(number, 'collective')} of gradients send fewer bytes than the gradients have, since a communication"
+        " hook compresses them: torch's own range around a collective may contain what the hook computes"
+        " afterwards, so that transfer and bandwidth are not the link's alone"
+    ]
+
+
 def not_recorded(run: Run) -> str | None:
     """Why there is nothing to show, and what to do, if device activity was not recorded; None if it was."""
     missing = unrecorded(run)
@@ -121,9 +137,34 @@ def unrecorded(run: Run, why: str | None = None) -> str | None:
     `why`, if it is known why the profiler saw nothing, replaces the general remedy.
     """
     traces = [trace for trace in run.traces if rule_of(trace) is Rule.UNRECORDED]
-    if not traces:
+    sign = device_sign(traces[0]) if traces else None
+    if sign is None:
         return None
-    return f"{Rule.UNRECORDED}{_on_ranks(run, traces)}, so there is no breakdown: {why or _REMEDY}"
+    where, (by, names) = _on_ranks(run, traces), sign
+    if by is Sign.UNKNOWN:
+        named = joined(list(names[:MOST_KERNELS]))
+        return (
+            f"this device is not known{where}, so there is no breakdown: the trace holds {named}, and no kernel or copy"
+            " in a category that Kineto writes (kernel, gpu_memcpy, gpu_memset)"
+        )
+    return f"{Rule.UNRECORDED}{where}, so there is no breakdown: {why or _remedy(by, names)}"
+
+
+def _remedy(sign: Sign, names: Sequence[str]) -> str:
+    """What to do about device activity that was not recorded, by what names the device."""
+    if sign is Sign.CALLS:
+        return (
+            f"the trace holds the calls to the device ({', '.join(names)}) without its kernels, so these were asked for"
+            f" and lost; end other profilers of the device, and {_SEEN}"
+        )
+    if sign is Sign.BACKEND and "nccl" not in names[0]:
+        return f"the backend {names[0]} needs a device; record with activities=torch.profiler.supported_activities()"
+    if sign is Sign.PROPERTIES:
+        return (
+            f"the process could see {joined(list(names[:MOST_KERNELS]))}; {_REMEDY}. If it trained on the CPU, hide the"
+            " GPUs from it (CUDA_VISIBLE_DEVICES=)"
+        )
+    return _REMEDY
 
 
 def _on_ranks(run: Run, traces: Sequence[Trace]) -> str:
@@ -204,6 +245,22 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
         f"the machine was busy in step{'s' if len(named) > 1 else ''} {shown}: in step {worst['step']} the computation "
         f"of rank {worst['rank']} waited for a core {share} of the time{where}; {counts_as}",
     )
+
+
+def _damaged_warnings(run: Run) -> list[str]:
+    """Which steps lack events whose times cannot be true."""
+    steps = {window.step for trace in run.traces for window in step_windows(trace) if window.damaged}
+    if not steps:
+        return []
+    numbers = sorted(step for step in steps if step is not None)
+    if not numbers:
+        return ["the figures are without the events whose times cannot be true"]
+    named = numbers_named(numbers)
+    words = ("step", "is", "its", "it counts") if len(numbers) == 1 else ("steps", "are", "their", "they count")
+    return [
+        f"{words[0]} {named} {words[1]} damaged: {words[2]} figures are without the events whose times cannot be true,"
+        f" and {words[3]} in no median, verdict or best"
+    ]
 
 
 def busy_share(run: Run, step: int | None) -> float | None:

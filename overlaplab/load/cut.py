@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import (
+    DAMAGED,
     NEXT_STEP,
     Run,
     Trace,
@@ -33,7 +34,7 @@ from overlaplab.load.file.decode import Event
 from overlaplab.load.file.times import counts_ns, nanoseconds
 from overlaplab.load.places import local_copy, manifest_text
 from overlaplab.load.raw_events import RawEvents
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, is_device_category
 from overlaplab.words import numbers_named
 
 Integers = NDArray[np.int64]
@@ -55,6 +56,8 @@ class _Wanted:
     starts: Integers
     """When the chosen ones start, in order."""
     ends: Integers
+    damaged: frozenset[int]
+    """Correlation numbers of chosen events at impossible times, which the file has at other times than the table."""
     steps: frozenset[int]
     following: frozenset[int]
     """Steps that are kept only to mark the end of the last one."""
@@ -126,19 +129,21 @@ def _name(path: str, traces: Sequence[Trace]) -> str:
 
 
 def _wanted(traces: Sequence[Trace], steps: Collection[int], spans: Sequence[tuple[int, int]]) -> _Wanted:
-    starts, ends, following = [], [], set()
+    starts, ends, damaged, following = [], [], set(), set()
     for trace in traces:
         own = _span(trace, steps)
         met = [span for span in spans if span[0] <= own[1] and span[1] >= own[0]]  # others' clocks are far apart
         rows = rows_of_steps(trace, steps, (min(start for start, _ in met), max(end for _, end in met)))
         starts.append(trace.events["ts_ns"].to_numpy()[rows])
         ends.append(starts[-1] + trace.events["dur_ns"].to_numpy()[rows])
+        damaged |= {*trace.events["correlation"][rows & (trace.events["phase"] == DAMAGED).to_numpy()].tolist()}
         after = _following(trace, steps)
         if after is not None and after.step is not None:
             following.add(after.step)
     return _Wanted(
         starts=np.unique(np.concatenate(starts)),
         ends=np.unique(np.concatenate(ends)),
+        damaged=frozenset(damaged - {-1}),
         steps=frozenset(steps),
         following=frozenset(following),
     )
@@ -176,7 +181,7 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
     host = min(window.host_start_ns for window in windows), max(window.host_end_ns for window in windows)
     starts = events["ts_ns"].to_numpy()
     ends = starts + events["dur_ns"].to_numpy()
-    device = events["category"].isin(DEVICE_KERNEL_CATEGORIES | DEVICE_COPY_CATEGORIES).to_numpy()
+    device = matching(events["category"], is_device_category)
     device = device | ((events["stream"] >= 0).to_numpy() & (calls >= 0))
     called = np.where(calls >= 0, starts[calls], _NEVER)
     span = min(within[0], *(w.start_ns for w in windows)), max(within[1], *(w.end_ns for w in windows))
@@ -271,7 +276,9 @@ def _kept(events: Sequence[Event], times: Integers, wanted: _Wanted) -> Mask:
     during = (times >= wanted.starts[0]) & (times <= wanted.ends[-1]) if len(wanted.starts) else False
     starts = ~np.isin(phases, ["C", "E", "M"]) & _among(times, wanted.starts)
     ends = (phases == "E") & _among(times, wanted.ends)
-    return np.asarray(starts | ends | (phases == "M") | ((phases == "C") & during))
+    numbers = [event.args.correlation if event.args else None for event in events] if wanted.damaged else []
+    damaged = np.isin(phases, ["X"]) & np.array([number in wanted.damaged for number in numbers]) if numbers else False
+    return np.asarray(starts | ends | damaged | (phases == "M") | ((phases == "C") & during))
 
 
 def _among(values: Integers, ordered: Integers) -> Mask:

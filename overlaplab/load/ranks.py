@@ -93,6 +93,8 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
         groups=content.groups,
         world_size=content.world_size,
         backend=content.backend,
+        devices=content.devices,
+        unknown_device=content.unknown_device,
     )
 
 

@@ -229,14 +229,23 @@ def _diagnosis(found: Diagnosis) -> Document:
 
 
 def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
-    """Per rank and step each bucket's readiness and collective, in launch order."""
+    """Per rank and step each bucket's readiness and collective, in launch order.
+
+    Where some of a step's buckets have labels and others have not, each of the step's own figures is about both.
+    """
     steps = []
     table = buckets(run, selection)
     for _, group in table.groupby(["rank", "step"], dropna=False, sort=False):
         rows = records(group)
         first = rows[0]
         shared = ("rank", "step", "backward_start_ns", "backward_end_ns", "passes", "gradients")
-        step = {key: first[key] for key in shared[1:]}
+        step = {
+            "step": first["step"],
+            "backward_start_ns": min(row["backward_start_ns"] for row in rows),
+            "backward_end_ns": max(row["backward_end_ns"] for row in rows),
+            "passes": max(row["passes"] for row in rows),
+            "gradients": sum({row["source"]: row["gradients"] for row in rows}.values()),
+        }
         step["buckets"] = [{key: value for key, value in row.items() if key not in shared} for row in rows]
         steps.append((first["rank"], step))
     return {

@@ -200,9 +200,9 @@ class _Writer:
                 where = f'"pid":{pid},"tid":{tid},"ts":{_us(start)}'
                 numbers = zip(_ARGUMENTS.values(), values[7:], strict=True)
                 arguments = [*fixed, *(f'"{key}":{value}' for key, value in numbers if value >= 0), *more.get(row, ())]
-                lasts = f',"dur":{_us(took)}' if phase == '"X"' else ',"s":"t"'
+                kind, lasts = (phase, f',"dur":{_us(took)}') if phase == '"X"' else ('"i"', ',"s":"t"')
                 yield (
-                    f'{{"ph":{phase},"cat":{category},"name":{name},{where}{lasts},"args":{{{",".join(arguments)}}}}}'
+                    f'{{"ph":{kind},"cat":{category},"name":{name},{where}{lasts},"args":{{{",".join(arguments)}}}}}'
                 )
                 for end in ends.get(row, ()):
                     yield f"{{{end},{where}}}"

@@ -109,7 +109,9 @@ def buckets(run: Run, selection: Selection, *, every: bool = False) -> Iterator[
     for _, rows in shown.groupby(["rank", "step"], dropna=False, sort=False):
         first = rows.iloc[0]
         places = digits(rows[["backward_end_ns", "end_ns"]], one=100)
-        begins, ends = (text(first[name], "ns", places) for name in ("backward_start_ns", "backward_end_ns"))
+        begins, ends = (
+            text(time_ns, "ns", places) for time_ns in (rows["backward_start_ns"].min(), rows["backward_end_ns"].max())
+        )
         title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
         yield from _tables(tables.buckets_rows(rows), title, every=every)
     if len(shown) < len(table):

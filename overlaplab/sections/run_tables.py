@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -135,7 +135,7 @@ class RunTables:
 
     def _loop_in(self, own: Selection) -> Loop:
         sources = frozenset((*analyses.buckets(self.run, own)["source"], *analyses.schedule(self.run, own)["source"]))
-        return findings.loop_of(self.manifest, sources)
+        return replace(findings.loop_of(self.manifest, sources), host=analyses.host_role(self.run))
 
     @cached_property
     def _asked(self) -> dict[tuple[int | None, int | None], Diagnosis | None]:

@@ -134,11 +134,12 @@ def summary_rows(table: pd.DataFrame) -> TableBlock:
     block = _breakdown_rows("summary_table", "Per rank and step", table)
     if not block.is_long:
         return block
-    steps = table.groupby("rank", dropna=False)["step"].size().unique()
+    whole = analyses.undamaged(table)
+    steps = whole.groupby("rank", dropna=False)["step"].size().unique()
     means = _breakdown_rows(
         "means_table",
         f"Per rank, the mean of its {f'{steps[0]:,} ' if len(steps) == 1 else ''}steps",
-        _means(table),
+        _means(whole),
         without=("step",),
     )
     outliers = analyses.outlier_rows(table)
@@ -151,7 +152,8 @@ def _breakdown_rows(key: str, caption: str, table: pd.DataFrame, *, without: Seq
     """The parts of steps, or of their means."""
     waits = table["exposed_wait_ns"].notna().any()
     unshown = {"exposed_transfer_ns"} if waits else {"exposed_transfer_ns", "exposed_wait_ns"}
-    shown = [name for name in _SUMMARY if name not in without]
+    names = (*_SUMMARY, "damaged") if "damaged" in table and table["damaged"].any() else _SUMMARY
+    shown = [name for name in names if name not in without]
     legend = "ms; alone (compute only) + hidden + exposed + memory + idle = step; overlap = hidden ÷ communication"
     return TableBlock(
         key=key,
@@ -244,15 +246,16 @@ def causes_rows(found: findings.Diagnosis) -> TableBlock:
 def buckets_rows(table: pd.DataFrame, causes: pd.DataFrame | None = None) -> TableBlock:
     """Rows of `buckets` of one rank and step, and of `findings.bucket_causes` of the same, if they are known."""
     late = analyses.late_buckets(table)
-    frame = table.merge(late[["index", "held_ns"]], on="index", how="left")
+    frame = table.assign(held_ns=late["held_ns"].reindex(table.index).fillna(0))
+    words = None if causes is None else [findings.bucket_cause_words(causes, row) for row in frame.index]
+    frame = frame.reset_index(drop=True)
     return TableBlock(
         key="buckets_table",
         caption="Per bucket, times from the step's start",
         frame=frame.assign(
-            held_ns=frame["held_ns"].fillna(0),
             last_parameter=pd.Series([last_gradient(row) for row in frame.to_dict("records")], dtype=object),
             gap_ns=frame["gradient_ready_ns"].map(analyses.last_gap_ns),
-            cause=None if causes is None else [findings.bucket_cause_words(causes, index) for index in frame["index"]],
+            cause=words,
             terse_bytes=_texts(frame["bytes"], "MB", 1),
         ),
         columns=_BUCKETS,

@@ -1,6 +1,6 @@
 """What one rank's host issued in a step: launches, waits, the arrival of gradients.
 
-From the engine's labels; without them from torch's DistributedDataParallel or FSDP2 (see `overlaplab.evidence`).
+From the engine's labels, and without them from torch's DistributedDataParallel or FSDP2 (see `overlaplab.evidence`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from overlaplab.events import Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
-from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards
+from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards, unlabelled_backwards
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_scatters, unit_sizes
 from overlaplab.evidence.gathers import Gather
@@ -51,20 +51,25 @@ class Issued:
 
 
 def issued(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[tuple[Window, Issued]]:
-    """What was issued in each of these steps; steps of which the trace shows nothing are left out."""
+    """What was issued in each of these steps; steps of which the trace does not show all are left out."""
     labels, ran, ranges = labels_of(trace), executions(trace), fsdp2_ranges_of(trace)
-    backwards = ddp_backwards(trace, ran)
+    backwards, unlabelled = ddp_backwards(trace, ran), unlabelled_backwards(trace, ran)
     gathers, size_of = fsdp2_gathers(ranges, ran), unit_sizes(manifest, ranges)
     scattered = fsdp2_scatters(ranges, ran)
     elements = {parameter.name: prod(parameter.shape) for parameter in manifest.parameters} if manifest else {}
     words = {label.word for label in labels}
     passes = autograd_passes(trace) if "bucket_launch" in words and "backward" not in words else ()
     for step in steps:
-        found = _of_labels(launched_in(labels, step), launched_in(passes, step), elements)
-        if found is None and (sending := launched_in(backwards, step)):
-            launched = launched_in(ran.launches, step)
-            found = _of_ddp(sending) if all(launch.kind in _OF_DDP for launch in launched) else None
-        if found is None and ranges:
+        labelled = _of_labels(launched_in(labels, step), launched_in(passes, step), elements)
+        sending = launched_in(backwards if labelled is None else unlabelled, step)
+        only_ddp = all(launch.kind in _OF_DDP for launch in launched_in(ran.launches, step))
+        found: Issued | None = None
+        if labelled is not None:
+            if only_ddp or not passes:  # the engine labels all that it sends, a Recorder only one of a loop's models
+                found = _with_others(labelled, _of_ddp(sending)) if sending else labelled
+        elif sending:
+            found = _of_ddp(sending) if only_ddp else None
+        elif ranges:
             gathered = [gather for gather in gathers if step.host_start_ns <= gather.launch.start_ns < step.host_end_ns]
             own = launched_in(ranges, step)
             ahead = rule_of(trace) is Rule.GPU
@@ -73,18 +78,32 @@ def issued(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> 
             yield step, found
 
 
+def _with_others(labelled: Issued, others: Issued) -> Issued:
+    """What labels tell and what DDP's ranges tell of other models, whose gradients no single cutting is about."""
+    both = (labelled, others)
+    order = sorted((at_ns, which, number) for which in (0, 1) for number, (at_ns, _) in enumerate(both[which].sent))
+    place_of = {(which, number): place for place, (_, which, number) in enumerate(order)}
+    return Issued(
+        sent=tuple(both[which].sent[number] for _, which, number in order),
+        waits=tuple((at_ns, place_of[which, number]) for which in (0, 1) for at_ns, number in both[which].waits),
+        gradients=None,
+    )
+
+
 def _of_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:
     """From one step's labels, which must be in order of time.
 
     `passes`: autograd's, of a loop that labels neither its backward passes nor its waits, since it is not the engine's:
     DDP waits for a pass's buckets at its end.
     """
-    sizes = {label.fields["bucket"]: label.fields["bytes"] for label in labels if label.word == "bucket_ready"}
+    sizes: dict[str, str] = {}  # of the bucket that was ready last under each index
     due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
     sent: list[tuple[int, Sent]] = []
     waits: list[tuple[int, int]] = []
     launched: dict[tuple[str | None, ...], int] = {}
     for label in labels:
+        if label.word == "bucket_ready":
+            sizes[label.fields["bucket"]] = label.fields["bytes"]
         size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
         if label.word in _SENDERS and size is not None:
             launched[_of(label)] = len(sent)
@@ -111,8 +130,12 @@ def _of(label: Label) -> tuple[str | None, ...]:
 def _labelled_gradients(
     labels: Sequence[Label], backward: Span, elements: Mapping[str, int]
 ) -> tuple[tuple[int, int], ...] | None:
-    """A parameter without a gradient is sent, too: it counts from when its bucket was ready."""
+    """A parameter without a gradient is sent, too: it counts from when its bucket was ready.
+
+    None where a parameter is sent twice: there are several passes, which nothing tells apart, or several models.
+    """
     arrived: dict[str, int] = {}
+    sent: set[str] = set()
     gradients: list[tuple[int, int]] = []
     for label in labels:
         if label.start_ns < backward.start_ns:
@@ -121,8 +144,9 @@ def _labelled_gradients(
             arrived |= dict.fromkeys(label_list(label.fields["parameter"]), label.start_ns)
         elif label.word == "bucket_ready":
             names = label_list(label.fields["parameters"])
-            if not names or any(name not in elements for name in names):
+            if not names or any(name not in elements or name in sent for name in names):
                 return None
+            sent.update(names)
             sizes = _shares(int(label.fields["bytes"]), [elements[name] for name in names])
             gradients += [(arrived.get(name, label.start_ns), size) for name, size in zip(names, sizes, strict=True)]
     return tuple(sorted(gradients)) or None
@@ -142,6 +166,8 @@ def _of_ddp(backwards: Sequence[DDPBackward]) -> Issued:
 
 
 def _ddp_gradients(backward: DDPBackward) -> tuple[tuple[int, int], ...] | None:
+    if backward.repeated:
+        return None
     gradients: list[tuple[int, int]] = []
     for bucket in backward.buckets:
         if bucket.told_by != "sizes" or bucket.launch.bytes is None:

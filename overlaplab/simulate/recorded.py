@@ -94,7 +94,7 @@ def recorded_programs(run: Run) -> Recorded | None:
     for place, trace in enumerate(run.traces):
         labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], int(offsets[place]))
         programs.append(tuple(_moves(trace, labels, launches, int(offsets[place]) + min(starts))))
-        gradients |= dict(_gradients(run, labels, launches))
+        gradients |= dict(_gradients(run, launches))
     used = used_by(run.manifest)
     factor = displaced_over_used(run, [_displacing(program, used) for program in programs])
 
@@ -219,8 +219,15 @@ def _works(start_ns: int, end_ns: int, compute: Intervals, pause_ns: int) -> Ite
 
 def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> Iterator[Launched]:
     """`hidden`: what they took the host made no step longer."""
-    senders = [label for label in labels if label.word in _ROLES]
-    buckets = {label.fields["bucket"]: label.fields for label in labels if label.word == "bucket_ready"}
+    senders: list[Label] = []
+    buckets: list[dict[str, str]] = []  # by sender, of the bucket that was ready last under its index
+    ready: dict[str, dict[str, str]] = {}
+    for label in labels:
+        if label.word == "bucket_ready":
+            ready[label.fields["bucket"]] = label.fields
+        elif label.word in _ROLES:
+            senders.append(label)
+            buckets.append(ready.get(label.fields["bucket"], {}) if label.word == "bucket_launch" else {})
     starts = [label.start_ns for label in senders]
     for row in rows.to_dict("records"):
         place = int(np.searchsorted(starts, row["launch_ns"], side="right")) - 1
@@ -228,7 +235,7 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
         role = _ROLES[own.word] if own else ""
         if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
             role = "replicas"
-        bucket = buckets.get(own.fields["bucket"], {}) if own and role == "bucket" else {}
+        bucket = buckets[place] if own else {}
         launch = Launch(
             row["match"],
             row["transfer_ns"],
@@ -251,22 +258,18 @@ def _host_ns(label: Label, at_ns: int) -> int:
     return (at_ns if label.word == "post_backward_reduce" else label.end_ns) - label.start_ns
 
 
-def _gradients(
-    run: Run, labels: Sequence[Label], launches: Sequence[Launched]
-) -> Iterator[tuple[str, tuple[int, int]]]:
+def _gradients(run: Run, launches: Sequence[Launched]) -> Iterator[tuple[str, tuple[int, int]]]:
     """The bytes of each gradient, alone and as it is sent in its bucket, with its flag."""
     elements = {parameter.name: prod(parameter.shape) for parameter in run.manifest.parameters} if run.manifest else {}
-    sent = {own.launch.what: own.launch.bytes for own in launches if own.launch.role == "bucket"}
-    for label in labels:
-        names = label_list(label.fields["parameters"]) if label.word == "bucket_ready" else []
-        whole = sent.get(label.fields.get("bucket", ""))
-        if whole is None or not names or any(name not in elements for name in names):
+    for launch in (launched.launch for launched in launches):
+        names, size = launch.parameters, launch.gradient_bytes
+        if not names or any(name not in elements for name in names):
             continue
-        size = int(label.fields["bytes"])
-        flag = max(whole - size, 0) // len(names)
+        flag = max(launch.bytes - size, 0) // len(names)
+        whole = max(sum(elements[name] for name in names), 1)
         for name in names:
-            own = size * elements[name] // max(sum(elements[other] for other in names), 1)
-            yield name, (own, own + flag)
+            alone = size * elements[name] // whole
+            yield name, (alone, alone + flag)
 
 
 def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:

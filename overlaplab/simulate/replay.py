@@ -15,7 +15,7 @@ from overlaplab.simulate.player import Launch, Move, Work, play
 
 
 def replay(run: Run, link: Link) -> pd.DataFrame:
-    """One row per step and bucket, in launch order, with times in ns from the run's start.
+    """One row per step and launch of a bucket, in launch order, with times in ns from the run's start.
 
     A collective starts once its last rank is ready and the link has finished the previous one, and ends T later:
     start = max(ready, previous end), end = start + T. T is that of the collective by which the strategy averages
@@ -30,19 +30,21 @@ def replay(run: Run, link: Link) -> pd.DataFrame:
     starts = summary(run)[["rank", "step", "start_ns"]].rename(columns={"start_ns": "begins_ns"})
     sent = buckets(run).dropna(subset=["ready_ns", "bytes"])
     table = sent.head(0 if kind == "server" else len(sent)).merge(starts, on=["rank", "step"])
+    table["nth"] = table.groupby(["rank", "step", "index"], dropna=False).cumcount()
     table["order"] = table.groupby(["rank", "step"], dropna=False).cumcount()
     for column in ("ready_ns", "end_ns"):
         table[column] += table["begins_ns"]
-    last = table.groupby(["step", "order"], dropna=False).agg(
-        index=("index", "first"), bytes=("bytes", "first"), ready_ns=("ready_ns", "max"), end_ns=("end_ns", "max")
+    last = table.groupby(["step", "index", "nth"], dropna=False).agg(
+        order=("order", "min"), bytes=("bytes", "first"), ready_ns=("ready_ns", "max"), end_ns=("end_ns", "max")
     )
+    last = last.reset_index().sort_values(["step", "order"], kind="stable", ignore_index=True)
     predicted: list[tuple[int, int]] = []
     for _, step in last.groupby("step", dropna=False):
         ready = zip(step["ready_ns"], step["bytes"], strict=True)
         launched = [(int(ready_ns), transfer_ns(kind, int(size), link)) for ready_ns, size in ready]
         carried = play([list(_program(launched))]).carried
         predicted += [carried[number] for number in range(len(launched))]
-    result = last.reset_index()[["step", "index", "ready_ns", "end_ns"]]
+    result = last[["step", "index", "ready_ns", "end_ns"]].copy()
     result["predicted_start_ns"] = [start for start, _ in predicted]
     result["predicted_end_ns"] = [end for _, end in predicted]
     return result

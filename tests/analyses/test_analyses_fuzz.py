@@ -23,7 +23,8 @@ from made.gpu import bucketed, fsdp2, zero3
 from made.ranks import group
 from made.runs import engine_events
 from made.strangers import one_f_one_b
-from made.traces import document, gloo, op, step
+from made.traces import document, event, gloo, op, step
+from samples import late_gradients
 
 from overlaplab import OverlaplabError, Run, buckets, collectives, exposed, load_run, schedule, summary
 from overlaplab.analyses import PARTS
@@ -38,12 +39,30 @@ Event = dict[str, Any]
 
 @cache
 def seeds() -> list[list[Event]]:
-    """One rank's events: of the engine on a link and on a GPU, DDP, FSDP2, a pipeline, and plain loops."""
+    """One rank's events: of the engine on a link and on a GPU, DDP, FSDP2, a pipeline, and plain loops; of a GAN, whose
+    second model has a Recorder and sends its bucket twice.
+    """
     plain = [step(0, 0, 90), op("mm", 1, 30), gloo(20, 60), step(1, 90, 180), op("mm", 95, 120), gloo(130, 170)]
     labelled = [step(0, 0, 90), backward(0, 60), op("mm", 1, 30), op("mm", 50, 80)]
     labelled += [*bucket(0, 5, 8, 10, 40), *scatter(1, 42, 45, 55), *gather(2, 60, 62, 70)]
     made = (bucketed(steps=1), bucketed(ddp=True, labelled=False, steps=1), zero3(1, steps=1), fsdp2(steps=1))
-    return [plain, labelled, engine_events(), *made, one_f_one_b()[0].events]
+    return [plain, labelled, engine_events(), *made, one_f_one_b()[0].events, gan()]
+
+
+def gan() -> list[Event]:
+    """Backward passes of a model without labels, and twice, after one forward pass, of one with."""
+    events = [step(0, 0, 90), op("mm", 1, 3), op("mm", 70, 80)]
+    for start in (0, 30):
+        events.append(event("DistributedDataParallel.forward", start, start + 4, cat="user_annotation"))
+    for number, at in enumerate((10, 40, 60)):
+        name = "torch::autograd::AccumulateGrad"
+        events += [event(f"autograd::engine::evaluate_function: {name}", at, at + 9), event(name, at + 1, at + 2)]
+        events += [event("c10d::allreduce_", at + 4, at + 5), gloo(at + 6, at + 10, tid=7 + number)]
+        if number:
+            events.append(event("engine::gradient_ready parameter=w", at + 1.5, at + 1.5))
+            events.append(event("engine::bucket_ready bucket=0 bytes=8 parameters=w", at + 3, at + 3))
+            events.append(event("engine::bucket_launch bucket=0", at + 3.5, at + 5.5))
+    return events
 
 
 def changed(events: list[Event], chance: random.Random) -> list[Event]:
@@ -131,6 +150,7 @@ def _check_units(buckets_: pd.DataFrame, schedule_: pd.DataFrame) -> None:
     for table, length in ((buckets_, "exposed_ns"), (schedule_, "wait_ns")):
         assert (table[length].dropna() >= 0).all(), length
     assert all(len(row.parameters) == len(row.gradient_ready_ns) for row in buckets_.itertuples() if row.parameters)
+    assert late_gradients(buckets_) == []
 
 
 def _by_step(rows: dict[str, list[Any]], name: str) -> dict[tuple[Any, Any], list[Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from made.traces import event, gloo, launched, op, run_of, step
+from samples import TRACES, late_gradients, sample_run
 
 import overlaplab
 from overlaplab.costs import transfer_ns
@@ -224,3 +225,10 @@ def test_of_several_backwards_that_synchronise_the_last_is_shown(tmp_path: Path)
     assert bucket_notes(table) == (
         "up to 2 backward passes of a step sent gradients: the last one's buckets are shown",
     )
+
+
+def test_no_gradient_of_a_recorded_bucket_arrived_after_it_was_ready() -> None:
+    folders = [file.parent for file in TRACES.rglob("run.json") if "sweep" not in file.parts]
+    tables = {folder: overlaplab.buckets(sample_run(folder)) for folder in folders}
+    assert sum(map(len, tables.values())) > 1_000
+    assert {folder: late for folder, table in tables.items() if (late := late_gradients(table))} == {}

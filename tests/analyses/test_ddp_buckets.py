@@ -9,14 +9,21 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from made.runs import label
 from made.traces import event, gloo, launched, op, run_of, step
 from samples import unlabelled
 
 import overlaplab
 from overlaplab.analyses import late_buckets
+from overlaplab.events import step_windows
+from overlaplab.evidence.ddp import ddp_backwards
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.purposes import purposes
 from overlaplab.findings import bucket_notes
 from overlaplab.manifest import Link
-from overlaplab.simulate import replay
+from overlaplab.report.documents import buckets_document
+from overlaplab.simulate import bound, replay
+from overlaplab.simulate.issued import issued
 
 SAMPLE = Path(__file__).parents[2] / "traces" / "torch-ddp-gloo"
 
@@ -134,7 +141,7 @@ def test_a_bucket_that_stood_ready_behind_another_has_no_known_gradients_or_read
         assert len(late_buckets(table)) == 3
 
 
-def test_a_gradient_that_arrives_early_makes_members_unknown_until_all_is_accounted_for(tmp_path: Path) -> None:
+def test_a_gradient_that_arrives_early_makes_its_bucket_alone_unknown(tmp_path: Path) -> None:
     table = table_of(
         tmp_path,
         forward(10),
@@ -147,8 +154,8 @@ def test_a_gradient_that_arrives_early_makes_members_unknown_until_all_is_accoun
         accumulate(90, 6, sends=1),
         sent(96, 99, 6),
     )
-    assert held(table) == [(), (), (5,)]
-    assert table["told_by"].tolist() == [None, None, "sizes"]
+    assert held(table) == [(), (2, 4), (5,)]
+    assert table["told_by"].tolist() == [None, "sizes", "sizes"]
 
 
 def test_what_is_accounted_for_is_in_no_later_bucket(tmp_path: Path) -> None:
@@ -165,7 +172,7 @@ def test_what_is_accounted_for_is_in_no_later_bucket(tmp_path: Path) -> None:
         accumulate(90, 6, sends=1),
         sent(96, 99, 11),
     )
-    assert held(table) == [(), (), ()]
+    assert held(table) == [(), (2, 4), ()]
 
 
 def test_buckets_that_stood_ready_do_not_hold_the_last_gradients(tmp_path: Path) -> None:
@@ -272,7 +279,7 @@ def test_a_trace_of_before_evaluate_function(tmp_path: Path) -> None:
     """In 2021 the hooks ran inside `AccumulateGrad` itself."""
     inner = event("torch::autograd::AccumulateGrad", 30, 39)
     table = table_of(tmp_path, forward(10), inner, event("c10d::allreduce_", 34, 35), sent(36, 40))
-    assert table["gradient_ready_ns"].tolist() == [(39_000,)]
+    assert table["gradient_ready_ns"].tolist() == [(34_000,)], "not after the hook launched it"
 
 
 @pytest.mark.parametrize("dims", ['"x"', [], [[]], [["a"]], [None], {"a": 1}, 3])
@@ -323,6 +330,100 @@ def test_without_its_labels_a_recorded_run_has_the_same_buckets(tmp_path: Path) 
         for (_, at), accumulated in zip(arrived, foreign["gradient_ready_ns"], strict=True):
             assert 0 <= accumulated - at < 100_000  # the label is written within the accumulation
         assert labelled["ready_ns"] < foreign["ready_ns"] < labelled["start_ns"]  # DDP's copy, and the engine's hook
+
+
+def recorded_model(at: float, seq: int = 0) -> list[Event]:
+    """The backward pass of a model with a Recorder: `w` of 6 elements, then `b` of 2, which fills its only bucket."""
+    return [
+        *accumulate(at, 6),
+        label("gradient_ready parameter=w", at + 2.1, at + 2.2),
+        *accumulate(at + 10, 2, sends=1),
+        label("gradient_ready parameter=b", at + 12.1, at + 12.2),
+        label("bucket_ready bucket=0 bytes=32 parameters=w,b", at + 13.1, at + 13.2),
+        label("bucket_launch bucket=0", at + 13.5, at + 15),
+        sent(at + 16, at + 30, 8, tid=7 + seq),
+    ]
+
+
+def test_buckets_without_labels_stand_beside_those_with(tmp_path: Path) -> None:
+    """A GAN, of whose two models one has a Recorder: its labels are not all that there is."""
+    other = [forward(10), *accumulate(30, 8), *accumulate(40, 4, sends=1), sent(46, 60, 12)]
+    run = run_of(tmp_path, [step(3, 0, 1000), *other, forward(100), *recorded_model(130)])
+    table = overlaplab.buckets(run)
+    columns = ["index", "bytes", "ready_ns", "start_ns", "backward_end_ns", "passes", "gradients", "source", "told_by"]
+    assert table[columns].to_numpy().tolist() == [
+        [1, 48, 44_000, 46_000, 49_000, 1, 2, "ddp", "sizes"],
+        [0, 32, 143_100, 146_000, 149_000, 1, 2, "engine", "engine"],
+    ]
+    assert (held(table), table["last_parameter"].tolist()) == ([(1, 2), (1, 2)], [None, "b"])
+    assert purposes(run.traces[0])["what"].tolist() == ["bucket 1", "bucket 0"]
+    assert bucket_notes(table) == (
+        "1 of 2 buckets have no labels, of models that no Recorder was made for: they are read from torch's DDP, as"
+        " all-reduces launched while a gradient is accumulated, without names",
+    )
+    (step_,) = buckets_document(run)["ranks"][0]["steps"]
+    assert {name: value for name, value in step_.items() if name != "buckets"} == {
+        "step": 3,
+        "backward_start_ns": 30_000,
+        "backward_end_ns": 149_000,
+        "passes": 1,
+        "gradients": 4,
+    }
+    assert bound(run)[["transfer_ns", "any_cap_ns"]].to_numpy(object, na_value=None).tolist() == [[14_000 * 2, None]]
+
+
+def test_models_with_and_without_labels_in_one_backward_pass(tmp_path: Path) -> None:
+    """Gradients that labels name are not taken for those of a bucket without labels."""
+    other = [*accumulate(20, 8), *accumulate(160, 4, sends=1), sent(166, 180, 12, tid=8)]
+    run = run_of(tmp_path, [step(3, 0, 1000), forward(5), forward(10), *other, *recorded_model(130)])
+    table = overlaplab.buckets(run)
+    assert table[["index", "source", "told_by"]].to_numpy().tolist() == [[0, "engine", "engine"], [1, "ddp", "sizes"]]
+    assert (held(table), table["shapes"].tolist()) == ([(1, 2), (1, 2)], [(None, None), ((8,), (4,))])
+
+
+def test_a_step_that_sends_more_than_labels_and_ddp_tell_has_no_bound(tmp_path: Path) -> None:
+    gathered = [event("c10d::_allgather_base_", 90, 91), event("gloo:all_gather", 92, 95, cat="user_annotation", tid=9)]
+    labelled = [step(3, 0, 1000), forward(100), *recorded_model(130)]
+    assert len(bound(run_of(tmp_path / "labelled", labelled))) == 1
+    assert bound(run_of(tmp_path / "more", [*labelled, *gathered])).empty
+
+
+def test_a_second_backward_pass_takes_no_gradients_of_the_first(tmp_path: Path) -> None:
+    """Without labels, after one forward pass: the first launch sends what never arrived, so its own are unknown."""
+    table = table_of(
+        tmp_path,
+        forward(10),
+        accumulate(30, 3),
+        accumulate(40, 5, sends=1),
+        sent(46, 50, 16),
+        accumulate(130, 4),
+        accumulate(140, 4, sends=1),
+        sent(146, 150, 16),
+    )
+    assert held(table) == [(), ()]
+    assert table["ready_ns"].tolist() == [44_000, 144_000]
+
+
+def test_no_cutting_is_of_the_gradients_of_two_backward_passes(tmp_path: Path) -> None:
+    """An optimizer's step tells them apart, after one forward pass."""
+    one = [*accumulate(30, 8), *accumulate(40, 8, sends=1), sent(46, 50, 16)]
+    events = [step(3, 0, 1000), forward(10), *one, *({**each, "ts": each["ts"] + 100} for each in one)]
+    update = event("Optimizer.step#SGD.step", 70, 80, cat="user_annotation")
+    for name, more in (("one", []), ("two", [update])):
+        run = run_of(tmp_path / name, [*events, *more])
+        (backward,) = ddp_backwards(run.traces[0], executions(run.traces[0]))
+        assert backward.repeated == bool(more)
+        assert [own.gradients is None for _, own in issued(run.traces[0], step_windows(run.traces[0]), None)] == [
+            bool(more)
+        ]
+
+
+def test_an_all_reduce_smaller_than_its_last_gradient_is_compressed(tmp_path: Path) -> None:
+    """torch's PowerSGD hook sends 3 elements of 12."""
+    one = [forward(10), *accumulate(30, 4), *accumulate(40, 8, sends=1)]
+    for elements, compressed in ((12, False), (9, False), (3, True)):
+        run = run_of(tmp_path / str(elements), [step(3, 0, 1000), *one, sent(46, 60, elements)])
+        assert purposes(run.traces[0])["compressed"].tolist() == [compressed]
 
 
 def test_replay_leaves_out_what_has_no_size(tmp_path: Path) -> None:

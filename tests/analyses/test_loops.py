@@ -11,10 +11,13 @@ from made.runs import label
 from made.traces import event, op, step, write
 
 import overlaplab
-from overlaplab import Run, findings, load_run
+from overlaplab import Run, charts, findings, load_run
 from overlaplab.analyses import worst_step
 from overlaplab.evidence.purposes import purposes
+from overlaplab.manifest import Link
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.sections.tables import buckets_rows
+from overlaplab.simulate import bound, replay
 
 Event = dict[str, Any]
 
@@ -74,6 +77,73 @@ def test_a_step_of_several_passes_that_send_shows_the_last(tmp_path: Path) -> No
     run = loop(tmp_path, step(3, 0, 300), *backward(10, sends=True), *backward(110, sends=True, seq=1))
     (row,) = overlaplab.buckets(run).to_dict("records")
     assert (row["backward_start_ns"], row["passes"], row["start_ns"]) == (140_000, 2, 180_000)
+
+
+def twice(at: float) -> list[Event]:
+    """Two backward passes after one forward pass, each of which sends the only bucket, as in Lightning's loops of GANs;
+    in ms.
+    """
+    names = (("d.bias", "d.weight"), ("g.bias", "g.weight"))
+    found = [event("DistributedDataParallel.forward", at, at + 200, cat="user_annotation")]
+    for begin, arriving in zip((at + 10, at + 110), names, strict=True):
+        for number, name in enumerate(arriving):
+            found.append(autograd("torch::autograd::AccumulateGrad", begin + 20 * number, begin + 20 * number + 18))
+            found.append(label(f"gradient_ready parameter={name}", begin + 20 * number + 5, begin + 20 * number + 5))
+        found += [
+            label("bucket_ready bucket=0 bytes=64 parameters=g.weight,g.bias,d.weight,d.bias", begin + 26, begin + 26),
+            label("bucket_launch bucket=0", begin + 27, begin + 30),
+            event("c10d::allreduce_", begin + 28, begin + 29),
+            event("gloo:all_reduce", begin + 35, begin + 60, cat="user_annotation", tid=9),
+        ]
+    return found
+
+
+def test_each_launch_of_a_bucket_has_the_gradients_that_came_before_it(tmp_path: Path) -> None:
+    run = loop(tmp_path, step(3, 0, 300), *twice(0), op("mm", 112, 114), op("mm", 150, 160))
+    table = overlaplab.buckets(run)
+    assert table[["index", "passes", "gradients", "last_parameter", "exposed_ns"]].to_numpy().tolist() == [
+        [0, 1, 4, "d.weight", 25_000],
+        [0, 1, 4, "g.weight", 15_000],
+    ]
+    assert table["gradient_ready_ns"].tolist() == [(None, None, 35_000, 15_000), (135_000, 115_000, None, None)]
+    assert table["arrivals"].tolist() == [(None, None, 2, 1), (4, 3, None, None)]
+    assert findings.bucket_notes(table) == ("a bucket was launched up to 2 times in a step: each launch has a row",)
+    shown = buckets_rows(table).frame
+    assert shown[["start_ns", "held_ns", "last_parameter"]].to_numpy().tolist() == [
+        [45_000, 0, "d.weight"],
+        [145_000, 0, "g.weight"],
+    ]
+    drawn = charts.buckets(table).to_dict()
+    labels = {row["bucket"] for rows in drawn["datasets"].values() for row in rows if "bucket" in row}
+    assert labels == {"0: 64 B, 4 gradients", "0, launch 2: 64 B, 4 gradients"}
+    assert len(replay(run, Link(emulated=True, bandwidth_gbps=1, latency_us=5, world_size=2))) == 2
+    assert bound(run)["any_cap_ns"].isna().all(), "no cutting is of both passes"
+
+
+def test_each_launch_of_a_bucket_has_its_own_causes(tmp_path: Path) -> None:
+    tables = RunTables(run=loop(tmp_path, step(3, 0, 300), *twice(0), op("mm", 150, 160)))
+    causes = findings.bucket_causes(tables.diagnosis, tables.buckets)
+    assert causes.groupby("row")["exposed_ns"].sum().to_dict() == {0: 25_000, 1: 15_000}
+
+
+@pytest.mark.parametrize(("elements", "compressed"), [(16, 0), (4, 2)])
+def test_what_a_communication_hook_compresses_is_said(tmp_path: Path, elements: int, compressed: int) -> None:
+    """The bucket holds 64 bytes, and its all-reduce sends 4 bytes per element."""
+    sent = {"args": {"Input Dims": [[elements]], "Input type": ["float"]}}
+    events = [each | sent if each["name"].startswith("gloo:") else each for each in twice(0)]
+    run = loop(tmp_path, step(3, 0, 300), *events)
+    lines = [line for line in findings.run_warnings(run) if "communication hook" in line]
+    assert [line.partition(" of ")[0] for line in lines] == ([f"{compressed} collectives"] if compressed else [])
+
+
+def test_a_launch_without_a_label_of_what_it_sends_has_a_row(tmp_path: Path) -> None:
+    events = [each for each in twice(0) if not each["name"].startswith("engine::bucket_ready")]
+    table = overlaplab.buckets(loop(tmp_path, step(3, 0, 300), *events))
+    assert (
+        table[["index", "bytes", "parameters", "ready_ns", "told_by"]].to_numpy(object, na_value=None).tolist()
+        == [[0, None, (), None, None]] * 2
+    )
+    assert findings.bucket_notes(table)[0] == "which gradients 2 of 2 buckets hold is unknown"
 
 
 def test_what_ends_after_its_pass_is_its_tail(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made.traces import event, gloo, launched, op, run_of
+from made.traces import event, gloo, launched, op, run_of, step, write
 
-from overlaplab.events import Trace, activity, rule_of
+from overlaplab import load_run
+from overlaplab.events import Sign, Trace, activity, device_sign, launchers, rule_of, step_windows
 from overlaplab.vocabulary import Rule
 
 
@@ -168,6 +169,68 @@ def test_where_run_json_names_a_gpu_the_host_does_not_compute(tmp_path: Path) ->
     assert rule("cuda", op("mm", 0, 1), *launched("gemm", 0, 5, 9, correlation=1)) is Rule.GPU
     assert rule("cpu", op("mm", 0, 1)) is Rule.CPU
     assert rule(None, op("mm", 0, 1)) is Rule.CPU
+
+
+RUNTIMES = ("cuda_runtime", "cuda_driver", "Runtime", "xpu_runtime", "xpu_driver", "mtia_runtime", "mlu_runtime")
+
+
+@pytest.mark.parametrize("category", [*RUNTIMES, "privateuse1_runtime", "privateuse1_driver", "hpu_op"])
+def test_every_devices_calls_launch(tmp_path: Path, category: str) -> None:
+    call, kernel = launched("gemm", 5, 20, 30, correlation=1)
+    call |= {"cat": category, "name": "enqueueKernel"}
+    run = run_of(tmp_path / "both", [step(0, 0, 50), call, kernel], backend="xccl")
+    assert launchers(run.traces[0]).tolist() == [-1, -1, 1]
+    assert [(w.step, w.end_ns - w.start_ns) for w in step_windows(run.traces[0])] == [(0, 10_000)]
+    assert device_sign(trace_of(tmp_path / "call", [call, op("mm", 0, 1)])) == (Sign.CALLS, (category,))
+
+
+def foreign(folder: Path, *events: dict[str, Any], **keys: Any) -> Trace:
+    """A trace of anybody's with these events and keys, and an operator."""
+    folder.mkdir()
+    write(folder / "rank0.json", [op("mm", 0, 9), *events], **keys)
+    return load_run(folder).traces[0]
+
+
+PROCESS = {"ph": "M", "name": "process_name", "pid": 3, "tid": 0}
+ARROW = {"ph": "s", "id": 1, "pid": 9, "tid": 1, "ts": 0, "name": "async_npu"}
+NAMING: dict[str, Any] = {
+    "process": ([PROCESS | {"args": {"name": "Ascend Hardware"}}], {}, (Sign.UNKNOWN, ("process 'Ascend Hardware'",))),
+    "CANN": ([PROCESS | {"args": {"name": "CANN"}}], {}, (Sign.UNKNOWN, ("process 'CANN'",))),
+    "arrow": ([ARROW | {"cat": "async_npu"}], {}, (Sign.UNKNOWN, ("arrows called 'async_npu'",))),
+    "events": (
+        [event("dma", 1, 2, cat="mtia_ccp_events", stream=3, device=0)],
+        {},
+        (Sign.UNKNOWN, ("category 'mtia_ccp_events'",)),
+    ),
+    "properties": (
+        [],
+        {"deviceProperties": [{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "NVIDIA H100"}]},
+        (Sign.PROPERTIES, ("NVIDIA H100",)),
+    ),
+    "xccl": ([], {"distributedInfo": {"backend": "xccl"}}, (Sign.BACKEND, ("xccl",))),
+    "hccl": ([], {"distributedInfo": {"backend": "cpu:gloo,npu:hccl"}}, (Sign.BACKEND, ("cpu:gloo,npu:hccl",))),
+    **{name: ([], {"distributedInfo": {"backend": name}}, None) for name in ("gloo", "mpi", "ucc", "undefined", "")},
+    "python": ([PROCESS | {"args": {"name": "python -m scannable inputs"}}], {}, None),
+    "no name": ([PROCESS | {"args": {"name": {"a": 1}}}, PROCESS | {"args": {}}, PROCESS], {}, None),
+    "ac2g": ([ARROW | {"cat": category} for category in ("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd")], {}, None),
+    "no properties": ([], {"deviceProperties": []}, None),
+}
+
+
+@pytest.mark.parametrize("case", NAMING)
+def test_what_names_a_device(tmp_path: Path, case: str) -> None:
+    events, keys, sign = NAMING[case]
+    trace = foreign(tmp_path / "foreign", *events, **keys)
+    assert device_sign(trace) == sign
+    assert rule_of(trace) is (Rule.CPU if sign is None else Rule.UNRECORDED)
+
+
+def test_what_run_json_says_goes_before_backends_and_properties(tmp_path: Path) -> None:
+    """A machine with GPUs lists them in every trace, those of a training on its CPU included."""
+    trace = foreign(tmp_path / "foreign", deviceProperties=[{"name": "NVIDIA H100"}], distributedInfo={"backend": "x"})
+    assert rule_of(trace) is Rule.UNRECORDED
+    assert rule_of(replace(trace, device="cpu")) is Rule.CPU
+    assert device_sign(replace(trace, device="cuda")) == (Sign.MANIFEST, ("cuda",))
 
 
 def test_a_part_of_a_table_is_ruled_by_what_is_in_it(tmp_path: Path) -> None:

@@ -67,6 +67,11 @@ COMMUNICATION = [
     # Transformer Engine, common/comm_gemm_overlap/userbuffers/userbuffers.cu
     "void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<2>(int)",
     "kuserbuffers_pushrecv(int, int, int, int, int*, int*, int)",
+    # oneCCL, src/coll/algorithms: all-reduce on an XPU; HCCL on Ascend and Gaudi; CNCL on MLU
+    "oneccl_reduce_base<float, 2, 16, 1, 1, 2>",
+    "hcom_allReduce__901_0_1",
+    "void hcclKernel_AllGather<float>()",
+    "cnclKernel_AllReduce_Sum",
     # engine/overlaplab_engine/network/device_clock.py
     "emulated_link_begin",
     "emulated_link_wait",
@@ -137,6 +142,11 @@ def test_unknown_names_that_read_like_communication(name: str, word: str | None)
 )
 def test_what_moves_tokens_between_experts_is_an_all_to_all(name: str) -> None:
     assert collective_kind(name) == "all_to_all"
+
+
+def test_a_kernel_that_serves_several_collectives_names_none() -> None:
+    assert collective_kind("oneccl_reduce_base<float, 2, 16, 1, 1, 2>") is None
+    assert collective_kind("ncclDevKernel_Reduce_Sum_f32_RING_LL") == "reduce"
 
 
 @pytest.mark.parametrize(

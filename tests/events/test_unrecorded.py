@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from made.gpu import bucketed
 from made.phantoms import phantom_run
-from made.traces import gloo, op, run_of, step
+from made.traces import event, gloo, op, run_of, step, write
 
 import overlaplab
-from overlaplab import Run
+from overlaplab import Run, load_run
 from overlaplab.analyses import communication_by, exposed, idle, totals, volume
 from overlaplab.cli import main
 from overlaplab.events import Work, classify
@@ -68,6 +68,31 @@ def test_a_cause_that_the_recorder_found_replaces_the_general_remedy(tmp_path: P
     assert run_warnings(run) == (
         "device activity was not recorded, so there is no breakdown: nsys holds CUPTI: end it",
     )
+
+
+def test_what_is_said_follows_what_names_the_device(tmp_path: Path) -> None:
+    """Nobody is told to record with CUDA activities whose trace shows that they were on, or who has no CUDA."""
+
+    def said(events: list[dict[str, Any]], **keys: Any) -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        write(folder / "rank0.json", [op("mm", 0, 9), *events], **keys)
+        return str(unrecorded(load_run(folder)))
+
+    calls = said([event("urEnqueueKernelLaunch", 1, 2, cat="xpu_runtime", correlation=1)])
+    assert "holds the calls to the device (xpu_runtime) without its kernels" in calls
+    unknown = said([{"ph": "M", "name": "process_name", "pid": 3, "args": {"name": "Ascend Hardware"}}])
+    assert unknown.startswith(
+        "this device is not known, so there is no breakdown: the trace holds process 'Ascend Hard"
+    )
+    xccl = said([], distributedInfo={"backend": "xccl"})
+    assert xccl.endswith(
+        "the backend xccl needs a device; record with activities=torch.profiler.supported_activities()"
+    )
+    assert not any("CUDA" in text for text in (calls, unknown, xccl))
+    properties = said([], deviceProperties=[{"id": 0, "name": "NVIDIA H100"}])
+    assert "the process could see NVIDIA H100; record with" in properties
+    assert "CUDA_VISIBLE_DEVICES=" in properties
 
 
 @pytest.mark.parametrize(

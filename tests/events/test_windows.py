@@ -123,4 +123,5 @@ def test_the_table_has_the_fields_as_columns(tmp_path: Path) -> None:
         "end_ns": "int64",
         "host_start_ns": "int64",
         "host_end_ns": "int64",
+        "damaged": "bool",
     }

@@ -28,15 +28,15 @@ def test_buckets_of_one_parameter_have_causes() -> None:
     causes = findings.bucket_causes(found, buckets)
     rows = pd.concat([share.rows for share in found.causes])
     assert causes["exposed_ns"].sum() == rows.loc[rows["what"].notna(), "exposed_ns"].sum()
-    assert set(causes["index"]) == set(buckets.loc[buckets["exposed_ns"] > 0, "index"])
-    longest = buckets.loc[buckets["parameters"] == ("layers.0.up.weight",), "index"].item()
+    assert set(causes["row"]) == set(buckets.index[buckets["exposed_ns"] > 0])
+    longest = buckets.index[buckets["parameters"] == ("layers.0.up.weight",)].item()
     assert findings.bucket_cause_words(causes, longest).startswith("cannot be hidden by any bucketing")
 
 
 def test_a_bucket_names_its_longest_cause() -> None:
     rows = [(0, "tail", "nothing left", 3), (0, "queued", "link busy", 1), (2, "tail", "nothing left", 5)]
-    causes = pd.DataFrame(rows, columns=["index", "cause", "label", "exposed_ns"])
-    words = [findings.bucket_cause_words(causes, index) for index in range(3)]
+    causes = pd.DataFrame(rows, columns=["row", "cause", "label", "exposed_ns"])
+    words = [findings.bucket_cause_words(causes, row) for row in range(3)]
     assert words == ["nothing left, 75\u00a0% of it", "", "nothing left"]
 
 

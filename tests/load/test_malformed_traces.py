@@ -15,6 +15,7 @@ import pytest
 from made.traces import document, event, op
 
 from overlaplab import OverlaplabError, load_run
+from overlaplab.events import DAMAGED
 from overlaplab.load.file import inflate, slices
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 
@@ -218,12 +219,27 @@ def test_a_base_time_that_would_overflow_is_absent(tmp_path: Path) -> None:
     assert "baseTimeNanoseconds" in content.warnings[0]
 
 
+@pytest.mark.parametrize(("base", "counted"), [("-5", 1), ('"soon"', 1), ("1.5", 1), ("null", 0), ("0", 0)])
+def test_a_base_time_that_is_none_is_counted(tmp_path: Path, base: str, counted: int) -> None:
+    content = read(tmp_path, '{"traceEvents": [' + FIRST + '], "baseTimeNanoseconds": ' + base + "}")
+    assert content.events["ts_ns"].tolist() == [1000]
+    assert content.warnings == ("1 baseTimeNanoseconds that is no time was taken as absent",) * counted
+
+
 def test_without_duration_it_is_an_instant(tmp_path: Path) -> None:
-    for text in (middle(dur=""), middle(dur="null"), middle(dur="-3"), middle(ph='"i"'), middle(ph='"I"', dur="")):
+    for text in (middle(dur=""), middle(dur="null"), middle(ph='"i"'), middle(ph='"I"', dur="")):
         row, content = among(tmp_path, text)
         assert (row.phase, row.dur_ns, content.warnings) == ("i", 0, ())
     row, _ = among(tmp_path, middle(dur="0"))
     assert (row.phase, row.dur_ns) == ("X", 0)
+
+
+@pytest.mark.parametrize("ts", ["5", "1790857026123456789"])
+@pytest.mark.parametrize("dur", ["-3", "-1", "-1.0", '"-2000.5"', "-1e12"])
+def test_a_negative_duration_is_unknown_and_counted(tmp_path: Path, ts: str, dur: str) -> None:
+    content = read(tmp_path, '{"traceEvents": [' + middle(ts=ts, dur=dur) + "]}")
+    assert content.events[["phase", "dur_ns"]].to_numpy().tolist() == [[DAMAGED, 0]]
+    assert content.warnings == ("1 events have a negative duration: how long they took is unknown",)
 
 
 def test_begins_and_ends_are_paired_per_thread(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from hostile.mutations import damage_once, mutated, seeds
 
 from overlaplab import OverlaplabError
-from overlaplab.events import COLLECTIVE_COLUMNS, EVENT_COLUMNS, INPUT_COLUMNS
+from overlaplab.events import COLLECTIVE_COLUMNS, DAMAGED, EVENT_COLUMNS, INPUT_COLUMNS
 from overlaplab.load.file import inflate
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 
@@ -39,7 +39,7 @@ def check(content: TraceFile) -> None:
     assert (np.diff(start) >= 0).all()
     assert (duration >= 0).all()
     assert ((start + duration) >= start).all()
-    assert set(events["phase"]) <= {"X", "i"}
+    assert set(events["phase"]) <= {"X", "i", DAMAGED}
     for name in ("name", "category", "pid", "tid"):
         categories = events[name].cat.categories
         assert categories.is_unique

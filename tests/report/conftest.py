@@ -29,7 +29,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_of(
             folder / "<img src=x onerror=window.pwned&&pwned(1)>",
             [step(0, 0, 400), op(HOSTILE, 0, 100), gloo(150, 300, kind=HOSTILE), event(HOSTILE, 320, 390)],
-            manifest={"strategy": HOSTILE, "device": HOSTILE},
+            manifest={"strategy": HOSTILE, "backend": HOSTILE},
         ),
     ]
     path = folder / "report.html"

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from overlaplab import Run, load_run
@@ -40,6 +41,17 @@ def sample_tables(name: str | Path) -> RunTables:
 @cache
 def _tables(folder: Path) -> RunTables:
     return RunTables(run=_loaded(folder))
+
+
+def late_gradients(table: pd.DataFrame) -> list[tuple[Any, ...]]:
+    """Rank, step, index and ns of each gradient in `overlaplab.buckets` that arrived after its bucket was ready."""
+    names = ("rank", "step", "index", "ready_ns", "gradient_ready_ns")
+    return [
+        (rank, step, index, at_ns - ready_ns)
+        for rank, step, index, ready_ns, arrivals in zip(*(table[name] for name in names), strict=True)
+        for at_ns in arrivals
+        if at_ns is not None and pd.notna(ready_ns) and at_ns > ready_ns
+    ]
 
 
 def cpu_samples() -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.idle import HostRole
 from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
 from overlaplab.manifest import Manifest, Swept, traits_of
 from overlaplab.traits import BUCKETS, UNITS, Traits
@@ -59,6 +60,8 @@ class Loop:
     """Units gathered ahead, where run.json tells."""
     swept: Swept | None = None
     """The command that `overlaplab sweep` gave values to."""
+    host: HostRole = "launches"
+    """See `analyses.host_role`."""
 
 
 _FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}
@@ -121,22 +124,25 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
         return _short(first)
     names = list(dict.fromkeys(shorten(str(name), 40) for name in rows["what"]))
     if len(names) == 1 and cause in (Cause.TAIL, Cause.UNHIDEABLE) and buckets is not None:
-        own = buckets[buckets["index"] == buckets_by_name(buckets).get(names[0], -1)]
-        if len(own) and pd.notna(own["end_ns"].iloc[0]):
-            over = int(own["end_ns"].iloc[0] - own["backward_end_ns"].iloc[0])
-            if over > 0:
-                return f"{names[0]}, which ends {ms(over)} after the backward pass"
+        launched = buckets.loc[bucket_rows_by_name(buckets).get(names[0], [])]
+        over = (launched["end_ns"] - launched["backward_end_ns"]).max()
+        if pd.notna(over) and over > 0:
+            return f"{names[0]}, which ends {ms(int(over))} after the backward pass"
     return joined(names)
 
 
-def buckets_by_name(buckets: pd.DataFrame) -> dict[str, int]:
-    """The `index` of each row of `overlaplab.buckets` by the name that `what` of `overlaplab.exposed` gives it.
+def bucket_rows_by_name(buckets: pd.DataFrame) -> dict[str, list[int]]:
+    """The rows of `overlaplab.buckets`, by the frame's index, that `what` of `overlaplab.exposed` calls by each name.
 
-    That is `bucket 3`, or the parameter's name, if the bucket holds no other.
+    That is `bucket 3`, or the parameter's name, if the bucket holds no other. A bucket that is launched several times
+    has several rows, which are in order of launch.
     """
-    names = {f"bucket {index}": int(index) for index in buckets["index"]}
-    alone = zip(buckets["parameters"], buckets["index"], strict=True)
-    return names | {str(held[0]): int(index) for held, index in alone if len(held) == 1 and held[0] is not None}
+    rows: dict[str, list[int]] = {}
+    for row, number, held in zip(buckets.index, buckets["index"], buckets["parameters"], strict=True):
+        rows.setdefault(f"bucket {number}", []).append(row)
+        if len(held) == 1 and held[0] is not None:
+            rows.setdefault(str(held[0]), []).append(row)
+    return rows
 
 
 def _short(row: Mapping[Any, Any]) -> str:

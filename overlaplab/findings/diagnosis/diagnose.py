@@ -76,6 +76,8 @@ class Diagnosis:
     step: int | None
     chosen: str
     """Why this one: `the most exposed rank's median step by exposed time`."""
+    start_ns: int
+    """From the run's start, as in `overlaplab.summary`."""
     span_ns: int
     comm_ns: int
     hidden_ns: int
@@ -134,7 +136,7 @@ def diagnose(
     shares = _shares(rows, bound, window, loop, buckets, played, pipelines, all_here=unseen.waits is not None)
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
-    other = other_problem(alone, rows, idled)
+    other = other_problem(alone, rows, idled, loop.host)
     lead = "" if busy is None or waits_for_cores(idled) else _busy_lead(busy)
     if lead and other is not None:
         other, advice, gain_ns = "Its figures do not tell what the problem is.", LEAVE_CORES, None
@@ -145,11 +147,12 @@ def diagnose(
         other = f"{cause_words(Cause.GAP).capitalize()}: {_of_step(paused_ns, window)}."
         advice, gain_ns = f"Try {FIND_PAUSE}{_shorter(paused_ns, window, doubt_ns)}.", paused_ns
     else:
-        advice, gain_ns = other_problem_advice(alone, idled), None
+        advice, gain_ns = other_problem_advice(alone, idled, loop.host), None
     return Diagnosis(
         rank=_number(window["rank"]),
         step=_number(window["step"]),
         chosen=chosen,
+        start_ns=int(window["start_ns"]),
         span_ns=int(window["span_ns"]),
         comm_ns=int(window["comm_ns"]),
         hidden_ns=int(window["overlapped_ns"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
+from overlaplab.analyses.idle import HostRole
 from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MAJORITY, MUCH
 from overlaplab.words import percent
 
@@ -14,10 +15,13 @@ LEAVE_CORES = (
 )
 
 
-def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None) -> str | None:
+def other_problem(
+    table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None, host: HostRole = "launches"
+) -> str | None:
     """What the problem is if it is not communication; None if it is communication, or if there is no problem.
 
-    Takes rows of `overlaplab.summary`, and of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps.
+    Takes rows of `overlaplab.summary`, of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps, and
+    what the host does.
     Communication is not the problem in two cases: if its exposed time, without
     pauses of compute that did not wait for it, is at most `LITTLE_EXPOSED` of the step time; or if idle time is more
     than `MUCH` of the step time and more than `IDLE_OVER_EXPOSED` times as long.
@@ -38,7 +42,7 @@ def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.Da
             f"Communication is not the first problem ({percent(exposed, span)} of the step time is exposed{paused}): "
         )
     if idle > MUCH * span:
-        return f"{begin}{percent(idle, span)} of the step time is idle{_why_idle(idled)}."
+        return f"{begin}{percent(idle, span)} of the step time is idle{_why_idle(idled, host)}."
     if memory > MUCH * span:
         return f"{begin}for {percent(memory, span)} of the step time only copies run."
     return (
@@ -48,7 +52,7 @@ def other_problem(table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.Da
     )
 
 
-def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str:
+def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None, host: HostRole = "launches") -> str:
     """What to do where `other_problem` is not None; takes the same tables."""
     span = int(table["span_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
@@ -59,10 +63,7 @@ def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None) -> str
     if waits_for_cores(idled):
         return LEAVE_CORES
     if idled is not None and idled["host_wait_ns"].sum() >= MAJORITY * idled["idle_ns"].sum():
-        return (
-            "Make the host launch less: larger batches, torch.compile or CUDA graphs, no synchronisation within the"
-            " step, a faster data loader."
-        )
+        return _SLOW_HOST[host]
     return "Look at the timeline for what the idle device waits for: another stream, or an event."
 
 
@@ -73,15 +74,29 @@ def waits_for_cores(idled: pd.DataFrame | None) -> bool:
     return bool(idled["preempted_ns"].sum() >= MAJORITY * idled["idle_ns"].sum())
 
 
-def _why_idle(idled: pd.DataFrame | None) -> str:
+_SLOW_HOST: dict[HostRole, str] = {
+    "computes": "See on the timeline what the rank does between its operators: it may load data, run Python, or wait.",
+    "launches": (
+        "Make the host launch less: larger batches, torch.compile or CUDA graphs, no synchronisation within the step, a"
+        " faster data loader."
+    ),
+    "launches graphs": (
+        "Its CUDA graphs leave gaps: see on the timeline what the host does between them, such as synchronisation,"
+        " loading data, or launches outside the graphs."
+    ),
+}
+"""What to do where the host is the reason for most idle time."""
+
+
+def _why_idle(idled: pd.DataFrame | None, host: HostRole) -> str:
     if idled is None or not idled["idle_ns"].any():
         return ""
     whole = int(idled["idle_ns"].sum())
-    host, kernel = int(idled["host_wait_ns"].sum()), int(idled["kernel_wait_ns"].sum())
+    host_wait, kernel = int(idled["host_wait_ns"].sum()), int(idled["kernel_wait_ns"].sum())
     if waits_for_cores(idled):
         return ", as operators waited for a core"
-    if host >= MAJORITY * whole:
-        return ", since the host launches too slowly"
+    if host_wait >= MAJORITY * whole:
+        return ", as no operator runs" if host == "computes" else ", since the host launches too slowly"
     if kernel >= MAJORITY * whole:
         return ", between kernels that are too short"
     return "; what ran next had been launched, and waited for something else"

@@ -18,6 +18,8 @@ from overlaplab.load.file.times import exact_us, needs_text
 Value = int | float | str | None
 
 NOTHING = msgspec.Raw(b"")
+NO_DURATION = -(2**40)
+"""Where an event has no `dur`: 13 days before its start, which no file says."""
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -43,6 +45,8 @@ class Arguments(msgspec.Struct, gc=False):
     destination: Value = msgspec.field(name="Dst Rank", default=-1)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
+    name: msgspec.Raw = NOTHING
+    """The name of a process or thread, in metadata."""
 
 
 NO_ARGUMENTS = Arguments()
@@ -57,17 +61,14 @@ class Event(msgspec.Struct, gc=False):
     pid: Value = None
     tid: Value = None
     ts: Value = None
-    dur: Value = -1
+    dur: Value = NO_DURATION
     id: Value = -1
     args: Arguments | None = None
 
 
-_NO_DURATION = Decimal(-1)
-
-
 class _ExactEvent(Event, gc=False):
     ts: Decimal | None = None  # type: ignore[assignment]
-    dur: Decimal | None = _NO_DURATION  # type: ignore[assignment]
+    dur: Decimal | None = Decimal(NO_DURATION)  # type: ignore[assignment]
 
 
 _fast = msgspec.json.Decoder(list[Event])

@@ -20,6 +20,7 @@ class Keys(msgspec.Struct):
 
     distributedInfo: Any = None  # noqa: N815 (the file's spelling)
     baseTimeNanoseconds: Any = None  # noqa: N815
+    deviceProperties: Any = None  # noqa: N815
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +69,19 @@ def _value(text: str, name: str) -> object:
     return None
 
 
-def base_ns(keys: Keys) -> int:
+def device_names(keys: Keys) -> tuple[str, ...]:
+    """The names in `deviceProperties`, each once: devices that the process could see, whether or not it used them."""
+    listed = keys.deviceProperties if isinstance(keys.deviceProperties, list) else []
+    names = [_text(device.get("name", "unnamed")) for device in listed if isinstance(device, dict)]
+    return tuple(dict.fromkeys(names))
+
+
+def base_ns(keys: Keys, repairs: Counter[str]) -> int:
     """The offset of all times; 0 without a usable value."""
-    return max(0, number(keys.baseTimeNanoseconds))
+    base = number(keys.baseTimeNanoseconds)
+    if base < 0 and keys.baseTimeNanoseconds is not None:
+        repairs["baseTimeNanoseconds that is no time was taken as absent"] += 1
+    return max(0, base)
 
 
 def process(keys: Keys) -> Process:

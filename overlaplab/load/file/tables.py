@@ -14,14 +14,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import matching
+from overlaplab.events import DAMAGED, matching
 from overlaplab.load.file.arrows import Arrows
 from overlaplab.load.file.columns import Columns, Integers, as_codes, narrowed, numbers
 from overlaplab.load.file.communication import Communication
-from overlaplab.load.file.decode import NO_ARGUMENTS, Arguments, Event
+from overlaplab.load.file.decode import NO_ARGUMENTS, NO_DURATION, Arguments, Event
+from overlaplab.load.file.impossible_times import impossible_times
 from overlaplab.load.file.spans import Spans
 from overlaplab.load.file.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds, us_as_ns
-from overlaplab.vocabulary import HOST_CATEGORIES, category_of_uncategorised
+from overlaplab.vocabulary import category_of_uncategorised, is_device_category, is_host_category, names_a_device
 
 __all__ = ["Gathered"]
 
@@ -46,6 +47,8 @@ class Gathered:
         self.repairs: Counter[str] = Counter()
         """What was repaired or left out, and how often."""
         self.communication = Communication()
+        self.unknown_device: dict[str, None] = {}
+        """What names a device whose events no rule knows, in order of appearance."""
         self._arrows = Arrows()
         self._spans = Spans()
         self._ranks: list[NDArray[Any]] = []
@@ -56,6 +59,7 @@ class Gathered:
         """Add a slice, as `decoded` gives it."""
         kinds = _kinds(events)
         if not (meant := kinds > 0).all():
+            self._note_processes(_chosen(events, ~meant))
             events, kinds, us = _chosen(events, meant), kinds[meant], None if us is None else us[meant]
         if not events:
             return
@@ -75,7 +79,19 @@ class Gathered:
         row = kinds <= _INSTANT
         first_row = self.columns.rows
         self._rows(_chosen(events, row), kinds[row], times[row], pids[row], tids[row])
-        self._arrows.append(_chosen(events, ~row), row, (times, pids, tids), first_row)
+        ends = _chosen(events, ~row)
+        for flow in {end.cat for end in ends if end.cat is not None}:
+            if names_a_device(flow=flow):
+                self.unknown_device[f"arrows called '{flow}'"] = None
+        self._arrows.append(ends, row, (times, pids, tids), first_row)
+
+    def _note_processes(self, events: list[Event]) -> None:
+        """Note processes that are called after a device, from a slice's other entries."""
+        for event in events:
+            if event.ph == "M" and event.name == "process_name" and event.args is not None:
+                name = bytes(event.args.name).decode(errors="replace").strip('"')
+                if names_a_device(process=name):
+                    self.unknown_device[f"process '{name}'"] = None
 
     def _rows(
         self,
@@ -87,9 +103,12 @@ class Gathered:
     ) -> None:
         """Add complete events and instants."""
         durations = self._nanoseconds([event.dur for event in events])
-        durations[kinds == _INSTANT] = -1
+        instant = (kinds == _INSTANT) | (durations == ABSENT) | (durations == self._nanoseconds([NO_DURATION])[0])
+        damaged = (durations < 0) & ~instant
+        if damaged.any():
+            self.repairs["events have a negative duration: how long they took is unknown"] += int(damaged.sum())
         texts = self.columns.texts
-        phases = as_codes([texts["phase"][phase] for phase in ("X", "i")])
+        phases = as_codes([texts["phase"][phase] for phase in ("X", "i", DAMAGED)])
         arguments = [event.args or NO_ARGUMENTS for event in events]
         external = numbers([own.external for own in arguments])
         if (external < 0).all():
@@ -110,9 +129,9 @@ class Gathered:
             {
                 "name": names,
                 "category": categories,
-                "phase": phases[(durations < 0).astype(np.intp)],
+                "phase": phases[np.where(damaged, 2, instant.astype(np.intp))],
                 "ts_ns": times,
-                "dur_ns": np.maximum(durations, 0),
+                "dur_ns": np.where(instant | damaged, 0, durations),
                 "pid": pids,
                 "tid": tids,
                 "stream": numbers([own.stream for own in arguments]),
@@ -169,9 +188,10 @@ class Gathered:
         arrows = {name: self._arrows.column(name, self.columns) for name in ("flow_launch", "flow_backward")}
         events, order = self.columns.table(base_ns, arrows)
         streams = events["stream"].to_numpy()
-        launching = matching(events["category"], HOST_CATEGORIES.__contains__) & (streams >= 0)
+        launching = matching(events["category"], is_host_category) & (streams >= 0)
         if launching.any():  # Inductor's ranges, and HIP's calls, name the stream that they launch on
             events["stream"] = np.where(launching, streams.dtype.type(-1), streams)
+        events, order = self._without_impossible_times(events, order, base_ns)
         position = np.empty(len(order), dtype=np.intp)
         position[order] = np.arange(len(order))
         return Tables(
@@ -180,6 +200,31 @@ class Gathered:
             inputs=self.communication.inputs(position),
             event_ranks=self._event_ranks(order),
         )
+
+    def _without_impossible_times(
+        self, events: pd.DataFrame, order: NDArray[np.intp], zero_ns: int
+    ) -> tuple[pd.DataFrame, NDArray[np.intp]]:
+        """The events, and their rows in the file, with device events at impossible times damaged, at their launch."""
+        rows, launched_ns = impossible_times(events, zero_ns)
+        phase = events["phase"].array
+        untimed = np.flatnonzero(matching(events["category"], is_device_category) & np.asarray(phase == "i"))
+        if len(untimed):
+            self.repairs["kernels or copies have no duration: how long they took is unknown"] += len(untimed)
+        if len(rows):
+            self.repairs[
+                "events of a device lie before their launch, or a minute from all that the host did: their times are"
+                " unknown"
+            ] += len(rows)
+        both = np.union1d(rows, untimed)
+        if not len(both):
+            return events, order
+        starts, durations = events["ts_ns"].to_numpy().copy(), events["dur_ns"].to_numpy().copy()
+        starts[rows], durations[both] = launched_ns, 0
+        phases = phase.astype(object)
+        phases[both] = DAMAGED
+        again = np.lexsort((-durations, starts))
+        damaged = events.assign(ts_ns=starts, dur_ns=durations, phase=pd.Categorical(phases))
+        return damaged.iloc[again].reset_index(drop=True), order[again]
 
     def _event_ranks(self, order: NDArray[np.intp]) -> Integers | None:
         if all(ranks.strides == (0,) for ranks in self._ranks):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Group
 from overlaplab.load.file.inflate import Source, opened
-from overlaplab.load.file.keys import base_ns, process
+from overlaplab.load.file.keys import base_ns, device_names, process
 from overlaplab.load.file.slices import NoTraceError, Slices
 from overlaplab.load.file.tables import Gathered
 from overlaplab.load.limits import MAX_EVENTS
@@ -54,6 +54,10 @@ class TraceFile:
     world_size: int | None
     backend: str | None
     groups: tuple[Group, ...]
+    devices: tuple[str, ...]
+    """The names in `deviceProperties`: devices that the process could see."""
+    unknown_device: tuple[str, ...]
+    """What names a device whose events no rule knows, such as `process 'Ascend Hardware'`."""
     warnings: tuple[str, ...]
     """What was repaired or is missing, and how often."""
 
@@ -95,7 +99,7 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None) 
             )
         if progress and number % _TOLD_SLICES == 0:
             progress(source.read_bytes)
-    tables = gathered.finished(base_ns(slices.keys))
+    tables = gathered.finished(base_ns(slices.keys, gathered.repairs))
     repairs = slices.repairs + gathered.repairs
     if not len(tables.events) and repairs:
         raise NoTraceError(_sentences(repairs)[0])
@@ -109,6 +113,8 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None) 
         world_size=described.world_size,
         backend=described.backend,
         groups=described.groups,
+        devices=device_names(slices.keys),
+        unknown_device=tuple(gathered.unknown_device),
         warnings=(*_cut_short(source, slices), *_sentences(repairs)),
     )
 

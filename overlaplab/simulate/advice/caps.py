@@ -262,9 +262,11 @@ def best_cap(run: Run, played: Sequence[CapPlayed]) -> CapPlayed | None:
 
 @once_per_run
 def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
-    """Which of the first trace's steps neither a busy machine nor a late link disturbed; all, where none is left."""
+    """Which of the first trace's steps neither a busy machine nor a late link disturbed, and none of the traces has
+    damaged; all, where none is left.
+    """
     numbers = [window.step for window in step_windows(run.traces[0])]
-    bad = disturbed(run.manifest)
+    bad = disturbed(run.manifest) | {own.step for trace in run.traces for own in step_windows(trace) if own.damaged}
     left = np.array([number not in bad for number in numbers], dtype=np.bool_)
     return left if left.any() else np.ones(len(numbers), dtype=np.bool_)
 

@@ -156,6 +156,10 @@ def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[_Pass]:
                 f"{backward.forwards} modules under DDP have one backward pass: which gradients are whose is not known"
             )
             raise refuse(what)
+        if backward.repeated:
+            raise refuse(
+                "several backward passes follow one forward pass of DDP: which gradients are whose is not known"
+            )
         if told == {"order"}:
             raise refuse("the sizes of its gradients are not known", "Record with record_shapes=True.")
         if told != {"sizes"} or sum(len(own.gradients) for own in backward.buckets) != backward.gradients:

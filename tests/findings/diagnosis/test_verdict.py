@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from made.step_rows import BOUND, exposed_rows, summary_rows
@@ -32,6 +33,11 @@ def test_the_verdict_has_one_denominator_and_says_which_step_it_is() -> None:
     )
 
 
+def advice_of(tables: RunTables) -> str:
+    assert tables.diagnosis is not None
+    return tables.diagnosis.advice
+
+
 def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_path: Path) -> None:
     events = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 88, 90, 100, correlation=2)
     tables = RunTables(run=run_of(tmp_path / "idle", events))
@@ -39,6 +45,16 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
         "Foreign traces, 1 rank, median step 0.10 ms; rank 0 (the only one): 80\u00a0% of the step time is idle, since"
         " the host launches too slowly."
     )
+    assert "torch.compile or CUDA graphs" in advice_of(tables)
+    for call in (one for one in events if one["cat"] == "cuda_runtime"):
+        call["name"] = "cudaGraphLaunch"
+    graphs = RunTables(run=run_of(tmp_path / "graphs", events))
+    assert "the host launches too slowly" in graphs.verdict
+    assert "torch.compile" not in advice_of(graphs)
+    assert "CUDA graphs leave gaps" in advice_of(graphs)
+    host = RunTables(run=run_of(tmp_path / "host", [op("mm", 10 * place, 10 * place + 2) for place in range(10)]))
+    assert host.verdict.endswith("78\u00a0% of the step time is idle, as no operator runs.")
+    assert not re.search("launch|CUDA|device", host.verdict + advice_of(host))
     events = [op("mm", 0, 97), event("gloo:all_reduce", 96, 98, cat="user_annotation", tid=7), op("mm", 98, 100)]
     busy = run_of(tmp_path / "busy", events)
     assert other_problem(overlaplab.summary(busy), overlaplab.exposed(busy), idle(busy)) == (

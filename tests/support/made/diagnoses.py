@@ -32,6 +32,7 @@ def diagnosis() -> Diagnosis:
         rank=0,
         step=4,
         chosen="the only one",
+        start_ns=0,
         span_ns=100 * MS,
         comm_ns=40 * MS,
         hidden_ns=10 * MS,

@@ -18,7 +18,7 @@ def summary_rows(*steps: tuple[int | None, int | None, int, int]) -> pd.DataFram
     """Rank, step, length and exposed time of each; 20 ms are hidden, and a tenth of the exposed time is waiting."""
     rows = []
     for rank, step, span, exposed in steps:
-        row = {"rank": rank, "step": step, "span_ns": span, "comm_ns": exposed + 20, "overlapped_ns": 20}
+        row = {"rank": rank, "step": step, "start_ns": 0, "span_ns": span, "comm_ns": exposed + 20, "overlapped_ns": 20}
         row |= {"exposed_comm_ns": exposed, "exposed_wait_ns": exposed // 10, "compute_ns": span - exposed}
         rows.append(
             row | dict.fromkeys(("idle_ns", "memory_only_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns"), 0)
