@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,6 +71,15 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 def total(a: Intervals) -> int:
     """The length of the set, in ns."""
     return int((a[:, 1] - a[:, 0]).sum())
+
+
+def reduce_ranges(
+    ufunc: np.ufunc, values: NDArray[Any], first: NDArray[np.int64], last: NDArray[np.int64], *, empty: int
+) -> NDArray[Any]:
+    """For each range of places [first, last) what the ufunc makes of the values there; `empty` for an empty range."""
+    padded = np.append(values, empty)  # `reduceat` refuses the place that follows the last value
+    reduced = ufunc.reduceat(padded, np.column_stack((first, last)).ravel())[::2] if len(first) else padded[:0]
+    return np.where(first < last, reduced, empty)
 
 
 def length_before(a: Intervals) -> Callable[[int], int]:

@@ -20,6 +20,7 @@ __all__ = [
     "kind_word",
     "last_gradient",
     "ms",
+    "numbers_named",
     "percent",
     "rank_word",
     "sentence",
@@ -131,6 +132,16 @@ def count(number: int, noun: str) -> str:
 def joined(names: Sequence[str]) -> str:
     """One name or more as a list: `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def numbers_named(numbers: Sequence[int], *, most: int = 8, last: str = ", ") -> str:
+    """Whole numbers as a list; of many the first ones and how many there are: `3, 5, 8, … (812 in all)`.
+
+    `last` stands before the last one of a whole list.
+    """
+    if len(numbers) > most:
+        return f"{', '.join(map(str, numbers[:most]))}, … ({len(numbers):,} in all)"
+    return last.join(filter(None, (", ".join(map(str, numbers[:-1])), *map(str, numbers[-1:]))))
 
 
 def rank_word(rank: object) -> str:

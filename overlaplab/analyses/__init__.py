@@ -31,7 +31,7 @@ from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
-from overlaplab.analyses.worst import rows_of, worst_step
+from overlaplab.analyses.worst import outlier_rows, rows_of, undamaged, worst_step
 from overlaplab.costs import Theory
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "launched_after_backward",
     "load_ranks",
     "memory",
+    "outlier_rows",
     "parse_condition",
     "peaks",
     "pipeline",
@@ -98,6 +99,7 @@ __all__ = [
     "sweep_links",
     "totals",
     "transfer_lines",
+    "undamaged",
     "volume",
     "volume_theory",
     "work_differs",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 import pandas as pd
@@ -12,7 +14,7 @@ from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_bac
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
-from overlaplab.intervals import Intervals, clip, subtract, total
+from overlaplab.intervals import length_before, subtract
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import label_list
 
@@ -57,13 +59,13 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     busy, labels, ran = activity(trace), labels_of(trace), executions(trace)
-    exposed = subtract(busy.communication, busy.compute)
+    exposed_before = length_before(subtract(busy.communication, busy.compute))
     labelled = _synchronising(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
     unlabelled = unlabelled_backwards(trace, ran)
     for step in steps:
         rows = [
-            *_of_labels(launched_in(labels, step), launched_in(labelled, step), step, ran, exposed),
-            *_of_ddp(launched_in(unlabelled, step), step, ran, exposed),
+            *_of_labels(launched_in(labels, step), launched_in(labelled, step), step, ran, exposed_before),
+            *_of_ddp(launched_in(unlabelled, step), step, ran, exposed_before),
         ]
         yield from sorted(rows, key=lambda row: int(row["launch_ns"]))
 
@@ -74,11 +76,21 @@ def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
     if backwards:
         return [label for label in backwards if label.fields["sync"] == "1"]
     launches = [label.start_ns for label in labels if label.word == "bucket_launch"]
-    return [own for own in autograd_passes(trace) if any(own.start_ns <= at <= own.end_ns for at in launches)]
+    return [own for own in autograd_passes(trace) if own.end_ns >= _first_from(launches, own.start_ns)]
+
+
+def _first_from(moments: Sequence[int], start_ns: int) -> float:
+    """The first of these moments, which are in order, from the start on; infinity where none follows."""
+    place = bisect_left(moments, start_ns)
+    return moments[place] if place < len(moments) else inf
 
 
 def _of_labels(
-    labels: Sequence[Label], backwards: Sequence[Span], step: Window, ran: Executions, exposed: Intervals
+    labels: Sequence[Label],
+    backwards: Sequence[Span],
+    step: Window,
+    ran: Executions,
+    exposed_before: Callable[[int], int],
 ) -> Iterator[dict[str, Any]]:
     """The buckets of one step's labels, which must be in order of time.
 
@@ -114,7 +126,12 @@ def _of_labels(
             "shapes": (None,) * len(held),
             "told_by": None if completed is None else "engine",
             **_times(
-                None if completed is None else completed.start_ns, label, ran.of_launch(label), step, ran, exposed
+                None if completed is None else completed.start_ns,
+                label,
+                ran.of_launch(label),
+                step,
+                ran,
+                exposed_before,
             ),
         }
 
@@ -125,7 +142,7 @@ def _arriving(label: Label) -> Sequence[str]:
 
 
 def _of_ddp(
-    backwards: Sequence[DDPBackward], step: Window, ran: Executions, exposed: Intervals
+    backwards: Sequence[DDPBackward], step: Window, ran: Executions, exposed_before: Callable[[int], int]
 ) -> Iterator[dict[str, Any]]:
     if not backwards:
         return
@@ -142,7 +159,7 @@ def _of_ddp(
             "arrivals": tuple(gradient.number for gradient in held),
             "shapes": tuple(gradient.shape for gradient in held),
             "told_by": bucket.told_by,
-            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, exposed),
+            **_times(bucket.ready_ns, bucket.launch, bucket.launch.ran, step, ran, exposed_before),
         }
 
 
@@ -163,7 +180,7 @@ def _times(
     bounds: tuple[int, int] | None,
     step: Window,
     ran: Executions,
-    exposed: Intervals,
+    exposed_before: Callable[[int], int],
 ) -> dict[str, Any]:
     """A bucket's times, from when it was ready on the host, and when its collective ran."""
     return {
@@ -171,7 +188,7 @@ def _times(
         "launch_ns": launch.start_ns - step.start_ns,
         "start_ns": bounds and bounds[0] - step.start_ns,
         "end_ns": bounds and bounds[1] - step.start_ns,
-        "exposed_ns": bounds and total(clip(exposed, *bounds)),
+        "exposed_ns": bounds and exposed_before(max(bounds)) - exposed_before(bounds[0]),
     }
 
 

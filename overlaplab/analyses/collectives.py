@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.costs.link import ring_factor
-from overlaplab.events import Run, Trace, activity, step_windows
+from overlaplab.events import Run, Trace, activity, once_per_run, step_windows, windows_at
 from overlaplab.evidence.arguments import axes_of
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.fields import Fields, Groups, as_table, or_none
@@ -73,12 +73,13 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     keep = table["trace"].isin(chosen).to_numpy(copy=True)
     if not replace(selection, ranks=None).is_everything:
         for place, trace in chosen.items():
-            every = step_windows(trace)
-            wanted = [every.index(window) for window in selected_windows(trace, selection)]
+            place_of = {window: number for number, window in enumerate(step_windows(trace))}
+            wanted = [place_of[window] for window in selected_windows(trace, selection)]
             keep &= (table["trace"] != place).to_numpy() | table["window"].isin(wanted).to_numpy()
     return table.loc[keep, list(COLUMNS)].reset_index(drop=True)
 
 
+@once_per_run
 def _all(run: Run) -> pd.DataFrame:
     every = numbered(run)
     table: Fields = {str(name): column.to_numpy() for name, column in every.items() if name != "rank"}
@@ -122,12 +123,8 @@ def _place(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
 
 def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The step that contains each launch, or each start if it was launched before the recording; -1 for none."""
-    place_of = np.full(len(at_ns), -1, dtype=np.int64)
-    for place, window in enumerate(step_windows(trace)):
-        by_host = (at_ns >= window.host_start_ns) & (at_ns < window.host_end_ns)
-        by_time = (at_ns >= window.start_ns) & (at_ns < window.end_ns)
-        place_of[np.where(launched, by_host, by_time)] = place
-    return place_of
+    steps = step_windows(trace)
+    return np.where(launched, windows_at(steps, at_ns, of_host=True), windows_at(steps, at_ns))
 
 
 def _measured(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.events import Run, processor_counts
+from overlaplab.events import Run, processor_counts, window_bounds, windows_at
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.selection import EVERYTHING, Selection
 
@@ -27,11 +27,15 @@ def delays(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """
     tables = []
     for trace in selected_traces(run, selection):
-        counts = processor_counts(trace)
-        for window in selected_windows(trace, selection):
-            own = counts[(counts["start_ns"] >= window.start_ns) & (counts["end_ns"] <= window.end_ns)]
-            own = own.assign(span_ns=own["end_ns"] - own["start_ns"])
-            summed = own.groupby(["unit", "phase"], sort=False)[["span_ns", "ran_ns", "delayed_ns"]].sum().reset_index()
-            tables.append(summed.assign(rank=trace.rank, step=window.step))
-    found = pd.concat(tables) if tables else pd.DataFrame(columns=list(COLUMNS))
-    return found[list(COLUMNS)].astype(COLUMNS).reset_index(drop=True)
+        counts, windows = processor_counts(trace), selected_windows(trace, selection)
+        if not len(counts) or not windows:
+            continue
+        place = windows_at(windows, counts["start_ns"].to_numpy())
+        inside = (place >= 0) & (counts["end_ns"].to_numpy() <= window_bounds(windows)[1][place])
+        counts = counts.assign(place=place, span_ns=counts["end_ns"] - counts["start_ns"])[inside]
+        by = counts.groupby(["place", "unit", "phase"], sort=False)[["span_ns", "ran_ns", "delayed_ns"]]
+        summed = by.sum().reset_index().sort_values("place", kind="stable")
+        steps = pd.array([window.step for window in windows], dtype="Int64")[summed["place"].to_numpy()]
+        tables.append(summed.assign(rank=trace.rank, step=steps))
+    table = pd.concat(tables) if tables else pd.DataFrame(columns=list(COLUMNS))
+    return table[list(COLUMNS)].astype(COLUMNS).reset_index(drop=True)

@@ -18,14 +18,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows
+from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.fields import Groups, grouped_by, or_none, taken
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, first_of, last_moving, owned
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import clip, subtract, total, union
+from overlaplab.intervals import subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -122,20 +122,18 @@ class _Found:
     """Rank, number and the run's zero by the rank's clock."""
     labels: Mapping[str, Sequence[Any]]
     """`_LABELS` by row of the moments."""
-    parts: Sequence[tuple[int, Cause, Moments]]
-    """The step's place in `steps`, the cause, and its moments."""
+    parts: Sequence[tuple[Cause, Moments]]
+    """A cause and moments that have it; their `step` is the place in `steps`."""
 
     def moments(self) -> Facts:
         """One row per moment: `place` in `steps`, `cause` (its place in `_ORDER`), `row`, `exposed_ns`, times."""
-        lengths = [len(part.row) for _, _, part in self.parts]
-        row, start, end = (
-            np.concatenate([getattr(part, name) for _, _, part in self.parts]) for name in ("row", "start", "end")
+        place, row, start, end = (
+            np.concatenate([getattr(part, name) for _, part in self.parts]) for name in ("step", "row", "start", "end")
         )
-        places = np.array([number for number, _, _ in self.parts], dtype=np.int64)
-        causes = np.array([_ORDER.index(cause) for _, cause, _ in self.parts], dtype=np.int64)
+        causes = np.array([_ORDER.index(cause) for cause, _ in self.parts], dtype=np.int64)
         return {
-            "place": np.repeat(places, lengths),
-            "cause": np.repeat(causes, lengths),
+            "place": place,
+            "cause": np.repeat(causes, [len(part.row) for _, part in self.parts]),
             "row": row,
             "exposed_ns": end - start,
             "start_ns": start,
@@ -157,7 +155,7 @@ class _Found:
 
 
 def _found(run: Run, selection: Selection) -> _Found:
-    parts: list[tuple[int, Cause, Moments]] = []
+    parts: list[tuple[Cause, Moments]] = []
     steps: list[tuple[int | None, int | None, int]] = []
     labels: dict[str, list[Any]] = {name: [] for name in _LABELS}
     for trace in selected_traces(run, selection):
@@ -166,62 +164,56 @@ def _found(run: Run, selection: Selection) -> _Found:
         windows = selected_windows(trace, selection)
         facts = collective_facts(run)[run.traces.index(trace)]
         before = len(labels["index"])
-        for number, cause, part in _of_trace(trace, facts, windows, _idle_by_schedule(run, trace)):
-            row = np.where(part.row >= 0, part.row + before, -1)
-            parts.append((len(steps) + number, cause, replace(part, row=row)))
+        for cause, part in _of_trace(trace, facts, windows, _idle_by_schedule(run, trace, windows)):
+            if len(part.row):
+                row = np.where(part.row >= 0, part.row + before, -1)
+                parts.append((cause, replace(part, row=row, step=part.step + len(steps))))
         steps += [(trace.rank, window.step, zero_of(run, trace)) for window in windows]
         for name, values in labels.items():
             values += facts[name].tolist()
     return _Found(steps, labels, parts)
 
 
-def _idle_by_schedule(run: Run, trace: Trace) -> dict[Window, IdleBySchedule]:
-    """By window; empty without a pipeline."""
-    place, windows = run.traces.index(trace), step_windows(trace)
-    found = idle_by_schedule(run)
-    return {window: found[place, step] for step, window in enumerate(windows) if (place, step) in found}
+def _idle_by_schedule(run: Run, trace: Trace, windows: Sequence[Window]) -> list[IdleBySchedule | None]:
+    """For each window how long the rank must be idle in it; None where that is unknown, and without a pipeline."""
+    place, idle = run.traces.index(trace), idle_by_schedule(run)
+    of_window = {window: idle.get((place, step)) for step, window in enumerate(step_windows(trace))} if idle else {}
+    return [of_window.get(window) for window in windows]
 
 
 def _of_trace(
-    trace: Trace, facts: Facts, windows: Sequence[Window], idle: Mapping[Window, IdleBySchedule]
-) -> Iterator[tuple[int, Cause, Moments]]:
-    """One rank's exposed moments by step and cause."""
+    trace: Trace, facts: Facts, windows: Sequence[Window], idle: Sequence[IdleBySchedule | None]
+) -> Iterator[tuple[Cause, Moments]]:
+    """One rank's exposed moments by cause; all steps at once, as each has few."""
     compute, communication = activity(trace).compute, activity(trace).communication
-    gaps = subtract(communication, compute)
     moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
-    for number, window in enumerate(windows):
-        bounds = window.start_ns, window.end_ns
-        excess = total(clip(moving, *bounds)) - total(clip(compute, *bounds))
-        moments = owned(facts, clip(gaps, *bounds), compute)
-        if window in idle:
-            of_messages, moments = _messages(facts, moments)
-            yield from ((number, *part) for part in _in_pipeline(of_messages, idle[window]) if len(part[1].row))
-        else:
-            along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool)
-            sending, moments = moments.where(along), moments.where(~along)
-            if len(sending.row):
-                yield number, Cause.SEND, sending
-        yield from ((number, cause, part) for cause, part in _decided(facts, moments, max(0, excess)) if len(part.row))
+    bounds = window_bounds(windows)
+    excess = np.maximum(within(moving, *bounds) - within(compute, *bounds), 0)
+    moments = owned(facts, subtract(communication, compute), compute, *bounds)
+    scheduled = np.array([step is not None for step in idle], dtype=bool)[moments.step]
+    messages = np.append(facts["matched"] & facts["message"], False)[moments.row]
+    yield from _in_pipeline(moments.where(scheduled & messages), idle)
+    along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool) & ~scheduled
+    yield Cause.SEND, moments.where(along)
+    yield from _decided(facts, moments.where(~along & ~(scheduled & messages)), excess)
 
 
-def _messages(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
-    """The moments of messages of which both ends are known, and the others."""
-    own = (moments.row >= 0) & (facts["matched"] & facts["message"])[moments.row]
-    return moments.where(own), moments.where(~own)
-
-
-def _in_pipeline(moments: Moments, idle: IdleBySchedule) -> Iterator[tuple[Cause, Moments]]:
+def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
     """The rules of pipelines: waits are the schedule's, then slow stages', as far as these explain them."""
     waits = moments.does == Does.WAITS
-    bubble, remaining = first_of(moments.where(waits), idle.bubble_ns)
+    bubble_ns, imbalance_ns = (
+        np.array([0 if step is None else getattr(step, name) for step in idle], dtype=np.int64)
+        for name in ("bubble_ns", "imbalance_ns")
+    )
+    bubble, remaining = first_of(moments.where(waits), bubble_ns)
     yield Cause.BUBBLE, bubble
-    imbalance, remaining = first_of(remaining, idle.imbalance_ns)
+    imbalance, remaining = first_of(remaining, imbalance_ns)
     yield Cause.IMBALANCE, imbalance
     yield Cause.SEND, remaining
     yield Cause.SEND, moments.where(~waits)
 
 
-def _decided(facts: Facts, moments: Moments, excess_ns: int) -> Iterator[tuple[Cause, Moments]]:
+def _decided(facts: Facts, moments: Moments, excess_ns: NDArray[np.int64]) -> Iterator[tuple[Cause, Moments]]:
     """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
     yield Cause.STRAGGLER, moments.where(waits)
@@ -256,12 +248,11 @@ def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
     """Rules 5 to 7, then 8 to 11 for the remaining moments."""
     remaining, behind = _behind(facts, moments)
     yield Cause.QUEUED, behind
-    queued_ns = facts["queued_ns"].copy()
-    np.subtract.at(queued_ns, behind.row, behind.end - behind.start)
     launched = facts["end_ns"] - facts["late_ns"]
     remaining, late = remaining.split(launched[remaining.row])
     yield Cause.LATE, late
-    remaining, queued = remaining.split((launched - queued_ns)[remaining.row])
+    queued_ns = facts["queued_ns"][remaining.row] - _length_in_step(behind, remaining)
+    remaining, queued = remaining.split(launched[remaining.row] - queued_ns)
     yield Cause.QUEUED, queued
     edge = facts["edge"][remaining.row]
     yield Cause.TAIL, remaining.where(edge)
@@ -272,6 +263,13 @@ def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
     moves = remaining.does == Does.MOVES
     yield Cause.LINK, remaining.where(moves)
     yield Cause.UNKNOWN, remaining.where(~moves)
+
+
+def _length_in_step(moments: Moments, asking: Moments) -> NDArray[np.int64]:
+    """For each of the `asking` moments how long the moments of its collective in its step are together."""
+    groups = grouped_by(*(np.append(getattr(moments, name), getattr(asking, name)) for name in ("step", "row")))
+    lengths = np.append(moments.end - moments.start, np.zeros(len(asking.row), dtype=np.int64))
+    return groups.spread(np.add, lengths)[len(moments.row) :]
 
 
 def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:

@@ -29,10 +29,11 @@ from overlaplab.events import (
     launches_graphs,
     once_per_trace,
     rule_of,
+    window_bounds,
 )
 from overlaplab.evidence.clocks import zero_of
-from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
+from overlaplab.evidence.selection import measured_traces, selected_windows
+from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -61,37 +62,33 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     tell), `other_ns` (launched, but waiting for something else, or unknown). The last four add up to `idle_ns`. A rank
     whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = []
-    for trace in selected_traces(run, selection):
-        own = activity(trace)
-        if own.rule is Rule.UNRECORDED:
-            continue
+    tables = []
+    for trace in measured_traces(run, selection):
         waits, delays = idle_gaps(trace)
-        for window in selected_windows(trace, selection):
-            bounds = window.start_ns, window.end_ns
-            idle_time = _idle(trace, *bounds)
-            host, kernel, lost = total(clip(waits, *bounds)), total(clip(delays, *bounds)), 0
-            if own.rule is Rule.CPU:
-                lost = 0 if own.preempted is None else total(intersect(own.preempted, idle_time))
-                host, kernel = total(idle_time) - lost, 0
-            rows.append(
+        busy, windows = activity(trace), selected_windows(trace, selection)
+        starts, ends = window_bounds(windows)
+        idle_ns = ends - starts - within(_busy(trace), starts, ends)
+        host, kernel, preempted = within(waits, starts, ends), within(delays, starts, ends), np.zeros_like(starts)
+        if busy.rule is Rule.CPU:
+            if busy.preempted is not None:
+                preempted = within(subtract(busy.preempted, _busy(trace)), starts, ends)
+            host, kernel = idle_ns - preempted, np.zeros_like(starts)
+        tables.append(
+            pd.DataFrame(
                 {
                     "rank": trace.rank,
-                    "step": window.step,
-                    "start_ns": window.start_ns - zero_of(run, trace),
-                    "span_ns": window.end_ns - window.start_ns,
-                    "idle_ns": total(idle_time),
+                    "step": pd.array([window.step for window in windows], dtype="Int64"),
+                    "start_ns": starts - zero_of(run, trace),
+                    "span_ns": ends - starts,
+                    "idle_ns": idle_ns,
                     "host_wait_ns": host,
                     "kernel_wait_ns": kernel,
-                    "preempted_ns": lost,
+                    "preempted_ns": preempted,
+                    "other_ns": idle_ns - host - kernel - preempted,
                 }
-            )
-    if not rows:
-        return empty_table(COLUMNS)
-    table = pd.DataFrame(rows)
-    named = ["host_wait_ns", "kernel_wait_ns", "preempted_ns"]
-    table["other_ns"] = table["idle_ns"] - table[named].sum(axis=1)
-    return table[list(COLUMNS)].astype(COLUMNS)
+            ).astype(COLUMNS)
+        )
+    return pd.concat(tables, ignore_index=True) if tables else empty_table(COLUMNS)
 
 
 def host_role(run: Run) -> HostRole:
@@ -107,10 +104,6 @@ def _busy(trace: Trace) -> Intervals:
     own = activity(trace)
     stacked = np.concatenate((own.compute, own.communication, own.memory))
     return union(stacked[:, 0], stacked[:, 1])
-
-
-def _idle(trace: Trace, start_ns: int, end_ns: int) -> Intervals:
-    return clip(subtract(np.array([[start_ns, end_ns]], dtype=np.int64), _busy(trace)), start_ns, end_ns)
 
 
 @once_per_trace

@@ -22,6 +22,7 @@ from overlaplab.events import (
     rule_of,
     said_to_communicate,
     unknown_communication,
+    unmarked_iterations,
 )
 from overlaplab.evidence.collective_facts import could_start
 from overlaplab.evidence.matching import steps_and_labels
@@ -34,7 +35,7 @@ __all__ = ["load_ranks"]
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
-    *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels),
+    *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),
     *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels),
 )
 

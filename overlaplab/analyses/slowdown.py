@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Work, activity, counting_as, rule_of, step_windows
+from overlaplab.events import Run, Trace, Work, activity, counting_as, rule_of, step_windows, windows_at
 from overlaplab.intervals import within
 from overlaplab.vocabulary import Rule
 
@@ -28,8 +26,7 @@ def slowdowns(run: Run) -> pd.DataFrame:
     Columns: `name`, `pairs` (how many such kernels of a step ran both ways), `alone_ns`, `beside_ns` (their medians,
     added up; all int64), `slowdown` (float64: `beside_ns` ÷ `alone_ns`, less 1). Empty without a GPU.
     """
-    kernels = [_kernels(trace) for trace in run.traces if rule_of(trace) is Rule.GPU]
-    tables = [own for each in kernels for own in each]
+    tables = [_kernels(trace) for trace in run.traces if rule_of(trace) is Rule.GPU]
     if not tables:
         return pd.DataFrame(columns=list(_TYPES)).astype(_TYPES)
     table = pd.concat(tables, ignore_index=True)
@@ -46,16 +43,22 @@ def slowdowns(run: Run) -> pd.DataFrame:
     return found.reindex(columns=list(_TYPES)).round({"alone_ns": 0, "beside_ns": 0}).astype(_TYPES)
 
 
-def _kernels(trace: Trace) -> Iterator[pd.DataFrame]:
-    """Of each step its compute kernels: `place` among the step's `of` of that name, and the `share` of their time in
+def _kernels(trace: Trace) -> pd.DataFrame:
+    """The compute kernels of all steps: `place` among its step's `of` of that name, and the `share` of its time in
     which the rank communicated.
     """
     events = trace.events[counting_as(trace, Work.COMPUTE)]
-    busy = activity(trace).communication
-    for window in step_windows(trace):
-        own = events[events["ts_ns"].between(window.start_ns, window.end_ns, inclusive="left") & (events["dur_ns"] > 0)]
-        starts, took = own["ts_ns"].to_numpy(np.int64), own["dur_ns"].to_numpy(np.int64)
-        table = pd.DataFrame({"name": own["name"].astype(object), "dur_ns": took})
-        table["share"] = within(busy, starts, starts + took) / took
-        same = table.groupby("name")["name"]
-        yield table.assign(place=same.cumcount(), of=same.transform("size"))
+    step = windows_at(step_windows(trace), events["ts_ns"].to_numpy())
+    inside = (step >= 0) & (events["dur_ns"] > 0).to_numpy()
+    events, step = events[inside], step[inside]
+    starts, took = events["ts_ns"].to_numpy(np.int64), events["dur_ns"].to_numpy(np.int64)
+    same = pd.Series(step).groupby([step, events["name"].cat.codes.to_numpy()])
+    return pd.DataFrame(
+        {
+            "name": events["name"].astype(object).to_numpy(),
+            "dur_ns": took,
+            "share": within(activity(trace).communication, starts, starts + took) / took,
+            "place": same.cumcount().to_numpy(),
+            "of": same.transform("size").to_numpy(),
+        }
+    )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Window, activity, step_windows, table_of
+from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.evidence.waits import exposed_parts
-from overlaplab.intervals import clip, intersect, subtract, total, union
+from overlaplab.intervals import EMPTY, clip, intersect, subtract, total, union, within
 from overlaplab.selection import EVERYTHING, Selection
 
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
@@ -45,13 +45,14 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     are without these, and the step counts in no median).
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows, damaged = [], []
+    tables, damaged = [], []
     for trace in measured_traces(run, selection):
-        for window in selected_windows(trace, selection):
-            start = window.start_ns - zero_of(run, trace)
-            rows.append({"rank": trace.rank, "step": window.step, "start_ns": start, **_breakdown(run, trace, window)})
-            damaged.append(window.damaged)
-    return _finished(rows, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
+        windows = selected_windows(trace, selection)
+        starts = window_bounds(windows)[0] - zero_of(run, trace)
+        steps = pd.Series([window.step for window in windows], dtype="Int64")
+        tables.append(_breakdown(run, trace, windows).assign(rank=trace.rank, step=steps, start_ns=starts))
+        damaged += [window.damaged for window in windows]
+    return _joined(tables, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -60,51 +61,51 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     A ratio of totals is the ratio of the sums. `outside_ns` is recorded time outside all steps' windows, whichever
     steps are selected; the other columns do not include it. A rank whose device activity was not recorded has no row.
     """
-    rows = []
+    tables = []
     for trace in measured_traces(run, selection):
-        parts = [_breakdown(run, trace, window) for window in selected_windows(trace, selection)]
-        rows.append(
-            {"rank": trace.rank, "outside_ns": _outside(trace)}
-            | {column: _sum(part[column] for part in parts) for column in (*_SUMMED, *_PERHAPS)}
+        parts = _breakdown(run, trace, selected_windows(trace, selection))
+        sums = {name: [column.sum(skipna=False)] for name, column in parts.items()}
+        tables.append(pd.DataFrame(sums).assign(rank=trace.rank, outside_ns=_outside(trace)))
+    return _joined(tables, "rank", "outside_ns")
+
+
+def _breakdown(run: Run, trace: Trace, windows: Sequence[Window]) -> pd.DataFrame:
+    """One row per window with its figures, but for the ratio."""
+    busy, parts = activity(trace), exposed_parts(run)[run.traces.index(trace)]
+    starts, ends = window_bounds(windows)
+    compute_ns, exposed_ns, overlapped_ns, memory_ns, wait_ns, transfer_ns, unmatched_ns, preempted_ns = (
+        within(times, starts, ends)
+        for times in (
+            busy.compute,
+            subtract(busy.communication, busy.compute),
+            intersect(busy.communication, busy.compute),
+            subtract(subtract(busy.memory, busy.compute), busy.communication),
+            *(parts.wait, parts.transfer, parts.unknown),
+            EMPTY if busy.preempted is None else busy.preempted,
         )
-    return _finished(rows, "rank", "outside_ns")
+    )
+    return pd.DataFrame(
+        {
+            "span_ns": ends - starts,
+            "compute_ns": compute_ns,
+            "comm_ns": overlapped_ns + exposed_ns,
+            "compute_only_ns": compute_ns - overlapped_ns,
+            "overlapped_ns": overlapped_ns,
+            "exposed_comm_ns": exposed_ns,
+            "exposed_wait_ns": pd.arrays.IntegerArray(wait_ns, unmatched_ns > 0),
+            "exposed_transfer_ns": pd.arrays.IntegerArray(transfer_ns, unmatched_ns > 0),
+            "memory_only_ns": memory_ns,
+            "idle_ns": ends - starts - compute_ns - exposed_ns - memory_ns,
+            "preempted_ns": pd.arrays.IntegerArray(preempted_ns, np.full(len(windows), busy.preempted is None)),
+        }
+    )
 
 
-def _sum(numbers: Iterable[int | None]) -> int | None:
-    """Their sum; None if any is unknown."""
-    values = list(numbers)
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _breakdown(run: Run, trace: Trace, window: Window) -> dict[str, int | None]:
-    own, parts = activity(trace), exposed_parts(run)[run.traces.index(trace)]
-    start, end = window.start_ns, window.end_ns
-    compute = clip(own.compute, start, end)
-    comm = clip(own.communication, start, end)
-    memory = clip(own.memory, start, end)
-    overlapped, exposed = total(intersect(comm, compute)), total(subtract(comm, compute))
-    memory_only = total(subtract(subtract(memory, compute), comm))
-    matched = not len(clip(parts.unknown, start, end))
-    return {
-        "span_ns": end - start,
-        "compute_ns": total(compute),
-        "comm_ns": overlapped + exposed,
-        "compute_only_ns": total(compute) - overlapped,
-        "overlapped_ns": overlapped,
-        "exposed_comm_ns": exposed,
-        "exposed_wait_ns": total(clip(parts.wait, start, end)) if matched else None,
-        "exposed_transfer_ns": total(clip(parts.transfer, start, end)) if matched else None,
-        "memory_only_ns": memory_only,
-        "idle_ns": end - start - total(compute) - exposed - memory_only,
-        "preempted_ns": None if own.preempted is None else total(clip(own.preempted, start, end)),
-    }
-
-
-def _finished(rows: Sequence[Mapping[str, int | None]], *identity: str) -> pd.DataFrame:
-    """A table of these rows with the documented columns, in order."""
-    dtypes = {name: "Int64" if name in ("rank", "step", *_PERHAPS) else "int64" for name in (*identity, *FIGURES)}
-    table = table_of(rows, dtypes | {"overlap_ratio": "Float64"})
+def _joined(tables: Sequence[pd.DataFrame], *identity: str) -> pd.DataFrame:
+    """The ranks' rows one after another, with the documented columns, in order."""
+    names = (*identity, *FIGURES[:-1])
+    dtypes = {name: "Int64" if name in ("rank", "step", *_PERHAPS) else "int64" for name in names}
+    table = pd.concat(tables, ignore_index=True)[list(names)].astype(dtypes) if tables else empty_table(dtypes)
     comm, overlapped = table["comm_ns"].to_numpy(), table["overlapped_ns"].to_numpy()
     table["overlap_ratio"] = pd.arrays.FloatingArray(overlapped / np.where(comm, comm, 1), comm == 0)
     return table
@@ -112,6 +113,5 @@ def _finished(rows: Sequence[Mapping[str, int | None]], *identity: str) -> pd.Da
 
 def _outside(trace: Trace) -> int:
     start, end = activity(trace).extent
-    steps = step_windows(trace)
-    inside = clip(union([step.start_ns for step in steps], [step.end_ns for step in steps]), start, end)
+    inside = clip(union(*window_bounds(step_windows(trace))), start, end)
     return end - start - total(inside)

@@ -42,13 +42,31 @@ def outlier_steps(table: pd.DataFrame) -> tuple[int, ...]:
     lies further from the median of all steps than `SPREADS` times their spread, and than `MUCH_LONGER` of the median
     step time.
     """
+    return tuple(int(step) for step in _unlike(table).index)
+
+
+def outlier_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Of each of `outlier_steps` the row of the rank that was exposed most in it, in order of steps.
+
+    Takes rows of `overlaplab.summary`, and adds `away_ns` (int64): how far the step is from the median one, by its
+    length or its exposed time, whichever is further.
+    """
+    away = _unlike(table)
+    rows = table[table["step"].isin(away.index).to_numpy(dtype=bool)]
+    order = ["step", "exposed_comm_ns", "span_ns"]
+    rows = rows.sort_values(order, ascending=[True, False, False], kind="stable").drop_duplicates("step")
+    return rows.assign(away_ns=away.to_numpy(np.int64)).reset_index(drop=True)
+
+
+def _unlike(table: pd.DataFrame) -> pd.Series:
+    """How far each outlier step is from the median step, in ns, by its number."""
     steps = undamaged(table)
     steps = steps[steps["step"].notna()].groupby("step")[["span_ns", "exposed_comm_ns"]].max()
     if len(steps) < _FEWEST:
-        return ()
+        return pd.Series(dtype="float64")
     enough = MUCH_LONGER * float(steps["span_ns"].median())
-    found = _far(steps["span_ns"], enough) | _far(steps["exposed_comm_ns"], enough)
-    return tuple(int(step) for step in steps.index[found])
+    away = (steps - steps.median()).abs().max(axis=1)
+    return away[_far(steps["span_ns"], enough) | _far(steps["exposed_comm_ns"], enough)]
 
 
 def undamaged(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlaplab.cli.options import EVERYTHING, OPENING, Json, Opening, RunPaths, Selection, grouped
+from overlaplab.cli.options import EVERYTHING, OPENING, Every, Json, Opening, RunPaths, Selection, grouped
 from overlaplab.cli.shared import load, print_json, runs_at, show
 from overlaplab.errors import OverlaplabError
 
@@ -27,6 +27,7 @@ app = typer.Typer()
 def compare(
     runs: RunPaths,
     as_json: Json = False,
+    every: Every = False,
     selection: Selection = EVERYTHING,
     fail_if: Annotated[
         list[str] | None,
@@ -71,7 +72,7 @@ def compare(
     if as_json:
         print_json(documents.compare_document(loaded, selection))
     else:
-        show(*terminal.compare(loaded, selection))
+        show(*terminal.compare(loaded, selection, every=every))
     if checks:
         figures = analyses.scalars(loaded[-1], selection, causes=causes)
         with _write_if_not_judged(conditions, loaded[-1].path, junit, markdown):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from overlaplab.cli.options import EVERYTHING, OPENING, Json, Opening, RunPath, Selection, grouped
+from overlaplab.cli.options import EVERYTHING, OPENING, Every, Json, Opening, RunPath, Selection, grouped
 from overlaplab.cli.shared import load, print_json, show
 
 __all__ = ["app"]
@@ -54,7 +54,11 @@ def _add(name: str, example: str, meaning: str) -> None:
     @app.command(name, help=meaning, epilog=f"Example: overlaplab {name} {example}")
     @grouped
     def command(
-        run: RunPath, as_json: Json = False, selection: Selection = EVERYTHING, opening: Opening = OPENING
+        run: RunPath,
+        as_json: Json = False,
+        every: Every = False,
+        selection: Selection = EVERYTHING,
+        opening: Opening = OPENING,
     ) -> None:
         from overlaplab.report import documents, terminal
 
@@ -62,7 +66,7 @@ def _add(name: str, example: str, meaning: str) -> None:
         if as_json:
             print_json(getattr(documents, f"{name}_document")(loaded, selection))
         else:
-            show(*terminal.lead(loaded), *getattr(terminal, name)(loaded, selection))
+            show(*terminal.lead(loaded), *getattr(terminal, name)(loaded, selection, every=every))
 
 
 for _command in _COMMANDS:

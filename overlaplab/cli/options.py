@@ -13,7 +13,18 @@ import typer
 from overlaplab.cli.completion import STRATEGIES, runs_like, strategies_like
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["EVERYTHING", "OPENING", "Json", "Opening", "RunPath", "RunPaths", "Selection", "Strategy", "grouped"]
+__all__ = [
+    "EVERYTHING",
+    "OPENING",
+    "Every",
+    "Json",
+    "Opening",
+    "RunPath",
+    "RunPaths",
+    "Selection",
+    "Strategy",
+    "grouped",
+]
 
 RunPath = Annotated[
     str,
@@ -31,6 +42,7 @@ Strategy = Annotated[
     str | None, typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}.", autocompletion=strategies_like)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, in ns, and nothing else.")]
+Every = Annotated[bool, typer.Option("--all", help="Print every row of long tables, which are summed up otherwise.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,18 +32,18 @@ class Attained:
 def attained_steps(manifest: Manifest) -> tuple[Attained, ...]:
     """The recorded steps in order; empty without an emulated link, and where run.json does not say."""
     rows = manifest.link_steps or _of_older(manifest)
-    found = []
-    for step in sorted({row.step for row in rows}):
-        own = [row for row in rows if row.step == step]
-        found.append(
-            Attained(
-                step=step,
-                ratio=max(row.occupied_ns / row.modelled_ns if row.modelled_ns else 1.0 for row in own),
-                latest_ns=max(row.latest_ns for row in own),
-                attained=all(map(_attained, own)),
-            )
+    of_step: dict[int, list[LinkStep]] = {}
+    for row in rows:
+        of_step.setdefault(row.step, []).append(row)
+    return tuple(
+        Attained(
+            step=step,
+            ratio=max(row.occupied_ns / row.modelled_ns if row.modelled_ns else 1.0 for row in of_ranks),
+            latest_ns=max(row.latest_ns for row in of_ranks),
+            attained=all(map(_attained, of_ranks)),
         )
-    return tuple(found)
+        for step, of_ranks in sorted(of_step.items())
+    )
 
 
 def link_attained(manifest: Manifest | None) -> bool | None:

@@ -27,7 +27,7 @@ from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.formats import as_shown
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
-from overlaplab.words import shorten
+from overlaplab.words import count, shorten
 
 __all__ = [
     "chosen_rows",
@@ -200,6 +200,9 @@ def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
                 for line in block.lines:
                     st.text(line)
         case TableBlock():
+            for table in block.summary if block.is_long else ():
+                st.subheader(table.caption, anchor=False)
+                show_table(table)
             st.subheader(block.caption, anchor=False)
             if block.lead:
                 st.text(block.lead)
@@ -312,7 +315,9 @@ def show_table(block: TableBlock, *, choose: bool = False, narrow: bool = False)
     """
     rows = block.frame.head(_MOST_ROWS)
     hint = "Choose a row to see it on the timeline." if choose else ""
-    remarks = [remark for remark in (block.note, block.left_out(len(rows)), hint) if remark]
+    more = len(block.frame) - len(rows)
+    left_out = f"{count(more, 'more row')}, which the command line shows with --all." if more else ""
+    remarks = [remark for remark in (block.note, left_out, hint) if remark]
     if remarks:
         with st.container(key=f"remarks_{block.key}"):
             st.text(" ".join(remarks))

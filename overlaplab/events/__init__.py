@@ -41,8 +41,11 @@ from overlaplab.events.windows import (
     main_stream,
     recording_start,
     step_windows,
+    unmarked_iterations,
+    window_bounds,
     window_warnings,
     windows,
+    windows_at,
 )
 
 __all__ = [
@@ -88,6 +91,9 @@ __all__ = [
     "table_of",
     "thread_numbers",
     "unknown_communication",
+    "unmarked_iterations",
+    "window_bounds",
     "window_warnings",
     "windows",
+    "windows_at",
 ]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching
 from overlaplab.events.rules import Work
 from overlaplab.events.run import Trace, once_per_trace
-from overlaplab.intervals import total, union
+from overlaplab.intervals import reduce_ranges, total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
+from overlaplab.words import numbers_named
 
 __all__ = [
     "NEXT_STEP",
@@ -26,13 +28,19 @@ __all__ = [
     "main_stream",
     "recording_start",
     "step_windows",
+    "unmarked_iterations",
+    "window_bounds",
     "window_warnings",
     "windows",
+    "windows_at",
 ]
 
 NEXT_STEP = "overlaplab::next_step"
 """How `overlaplab slice` renames the first step that it leaves out: it only marks the end of the step before."""
 _STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d{{1,18}})")  # 18 digits fit into 64 bits
+
+_ONCE_PER_ITERATION = ("Optimizer.step#", "DistributedDataParallel.forward")
+"""How torch's own ranges begin that an iteration usually has once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +67,7 @@ def step_windows(trace: Trace) -> tuple[Window, ...]:
 @once_per_trace
 def host_steps(trace: Trace) -> tuple[Window, ...]:
     """The host's ProfilerStep ranges in time order, whatever ran in them; the windows are those of the host."""
-    return tuple(step for step, _ in _host_steps(trace.events))
+    return tuple(step for step, _ in _host_steps(trace))
 
 
 @once_per_trace
@@ -70,13 +78,53 @@ def recording_start(trace: Trace) -> tuple[int, int] | None:
 
 def windows(trace: Trace) -> pd.DataFrame:
     """`step_windows` as a table, with the fields of `Window` as columns (`step` Int64, `damaged` bool, else int64)."""
-    table = pd.DataFrame([asdict(window) for window in step_windows(trace)], columns=list(Window.__slots__))
+    rows = [[getattr(window, name) for name in Window.__slots__] for window in step_windows(trace)]
+    table = pd.DataFrame(rows, columns=list(Window.__slots__))
     return table.astype({"step": "Int64"} | dict.fromkeys(Window.__slots__[1:], "int64") | {"damaged": "bool"})
 
 
 def window_warnings(trace: Trace) -> tuple[str, ...]:
-    """One line for each step without a window."""
+    """A line that names the steps without a window, if there are any."""
     return found_windows(trace)[1]
+
+
+def window_bounds(steps: Sequence[Window], *, of_host: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The windows' starts and ends, or when the host was in each step, as two arrays of absolute ns."""
+    pairs = [(step.host_start_ns, step.host_end_ns) if of_host else (step.start_ns, step.end_ns) for step in steps]
+    bounds = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return bounds[:, 0], bounds[:, 1]
+
+
+def windows_at(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.int64]:
+    """For each moment, in absolute ns, the place in `steps` of the window that contains it, or -1.
+
+    `of_host`: by when the host was in each step. Should several contain the moment, it is the last of them.
+    """
+    starts, ends = window_bounds(steps, of_host=of_host)
+    borders = np.unique(np.concatenate((starts, ends)))
+    owner = np.full(len(borders) + 1, -1, dtype=np.int64)  # of the time that follows each border, and before the first
+    first, last = (np.searchsorted(borders, at) for at in (starts, ends))
+    for place, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        owner[begin:end] = place
+    return np.asarray(owner[np.searchsorted(borders, moments_ns, side="right") - 1])
+
+
+@once_per_trace
+def unmarked_iterations(trace: Trace) -> tuple[str, int] | None:
+    """What the host repeats in a trace without steps, so that it holds several iterations, and how often.
+
+    It is an optimizer's step or the forward pass of a `DistributedDataParallel`; None where nothing repeats, or the
+    trace has steps.
+    """
+    if host_steps(trace):
+        return None
+    on_host = matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__)
+    for prefix in _ONCE_PER_ITERATION:
+        ranges = trace.events[on_host & matching(trace.events["name"], re.compile(re.escape(prefix)).match)]
+        counts = ranges["name"].value_counts()
+        if len(ranges) and counts.iloc[0] > 1:
+            return str(counts.index[0]), int(counts.iloc[0])
+    return None
 
 
 @once_per_trace
@@ -94,20 +142,22 @@ def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     """`step_windows` and `window_warnings`."""
     steps, warnings = _windows_and_warnings(trace)
     rows = damaged_rows(trace)
+    if not len(rows):
+        return steps, warnings
     calls, starts = launchers(trace)[rows], trace.events["ts_ns"].to_numpy()
-    called, began = starts[calls[calls >= 0]], starts[rows[calls < 0]]
+    damaged = _contain(steps, starts[calls[calls >= 0]], of_host=True) | _contain(steps, starts[rows[calls < 0]])
+    return tuple(replace(step, damaged=is_it) for step, is_it in zip(steps, damaged.tolist(), strict=True)), warnings
 
-    def is_damaged(step: Window) -> bool:
-        launched = (called >= step.host_start_ns) & (called < step.host_end_ns)
-        return bool(launched.any() or ((began >= step.start_ns) & (began < step.end_ns)).any())
 
-    if len(rows):
-        steps = tuple(replace(step, damaged=is_damaged(step)) for step in steps)
-    return steps, warnings
+def _contain(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.bool_]:
+    """Which windows contain any of these moments."""
+    starts, ends = window_bounds(steps, of_host=of_host)
+    order = np.sort(moments_ns)
+    return np.asarray(np.searchsorted(order, starts) < np.searchsorted(order, ends))
 
 
 def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
-    steps = _host_steps(trace.events)
+    steps = _host_steps(trace)
     if not steps:
         start, end = activity(trace).extent
         always = np.iinfo(np.int64)
@@ -121,15 +171,15 @@ def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, 
     return _numbered((*cut, steps[-1][0])), ()
 
 
-def _host_steps(events: pd.DataFrame) -> list[tuple[Window, int]]:
+@once_per_trace
+def _host_steps(trace: Trace) -> tuple[tuple[Window, int], ...]:
     """The host's ProfilerStep ranges in time order, each with a number that identifies its process."""
+    events = trace.events
     named = matching(events["name"], _STEP.fullmatch)
     rows = events[named & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)]
     starts, ends = rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist()
-    return [
-        (_host_window(_number(str(name)), start, end), process)
-        for name, start, end, process in zip(rows["name"], starts, ends, rows["pid"].cat.codes.tolist(), strict=True)
-    ]
+    times = zip(rows["name"], starts, ends, rows["pid"].cat.codes.tolist(), strict=True)
+    return tuple((_host_window(_number(str(name)), start, end), process) for name, start, end, process in times)
 
 
 def _number(name: str) -> int | None:
@@ -157,14 +207,31 @@ def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple
     starts = events["ts_ns"].to_numpy()[rows]
     ends = starts + events["dur_ns"].to_numpy()[rows]
     called, caller = events["ts_ns"].to_numpy()[calls[rows]], events["pid"].cat.codes.to_numpy()[calls[rows]]
-    started: list[Window] = []
-    warnings: list[str] = []
-    for step, process in steps:
-        own = (caller == process) & (called >= step.host_start_ns) & (called < step.host_end_ns)
-        if (own & main).any():
-            started.append(replace(step, start_ns=int(starts[own & main].min()), end_ns=int(ends[own].max())))
-        elif step.step is not None:
-            warnings.append(f"step {step.step} launched no compute kernel on the main stream and was left out")
+    limits = np.iinfo(np.int64)
+    begins, until = np.full(len(steps), limits.max), np.full(len(steps), limits.min)
+    processes = np.array([process for _, process in steps])
+    host_starts, host_ends = window_bounds([step for step, _ in steps], of_host=True)
+    for process in np.unique(processes):
+        places = np.flatnonzero(processes == process)
+        launches = np.flatnonzero(caller == process)
+        launches = launches[np.argsort(called[launches], kind="stable")]
+        first, last = (np.searchsorted(called[launches], at[places], side="left") for at in (host_starts, host_ends))
+        computing = np.where(main[launches], starts[launches], limits.max)
+        begins[places] = reduce_ranges(np.minimum, computing, first, last, empty=limits.max)
+        until[places] = reduce_ranges(np.maximum, ends[launches], first, last, empty=limits.min)
+    started = [
+        replace(step, start_ns=begin, end_ns=end)
+        for (step, _), begin, end in zip(steps, begins.tolist(), until.tolist(), strict=True)
+        if begin < limits.max
+    ]
+    left_out = [step.step for (step, _), begin in zip(steps, begins.tolist(), strict=True) if begin == limits.max]
     started.sort(key=lambda window: window.start_ns)
     cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(started)]
-    return _numbered((*cut, *started[-1:])), tuple(warnings)
+    return _numbered((*cut, *started[-1:])), _left_out([step for step in left_out if step is not None])
+
+
+def _left_out(steps: Sequence[int]) -> tuple[str, ...]:
+    if not steps:
+        return ()
+    named, were = ("step", "was") if len(steps) == 1 else ("steps", "were")
+    return (f"{named} {numbers_named(steps)} launched no compute kernel on the main stream and {were} left out",)

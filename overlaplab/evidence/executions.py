@@ -7,7 +7,6 @@ the compute stream that had been launched by then (docs/design.md, "On a GPU, re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
 
 import numpy as np
 
@@ -31,7 +30,8 @@ class Executions:
         hops = [label for label in labels_of(trace) if label.word == "hop"]
         self._hops = Ordered(hops, lambda label: label.fields["bucket"])
         named = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
-        self._autograd = spans_of(trace, named)
+        autograd = spans_of(trace, named)
+        self._autograd = autograd["start_ns"].to_numpy(np.int64), autograd["end_ns"].to_numpy(np.int64)
 
     def inside(self, span: Span) -> Sequence[Launch]:
         """The collectives launched inside a host range."""
@@ -62,10 +62,12 @@ class Executions:
         """The hops of the bucket whose `bucket_launch` label this is, in order; empty for any other range."""
         if not isinstance(span, Label) or span.word != "bucket_launch":
             return ()
-        after = self._hops.starting_in(span.fields["bucket"], span.start_ns, np.iinfo(np.int64).max)
-        numbers = [int(hop.fields["hop"]) for hop in after]
-        rising = takewhile(lambda pair: pair[0] < pair[1], pairwise(numbers))
-        return after[: 1 + sum(1 for _ in rising)]
+        hops = list[Label]()
+        for hop in self._hops.starting_from(span.fields["bucket"], span.start_ns):
+            if hops and int(hop.fields["hop"]) <= int(hops[-1].fields["hop"]):  # the bucket's next all-reduce
+                break
+            hops.append(hop)
+        return hops
 
     def reached(self, host_ns: int) -> int:
         """When all work that the host had issued by then was done."""
@@ -93,8 +95,9 @@ class Executions:
 
         It ends with autograd's last function, on any thread, before any wait; without such functions with the range.
         """
-        ends = self._autograd.loc[self._autograd["start_ns"].between(span.start_ns, span.end_ns), "end_ns"]
-        return self.reached(span.start_ns), self.reached(int(ends.max()) if len(ends) else span.end_ns)
+        starts, ends = self._autograd
+        first, last = np.searchsorted(starts, span.start_ns), np.searchsorted(starts, span.end_ns, side="right")
+        return self.reached(span.start_ns), self.reached(int(ends[first:last].max()) if first < last else span.end_ns)
 
     def _thread(self, span: Span) -> int:
         return -1 if self._on_any_thread else span.thread

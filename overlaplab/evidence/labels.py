@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -48,6 +48,11 @@ class Ordered(Generic[Ranges]):
         """Those that start from `start_ns` up to and including `end_ns`."""
         starts = self._starts.get(key, [])
         return self._ranges.get(key, [])[bisect_left(starts, start_ns) : bisect_right(starts, end_ns)]
+
+    def starting_from(self, key: Hashable, start_ns: int) -> Iterator[Ranges]:
+        """Those that start from this moment on, one after another."""
+        ranges = self._ranges.get(key, [])
+        return (ranges[place] for place in range(bisect_left(self._starts.get(key, []), start_ns), len(ranges)))
 
     def last_before(self, key: Hashable, at_ns: float) -> Ranges | None:
         """The last one that starts before this moment."""

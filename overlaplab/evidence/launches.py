@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Trace, thread_numbers
+from overlaplab.events import Trace, once_per_trace, thread_numbers
 from overlaplab.evidence.arguments import NUMBERS
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
@@ -46,6 +46,7 @@ class Launch(Span):
     """Its row in `recorded`."""
 
 
+@once_per_trace
 def launches(trace: Trace) -> tuple[Launch, ...]:
     """The trace's collectives in order of launch, without those launched before the recording began."""
     table = recorded(trace)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -42,20 +42,28 @@ class Moments:
     """A `Does`."""
     resumes: NDArray[np.int64]
     """When the rank computes next, or `NEVER_NS`."""
+    step: NDArray[np.int64]
+    """The place of the step's window, among those given to `owned`, that contains the piece."""
 
     def where(self, chosen: NDArray[np.bool_]) -> Moments:
         """Only the chosen pieces."""
-        return Moments(self.row[chosen], self.start[chosen], self.end[chosen], self.does[chosen], self.resumes[chosen])
+        return Moments(**{name: getattr(self, name)[chosen] for name in Moments.__slots__})
 
     def split(self, at_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
         """The parts before and after a moment, which is given for each piece."""
-        before = Moments(self.row, self.start, np.minimum(self.end, at_ns), self.does, self.resumes)
-        after = Moments(self.row, np.maximum(self.start, at_ns), self.end, self.does, self.resumes)
+        before = replace(self, end=np.minimum(self.end, at_ns))
+        after = replace(self, start=np.maximum(self.start, at_ns))
         return before.where(before.start < before.end), after.where(after.start < after.end)
 
 
-def owned(facts: Facts, within: Intervals, compute: Intervals) -> Moments:
-    """The moments within a set in which the rank does not compute, each attributed to one collective."""
+def owned(
+    facts: Facts, gaps: Intervals, compute: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> Moments:
+    """The moments of gaps in computing within steps' windows, each attributed to one collective.
+
+    `starts` and `ends`: the windows, in absolute ns, disjoint and in order.
+    """
+    within = np.column_stack(pieces(starts, ends, gaps)[1:])
     rows, begins, until, does = _states(facts)
     of, begin, end = pieces(begins, until, within)
     borders = np.unique(np.concatenate((begin, end)))
@@ -69,12 +77,14 @@ def owned(facts: Facts, within: Intervals, compute: Intervals) -> Moments:
     order = np.lexsort((row, later, doing, slot))
     best = order[np.flatnonzero(np.diff(slot[order], prepend=-1))]
     alone = subtract(within, union(begin, end))
+    start = np.append(borders[slot[best]], alone[:, 0])
     return Moments(
         row=np.append(row[best], np.full(len(alone), -1)),
-        start=np.append(borders[slot[best]], alone[:, 0]),
+        start=start,
         end=np.append(borders[slot[best] + 1], alone[:, 1]),
         does=np.append(doing[best], np.full(len(alone), Does.UNKNOWN)),
         resumes=np.append(resumes[best], _resumes(compute, alone[:, 0])),
+        step=np.searchsorted(starts, start, side="right") - 1,
     )
 
 
@@ -99,20 +109,28 @@ def _resumes(compute: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.append(compute[:, 0], NEVER_NS)[np.searchsorted(compute[:, 0], at_ns, side="left")]
 
 
-def last_moving(moments: Moments, length_ns: int) -> tuple[Moments, Moments]:
-    """Split off the last `length_ns` of the moments in which something moves: the remainder, and what was split off."""
+def last_moving(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
+    """Split off the last `length_ns` of each step's moments in which something moves: the remainder, and what was
+    split off.
+    """
     moves = np.flatnonzero(moments.does == Does.MOVES)
-    order = moves[np.argsort(moments.start[moves], kind="stable")[::-1]]
-    lengths = (moments.end - moments.start)[order]
+    order = moves[np.lexsort((-moments.start[moves], moments.step[moves]))]
     at = moments.end.copy()
-    at[order] -= np.clip(length_ns - (np.cumsum(lengths) - lengths), 0, lengths)
+    at[order] -= _fill(moments, order, length_ns)
     return moments.split(at)
 
 
-def first_of(moments: Moments, length_ns: int) -> tuple[Moments, Moments]:
-    """Split the moments, in order of time, after so much of them: what is before, and the remainder."""
-    order = np.argsort(moments.start, kind="stable")
-    lengths = (moments.end - moments.start)[order]
+def first_of(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
+    """Split each step's moments, in order of time, after `length_ns` of them: what is before, and the remainder."""
+    order = np.lexsort((moments.start, moments.step))
     at = moments.start.copy()
-    at[order] += np.clip(length_ns - (np.cumsum(lengths) - lengths), 0, lengths)
+    at[order] += _fill(moments, order, length_ns)
     return moments.split(at)
+
+
+def _fill(moments: Moments, order: NDArray[np.int64], length_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How much of each moment is used up, if its step's moments are used in this order for the step's `length_ns`."""
+    step, lengths = moments.step[order], (moments.end - moments.start)[order]
+    before = np.cumsum(lengths) - lengths
+    before -= before[np.searchsorted(step, step)]  # without the steps before it
+    return np.asarray(np.clip(length_ns[step] - before, 0, lengths))

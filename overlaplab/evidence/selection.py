@@ -11,12 +11,15 @@ from overlaplab.events import Run, Trace, Window, rule_of, step_windows
 from overlaplab.evidence.labels import Span
 from overlaplab.selection import Selection
 from overlaplab.vocabulary import Rule
+from overlaplab.words import numbers_named
 
 Launched = TypeVar("Launched", bound=Span)
 
 
 def launched_in(spans: Sequence[Launched], step: Window) -> Sequence[Launched]:
     """The ranges that began while the host was in the step; they must be in order of start."""
+    if not spans:  # most analyses look for ranges that most traces do not have
+        return spans
     first = bisect_left(spans, step.host_start_ns, key=lambda span: span.start_ns)
     return spans[first : bisect_left(spans, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
 
@@ -63,15 +66,15 @@ def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
         )
     if (steps := selection.steps) is None:
         return list(kept)
-    present = {window.step for window in kept}
+    present, wanted = {window.step for window in kept}, set(steps)
     for step in steps:
         if step not in present:
             raise OverlaplabError(
                 f"no step {step}", path=trace.path, rank=trace.rank, remedy=f"It holds {_listed(present)}."
             )
-    return [window for window in kept if window.step in set(steps)]
+    return [window for window in kept if window.step in wanted]
 
 
 def _listed(numbers: Collection[int | None]) -> str:
     known = sorted(number for number in numbers if number is not None)
-    return ", ".join(map(str, known)) or "none with a number"
+    return numbers_named(known) or "none with a number"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from overlaplab.costs import ENOUGH_STEPS, Attained, attained_steps, link_attained
 from overlaplab.events import Run
-from overlaplab.findings.thresholds import MOST_STEPS
+from overlaplab.findings.thresholds import MOST_STEPS, MOST_STEPS_NAMED
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, shorten, to_ms
+from overlaplab.words import count, numbers_named, shorten, to_ms
 
 SLEEPS = "sleeping device"
 """What a run with `--compute sleep` was recorded on."""
@@ -64,7 +64,7 @@ def describe_machine(manifest: Manifest) -> str:
     if not busy:
         return ""
     return "machine busy" + (
-        "" if len(busy) == len(steps) else f" in step{'s' * (len(busy) > 1)} {_listed([*map(str, busy)])}"
+        "" if len(busy) == len(steps) else f" in step{'s' * (len(busy) > 1)} {numbers_named(busy, last=' and ')}"
     )
 
 
@@ -142,8 +142,9 @@ def link_missed(manifest: Manifest) -> str | None:
     said = f"link not attained in {_listed(parts)}"
     tried = f" in the best of {manifest.attempts} recordings" if (manifest.attempts or 1) > 1 else ""
     if link_attained(manifest):
-        good = " ".join(f"--step {step.step}" for step in steps if step.attained)
-        return f"{said}: figures of all steps include it; `{good}` leaves it out"
+        good = [f"--step {step.step}" for step in steps if step.attained]
+        remedy = f"`{' '.join(good)}` leaves it out" if len(good) <= MOST_STEPS_NAMED else "`--step` chooses others"
+        return f"{said}: figures of all steps include it; {remedy}"
     enough = min(ENOUGH_STEPS, len(steps))
     return (
         f"{said}: {enough} of {len(steps)} steps must attain it and {len(steps) - len(late)} did{tried}, so that "
@@ -156,11 +157,8 @@ def _missed(manifest: Manifest) -> str:
     if link_attained(manifest) is False:
         return "not attained"
     late: list[Attained] = [step for step in attained_steps(manifest) if not step.attained]
-    return (
-        f"not attained in {'step' if len(late) == 1 else 'steps'} {_listed([str(s.step) for s in late])}"
-        if late
-        else ""
-    )
+    named = numbers_named([step.step for step in late], last=" and ")
+    return f"not attained in {'step' if len(late) == 1 else 'steps'} {named}" if late else ""
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -69,6 +69,8 @@ MOST_BEATEN = 3
 """Slower settings that a comparison names with their differences."""
 MOST_RUNS_LISTED = 3
 """Runs that a sentence lists by name."""
+MOST_STEPS_NAMED = 8
+"""Steps that a remedy names as options of a command."""
 MOST_STEPS = 4
 """Steps that missed the emulated link."""
 MOST_CLOCKS = 4

@@ -23,6 +23,7 @@ from overlaplab.events import (
     said_to_communicate,
     step_windows,
     unknown_communication,
+    unmarked_iterations,
     window_warnings,
 )
 from overlaplab.evidence.clocks import clocks
@@ -34,12 +35,11 @@ from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
 from overlaplab.manifest import MachineStep
 from overlaplab.vocabulary import Rule
-from overlaplab.words import count, joined, ms, percent, sentence, shorten, to_ms, unit_name
+from overlaplab.words import count, joined, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
 _NAME = 60  # characters of a kernel's name
 _SEEN = "see with `overlaplab doctor` whether the profiler sees the device"
 _REMEDY = f"record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and {_SEEN}"
-_MOST_NAMED = 8
 _ENDS_ONLY = (
     "only the kernels that send and that receive were recorded: the data move in between without a kernel, so how long"
     " that takes, and what of it is hidden, is not seen"
@@ -62,6 +62,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings += _communication_warnings(run)
     warnings += _hook_warnings(run)
     warnings += _overlap_warnings(run)
+    warnings += _unmarked_warnings(run)
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
         if rule_of(trace) is Rule.UNRECORDED or trace in silent:
@@ -79,11 +80,9 @@ def _contradictions(run: Run) -> list[str]:
     others = [rank for rank, reason in reasons.items() if reason]
     if not others:
         return []
-    named = [str(rank) for rank in (run.traces[0].rank, *others[:_MOST_NAMED])] + ["others"] * (
-        len(others) > _MOST_NAMED
-    )
+    ranks = [rank for rank in (run.traces[0].rank, *others) if rank is not None]
     return [
-        f"the traces of ranks {joined(named)} are not of one recording: {reasons[others[0]]}. What compares or matches"
+        f"the traces of ranks {numbers_named(ranks, last=' and ')} are not of one recording: {reasons[others[0]]}. What compares or matches"
         " them means nothing; give each recording a folder of its own"
     ]
 
@@ -148,6 +147,19 @@ def _communication_warnings(run: Run) -> list[str]:
     return warnings
 
 
+def _unmarked_warnings(run: Run) -> list[str]:
+    """That iterations were recorded, but not where each begins, so that no figure is a step's."""
+    unmarked = [(trace, found) for trace in run.traces if (found := unmarked_iterations(trace)) is not None]
+    if not unmarked:
+        return []
+    name, times = unmarked[0][1]
+    where = _on_ranks(run, [trace for trace, _ in unmarked])
+    return [
+        f"the trace has no ProfilerStep{where}, so all of it is one window, although {shorten(name, _NAME)} ran"
+        f" {times:,} times: prof.step() after each iteration, with schedule=torch.profiler.schedule(…), writes them"
+    ]
+
+
 def _hook_warnings(run: Run) -> list[str]:
     """How many collectives of gradients a communication hook of DDP compresses on hosts."""
     number = sum(int(purposes(trace)["compressed"].sum()) for trace in run.traces if rule_of(trace) is Rule.CPU)
@@ -206,8 +218,8 @@ def _on_ranks(run: Run, traces: Sequence[Trace]) -> str:
     """` on ranks 1, 2`; empty where these are all the run's traces."""
     if len(traces) == len(run.traces):
         return ""
-    named = ", ".join(str(trace.rank) for trace in traces[:_MOST_NAMED]) + (", …" if len(traces) > _MOST_NAMED else "")
-    return f" on {'rank' if len(traces) == 1 else 'ranks'} {named}"
+    ranks = [-1 if trace.rank is None else trace.rank for trace in traces]
+    return f" on {'rank' if len(traces) == 1 else 'ranks'} {numbers_named(ranks)}"
 
 
 def _counts(trace: Trace) -> bool:
@@ -287,7 +299,7 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
     if not len(table):  # on a sleeping device, and in other people's loops, the trace has no counts
         counts_as = "figures of these steps include that"
     named = sorted({int(number) for number in busy["step"].dropna()})
-    shown = ", ".join(map(str, named[:_MOST_NAMED])) + (", …" if len(named) > _MOST_NAMED else "")
+    shown = numbers_named(named)
     share = percent(worst["delayed_ns"], worst["span_ns"])
     return (
         f"the machine was busy in step{'s' if len(named) > 1 else ''} {shown}: in step {worst['step']} the computation "
@@ -303,7 +315,7 @@ def _damaged_warnings(run: Run) -> list[str]:
     numbers = sorted(step for step in steps if step is not None)
     if not numbers:
         return ["the figures are without the events whose times cannot be true"]
-    named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
+    named = numbers_named(numbers)
     words = ("step", "is", "its", "it counts") if len(numbers) == 1 else ("steps", "are", "their", "they count")
     return [
         f"{words[0]} {named} {words[1]} damaged: {words[2]} figures are without the events whose times cannot be true,"
@@ -324,24 +336,32 @@ def _machine_steps(run: Run, counts: pd.DataFrame) -> pd.DataFrame:
     """For each rank and step `span_ns`, `delayed_ns`, which shares of the cores its machine's ranks (`own`) and others
     (`foreign`) used, NaN where unknown, and `busy`: from run.json, or else from the trace's counts alone.
     """
-    told = run.manifest.machine if run.manifest else None
-    if told is None:
+    recorded = run.manifest.machine if run.manifest else None
+    if recorded is None:
         steps = counts.groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
         return steps.assign(own=np.nan, foreign=np.nan, busy=steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"])
-    rows = [(row.rank, row.step, row.took_ns, row.delayed_ns or 0, *_shares(row, told)) for row in told]
+    of_rank: dict[int | None, list[MachineStep]] = {}
+    for row in recorded:
+        of_rank.setdefault(row.rank, []).append(row)
+    over_all = {rank: _shares(rows) for rank, rows in of_rank.items()}
+    rows = [
+        (row.rank, row.step, row.took_ns, row.delayed_ns or 0)
+        + (_shares([row]) if row.took_ns >= SHORT_STEP_NS else over_all[row.rank])
+        for row in recorded
+    ]
     steps = pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "own", "foreign"])
-    return steps.assign(busy=[row.busy for row in told])
+    return steps.assign(busy=[row.busy for row in recorded])
 
 
-def _shares(row: MachineStep, told: Sequence[MachineStep]) -> tuple[float, float]:
-    """Of the cores' time, what the machine's ranks used and what other processes did; of a short step, in which ticks
-    of 10 ms tell little, over all of the rank's (docs/design.md, "Machine busy").
+def _shares(rows: Sequence[MachineStep]) -> tuple[float, float]:
+    """The shares of the cores' time that the machine's ranks used and that other processes did, NaN where unknown.
+
+    Of a short step ticks of 10 ms tell little: it takes all steps of its rank (docs/design.md, "Machine busy").
     """
-    over = [row] if row.took_ns >= SHORT_STEP_NS else [one for one in told if one.rank == row.rank]
-    counted = [(one.busy_ns, one.foreign_ns) for one in over if one.busy_ns is not None and one.foreign_ns is not None]
-    if len(counted) < len(over):
+    counted = [(row.busy_ns, row.foreign_ns) for row in rows if row.busy_ns is not None and row.foreign_ns is not None]
+    if len(counted) < len(rows):
         return np.nan, np.nan
-    whole_ns = max(sum(one.cores * one.took_ns for one in over), 1)
+    whole_ns = max(sum(row.cores * row.took_ns for row in rows), 1)
     foreign_ns = sum(foreign for _, foreign in counted)
     return max(sum(busy for busy, _ in counted) - foreign_ns, 0) / whole_ns, foreign_ns / whole_ns
 

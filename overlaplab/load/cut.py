@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -35,6 +35,7 @@ from overlaplab.load.file.times import counts_ns, nanoseconds
 from overlaplab.load.places import local_copy, manifest_text
 from overlaplab.load.raw_events import RawEvents
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, is_device_category
+from overlaplab.words import numbers_named
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -78,7 +79,8 @@ def slice_run(
     for trace in run.traces:
         by_file.setdefault(trace.path, []).append(trace)
     steps = _steps(run.traces, first, last)
-    spans = [_span(trace, steps) for trace in run.traces]
+    chosen = frozenset(steps)
+    spans = [_span(trace, chosen) for trace in run.traces]
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         part.mkdir(parents=True)
@@ -86,7 +88,7 @@ def slice_run(
             if progress:
                 progress(done, len(by_file))
             with local_copy(path) as file, gzip.open(part / _name(path, traces), "wb", compresslevel=6) as target:
-                _copy(RawEvents(file), _wanted(traces, steps, spans), target, path)
+                _copy(RawEvents(file), _wanted(traces, chosen, spans), target, path)
         _copy_manifest(run, steps, part)
         part.rename(out)
     except OSError as error:
@@ -98,7 +100,7 @@ def slice_run(
 
 def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list[int]:
     """The chosen steps' numbers; every trace has them."""
-    held = [[window.step for window in step_windows(trace) if window.step is not None] for trace in traces]
+    held = [{window.step for window in step_windows(trace) if window.step is not None} for trace in traces]
     for trace, present in zip(traces, held, strict=True):
         if not present:
             raise OverlaplabError(
@@ -114,7 +116,7 @@ def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list
         if missing is not None or low >= high:
             what = f"no step from {low} up to, not including, {high}" if missing is None else f"no step {missing}"
             raise OverlaplabError(
-                what, path=trace.path, rank=trace.rank, remedy=f"It holds {', '.join(map(str, sorted(present)))}."
+                what, path=trace.path, rank=trace.rank, remedy=f"It holds {numbers_named(sorted(present))}."
             )
     return list(range(low, high))
 
@@ -126,7 +128,7 @@ def _name(path: str, traces: Sequence[Trace]) -> str:
     return name if name.endswith(".gz") else f"{name}.gz"
 
 
-def _wanted(traces: Sequence[Trace], steps: Sequence[int], spans: Sequence[tuple[int, int]]) -> _Wanted:
+def _wanted(traces: Sequence[Trace], steps: Collection[int], spans: Sequence[tuple[int, int]]) -> _Wanted:
     starts, ends, damaged, following = [], [], set(), set()
     for trace in traces:
         own = _span(trace, steps)
@@ -147,19 +149,19 @@ def _wanted(traces: Sequence[Trace], steps: Sequence[int], spans: Sequence[tuple
     )
 
 
-def _span(trace: Trace, steps: Sequence[int]) -> tuple[int, int]:
+def _span(trace: Trace, steps: Collection[int]) -> tuple[int, int]:
     windows = [window for window in step_windows(trace) if window.step in steps]
     return min(window.start_ns for window in windows), max(window.end_ns for window in windows)
 
 
-def _following(trace: Trace, steps: Sequence[int]) -> Window | None:
+def _following(trace: Trace, steps: Collection[int]) -> Window | None:
     """The window that ends the last of the steps."""
     windows = step_windows(trace)
     last = max(place for place, window in enumerate(windows) if window.step in steps)
     return windows[last + 1] if last + 1 < len(windows) else None
 
 
-def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -> Mask:
+def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int]) -> Mask:
     """Which rows of the trace's events the figures of these steps depend on.
 
     `within` is the time, in absolute ns, in which any rank was in these steps, since a collective may begin or end on a
@@ -206,7 +208,7 @@ def rows_of_steps(trace: Trace, steps: Sequence[int], within: tuple[int, int]) -
     return np.asarray(rows | _joined(trace, rows))
 
 
-def _neighbours(trace: Trace, steps: Sequence[int]) -> Mask:
+def _neighbours(trace: Trace, steps: Collection[int]) -> Mask:
     """Events of collectives, from the step before these to the one after."""
     windows = step_windows(trace)
     chosen = [place for place, window in enumerate(windows) if window.step in steps]

@@ -54,23 +54,23 @@ def shown(section: Section) -> Shown:
     return Shown(
         title=section.title,
         lead=section.lead,
-        blocks=[block for block in map(_shown, section.blocks) if block is not None],
+        blocks=[part for block in section.blocks for part in _shown(block)],
         advice=" ".join(section.advice),
     )
 
 
-def _shown(block: Block) -> Drawn | Cells | Lines | Tiles | Bars | Unfolded | None:
-    """A block with its chart or table drawn; None where nothing is folded away."""
+def _shown(block: Block) -> Sequence[Drawn | Cells | Lines | Tiles | Bars | Unfolded]:
+    """A block with its chart or table drawn; nothing where nothing is folded away."""
     match block:
         case Chart():
-            return drawn(block.draw(note=block.note), block.note)
+            return [drawn(block.draw(note=block.note), block.note)]
         case TableBlock():
             return cells(block)
         case Lines() | Tiles() | Bars():
-            return block
+            return [block]
         case Folded():
-            inside = [each if isinstance(each, Lines) else cells(each) for each in block.blocks()]
-            return Unfolded(heading=block.heading, folded=inside) if inside else None
+            inside = [part for each in block.blocks() for part in ([each] if isinstance(each, Lines) else cells(each))]
+            return [Unfolded(heading=block.heading, folded=inside)] if inside else []
 
 
 def drawn(chart: alt.LayerChart, note: str | None = None) -> Drawn:

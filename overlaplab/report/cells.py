@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from overlaplab.formats import texts
 from overlaplab.sections.blocks import TableBlock
+from overlaplab.words import sentence
 
 __all__ = ["Cells", "cells"]
-
-MOST_ROWS = 60
-"""A longer table is cut: whoever wants all of it has the command line's `--json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +29,20 @@ class Cells:
     note: str = ""
 
 
-def cells(block: TableBlock) -> Cells:
-    """The first rows of a table, as many as it says; columns in which nothing is known are left out."""
+def cells(block: TableBlock) -> list[Cells]:
+    """A table, or what sums it up where it is too long; columns in which nothing is known are left out."""
+    return [_cells(table) for table in block.summed_up()]
+
+
+def _cells(block: TableBlock) -> Cells:
     known = [column for column in block.columns if block.frame[column.name].notna().any()]
-    shown = block.frame.head(block.most or MOST_ROWS)
     return Cells(
         caption=block.caption,
         headers=tuple(column.header if column.unit == "bytes" else column.title for column in known),
         explanations=tuple(column.explanation for column in known),
         right=tuple(column.unit != "text" for column in known),
-        rows=tuple(zip(*(texts(shown[column.name], column) for column in known), strict=True)),
+        rows=tuple(zip(*(texts(block.frame[column.name], column) for column in known), strict=True)),
         lead=block.lead,
-        left_out=block.left_out(len(shown)),
+        left_out=f"{sentence(block.left_out)} The command line shows the others with --all." if block.left_out else "",
         note=block.note,
     )

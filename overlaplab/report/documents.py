@@ -23,7 +23,6 @@ from overlaplab.analyses import (
     pipeline_ranks,
     pipeline_steps,
     pipeline_waits,
-    rows_of,
     scatters,
     schedule,
     schedule_steps,
@@ -188,13 +187,11 @@ def advice_document(run: Run, verified: Document | None = None) -> Document:
 def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step each cause and collective, and why the rank was idle; in words, and what to do about it."""
     found = RunTables(run=run, selection=selection)
-    table, causes, idle_rows = found.summary, found.exposed, found.idle
-    steps = []
-    for window, idle_row in zip(records(table), records(idle_rows), strict=True):
+    causes, steps = _by_step(found.exposed), []
+    for window, idle_row in zip(records(found.summary), records(found.idle), strict=True):
         keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")
-        own = rows_of(causes, {name: pd.NA if window[name] is None else window[name] for name in ("rank", "step")})
         step = {name: window[name] for name in keys} | {"idle": {name: idle_row[name] for name in _IDLE}}
-        steps.append((window["rank"], step | {"causes": records(own.drop(columns=["rank", "step"]))}))
+        steps.append((window["rank"], step | {"causes": causes.get((window["rank"], window["step"]), [])}))
     said = found.diagnosis
     bound = None if said is None else said.bound
     return {

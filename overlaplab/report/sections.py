@@ -9,8 +9,7 @@ import pandas as pd
 
 from overlaplab import analyses, findings
 from overlaplab.report.blocks import Shown, shown
-from overlaplab.report.cells import MOST_ROWS
-from overlaplab.sections.blocks import Section, TableBlock
+from overlaplab.sections.blocks import Section
 from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
 from overlaplab.sections.run import (
     buckets_section,
@@ -23,7 +22,6 @@ from overlaplab.sections.run import (
 )
 from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, pipeline_waits_of, window_of
 from overlaplab.sections.summary import summary_section
-from overlaplab.sections.tables import summary_rows
 from overlaplab.timeline.timeline import timeline_view
 
 __all__ = ["Comparison", "comparison", "sections"]
@@ -38,7 +36,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
     note = findings.link_note(manifest)
     said = tables.diagnosis
     found = (
-        None if said is None else summary_section(tables, said, note, _by_rank(tables)),
+        None if said is None else summary_section(tables, said, note),
         _timeline(tables, said, note),
         buckets_section(one_window(tables.buckets, tables.window), said, note, tables.best_buckets),
         gathers_section(
@@ -118,11 +116,6 @@ def _place(cap: float, links: pd.DataFrame, reported: Sequence[RunTables]) -> in
         if tables.manifest is not None and tables.manifest.bucket_cap_mb == cap and not tables.summary.empty
     ]
     return next((place for place in own if reported[place].run.path in drawn), own[0])
-
-
-def _by_rank(tables: RunTables) -> TableBlock | None:
-    """A row per rank, where a page has no room for one per rank and step."""
-    return summary_rows(tables.summary, tables.totals) if len(tables.summary) > MOST_ROWS else None
 
 
 def _timeline(tables: RunTables, said: findings.Diagnosis | None, note: str | None) -> Section | None:

@@ -17,7 +17,7 @@ from overlaplab.events import Run
 from overlaplab.formats import UNKNOWN, digits, text
 from overlaplab.report.documents import predict_document
 from overlaplab.sections import tables
-from overlaplab.sections.blocks import TableBlock
+from overlaplab.sections.blocks import MOST_ROWS, TableBlock
 from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, pipeline_waits_of, window_of
 from overlaplab.selection import Selection
 from overlaplab.simulate.predictions.predict import Prediction
@@ -41,11 +41,6 @@ __all__ = [
 
 Printed: TypeAlias = Table | Text | str
 
-_MOST_CAUSES = 20
-_MOST_COLLECTIVES = 60
-"""A table of more collectives is read by nobody,"""
-_FEW_COLLECTIVES = 20
-"""so only these many are shown."""
 _FEW_KERNELS = 5
 _LOOKS: dict[str, dict[str, Any]] = {
     "last_parameter": {"overflow": "ellipsis"},
@@ -64,7 +59,16 @@ def lead(run: Run) -> Iterator[Printed]:
         yield f"{findings.prediction_lead(run.manifest)}; nobody recorded it"
 
 
-def summary(run: Run, selection: Selection) -> Iterator[Printed]:
+def _tables(block: TableBlock, title: str | None = None, *, every: bool, padding: int = 1) -> Iterator[Printed]:
+    """A table, with `every` row of it, or summed up where it is too long; `title` instead of its caption."""
+    parts = [block] if every else block.summed_up()
+    if len(parts) > 1 and title:
+        yield title
+    for part in parts:
+        yield terminal_table(part, title if len(parts) == 1 else None, padding=padding)
+
+
+def summary(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """The headline, what to try, each cause of the step that they are about, and the parts of each rank's steps."""
     found = RunTables(run=run, selection=selection)
     if (said := found.diagnosis) is not None:
@@ -72,11 +76,11 @@ def summary(run: Run, selection: Selection) -> Iterator[Printed]:
         yield " ".join(filter(None, (said.advice, said.outliers)))
         if said.causes:
             yield terminal_table(tables.causes_rows(said))
-    yield terminal_table(tables.summary_rows(found.summary), findings.run_title(run))
+    yield from _tables(tables.summary_rows(found.summary), findings.run_title(run), every=every)
     yield from warnings(found.warnings)
 
 
-def exposed(run: Run, selection: Selection) -> Iterator[Printed]:
+def exposed(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """The verdict, each cause and collective, and what to do about it."""
     found = RunTables(run=run, selection=selection)
     yield found.verdict
@@ -84,32 +88,34 @@ def exposed(run: Run, selection: Selection) -> Iterator[Printed]:
     if found.diagnosis is not None:
         if found.diagnosis.causes:
             yield terminal_table(tables.causes_rows(found.diagnosis))
-            block = tables.spots_rows(found.diagnosis)
-            rows = len(block.frame)
-            left_out = f"the first {_MOST_CAUSES} of {rows}" if rows > _MOST_CAUSES else ""
-            shown = replace(block, frame=block.frame.head(_MOST_CAUSES))
-            yield terminal_table(shown, findings.exposed_lead(found.diagnosis), left_out=left_out)
+            yield from _tables(tables.spots_rows(found.diagnosis), findings.exposed_lead(found.diagnosis), every=every)
         if (by_axis := findings.exposed_by_axis(found.exposed)) is not None:
             yield by_axis
         yield found.diagnosis.advice
     yield from warnings(found.warnings)
 
 
-def buckets(run: Run, selection: Selection) -> Iterator[Printed]:
+def buckets(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """Each rank's steps' buckets; of the step that speaks for the run, what each late one waited for."""
     found = RunTables(run=run, selection=selection)
     table = found.buckets
     yield findings.run_title(run)
     if len(table):
         yield "ms from each step's start; exposed: the collective's time without compute"
-    for _, rows in table.groupby(["rank", "step"], dropna=False, sort=False):
+    shown = table if every or len(table) <= MOST_ROWS else one_window(table, found.window)
+    for _, rows in shown.groupby(["rank", "step"], dropna=False, sort=False):
         first = rows.iloc[0]
         places = digits(rows[["backward_end_ns", "end_ns"]], one=100)
         begins, ends = (
             text(time_ns, "ns", places) for time_ns in (rows["backward_start_ns"].min(), rows["backward_end_ns"].max())
         )
         title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
-        yield terminal_table(tables.buckets_rows(rows), title)
+        yield from _tables(tables.buckets_rows(rows), title, every=every)
+    if len(shown) < len(table):
+        yield (
+            f"{len(shown)} of {len(table):,} buckets: those of the step that speaks for the run (--step and --rank"
+            " choose others, --all prints all)"
+        )
     if found.window and len(own := analyses.rows_of(table, found.window)):
         late = analyses.late_buckets(own)
         yield findings.buckets_lead(own, late)
@@ -117,39 +123,35 @@ def buckets(run: Run, selection: Selection) -> Iterator[Printed]:
     yield from warnings((*found.warnings, *findings.bucket_notes(table)))
 
 
-def schedule(run: Run, selection: Selection) -> Iterator[Printed]:
+def schedule(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """The gathers of each rank's steps; of one rank and step, every gather."""
     table = analyses.schedule(run, selection)
     steps = analyses.schedule_steps(table)
     if len(steps) > 1:
-        yield terminal_table(tables.schedule_rows(steps), findings.run_title(run))
+        yield from _tables(tables.schedule_rows(steps), findings.run_title(run), every=every)
     else:
         yield findings.run_title(run)
     if len(steps) == 1:
         yield findings.schedule_line(steps.iloc[0], table["layer"].nunique())
-        yield terminal_table(tables.gathers_rows(table), "")
+        yield from _tables(tables.gathers_rows(table), "", every=every)
     yield from warnings((*findings.run_warnings(run), *findings.schedule_notes(table)))
 
 
-def collectives(run: Run, selection: Selection) -> Iterator[Printed]:
+def collectives(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """Each collective, or of many the most exposed; who came last; each group's and kind's communication."""
     found = RunTables(run=run, selection=selection)
     block = tables.collectives_rows(analyses.each_collective(found.collectives))
-    number, left_out = len(block.frame), ""
-    shown = block.frame if number <= _MOST_COLLECTIVES else block.frame.head(_FEW_COLLECTIVES)
-    if len(shown) < number:
-        left_out = f"the {len(shown)} of {number} that were exposed most"
-    block = replace(block, frame=shown.sort_values("index"))
-    if number:
-        yield terminal_table(block, findings.run_title(run), left_out=left_out, padding=0)
+    if len(block.frame):
+        block = replace(block, frame=block.frame.sort_values("index"))
+        yield from _tables(block, findings.run_title(run), every=every, padding=0)
         late = found.stragglers
         if late["last"].any():
-            yield terminal_table(tables.late_ranks_rows(late[late["last"] > 0]))
-        yield terminal_table(tables.median_kinds_rows(found.communication_by))
+            yield from _tables(tables.late_ranks_rows(late[late["last"] > 0]), every=every)
+        yield from _tables(tables.median_kinds_rows(found.communication_by), every=every)
         if (by_axis := findings.exposed_by_axis(found.exposed)) is not None:
             yield by_axis
         if len(found.transfer_lines):
-            yield terminal_table(tables.lines_rows(found.transfer_lines))
+            yield from _tables(tables.lines_rows(found.transfer_lines), every=every)
         if len(slower := found.slowdowns):
             yield terminal_table(tables.slowdown_rows(slower.head(_FEW_KERNELS)))
     else:
@@ -158,7 +160,7 @@ def collectives(run: Run, selection: Selection) -> Iterator[Printed]:
     yield from warnings((*found.warnings, *findings.unmatched_notes(found.collectives)))
 
 
-def pipeline(run: Run, selection: Selection) -> Iterator[Printed]:
+def pipeline(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """Each pipeline's bubble in the step that speaks for the run, what its ranks did, and what to try."""
     found = RunTables(run=run, selection=selection)
     yield findings.run_title(run)
@@ -167,7 +169,7 @@ def pipeline(run: Run, selection: Selection) -> Iterator[Printed]:
             yield findings.NO_PIPELINE
         else:
             yield findings.pipeline_waits_lead(waits)
-            yield terminal_table(tables.pipeline_waits_rows(waits))
+            yield from _tables(tables.pipeline_waits_rows(waits), every=every)
             yield findings.PIPELINE_UNLABELLED
         yield from warnings(found.warnings)
         return
@@ -175,7 +177,7 @@ def pipeline(run: Run, selection: Selection) -> Iterator[Printed]:
     figures = step.iloc[0].to_dict()
     yield findings.pipeline_lead(figures)
     yield "; ".join(f"{tile.label} {tile.value} ({tile.note})" for tile in findings.pipeline_tiles(figures))
-    yield terminal_table(tables.pipeline_ranks_rows(ranks))
+    yield from _tables(tables.pipeline_ranks_rows(ranks), every=every)
     yield from findings.pipeline_advice(found.pipeline_remedies)
     yield from warnings(found.warnings)
 
@@ -195,7 +197,7 @@ def advise(run: Run) -> Iterator[Printed]:
     yield from warnings(found.warnings)
 
 
-def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:
+def compare(runs: Sequence[Run], selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """Runs side by side; by cap where they are a sweep."""
     notes: tuple[str, ...] = ()
     if analyses.is_sweep(runs):
@@ -207,7 +209,7 @@ def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:
         notes = findings.sweep_notes(table)
     else:
         table = analyses.compare(runs, selection)
-        yield terminal_table(tables.compare_rows(table), "Runs compared")
+        yield from _tables(tables.compare_rows(table), "Runs compared", every=every)
         yield f"{findings.compare_finding(table)}."
         notes = findings.compare_notes(table)
         batches = analyses.largest_batches(runs, selection)
@@ -215,7 +217,7 @@ def compare(runs: Sequence[Run], selection: Selection) -> Iterator[Printed]:
             yield terminal_table(rows, "The largest batch that fits")
             yield f"{findings.batches_finding(batches)}."
         if (costs := tables.costs_rows(table)) is not None:
-            yield terminal_table(costs, "Sent per rank and step, held per rank")
+            yield from _tables(costs, "Sent per rank and step, held per rank", every=every)
     yield from warnings_of(runs)
     yield from warnings(notes)
 
@@ -246,11 +248,11 @@ def warnings(sentences: Iterable[str]) -> Iterator[Text]:
 
 
 def terminal_table(
-    block: TableBlock, title: str | None = None, *, left_out: str = "", padding: int = 1, bold: Sequence[bool] = ()
+    block: TableBlock, title: str | None = None, *, padding: int = 1, bold: Sequence[bool] = ()
 ) -> Table:
-    """A table's narrow columns in ms; `left_out` says which rows it does not show."""
+    """A table's narrow columns in ms."""
     title = block.caption if title is None else title
-    caption = [block.legend, f"{left_out} (--json has all)" if left_out else ""]
+    caption = [block.legend, f"{block.left_out} (--all prints all)" if block.left_out else ""]
     shown = Table(
         title=plain(title) if title else None,
         title_justify="left",

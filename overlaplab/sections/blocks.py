@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
@@ -11,12 +11,12 @@ import pandas as pd
 from overlaplab.analyses import Cause
 from overlaplab.columns import Column
 from overlaplab.findings import Tile
-from overlaplab.words import count, sentence
+from overlaplab.words import sentence
 
 if TYPE_CHECKING:
     import altair as alt  # takes longer to import than a terminal's tables take to print
 
-__all__ = ["Bar", "Bars", "Block", "Chart", "Folded", "Lines", "Section", "TableBlock", "Tiles"]
+__all__ = ["MOST_ROWS", "Bar", "Bars", "Block", "Chart", "Folded", "Lines", "Section", "TableBlock", "Tiles"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,12 @@ class Chart:
     """The line about the run or its link that stands under the chart's title."""
     table: pd.DataFrame | None = None
     """What it shows, for a CSV file."""
+
+
+MOST_ROWS = 50
+"""A longer table is summed up where nobody can scroll through it or sort it."""
+_FEW_ROWS = 20
+"""So many rows remain of a longer table whose rows are ranked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +60,39 @@ class TableBlock:
     notes: Sequence[str] = ()
     """What a reader of a page must know: each begins with a small letter and ends without a full stop."""
     most: int | None = None
-    """How many rows a page that does not scroll shows, where it is not as many as usual."""
+    """How many rows are read without trouble, where these are not `MOST_ROWS`."""
+    ranked_by: str = ""
+    """The column whose largest values name the rows that matter most; empty: the first rows do."""
+    ranked_words: str = ""
+    """What these rows are: `that were exposed most`."""
+    summary: Sequence[TableBlock] = ()
+    """What is shown in its place where it is too long; empty: some of its rows."""
+    left_out: str = ""
+    """Which rows of a longer table these are; empty where they are all."""
 
     @property
     def note(self) -> str:
         """The notes as text."""
         return " ".join(map(sentence, self.notes))
 
-    def left_out(self, shown: int) -> str:
-        """What a page leaves out when it shows the first rows only; empty where it shows all."""
-        more = len(self.frame) - shown
-        return f"{count(more, 'more row')}, which the command line shows with --json." if more > 0 else ""
+    @property
+    def is_long(self) -> bool:
+        """Whether it has too many rows to be read."""
+        return len(self.frame) > (self.most or MOST_ROWS)
+
+    def summed_up(self) -> list[TableBlock]:
+        """What of it can be read: itself, where it is not too long, else its summary, or the rows that matter most."""
+        number = len(self.frame)
+        if not self.is_long:
+            return [self]
+        if self.summary:
+            return [part for table in self.summary for part in table.summed_up()]
+        if self.ranked_by:
+            largest = self.frame[self.ranked_by].astype("Float64").nlargest(_FEW_ROWS).index
+            frame = self.frame[self.frame.index.isin(largest)]
+            return [replace(self, frame=frame, left_out=f"the {len(frame)} of {number:,} {self.ranked_words}")]
+        frame = self.frame.head(self.most or MOST_ROWS)
+        return [replace(self, frame=frame, left_out=f"the first {len(frame)} of {number:,}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

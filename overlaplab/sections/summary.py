@@ -19,11 +19,8 @@ from overlaplab.words import ms, sentence
 __all__ = ["cause_bars", "summary_section"]
 
 
-def summary_section(of: RunTables, found: Diagnosis, note: str | None, steps: TableBlock | None = None) -> Section:
-    """What stands under the headline of `found`, a diagnosis of this run.
-
-    `steps` is the table of every rank and step, where it is not `tables.summary_rows` of all.
-    """
+def summary_section(of: RunTables, found: Diagnosis, note: str | None) -> Section:
+    """What stands under the headline of `found`, a diagnosis of this run."""
     blocks: list[Block] = []
     marks = findings.step_marks(found)
     if len(marks):
@@ -43,7 +40,7 @@ def summary_section(of: RunTables, found: Diagnosis, note: str | None, steps: Ta
         lead=sentence(findings.place_name(found)),
         blocks=[
             *blocks,
-            Folded(key="steps_fold", heading="Every rank and step", blocks=lambda: [steps or rows]),
+            Folded(key="steps_fold", heading="Every rank and step", blocks=lambda: [rows]),
             Folded(key="causes_fold", heading="Every cause and collective", blocks=partial(_causes, found)),
             Folded(key="costs_fold", heading="Sent and held, beside theory", blocks=partial(_costs, of)),
         ],

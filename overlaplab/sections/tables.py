@@ -129,23 +129,53 @@ def pipeline_waits_rows(table: pd.DataFrame) -> TableBlock:
     )
 
 
-def summary_rows(table: pd.DataFrame, totals: pd.DataFrame | None = None) -> TableBlock:
-    """Rows of `summary`; those of `totals`, if given, stand in their place."""
-    if totals is not None:
-        shown = columns("totals", *(name for name in _SUMMARY if name != "step"))
-        return TableBlock(key="summary_table", caption="Per rank, all steps together", frame=totals, columns=shown)
+def summary_rows(table: pd.DataFrame) -> TableBlock:
+    """Rows of `summary`; many are summed up by rank, with the steps that are unlike the others."""
+    block = _breakdown_rows("summary_table", "Per rank and step", table)
+    if not block.is_long:
+        return block
+    whole = analyses.undamaged(table)
+    steps = whole.groupby("rank", dropna=False)["step"].size().unique()
+    means = _breakdown_rows(
+        "means_table",
+        f"Per rank, the mean of its {f'{steps[0]:,} ' if len(steps) == 1 else ''}steps",
+        _means(whole),
+        without=("step",),
+    )
+    outliers = analyses.outlier_rows(table)
+    unlike = _breakdown_rows("outliers_table", "Steps unlike the others, of the rank most exposed in each", outliers)
+    ranked = replace(unlike, legend="", ranked_by="away_ns", ranked_words="that differ most")
+    return replace(block, summary=(means, ranked) if len(outliers) else (means,))
+
+
+def _breakdown_rows(key: str, caption: str, table: pd.DataFrame, *, without: Sequence[str] = ()) -> TableBlock:
+    """The parts of steps, or of their means."""
     waits = table["exposed_wait_ns"].notna().any()
     unshown = {"exposed_transfer_ns"} if waits else {"exposed_transfer_ns", "exposed_wait_ns"}
+    names = (*_SUMMARY, "damaged") if "damaged" in table and table["damaged"].any() else _SUMMARY
+    shown = [name for name in names if name not in without]
     legend = "ms; alone (compute only) + hidden + exposed + memory + idle = step; overlap = hidden ÷ communication"
-    names = (*_SUMMARY, "damaged") if table["damaged"].any() else _SUMMARY
     return TableBlock(
-        key="summary_table",
-        caption="Per rank and step",
+        key=key,
+        caption=caption,
         frame=table,
-        columns=columns("summary", *names),
-        narrow=columns("summary", *(name for name in names if name not in unshown)),
+        columns=columns("summary", *shown),
+        narrow=columns("summary", *(name for name in shown if name not in unshown)),
         legend=legend + ("; wait: of the exposed, until the last rank came" if waits else ""),
+        ranked_by="exposed_comm_ns",
+        ranked_words="that were exposed most",
     )
+
+
+def _means(table: pd.DataFrame) -> pd.DataFrame:
+    """Each rank's mean step; a part that is unknown in one of them is unknown, and the ratio is that of the sums."""
+    parts = [name for name in _SUMMARY if name.endswith("_ns")]
+    by = table.groupby("rank", dropna=False)
+    means = by[[*parts, "comm_ns"]].mean()
+    for name in parts:
+        means[name] = means[name].mask(table[name].isna().groupby(table["rank"], dropna=False).any())
+    ratio = (means["overlapped_ns"] / means["comm_ns"].where(means["comm_ns"] > 0)).astype("Float64")
+    return means.assign(overlap_ratio=ratio).reset_index()
 
 
 def advice_rows(table: pd.DataFrame) -> TableBlock:
@@ -184,7 +214,7 @@ def spots_rows(found: findings.Diagnosis) -> TableBlock:
         narrow=columns("exposed", "exposed_ns", "of_step", "cause", "moved", "start_ns"),
         legend="from: from the run's start",
         notes=["from and to count from the run's start, as on the timeline"],
-        most=15,
+        most=20,
     )
 
 
@@ -267,12 +297,15 @@ def gathers_rows(table: pd.DataFrame) -> TableBlock:
 def schedule_rows(steps: pd.DataFrame) -> TableBlock:
     """Rows of `schedule_steps`, for a terminal."""
     counted = zip(*(steps[f"{of}layer_gathers"] for of in ("", "forward_", "backward_")), strict=True)
+    frame = steps.assign(
+        terse_layer_gathers=[f"{layers} = {forward} + {backward}" for layers, forward, backward in counted]
+    )
     return TableBlock(
         key="schedule_table",
         caption="Per rank and step",
-        frame=steps.assign(
-            terse_layer_gathers=[f"{layers} = {forward} + {backward}" for layers, forward, backward in counted]
-        ),
+        frame=frame,
+        ranked_by="wait_ns",
+        ranked_words="in which gathers kept the rank waiting longest",
         narrow=columns(
             "schedule_steps",
             *("rank", "step", "layer_gathers", "layer_frees", "gathers", "peak_gathered_bytes", "peak_layers"),
@@ -324,6 +357,8 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
         "exposed: of the rank with most, counted by each of those at the same time (`exposed` divides it); "
         "GB/s: bus bandwidth, ≥ where only the duration is known",
         notes=["bus bandwidth is a lower bound where the transfer is unknown"] if bounds.any() else [],
+        ranked_by="exposed_ns",
+        ranked_words="that were exposed most",
     )
 
 
@@ -337,6 +372,8 @@ def late_ranks_rows(table: pd.DataFrame) -> TableBlock:
         columns=shown,
         narrow=shown,
         legend="late: after the median arrival of the others, the median; others waited: ms, all ranks' together",
+        ranked_by="cost_ns",
+        ranked_words="that the others waited for longest",
         notes=["late: after the median arrival of the others"],
     )
 
@@ -345,7 +382,14 @@ def kinds_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `communication_by`; with their axes where one is known."""
     axis = () if table["axis"].isna().all() else ("axis",)
     shown = columns("communication_by", "rank", "group", *axis, "kind", "count", "bytes", "busy_ns", "exposed_ns")
-    return TableBlock(key="by_kind_table", caption="By group and kind", frame=_worded(table), columns=shown)
+    return TableBlock(
+        key="by_kind_table",
+        caption="By group and kind",
+        frame=_worded(table),
+        columns=shown,
+        ranked_by="exposed_ns",
+        ranked_words="that were exposed most",
+    )
 
 
 def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
@@ -362,6 +406,8 @@ def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
         key="by_kind_table",
         caption="By group and kind, the median rank",
         frame=pd.DataFrame(rows, columns=[*shown, "terse_group"]),
+        ranked_by="exposed_max_ns",
+        ranked_words="that were exposed most",
         narrow=columns("communication_by", *shown),
         legend="at most: of the rank most exposed; groups may work at once, so times may add up to more than there is",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -58,15 +59,15 @@ def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) 
                 yield _row(gather, step, ran) | {"source": "engine"}
     elif ranges := fsdp2_ranges_of(trace):
         gathers, passes, size_of = fsdp2_gathers(ranges, ran), Passes(ranges), unit_sizes(manifest, ranges)
+        launched = [gather.launch.start_ns for gather in gathers]
         for step in steps:
             earlier = passes.before(step.host_start_ns)
-            for gather in gathers:
-                if step.host_start_ns <= gather.launch.start_ns < step.host_end_ns:
-                    row = _row(gather, step, ran)
-                    row["microbatch"] -= earlier
-                    row["bytes"] = size_of(gather.unit) if gather.bytes is None else gather.bytes
-                    row["resharded_bytes"] = _resharded_bytes(gather, row["bytes"], manifest)
-                    yield row | {"source": "fsdp2"}
+            for gather in gathers[bisect_left(launched, step.host_start_ns) : bisect_left(launched, step.host_end_ns)]:
+                row = _row(gather, step, ran)
+                row["microbatch"] -= earlier
+                row["bytes"] = size_of(gather.unit) if gather.bytes is None else gather.bytes
+                row["resharded_bytes"] = _resharded_bytes(gather, row["bytes"], manifest)
+                yield row | {"source": "fsdp2"}
 
 
 def _resharded_bytes(gather: Gather, num_bytes: int | None, manifest: Manifest | None) -> int | None:

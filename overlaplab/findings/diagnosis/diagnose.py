@@ -26,7 +26,7 @@ from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, OPEN_ALL, cap_wor
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.findings.thresholds import LITTLE_EXPOSED, LITTLE_GAIN, MAJORITY, MOST_CAUSES
-from overlaplab.words import joined, ms, percent, rank_word, size_exact
+from overlaplab.words import ms, numbers_named, percent, rank_word, size_exact
 
 MIB = 1 << 20
 
@@ -183,7 +183,7 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
     own, others = table[table["step"].isin(steps)], without_steps(table, steps)
     figures = [(own, "exposed_comm_ns"), (others, "exposed_comm_ns"), (own, "span_ns"), (others, "span_ns")]
     exposed, usual, span, usual_span = (int(rows.groupby("step")[name].max().median()) for rows, name in figures)
-    named = f"Step {steps[0]} differs" if len(steps) == 1 else f"Steps {joined([str(step) for step in steps])} differ"
+    named = f"Step {steps[0]} differs" if len(steps) == 1 else f"Steps {numbers_named(steps, last=' and ')} differ"
     if abs(exposed - usual) * 2 >= abs(span - usual_span):
         return f"{named}: {ms(exposed)} exposed, {ms(usual)} in others."
     return f"{named}: {ms(span)} long, {ms(usual_span)} others."
