@@ -82,8 +82,8 @@ def _contradictions(run: Run) -> list[str]:
         return []
     ranks = [rank for rank in (run.traces[0].rank, *others) if rank is not None]
     return [
-        f"the traces of ranks {numbers_named(ranks, last=' and ')} are not of one recording: {reasons[others[0]]}. What compares or matches"
-        " them means nothing; give each recording a folder of its own"
+        f"the traces of ranks {numbers_named(ranks, last=' and ')} are not of one recording: {reasons[others[0]]}. What"
+        " compares or matches them means nothing; give each recording a folder of its own"
     ]
 
 
