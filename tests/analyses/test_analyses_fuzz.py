@@ -26,7 +26,7 @@ from made.strangers import one_f_one_b
 from made.traces import document, gloo, op, step
 
 from overlaplab import OverlaplabError, Run, buckets, collectives, exposed, load_run, schedule, summary
-from overlaplab.analyses import PARTS
+from overlaplab.analyses import PARTS, gathered_bytes
 
 COUNT = int(os.environ.get("FUZZ", "42"))
 FIRST = int(os.environ.get("FUZZ_FROM", "0"))
@@ -131,6 +131,9 @@ def _check_units(buckets_: pd.DataFrame, schedule_: pd.DataFrame) -> None:
     for table, length in ((buckets_, "exposed_ns"), (schedule_, "wait_ns")):
         assert (table[length].dropna() >= 0).all(), length
     assert all(len(row.parameters) == len(row.gradient_ready_ns) for row in buckets_.itertuples() if row.parameters)
+    assert not (schedule_["resharded_bytes"] > schedule_["bytes"]).any()
+    assert not (schedule_["resharded_until_ns"] < schedule_["free_ns"]).any()
+    assert (gathered_bytes(schedule_)["resharded_bytes"].dropna() >= 0).all()
 
 
 def _by_step(rows: dict[str, list[Any]], name: str) -> dict[tuple[Any, Any], list[Any]]:
