@@ -38,7 +38,7 @@ from overlaplab import (
     summary,
     totals,
 )
-from overlaplab.analyses import PARTS, communication_by, each_collective
+from overlaplab.analyses import PARTS, communication_by, each_collective, gathered_bytes
 from overlaplab.analyses.collectives import time_spent
 from overlaplab.events import activity
 from overlaplab.intervals import subtract, total
@@ -168,6 +168,9 @@ def _check_units(buckets_: pd.DataFrame, schedule_: pd.DataFrame) -> None:
         assert (table[length].dropna() >= 0).all(), length
     assert all(len(row.parameters) == len(row.gradient_ready_ns) for row in buckets_.itertuples() if row.parameters)
     assert late_gradients(buckets_) == []
+    assert not (schedule_["resharded_bytes"] > schedule_["bytes"]).any()
+    assert not (schedule_["resharded_until_ns"] < schedule_["free_ns"]).any()
+    assert (gathered_bytes(schedule_)["resharded_bytes"].dropna() >= 0).all()
 
 
 def _check_parts(run: Run, collectives_: pd.DataFrame, buckets_: pd.DataFrame) -> None:
