@@ -252,7 +252,7 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
         counted=counted,
     )
     label_gradients(
-        model, unit_of, borders.gradient_came
+        dict(model.named_parameters()), unit_of, borders.gradient_came
     )  # before the strategy's hooks, so that "ready" comes before "launch"
     if counted and processor.mark not in labels.at_borders:
         labels.at_borders.append(processor.mark)

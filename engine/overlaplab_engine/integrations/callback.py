@@ -25,10 +25,10 @@ class InCallbacks:
         """Whether all steps are recorded."""
         return self._recorder is not None and self._recorder.done
 
-    def start(self, model: nn.Module) -> None:
-        """Start a recorder of its own for this training."""
+    def start(self, model: object) -> None:
+        """Start a recorder of its own for this training; what is no module is recorded without labels."""
         self.close()
-        self._recorder = Recorder(self._out, model, **self._options).start()
+        self._recorder = Recorder(self._out, model if isinstance(model, nn.Module) else None, **self._options).start()
 
     def step(self) -> None:
         """After the optimizer's step."""

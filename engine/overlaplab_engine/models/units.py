@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from overlaplab_engine.errors import EngineError
@@ -160,7 +161,7 @@ def reads_parameters_in_backward(module: nn.Module) -> bool:
 
 def _is_called(module: nn.Module) -> bool:
     """Whether a module can be called; lists and dictionaries of modules or parameters cannot."""
-    return type(module).forward is not nn.Module.forward
+    return isinstance(module, torch.jit.ScriptModule) or type(module).forward is not nn.Module.forward
 
 
 def _members(module: nn.Module) -> list[tuple[str, nn.Module]]:

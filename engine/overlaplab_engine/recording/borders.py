@@ -37,13 +37,15 @@ class UnitBorders:
         *,
         labelled: Callable[[Unit, str], bool] = lambda unit, phase: True,
         counted: bool = False,
+        hook: Callable[[Callable[..., None]], Callable[..., None]] = lambda call: call,
     ) -> None:
         """`microbatch` tells the number for labels; `labelled` which phases of which unit get any.
 
-        With `counted` the kernel's counts go with the borders of forward passes, see `recording.processor`.
+        With `counted` the kernel's counts go with the borders of forward passes, see `recording.processor`. What torch
+        is to call is what `hook` makes of it.
         """
         self._microbatch, self._labelled, self._counted = microbatch, labelled, counted
-        self._units = units
+        self._units, self._hook = units, hook
         self._open: tuple[Unit, int] | None = None  # whose backward pass is under way, and since when
         self._missing: set[str] = set()  # its parameters whose gradients have not come
         self._ending = False  # whether autograd will call `_end` after the pass
@@ -58,8 +60,10 @@ class UnitBorders:
         """Begin, after the strategy has registered its own hooks."""
         for unit in self._units:
             for module in unit.modules:
-                self.handles.append(module.register_forward_pre_hook(partial(self._enter, unit)))
-                self.handles.append(module.register_forward_hook(partial(self._leave, unit)))
+                if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                    continue
+                self.handles.append(module.register_forward_pre_hook(self._hook(partial(self._enter, unit))))
+                self.handles.append(module.register_forward_hook(self._hook(partial(self._leave, unit))))
         return self
 
     def gradient_came(self, parameter: str) -> None:
@@ -101,7 +105,7 @@ class UnitBorders:
         self._mark(Word.LAST_USE, unit, FORWARD)
         if self._counted:
             processor.mark(unit.name, FORWARD)
-        before_backward(output, partial(self._begin, unit))
+        before_backward(output, self._hook(partial(self._begin, unit)))
 
     def _forget(self) -> None:
         self._entered.pop()
@@ -113,7 +117,7 @@ class UnitBorders:
             return
         self._end()
         if not self._ending:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+            torch.autograd.Variable._execution_engine.queue_callback(self._hook(self._end_pass))
             self._ending = True
         self._mark(Word.FIRST_USE, unit, BACKWARD)
         self._missing = {name for name, p in unit.parameters.items() if p.requires_grad}

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import warnings
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,7 @@ class Asked:
     """
 
     def __init__(self) -> None:
-        self._got = self._listening = False
+        self._got = self._listening = self._lost = False
         self._rounds = 0  # of signals that were followed
         self._at: int | None = None
         self._former: Any = None
@@ -47,7 +48,14 @@ class Asked:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             due, self._got = self._got, False
             return due
-        return self._agreed(step)
+        if self._lost:
+            return False
+        try:
+            return self._agreed(step)
+        except (RuntimeError, ValueError) as error:  # the rank that holds the store may have ended before this one
+            self._lost = True
+            warnings.warn(f"signals to the ranks start no recording any more: {error}", stacklevel=4)
+            return False
 
     def _agreed(self, step: int) -> bool:
         store, key = _get_default_store(), f"overlaplab/record/{self._rounds}"

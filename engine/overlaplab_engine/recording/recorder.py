@@ -14,6 +14,8 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,9 +27,9 @@ from torch import nn
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.recording.on_signal import Asked
-from overlaplab_engine.recording.recording import Recording
+from overlaplab_engine.recording.recording import Recording, one_line
 from overlaplab_engine.recording.subject import Subject
-from overlaplab_engine.strategies.gradients.ddp_buckets import Hook, NamedBuckets, unnamed_because
+from overlaplab_engine.strategies.gradients.ddp_buckets import CommHook, Hook, unnamed_because
 
 __all__ = ["Recorder"]
 
@@ -70,18 +72,23 @@ class Recorder:
         begins a few steps after one of the ranks got SIGUSR2, and else only with `start_at`. Where there may be
         several recordings, each goes to a directory `step-N` in `out`.
 
-        Raises EngineError for arguments or models that cannot be recorded.
+        Raises EngineError for wrong arguments. A model never makes it fail, here or later: what cannot be recorded is
+        named by a warning.
         """
-        if warmup < 1 or steps < 1:
+        if not all(isinstance(count, Integral) and count >= 1 for count in (warmup, steps)):
             raise EngineError(f"Recorder takes 1 or more warmup steps and 1 or more steps, not {warmup} and {steps}")
+        if ranks is not None and not all(isinstance(rank, Integral) and rank >= 0 for rank in ranks):
+            raise EngineError(f"Recorder's ranks are numbers of ranks, not {ranks!r}")
+        if not max_mb >= 0:
+            raise EngineError(f"Recorder's max_mb is 0 or more, not {max_mb}")
         if model is not None and not isinstance(model, nn.Module):
             raise EngineError(f"Recorder's model must be a torch.nn.Module, not a {type(model).__name__}")
         if start_at is not None and start_at < 0:
             raise EngineError(f"Recorder's start_at is a number of steps, 0 or more, not {start_at}")
         if every is not None and every < warmup + steps:
             raise EngineError(f"Recorder cannot record {warmup} + {steps} steps every {every} steps")
-        self._model, self._subject = model, _inspected(model)
-        if comm_hook is not None and self._subject.ddp is None:
+        self._model, self._subject = model, Subject()
+        if comm_hook is not None and len(_inspected(model).ddps) != 1:
             raise EngineError("Recorder's comm_hook is for a model in DistributedDataParallel")
         named = os.environ.get(OUT) or out
         # The loop may change its working directory.
@@ -109,32 +116,27 @@ class Recorder:
         """Start, before a step. An older run in the directory is deleted when the warm-up begins."""
         if self._started:
             raise EngineError("this Recorder was started before; make a new one for each recording")
-        if self._out is None:
-            self._started = self._closed = True
-            self._register()
-            return self
-        _require_no_other()
-        self._subject = _inspected(self._model)  # it may have been wrapped meanwhile
-        world_size = dist.get_world_size() if dist.is_initialized() else 1
-        if self._ranks is not None and not all(0 <= rank < world_size for rank in self._ranks):
-            raise EngineError(f"Recorder's ranks must be among 0 to {world_size - 1}, not {list(self._ranks)}")
-        if world_size > 1 and self._model is not None and self._subject.strategy is None:
-            warnings.warn(
-                "the model is in neither DDP nor FSDP2, as far as the recorder sees: its gradients are labelled, and "
-                "the strategy stays unknown; give the recorder the module that the loop calls",
-                stacklevel=3,
-            )
         self._started = True
-        self._register()
-        self._hook()
+        self._subject = _inspected(self._model)
+        if self._comm_hook is not None:  # it is part of the training, recorded or not
+            for ddp in self._subject.ddps:
+                ddp.register_comm_hook(*self._comm_hook)
+        if self._out is None:
+            self._closed = True
+            return self
         try:
+            _require_no_other()
+            self._hook()
             if self._asked is not None:
                 self._asked.listen()
             if self._due():
                 self._begin()
-        except BaseException:
+        except BaseException as error:
             self._shut()
-            raise
+            if isinstance(error, Warning) or not isinstance(error, Exception):
+                raise
+            warnings.warn(f"nothing is recorded: {one_line(error)}", stacklevel=3)
+            return self
         _open.add(self)
         atexit.register(self.close)
         return self
@@ -155,8 +157,10 @@ class Recorder:
         if self._recording is None and not self._closed and self._due():
             try:
                 self._begin()
-            except (EngineError, OSError) as error:
-                warnings.warn(f"nothing is recorded at step {self._steps_done}: {error}", stacklevel=2)
+            except Warning:
+                raise
+            except Exception as error:
+                warnings.warn(f"nothing is recorded at step {self._steps_done}: {one_line(error)}", stacklevel=2)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -182,7 +186,7 @@ class Recorder:
         recording, self._recording = self._recording, None
         self._shut()
         if recording is not None:
-            recording.close(told=self._every is None)
+            recording.close(warn_if_empty=self._every is None)
         elif self._start_at is not None and self._steps_done <= self._start_at:
             warnings.warn(
                 f"no run in {self._out}: the loop made {self._steps_done} steps, and the recording begins at step "
@@ -222,6 +226,16 @@ class Recorder:
         assert self._out is not None
         if self._steps_done:
             _require_no_profiler()
+            self._subject = _inspected(self._model)  # it may have been wrapped meanwhile
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        if self._ranks is not None and not all(rank < world_size for rank in self._ranks):
+            raise EngineError(f"Recorder's ranks must be among 0 to {world_size - 1}, not {list(self._ranks)}")
+        if world_size > 1 and self._subject.roots and not self._subject.is_held:
+            warnings.warn(
+                "the model is in neither DDP nor FSDP2, as far as the recorder sees: its gradients are labelled, and "
+                "the strategy stays unknown; give the recorder the module that the loop calls",
+                stacklevel=4,
+            )
         self._recording = Recording(
             self._out / f"step-{self._steps_done}" if self._several else self._out,
             self._subject,
@@ -229,25 +243,24 @@ class Recorder:
             warmup=self._warmup,
             steps=self._steps,
             ranks=self._ranks,
-            most_bytes=round(self._max_mb * 1e6),
+            most_bytes=None if self._max_mb == inf else round(self._max_mb * 1e6),
         )
         if self._pauses:
             self._recording.pause()
 
-    def _register(self) -> None:
-        """The user's comm hook, which is part of the training, recorded or not."""
-        if self._subject.ddp is not None and self._comm_hook is not None:
-            self._subject.ddp.register_comm_hook(*self._comm_hook)
-
     def _hook(self) -> None:
-        """Take the place of a comm hook while ranks are in step: a signal may start them at different ones."""
-        ddp = self._subject.ddp
-        if ddp is not None and ddp._comm_hooks and unnamed_because(ddp) is None:
-            NamedBuckets(ddp).restore()
+        """Take the place of comm hooks while ranks are in step: a signal may start them at different ones."""
+        for ddp in self._subject.ddps:
+            if ddp._comm_hooks and unnamed_because(ddp) is None:
+                CommHook.of(ddp)
 
 
 def _inspected(model: nn.Module | None) -> Subject:
-    return Subject() if model is None else Subject.of(model)
+    try:
+        return Subject() if model is None else Subject.of(model)
+    except Exception as error:
+        warnings.warn(f"nothing is labelled, as the model cannot be inspected: {one_line(error)}", stacklevel=4)
+        return Subject()
 
 
 def _require_no_other() -> None:

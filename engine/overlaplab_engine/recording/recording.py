@@ -3,10 +3,12 @@
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
+from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.process_group import BACKEND
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.calibration import probe_ns
 from overlaplab_engine.recording.device_events import cause, probe
 from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
 from overlaplab_engine.recording.machine import Reading, between, marked
-from overlaplab_engine.recording.subject import Subject
+from overlaplab_engine.recording.subject import Root, Subject
 from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
-from overlaplab_engine.strategies.gradients.ddp_buckets import NamedBuckets, unnamed_because
+from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels, CommHook, unnamed_because
 from overlaplab_engine.strategies.gradients.hooks import before_backward
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "one_line"]
 
 MIB = 1 << 20
 TRIES = 4
@@ -50,6 +54,38 @@ class _Part:
         return 0 if self.until is None else self.until.at_ns - self.since.at_ns
 
 
+class _Hook:
+    """A function that torch calls while the model trains. It never fails, and a copy of the model does not call it."""
+
+    def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
+        self._call, self._failed = call, failed
+
+    def __call__(self, *args: Any) -> None:
+        try:
+            self._call(*args)
+        except Exception as error:
+            self._failed(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, also one that is loaded where there is no overlaplab, calls what takes anything and does nothing."""
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _never_failing(method: Callable[["Recording"], None]) -> Callable[["Recording"], None]:
+    """The method ends the recording where it would raise an error, except for warnings that are errors."""
+
+    @wraps(method)
+    def call(recording: "Recording") -> None:
+        try:
+            method(recording)
+        except Warning:
+            raise
+        except Exception as error:
+            recording.close(fault=one_line(error))
+
+    return call
+
+
 class Recording:
     """Records `steps` steps after `warmup`, from its creation on."""
 
@@ -62,11 +98,11 @@ class Recording:
         warmup: int,
         steps: int,
         ranks: Sequence[int] | None,
-        most_bytes: int,
+        most_bytes: int | None,
     ) -> None:
         """`first` is the loop's number of the step that begins; `ranks` are those that leave a trace, None for all.
 
-        A trace whose text has more than `most_bytes` is shortened to the first steps.
+        A trace whose text has more than `most_bytes` is shortened to the first steps; None: none is.
 
         An older run in `out` is deleted. OSError where files cannot be written.
         """
@@ -74,18 +110,22 @@ class Recording:
         distributed = dist.is_initialized()
         self._rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
         _clear(out, self._rank, self._world_size)
-        self._device = device = _device(subject.module)
+        self._device = device = _device(subject)
         self._manifest = self._begun(warmup, ranks)
         self.done = False
         """Whether all steps are recorded."""
         self._ended = 0  # steps
-        self._passes = 0  # forward passes of this step
+        self._passes: Counter[nn.Module] = Counter()  # forward passes of this step
         self._sent = False  # whether a backward pass of this step has sent gradients
         self._kept: list[tuple[int, _Part]] = []  # the number and the range of each recorded step
         self._unsent: list[int] = []  # those in which gradients came and were not sent
         self._parts: list[_Part] = []  # of this step, once it is recorded
         self._paused = False
         self._short: str | None = None  # why steps that were recorded are not written
+        self._labels: list[BucketLabels] = []  # of each model in DDP
+        self._numbers: dict[tuple[int, int], int] = {}  # of their buckets
+        self._fault: str | None = None  # why a label could not be written
+        self._reported = False  # whether that was said
         gpu = device if device.type == "cuda" else None
         traced = ranks is None or self._rank in ranks
         self._trace = (
@@ -103,7 +143,7 @@ class Recording:
             else None
         )
         with ExitStack() as opening:
-            self._buckets = self._label(opening)
+            self._label(opening)
             if self._trace is not None:
                 opening.enter_context(self._trace)
             self._opened: ExitStack | None = opening.pop_all()
@@ -127,7 +167,6 @@ class Recording:
             "trace_ranks": None if ranks is None else sorted(ranks),
             "command": shlex.join(["python", *sys.argv]),
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            **_facts(subject),
         }
 
     @property
@@ -135,12 +174,17 @@ class Recording:
         """Whether it has ended, done or not."""
         return self._opened is None
 
+    @_never_failing
     def step(self) -> None:
         """A step ends, and the next begins."""
         if self._ended >= self._warmup:
             self._keep()
+        else:
+            for labels in self._labels:
+                labels.restart()  # DDP cuts its buckets anew in the warm-up
         self._ended += 1
-        self._passes, self._sent, self._parts = 0, False, []
+        self._passes, self._sent, self._parts = Counter(), False, []
+        self._report_fault()
         self.done = len(self._kept) == self._steps
         if self.done or self._ended == self._warmup + TRIES * self._steps:
             self.close()
@@ -154,6 +198,7 @@ class Recording:
         if self._ended >= self._warmup and not self._paused:
             self._begin_part()
 
+    @_never_failing
     def pause(self) -> None:
         """What follows is no part of a step, and leaves no operators in the trace."""
         self._paused = True
@@ -162,6 +207,7 @@ class Recording:
             self._cut(None)
         torch._C._autograd._enable_record_function(False)
 
+    @_never_failing
     def resume(self) -> None:
         """After a pause the step goes on, or begins."""
         if not self._paused:
@@ -172,29 +218,32 @@ class Recording:
             self._cut(self._first + self._ended)
             self._begin_part()
 
-    def close(self, told: bool = True) -> None:
+    def close(self, warn_if_empty: bool = True, fault: str | None = None) -> None:
         """Stop, and write what was recorded; a step that has not ended is left out.
 
-        Without `told` there is no warning where no step was recorded.
+        Without `warn_if_empty` there is no warning where no step was recorded. With a `fault` nothing is written.
         """
         if self._opened is None:
             return
-        self.resume()
         opened, self._opened = self._opened, None
+        self.resume()
         self._leave_out(self._parts)
-        fault = None if self._kept else f"{self._made()}, so that no step was recorded"
+        if fault is None and not self._kept:
+            fault = f"{self._made()}, so that no step was recorded"
         try:
             opened.close()
             self._drop_left_out()
-            if self._rank == 0 and self._kept:
+            if self._rank == 0 and self._kept and fault is None:
                 self._write_manifest()
-        except OSError as error:
-            fault = fault or str(error)
+        except Warning:
+            raise
+        except Exception as error:
+            fault = fault or one_line(error)
         if fault is not None:
             self.done = False
             with suppress(OSError):
                 (self._out / TRACE.format(rank=self._rank)).unlink(missing_ok=True)
-            if not told:
+            if not warn_if_empty:
                 with suppress(OSError):  # of other ranks there may be more
                     self._out.rmdir()
             else:
@@ -251,11 +300,17 @@ class Recording:
     def _write_manifest(self) -> None:
         if self._trace is not None and self._trace.saw_no_device:
             self._report_missing()
-        buckets = [] if self._buckets is None else self._buckets.buckets
-        rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in enumerate(buckets)]
+        buckets = {number: bucket for labels in self._labels for number, bucket in labels.buckets.items()}
+        rows = [{"index": i, "bytes": nbytes, "parameters": names} for i, (nbytes, names) in sorted(buckets.items())]
         write_json(
             self._out / MANIFEST,
-            {**self._manifest, "steps": len(self._kept), "buckets": rows, **self._measured()},
+            {
+                **self._manifest,
+                **self._facts(),
+                "steps": len(self._kept),
+                "buckets": rows,
+                **self._measured(),
+            },
         )
 
     def _measured(self) -> dict[str, Any]:
@@ -285,53 +340,103 @@ class Recording:
             stacklevel=5,
         )
 
-    def _worked(self) -> None:
+    def _facts(self) -> dict[str, Any]:
+        """The part of run.json about the model; empty without one, and where it cannot be told."""
+        try:
+            return _facts(self._subject)
+        except Exception as error:
+            warnings.warn(f"{self._out} has nothing about the model: {one_line(error)}", stacklevel=7)
+            return {}
+
+    def _report_fault(self) -> None:
+        """Name the first label that could not be written: not where that happens, within a pass."""
+        if self._fault is not None and not self._reported:
+            self._reported = True
+            warnings.warn(f"labels are missing in {self._out}: {self._fault}", stacklevel=5)
+
+    def _failed(self, error: Exception) -> None:
+        self._fault = self._fault or one_line(error)
+
+    def _hook(self, call: Callable[..., None]) -> _Hook:
+        return _Hook(call, self._failed)
+
+    def _worked(self, root: Root) -> None:
         if self._paused:
             return
         if self._parts:
             self._parts[-1].work += 1
-        self._sent = self._sent or self._subject.sends()
+        self._sent = self._sent or root.sends()
 
-    def _count_pass(self, module: nn.Module, inputs: Any) -> None:
+    def _count_pass(self, root: Root, module: nn.Module, inputs: Any) -> None:
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            self._passes += not self._paused
-            self._worked()
+            self._passes[module] += not self._paused
+            self._worked(root)
 
-    def _count_backward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _count_backward(self, root: Root, module: nn.Module, inputs: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
-            before_backward(output, self._worked)
+            before_backward(output, self._hook(partial(self._worked, root)))
 
-    def _label(self, opening: ExitStack) -> NamedBuckets | None:
-        """Write labels until `opening` closes."""
-        module, ddp = self._subject.module, self._subject.ddp
-        if module is None:
-            return None
-        opening.callback(module.register_forward_pre_hook(self._count_pass, prepend=True).remove)
-        if isinstance(module, FSDPModule):  # it writes its own ranges
-            opening.callback(module.register_forward_hook(self._count_backward).remove)
-        else:
-            borders = UnitBorders(self._subject.units if ddp is not None else (), lambda: max(self._passes - 1, 0))
+    def _label(self, opening: ExitStack) -> None:
+        """Write labels until `opening` closes. Where some cannot be written the others are."""
+        for root in self._subject.roots:
+            writes_ranges = isinstance(root.module, FSDPModule)
+            for label in (
+                self._count_passes,
+                self._prefix_ranges if writes_ranges else self._label_gradients,
+                self._label_buckets,
+            ):
+                self._hook(label)(root, opening)
 
-            def came(parameter: str) -> None:
-                borders.gradient_came(parameter)
-                self._worked()
+    def _count_passes(self, root: Root, opening: ExitStack) -> None:
+        module = root.module
+        if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+            return
+        count = self._hook(partial(self._count_pass, root))
+        opening.callback(module.register_forward_pre_hook(count, prepend=True).remove)
+        if isinstance(module, FSDPModule):
+            count = self._hook(partial(self._count_backward, root))
+            opening.callback(module.register_forward_hook(count).remove)
 
-            for handle in (*label_gradients(module, came=came), *borders.register().handles):
-                opening.callback(handle.remove)
-        if ddp is None:
-            return None
-        why = unnamed_because(ddp)
+    def _prefix_ranges(self, root: Root, opening: ExitStack) -> None:
+        if root.prefix:
+            name_ranges = opening.enter_context(root.naming_ranges())
+            opening.callback(root.module.register_forward_pre_hook(self._hook(lambda *_: name_ranges())).remove)
+
+    def _label_gradients(self, root: Root, opening: ExitStack) -> None:
+        units = root.units if root.ddp is not None else ()
+        borders = UnitBorders(units, lambda: max(self._passes[root.module] - 1, 0), hook=self._hook)
+
+        def came(parameter: str) -> None:
+            borders.gradient_came(parameter)
+            self._worked(root)
+
+        shaped = {name: parameter for name, parameter in root.parameters.items() if not is_lazy(parameter)}
+        for handle in (*label_gradients(shaped, came=came, hook=self._hook), *borders.register().handles):
+            opening.callback(handle.remove)
+        if shapeless := len(root.parameters) - len(shaped):
+            raise EngineError(f"{shapeless} parameters have no shape before the model's first batch")
+
+    def _label_buckets(self, root: Root, opening: ExitStack) -> None:
+        if root.ddp is None:
+            return
+        why = unnamed_because(root.ddp)
         if why is not None:
-            warnings.warn(f"the buckets stay unnamed: {why}", stacklevel=6)
-            return None
-        buckets = NamedBuckets(ddp)
-        opening.callback(buckets.restore)
-        return buckets
+            warnings.warn(f"the buckets stay unnamed: {why}", stacklevel=8)
+            return
+        labels = BucketLabels(root.parameters, self._numbers)
+        self._labels.append(labels)
+        opening.callback(CommHook.of(root.ddp).label(labels, self._failed))
 
 
-def _device(module: nn.Module | None) -> torch.device:
+def one_line(error: Exception) -> str:
+    """What an error says, for a warning."""
+    text = " ".join(str(error).split())[:200]
+    return text if isinstance(error, EngineError | OSError) else f"{type(error).__name__}: {text}"
+
+
+def _device(subject: Subject) -> torch.device:
     """The device on which a model computes; without a model, a GPU if there is one."""
-    parameter = None if module is None else next(module.parameters(), None)
+    parameter = next((p for p in subject.parameters.values() if p.device.type != "meta"), None)
     offloaded = isinstance(parameter, DTensor) and parameter.device_mesh.device_type == "cuda"  # shards on the CPU
     if parameter is not None and not offloaded:
         return parameter.device
@@ -346,12 +451,13 @@ def _backend(device: torch.device) -> str | None:
 
 def _facts(subject: Subject) -> dict[str, Any]:
     """The part of run.json about the model; empty without one."""
-    if subject.module is None:
+    if not subject.roots:
         return {}
+    caps = {round(ddp.bucket_bytes_cap / MIB, 3) for ddp in subject.ddps}
     return {
-        "model": {"parameters": sum(p.numel() for p in subject.module.parameters())},
-        "bucket_cap_mb": None if subject.ddp is None else round(subject.ddp.bucket_bytes_cap / MIB, 3),
-        "parameters": named_parameters(subject.module.named_parameters(), subject.units),
+        "model": {"parameters": sum(p.numel() for p in subject.parameters.values())},
+        "bucket_cap_mb": caps.pop() if len(caps) == 1 else None,
+        "parameters": named_parameters(subject.parameters.items(), subject.units),
         "units": named_units(subject.units),
     }
 

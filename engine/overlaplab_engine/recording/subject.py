@@ -2,22 +2,23 @@
 
 import gc
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.units import Unit, by_block
 from overlaplab_engine.strategies import Strategy
 from overlaplab_engine.strategies.gradients.ddp_buckets import uncompiled
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 
-__all__ = ["Subject"]
+__all__ = ["Root", "Subject"]
 
 _HOLDERS = (DistributedDataParallel, FSDPModule)
 _WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
@@ -25,50 +26,96 @@ _WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$
 
 
 @dataclass(frozen=True, slots=True)
+class Root:
+    """A part of the model that is called as a whole; where there are several, names begin with its place."""
+
+    module: nn.Module
+    """The module inside DDP, an outermost module of FSDP2, or the whole model."""
+    parameters: Mapping[str, nn.Parameter]
+    units: Sequence[Unit]
+    """FSDP2's groups that are gathered together, named as in its ranges; else the module's layers and children."""
+    prefix: str = ""
+    """What names begin with, such as `generator.`."""
+    ddp: DistributedDataParallel | None = None
+
+    @property
+    def strategy(self) -> type[Strategy] | None:
+        """The engine's equivalent strategy: `TorchDDP`, `TorchFSDP2`, or None."""
+        if self.ddp is not None:
+            return TorchDDP
+        shards = any(getattr(state, "_state_name", "FSDP") == "FSDP" for state in _fsdp2_states(self.module))
+        return TorchFSDP2 if shards else None  # `replicate` is of FSDP2's kind, too
+
+    def sends(self) -> bool:
+        """Whether the pass under way sends gradients, and does not only accumulate them; True where nobody knows."""
+        if self.ddp is not None:
+            return bool(self.ddp.require_backward_grad_sync)
+        groups = [group for state in _fsdp2_states(self.module) for group in _fsdp2_groups(state)]
+        return not groups or any(group.reduce_grads for group in groups)
+
+    @contextmanager
+    def naming_ranges(self) -> Iterator[Callable[[], None]]:
+        """Within it the function that this gives lets FSDP2's ranges begin with the prefix.
+
+        It does so for modules that FSDP2 has named, which it does when the root is called for the first time.
+        """
+        names: dict[Any, str] = {}
+
+        def name_ranges() -> None:
+            for state in _fsdp2_states(self.module):
+                for group in _fsdp2_groups(state):
+                    if group not in names and group._module_fqn is not None:
+                        names[group] = group._module_fqn
+                        group._module_fqn = _prefixed(self.prefix, group._module_fqn)
+
+        try:
+            yield name_ranges
+        finally:
+            for group, name in names.items():
+                group._module_fqn = name
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """The model that trains under a Recorder."""
 
-    strategy: type[Strategy] | None = None
-    """The engine's equivalent strategy: `TorchDDP`, `TorchFSDP2`, or None."""
-    module: nn.Module | None = None
-    """The module that gives parameters their names: the one inside DDP, or FSDP2's root. None without a model."""
-    units: Sequence[Unit] = ()
-    """FSDP2's groups that are gathered together, named as in its ranges; else the module's layers and children."""
-    ddp: DistributedDataParallel | None = None
+    roots: Sequence[Root] = ()
+    """Empty without a model."""
 
     @classmethod
     def of(cls, model: nn.Module) -> "Subject":
-        """Inspect `model`, or the DDP or FSDP2 model that holds it: callbacks of frameworks are given the inner one.
-
-        EngineError if it contains several DDP models, whose bucket numbers would collide, or
-        several FSDP2 models, whose range names would.
-        """
+        """Inspect `model`, or the DDP or FSDP2 model that holds it: callbacks of frameworks are given the inner one."""
         model = _holder(model) or model
-        ddps = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-        if len(ddps) > 1:
-            raise EngineError(f"Recorder labels one DDP model, but this model has {len(ddps)}; pass one of them")
-        if ddps:
-            inner = uncompiled(ddps[0].module)
-            return cls(TorchDDP, inner, by_block(inner), ddps[0])
-        roots = _fsdp2_roots(model)
-        if len(roots) > 1:
-            raise EngineError(
-                f"Recorder names the units of one FSDP2 model, but this model has {len(roots)}; pass one of them, or "
-                "call fully_shard on the module that contains them all"
-            )
-        if roots:
-            return cls(TorchFSDP2, roots[0], _fsdp2_units(roots[0]))
-        inner = uncompiled(model)
-        return cls(None, inner, by_block(inner))
+        places = {_WRAPPERS.sub("", name).removeprefix("."): holder for name, holder in _outermost_holders(model)}
+        if len(places) > 1:
+            return cls([_root(holder, f"{place}.") for place, holder in places.items()])
+        return cls([_root(holder, "") for holder in places.values() or [model]])
 
-    def sends(self) -> bool:
-        """Whether the passes under way send gradients, and do not only accumulate them; True where nobody knows."""
-        if self.ddp is not None:
-            return bool(self.ddp.require_backward_grad_sync)
-        if self.strategy is TorchFSDP2 and self.module is not None:
-            states = [m._get_fsdp_state() for m in self.module.modules() if isinstance(m, FSDPModule)]
-            return any(group.reduce_grads for state in states if (group := state._fsdp_param_group) is not None)
-        return True
+    @property
+    def strategy(self) -> type[Strategy] | None:
+        """The engine's equivalent strategy, where all roots have the same one."""
+        strategies = {root.strategy for root in self.roots}
+        return strategies.pop() if len(strategies) == 1 else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the model is in DDP or FSDP2."""
+        return any(root.ddp is not None or isinstance(root.module, FSDPModule) for root in self.roots)
+
+    @property
+    def ddps(self) -> list[DistributedDataParallel]:
+        """The models in DDP."""
+        return [root.ddp for root in self.roots if root.ddp is not None]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters by name."""
+        return {name: parameter for root in self.roots for name, parameter in root.parameters.items()}
+
+    @property
+    def units(self) -> list[Unit]:
+        """All units."""
+        return [unit for root in self.roots for unit in root.units]
 
 
 def _holder(model: nn.Module) -> nn.Module | None:
@@ -87,11 +134,40 @@ def _below(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if part is not module]
 
 
-def _fsdp2_roots(module: nn.Module) -> list[nn.Module]:
-    """The outermost sharded modules."""
-    if isinstance(module, FSDPModule):
-        return [module]
-    return list(dict.fromkeys(root for child in module.children() for root in _fsdp2_roots(child)))
+def _outermost_holders(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The models in DDP and FSDP2, by name."""
+    if isinstance(module, _HOLDERS):
+        yield name, module
+        return
+    for child_name, child in module.named_children():
+        yield from _outermost_holders(child, f"{name}.{child_name}" if name else child_name)
+
+
+def _root(holder: nn.Module, prefix: str) -> Root:
+    ddp = holder if isinstance(holder, DistributedDataParallel) else None
+    module = uncompiled(holder if ddp is None else ddp.module)
+    units = _fsdp2_units(module) if isinstance(module, FSDPModule) else by_block(module)
+    for unit in units if prefix else ():
+        unit.name = _prefixed(prefix, "" if unit.name == "root" else unit.name)
+        unit.parameters = {prefix + name: parameter for name, parameter in unit.parameters.items()}
+    return Root(module, {prefix + name: p for name, p in module.named_parameters()}, units, prefix, ddp)
+
+
+def _prefixed(prefix: str, names: str) -> str:
+    """The names of modules, such as `norm, output`, beginning with a prefix; the root's is the prefix itself."""
+    return ", ".join(f"{prefix}{name}" for name in names.split(", ")) if names else prefix.removesuffix(".")
+
+
+def _fsdp2_states(module: nn.Module) -> list[Any]:
+    """The states of FSDP2's modules; those that were sharded together share one."""
+    states = [m._get_fsdp_state() for m in module.modules() if isinstance(m, FSDPModule)]
+    return list({id(state): state for state in states}.values())
+
+
+def _fsdp2_groups(state: Any) -> list[Any]:
+    """The parameters that are gathered together; several where they lie on several meshes (since torch 2.13)."""
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
 
 
 def _fsdp2_units(root: nn.Module) -> list[Unit]:

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine import labels
+from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Span, Word
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.device_events import holds_device_events
@@ -30,7 +31,9 @@ TRACE = "rank{rank}.pt.trace.json.gz"
 MANIFEST = "run.json"
 NO_STEP = "overlaplab::next_step"
 """The name of a range that only ends the step before it, as in what `overlaplab slice` writes."""
-_RANGE = re.compile(rb"(?<=\"name\": \")ProfilerStep#(\d+)(?=\")")
+MEANWHILE = "another profiler was started meanwhile, and torch allows only one"
+_RANGE = re.compile(rb"(?<=\"name\": \")ProfilerStep#(overlaplab)?(\d+)(?=\")")
+"""The name of a step's range, before it is numbered; without the middle word another profiler's, which idles now."""
 
 
 class TraceFile:
@@ -91,7 +94,8 @@ class TraceFile:
         self._hold = self._hold and kind is None
         if self._range is not None:
             self._stop()
-        elif self._prepared and not self.numbers:  # the profiler has no other way back
+        elif self._prepared and not self.numbers and not torch._C._autograd._profiler_enabled():
+            # the profiler has no other way back
             self._profiler.start_trace()
             self._profiler.stop_trace()
 
@@ -104,7 +108,7 @@ class TraceFile:
         """While steps are recorded, end a range and begin the one of step `number`."""
         if self._range is not None:
             self._range.__exit__(None, None, None)
-        self._range = record_function(f"ProfilerStep#{len(self.numbers)}")
+        self._range = record_function(f"ProfilerStep#overlaplab{len(self.numbers)}")
         self.numbers.append(number)
         self._range.__enter__()  # type: ignore[no-untyped-call]
 
@@ -120,24 +124,33 @@ class TraceFile:
         """The warm-up's last step begins, or a recorded one, or what comes after them."""
         recorded = self._ended - self._warmup
         with torch.cuda.device(self._gpu) if self._gpu else nullcontext():
-            if recorded == -1:
-                with warnings.catch_warnings():  # before torch 2.13 of every first cycle, though there is no other
-                    warnings.filterwarnings("ignore", "Warning: Profiler clears events")
-                    self._profiler.prepare_trace()
-                self._prepared = True
+            if recorded == -1 and self._gpu:
+                self._prepare()
             elif recorded == 0:
                 if self._gpu:
                     torch.cuda.synchronize(self._gpu)  # what warm-up launched must not run in the recorded steps
+                if torch._C._autograd._profiler_enabled():
+                    raise EngineError("another profiler is running, and torch allows only one")
+                if not self._gpu:  # not earlier, as a profiler of the loop's own would undo it
+                    self._prepare()
                 self._profiler.start_trace()
         if recorded == self._steps:
             self._stop()
         elif recorded >= 0 and (self._steps is None or recorded < self._steps):
             self.cut(self._first + recorded)
 
+    def _prepare(self) -> None:
+        with warnings.catch_warnings():  # before torch 2.13 of every first cycle, though there is no other
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            self._profiler.prepare_trace()
+        self._prepared = True
+
     def _stop(self) -> None:
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
+        if not torch._C._autograd._profiler_enabled():  # torch crashes if it is stopped again
+            raise EngineError(MEANWHILE)
         with torch.cuda.device(self._gpu) if self._gpu else nullcontext():  # for which torch's profiler waits
             self._profiler.stop_trace()
         if not self._hold:
@@ -148,16 +161,22 @@ class TraceFile:
             plain = temporary.with_name(temporary.name + ".json")
             try:
                 profiler.export_chrome_trace(str(plain))
+                if not plain.exists():  # torch's profiler raises no error
+                    raise EngineError("torch's profiler could not write its trace; is the disk full?")
                 if self._gpu:
                     with plain.open("rb") as lines:
                         self.saw_no_device = not holds_device_events(lines)
                 with self._text(plain) as source, gzip.open(temporary, "wb", compresslevel=6) as target:
                     # The trace contains the name of the temporary file; put the final name there.
                     temporary_name, name = str(plain).encode(), self._path.name.encode()
+                    written: set[int] = set()
                     for piece in source:
-                        target.write(_RANGE.sub(self._named, piece.replace(temporary_name, name)))
+                        target.write(_RANGE.sub(partial(self._named, written), piece.replace(temporary_name, name)))
+                if any(number is not None and place not in written for place, number in enumerate(self.numbers)):
+                    raise EngineError(MEANWHILE)
             finally:
                 plain.unlink(missing_ok=True)
+                plain.with_name(plain.name + ".tmp").unlink(missing_ok=True)  # what it could write
 
     @contextmanager
     def _text(self, plain: Path) -> Iterator[Iterable[bytes]]:
@@ -168,38 +187,40 @@ class TraceFile:
         if fitting < len(steps):
             end = steps[fitting]
             self.numbers[end:] = [None for _ in self.numbers[end:]]
-            yield shortened(plain, b"ProfilerStep#%d" % end)
+            yield shortened(plain, b"ProfilerStep#overlaplab%d" % end)
         else:
             with plain.open("rb") as lines:
                 yield iter(lambda: b"".join(lines.readlines(1 << 20)), b"")
 
-    def _named(self, found: re.Match[bytes]) -> bytes:
-        """The final name of a range."""
-        place = int(found[1])
+    def _named(self, written: set[int], match: re.Match[bytes]) -> bytes:
+        """The final name of a range, whose place is then among those written."""
+        if match[1] is None:
+            return b"profiler.step#" + match[2]
+        place = int(match[2])
+        written.add(place)
         number = self.numbers[place]
         return b"%b#%d" % (NO_STEP.encode(), place) if number is None else b"ProfilerStep#%d" % number
 
 
 def label_gradients(
-    model: nn.Module, unit_of: Mapping[str, str] | None = None, came: Callable[[str], None] = lambda name: None
+    parameters: Mapping[str, nn.Parameter],
+    unit_of: Mapping[str, str] | None = None,
+    came: Callable[[str], None] = lambda name: None,
+    hook: Callable[[Callable[..., None]], Callable[..., None]] = lambda call: call,
 ) -> list[RemovableHandle]:
-    """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated a parameter's gradient, then
-    call `came` with its name.
+    """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated the gradient of one of these
+    named parameters, then call `came` with its name.
 
-    With `unit_of`, each parameter's unit, the thread's counts go with it (see `recording.processor`). To stop, remove
-    the handles.
+    With `unit_of`, each parameter's unit, the thread's counts go with it (see `recording.processor`). What torch is to
+    call is what `hook` makes of it. To stop, remove the handles.
     """
-    marks = {
-        parameter: labels.span(Word.GRADIENT_READY, parameter=name)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    units = {} if unit_of is None else {parameter: unit_of.get(name, "") for parameter, name in names.items()}
-    return [
-        after_accumulation(parameter, partial(_ready, mark, units.get(parameter), partial(came, names[parameter])))
-        for parameter, mark in marks.items()
-    ]
+    handles = []
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            mark = labels.span(Word.GRADIENT_READY, parameter=name)
+            unit = None if unit_of is None else unit_of.get(name, "")
+            handles.append(after_accumulation(parameter, hook(partial(_ready, mark, unit, partial(came, name)))))
+    return handles
 
 
 def _ready(mark: Span, unit: str | None, came: Callable[[], None], _: torch.Tensor) -> None:

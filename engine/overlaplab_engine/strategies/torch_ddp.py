@@ -39,7 +39,7 @@ class TorchDDP(Strategy):
         """See `Strategy`; `find_unused` is DDP's `find_unused_parameters`, with which it never rebuilds its buckets."""
         super().__init__(model, comm, options)
         self._find_unused = find_unused
-        self._labels = BucketLabels(model)
+        self._labels = BucketLabels(dict(model.named_parameters()))
         self._launched: list[Marks] = []
         self._flying: list[torch.futures.Future[list[torch.Tensor]]] = []
         self._ddp: DistributedDataParallel | None = None
@@ -69,7 +69,7 @@ class TorchDDP(Strategy):
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Bytes and parameter names of each bucket, as DDP launched them last."""
-        return self._labels.buckets
+        return list(self._labels.buckets.values())
 
     @property
     def logging_data(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def observed(model: nn.Module, units: list[Unit]) -> UnitBorders:
     borders = UnitBorders(units, lambda: 0)
-    label_gradients(model, came=borders.gradient_came)
+    label_gradients(dict(model.named_parameters()), came=borders.gradient_came)
     return borders.register()
 
 

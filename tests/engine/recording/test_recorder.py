@@ -5,19 +5,22 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from overlaplab_engine import Recorder
+from overlaplab_engine import Recorder, labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.recording.trace_file import TraceFile
 from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels
 from torch import nn
-from torch.profiler import profile
+from torch.profiler import profile, schedule
 
 import overlaplab
 
@@ -109,7 +112,7 @@ def test_afterwards_the_model_is_as_before(tmp_path: Path, model: nn.Module) -> 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of what torch.compile imports
 def test_a_compiled_model_keeps_its_names(model: nn.Module) -> None:
     plain, compiled = Subject.of(model), Subject.of(torch.compile(model))
-    assert compiled.module is model
+    assert [root.module for root in compiled.roots] == [model]
     assert [unit.parameters.keys() for unit in compiled.units] == [unit.parameters.keys() for unit in plain.units]
 
 
@@ -224,6 +227,12 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path, model: nn.Module) -> No
         Recorder(tmp_path, "model")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="comm_hook is for a model in DistributedDataParallel"):
         Recorder(tmp_path, model, comm_hook=(None, lambda state, bucket: None))
+    with pytest.raises(EngineError, match=r"1 or more steps, not 1\.5 and 3"):
+        Recorder(tmp_path, warmup=1.5)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="ranks are numbers of ranks, not '0'"):
+        Recorder(tmp_path, ranks="0")  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="max_mb is 0 or more, not nan"):
+        Recorder(tmp_path, max_mb=float("nan"))
 
 
 def test_the_loop_may_change_its_directory(tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +247,7 @@ def test_a_disk_that_takes_no_more_ends_no_training(tmp_path: Path, model: nn.Mo
     recorder = Recorder(tmp_path / "mine", model, warmup=1, steps=1).start()
     train(model, recorder, 1)
     shutil.rmtree(tmp_path / "mine")
-    with pytest.warns(UserWarning, match=r"no run in .*mine: .*No such file"):
+    with pytest.warns(UserWarning, match=r"no run in .*mine: torch's profiler could not write its trace"):
         train(model, recorder, 1)
     train(model, recorder, 1)
     assert not recorder.done
@@ -248,14 +257,137 @@ def test_a_disk_that_takes_no_more_ends_no_training(tmp_path: Path, model: nn.Mo
 def test_nothing_else_may_profile_meanwhile(tmp_path: Path, model: nn.Module) -> None:
     """torch would lose events, or crash."""
     with Recorder(tmp_path / "one", model, warmup=1, steps=1) as recorder:
-        with pytest.raises(EngineError, match=r"another Recorder is open, on .*one; close it first"):
-            Recorder(tmp_path / "two", model).start()
+        with pytest.warns(UserWarning, match=r"nothing is recorded: another Recorder is open, on .*one"):
+            second = Recorder(tmp_path / "two", model).start()
+        train(model, second, 2)
         train(model, recorder, 2)
-    with profile(), pytest.raises(EngineError, match="a profiler is running"):
-        Recorder(tmp_path / "two", model).start()
+        assert recorder.done
+    with profile():
+        with pytest.warns(UserWarning, match="nothing is recorded: a profiler is running"):
+            second = Recorder(tmp_path / "two", model).start()
+        train(model, second, 2)
+    assert not (tmp_path / "two").exists()
     with Recorder(tmp_path / "two", model, warmup=1, steps=1) as recorder:
         train(model, recorder, 2)
     assert recorder.done
+
+
+@pytest.mark.parametrize(("begun", "kept"), [(0, True), (1, True), (2, False)])
+def test_a_profiler_of_the_loops_own_ends_at_most_the_recording(
+    tmp_path: Path, model: nn.Module, begun: int, kept: bool
+) -> None:
+    """In the warm-up it does not matter. In a recorded step it ends ours; torch crashes if that is ended once more."""
+    with warnings.catch_warnings(record=True) as raised, Recorder(tmp_path, model, warmup=2, steps=1) as recorder:
+        warnings.simplefilter("always")
+        for step in range(3):
+            with profile() if step == begun else nullcontext() as others:
+                model(torch.ones(3, 4)).sum().backward()
+            assert others is None or "aten::addmm" in {event.name for event in others.events()}
+            recorder.step()
+    assert recorder.done is kept
+    lines = [str(warning.message).partition(": ")[2] for warning in raised if "no run" in str(warning.message)]
+    assert lines == ([] if kept else ["another profiler was started meanwhile, and torch allows only one"])
+
+
+def test_steps_of_a_profiler_that_idles_are_none(tmp_path: Path, model: nn.Module) -> None:
+    with (
+        Recorder(tmp_path, model, warmup=1, steps=2) as recorder,
+        profile(schedule=schedule(wait=9, warmup=1, active=1)) as idle,
+    ):
+        for _ in range(3):
+            train(model, recorder, 1)
+            idle.step()
+    assert recorder.done
+    assert overlaplab.summary(overlaplab.load_run(tmp_path))["step"].tolist() == [1, 2]
+
+
+class Stubborn(nn.Module):
+    """Its children cannot be listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+    def named_children(self) -> Any:
+        raise KeyError("children")
+
+
+class Answering(nn.Linear):
+    """It has an attribute by which a compiled model is recognised."""
+
+    _orig_mod = 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: torch.jit.script(nn.Linear(4, 2)), 2),
+        (lambda: nn.Sequential(nn.Linear(4, 4), torch.jit.trace(nn.Linear(4, 2), torch.ones(3, 4))), 4),
+        (lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyLinear(2)), 4),
+        (lambda: nn.Sequential(nn.ReLU()), 0),
+        (lambda: Answering(4, 2), 2),
+        (Stubborn, None),
+    ],
+    ids=["scripted", "traced", "lazy", "empty", "answering", "stubborn"],
+)
+def test_a_model_ends_no_training(tmp_path: Path, make: Callable[[], nn.Module], named: int | None) -> None:
+    """What cannot be told of it is named once."""
+    model, before = make(), torch.ones(3, 4, requires_grad=True)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        with Recorder(tmp_path, model, warmup=1, steps=2) as recorder:
+            for _ in range(3):
+                model(before).sum().backward()
+                recorder.step()
+    assert recorder.done
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert (manifest["steps"], manifest["device"]) == (2, "cpu")
+    assert (len(manifest["parameters"]) if "parameters" in manifest else None) == named
+    told = [str(warning.message).removeprefix(f"labels are missing in {tmp_path}: ") for warning in raised]
+    if isinstance(model, Stubborn):
+        assert told == ["nothing is labelled, as the model cannot be inspected: KeyError: 'children'"]
+    elif "LazyLinear" in str(make()):
+        assert told == ["4 parameters have no shape before the model's first batch"]
+    else:
+        assert told == []
+
+
+def test_parameters_without_values_do_not_tell_the_device(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2, device="meta")
+    with Recorder(tmp_path, model, warmup=1, steps=1) as recorder:
+        model.to_empty(device="cpu")
+        train(model, recorder, 2)
+    assert json.loads((tmp_path / "run.json").read_text())["device"] == "cpu"
+
+
+def test_a_label_that_fails_is_named_once_and_the_backward_pass_goes_on(
+    tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(mark: object) -> None:
+        raise ValueError("a label\nfailed")
+
+    monkeypatch.setattr(labels, "instant", fail)
+    with warnings.catch_warnings(record=True) as raised, Recorder(tmp_path, model, warmup=1, steps=1) as recorder:
+        warnings.simplefilter("always")
+        train(model, recorder, 2)
+    assert [str(warning.message) for warning in raised] == [
+        f"labels are missing in {tmp_path}: ValueError: a label failed"
+    ]
+    assert recorder.done
+    assert [p.grad.tolist() for p in model[1].parameters() if p.grad is not None][1] == [6.0, 6.0]
+
+
+def test_a_folder_that_cannot_be_made_ends_no_training(tmp_path: Path, model: nn.Module) -> None:
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match=r"nothing is recorded: .*Not a directory"):
+        recorder = Recorder(tmp_path / "file" / "run", model).start()
+    train(model, recorder, 2)
+    assert not recorder.done
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 class Bucket(NamedTuple):
@@ -277,13 +409,13 @@ class Bucket(NamedTuple):
 def test_buckets_are_those_launched_last(model: nn.Module) -> None:
     """DDP cuts its buckets anew after the first backward pass, perhaps into fewer."""
     held = list(model.parameters())
-    found = BucketLabels(model)
+    found = BucketLabels(dict(model.named_parameters()))
     for buckets in ([(0, 1), (1, 2), (2, 4)], [(0, 3), (3, 4)]):
         for number, (start, end) in enumerate(buckets):
             with found.launching(Bucket(number, held[start:end])):
                 pass
-        assert [names for _, names in found.buckets] == [NAMES[start:end] for start, end in buckets]
-    assert [nbytes for nbytes, _ in found.buckets] == [4 * (32 + 8 + 16), 4 * 2]
+        assert [names for _, names in found.buckets.values()] == [NAMES[start:end] for start, end in buckets]
+    assert found.buckets == {0: (4 * (32 + 8 + 16), NAMES[:3]), 1: (4 * 2, NAMES[3:])}
 
 
 def test_torch_is_imported_with_the_recorder_alone() -> None:

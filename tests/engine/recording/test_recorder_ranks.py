@@ -12,14 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from overlaplab_engine import Recorder
-from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from ranks.engine_ranks import Scenarios
 from ranks.recorded_ranks import NAMES, SIZES, expect_named, expect_same, folder, labels_of, train, tripled, wrapped
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import profile
@@ -63,8 +61,7 @@ def same_training(comm: Communicator, name: str) -> None:
     assert recorder.done
     assert bool(calls[1]) == (hook != "none")
     assert Counter(index == 0 for index in calls[0])[True] == Counter(index == 0 for index in calls[1])[True], calls
-    assert recorded._comm_hooks == [(allreduce_hook, recorded.process_group) if hook == "none" else (tripled, calls[1])]
-    assert "register_comm_hook" not in vars(recorded)
+    assert recorded._comm_hooks == ([] if hook == "none" else [(tripled, calls[1])])
     comm.barrier()
     expect_named(comm, out, 2)
 
@@ -183,23 +180,6 @@ def an_exception_ends_the_recording_and_not_the_model(comm: Communicator) -> Non
             train(comm, ddp, step)
     expect_same(alone, recorded)
     assert list(out.iterdir()) == []
-
-
-@scenario()
-def two_models_in_ddp_are_one_too_many(comm: Communicator) -> None:
-    with pytest.raises(EngineError, match="labels one DDP model, but this model has 2"):
-        Recorder(folder(comm), nn.ModuleList([wrapped(), wrapped()]))
-
-
-@scenario()
-def two_models_in_fsdp2_are_one_too_many(comm: Communicator) -> None:
-    """Only one of them would be in run.json."""
-    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16))
-    mesh = DeviceMesh.from_group(comm.group, "cpu")
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
-    with pytest.raises(EngineError, match="names the units of one FSDP2 model, but this model has 2"):
-        Recorder(folder(comm), model)
 
 
 @scenario()

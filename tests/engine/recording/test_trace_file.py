@@ -49,6 +49,7 @@ def test_the_device_is_done_with_warmup_before_the_recording(
         stop_trace = partialmethod(note, "stop")
 
     monkeypatch.setattr(record, "profile", Profiler)
+    monkeypatch.setattr(torch._C._autograd, "_profiler_enabled", lambda: "start" in str(done))
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"wait for {device}"))
     with record.TraceFile(tmp_path, 0, warmup=2, steps=2, gpu=gpu, hold=True) as trace:

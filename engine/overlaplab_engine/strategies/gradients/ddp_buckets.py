@@ -5,13 +5,14 @@ DDP's reducer takes one comm hook and keeps it. To put another in its place, the
 `__setstate__` does (torch/nn/parallel/distributed.py). That takes no communication, but the new reducer begins with
 buckets by order of definition and, after its first backward pass, broadcasts those by order of arrival. So all ranks
 must do it between the same two backward passes: one that does so alone waits for the others for good. The recorder's
-own hook, a `_Relay`, stays in the reducer, and later recorders take it over without building anything.
+own hook, a `CommHook`, stays in the reducer, and later recorders take it over without building anything.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import MethodType
+from typing import Any, Self, TypeAlias, cast
+from weakref import ref
 
 import torch
 from torch import nn
@@ -20,9 +21,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab_engine import labels
+from overlaplab_engine.errors import EngineError
 from overlaplab_engine.strategies.gradients.buckets import Marks
 
-__all__ = ["BucketLabels", "Hook", "NamedBuckets", "uncompiled", "unnamed_because"]
+__all__ = ["BucketLabels", "CommHook", "Hook", "uncompiled", "unnamed_because"]
 
 Hook: TypeAlias = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 """A comm hook, as `DistributedDataParallel.register_comm_hook` takes it."""
@@ -31,113 +33,132 @@ Hook: TypeAlias = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]
 class BucketLabels:
     """The labels of one model's buckets, for a comm hook to write."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """`module` is the one inside DDP, whose names its parameters go by."""
-        self._name_of: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
-        self._known: dict[tuple[int, ...], tuple[list[str], Marks]] = {}
-        self._seen: dict[int, tuple[int, list[str]]] = {}
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], numbers: dict[tuple[int, int], int] | None = None
+    ) -> None:
+        """`parameters` are the model's, by name.
+
+        `numbers` is shared by the models whose buckets are numbered together, in the order of their first launch.
+        """
+        self._name_of = {parameter: name for name, parameter in parameters.items()}
+        self._numbers = {} if numbers is None else numbers
+        self._marks: dict[tuple[int, ...], tuple[list[str], Marks]] = {}
+        self._launched: dict[int, tuple[int, list[str]]] = {}
 
     @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        """Bytes and parameter names of each bucket, as DDP launched them last."""
-        return [self._seen[index] for index in sorted(self._seen)]
+    def buckets(self) -> dict[int, tuple[int, list[str]]]:
+        """Bytes and parameter names of each bucket by its number, as DDP launched them last."""
+        return dict(sorted(self._launched.items()))
+
+    def restart(self) -> None:
+        """Forget the buckets and their numbers, those of all models that share them."""
+        self._numbers.clear()
+        self._launched = {}
 
     @contextmanager
     def launching(self, bucket: GradBucket) -> Iterator[Marks]:
-        """Around the launch of a bucket, which is ready by now; DDP launches them in the order of their indices."""
+        """Around the launch of a bucket, which is ready by now; DDP launches them in the order of their indices.
+
+        EngineError, before anything is labelled, if the bucket has a parameter that the model does not have.
+        """
         if bucket.index() == 0:
-            self._seen = {}
-        names, marks = self._marks_of(bucket)
-        self._seen[bucket.index()] = (_nbytes(bucket), names)
+            self._launched = {}
+        number = self._numbers.setdefault((id(self), bucket.index()), len(self._numbers))
+        names, marks = self._marks_of(bucket, number)
+        self._launched[number] = (_nbytes(bucket), names)
         labels.instant(marks.ready)
         with marks.launch:
             yield marks
 
-    def _marks_of(self, bucket: GradBucket) -> tuple[list[str], Marks]:
+    def _marks_of(self, bucket: GradBucket, number: int) -> tuple[list[str], Marks]:
         parameters = bucket.parameters()
-        key = (bucket.index(), *map(id, parameters))
-        if key not in self._known:
+        key = (number, *map(id, parameters))
+        if key not in self._marks:
+            if any(p not in self._name_of for p in parameters):
+                raise EngineError("a bucket of DDP's has a parameter that the model no longer has")
             names = [self._name_of[p] for p in parameters]
-            self._known[key] = names, Marks.of(bucket.index(), _nbytes(bucket), names)
-        return self._known[key]
+            self._marks[key] = names, Marks.of(number, _nbytes(bucket), names)
+        return self._marks[key]
 
 
-class NamedBuckets:
-    """Labels a DDP model's buckets, whatever comm hook sends them: none, one registered before, or one that will be."""
+class CommHook:
+    """The hook in a model's reducer, for one recorder after another; see [Note: one hook per reducer].
+
+    It passes buckets on to the user's hook, or does as DDP does without one, and labels them in between. Afterwards it
+    stays, so that one rank may have recorded alone. It also stands in place of the model's `register_comm_hook`,
+    because the reducer takes no second hook.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        """`unnamed_because(ddp)` must be None, and every rank do so at once; see [Note: one hook per reducer]."""
-        self._ddp: DistributedDataParallel | None = ddp
+        """`of` makes it."""
+        self._ddp = ref(ddp)  # which has the reducer, which has this
         self._group = ddp.process_group
-        self._labels = BucketLabels(uncompiled(ddp.module))
-        self._users: tuple[Hook, Any] | None = None
-        if ddp._comm_hooks:
-            self._users = ddp._comm_hooks[-1]
-        if ddp not in _relays:
-            if self._users is not None:
-                _rebuild(ddp)
-            _relays[ddp] = _Relay()
-            ddp.register_comm_hook(None, _relays[ddp].send)
-        _relays[ddp].to = self._hook
-        ddp._comm_hooks = [] if self._users is None else [self._users]
-        ddp.register_comm_hook = self._register  # type: ignore[method-assign]
+        self._users: tuple[Hook, Any] | None = ddp._comm_hooks[-1] if ddp._comm_hooks else None
+        self._labels: BucketLabels | None = None
+        self._failed: Callable[[Exception], None]
 
-    @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        """See `BucketLabels`."""
-        return self._labels.buckets
+    @classmethod
+    def of(cls, ddp: DistributedDataParallel) -> Self:
+        """The hook in this model's reducer, which is put there if it is not there yet.
 
-    def restore(self) -> None:
-        """Write no more labels, and only pass buckets on: to the user's hook, or as DDP does without one.
-
-        The reducer stays, so that one rank may have recorded alone.
+        `unnamed_because(ddp)` must be None, and every rank do so at once; see [Note: one hook per reducer].
         """
-        ddp, self._ddp = self._ddp, None
-        if ddp is None:
-            return
-        del ddp.register_comm_hook
-        if self._users is None:
-            self._users = (allreduce_hook, self._group)
-            ddp._comm_hooks = [self._users]
+        if _is_hooked(ddp):
+            return cast(Self, ddp.register_comm_hook)
+        hook = cls(ddp)
+        if hook._users is not None:
+            _rebuild(ddp)
+        ddp.register_comm_hook(None, hook._send)
+        ddp._comm_hooks = [] if hook._users is None else [hook._users]
+        ddp.register_comm_hook = hook  # type: ignore[method-assign]
+        return hook
 
-    def _register(self, state: object, hook: Hook) -> None:
-        """In place of the model's `register_comm_hook`, in whose reducer there is a hook already."""
-        assert self._ddp is not None
+    def label(self, labels: BucketLabels, failed: Callable[[Exception], None]) -> Callable[[], None]:
+        """Label each bucket until the function that this returns is called.
+
+        `failed` gets the error where a label cannot be written; the bucket is sent all the same.
+        """
+        self._labels, self._failed = labels, failed
+        return self._stop
+
+    def __call__(self, state: object, hook: Hook) -> None:
+        """Register a user's hook."""
+        ddp = self._ddp()
+        assert ddp is not None
         if self._users is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+        ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
         self._users = (hook, state)
-        self._ddp._comm_hooks = [self._users]
+        ddp._comm_hooks = [self._users]
 
-    def _hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if self._ddp is None:
-            return self._send(bucket)
-        with self._labels.launching(bucket):
-            return self._send(bucket)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model has a reducer of its own, without this hook in it."""
+        return MethodType, (DistributedDataParallel.register_comm_hook, self._ddp())
 
-    def _send(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if self._users is None:
-            return allreduce_hook(self._group, bucket)
-        hook, state = self._users
-        return hook(state, bucket)
+    def _stop(self) -> None:
+        self._labels = None
 
-
-class _Relay:
-    """The hook in a reducer, for one recorder after another; see [Note: one hook per reducer]."""
-
-    to: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
-
-    def send(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return self.to(bucket)
+    def _send(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        with ExitStack() as labelled:
+            if self._labels is not None:
+                try:
+                    labelled.enter_context(self._labels.launching(bucket))
+                except Exception as error:
+                    self._failed(error)
+            if self._users is None:
+                return allreduce_hook(self._group, bucket)
+            hook, state = self._users
+            return hook(state, bucket)
 
 
-_relays: WeakKeyDictionary[DistributedDataParallel, _Relay] = WeakKeyDictionary()
+def _is_hooked(ddp: DistributedDataParallel) -> bool:
+    return isinstance(vars(ddp).get("register_comm_hook"), CommHook)
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """What `torch.compile` wrapped, if it did: there parameters and layers have their own names."""
-    found: nn.Module = getattr(module, "_orig_mod", module)
-    return found
+    inner = getattr(module, "_orig_mod", module)
+    return inner if isinstance(inner, nn.Module) else module
 
 
 def unnamed_because(ddp: DistributedDataParallel) -> str | None:
@@ -146,6 +167,8 @@ def unnamed_because(ddp: DistributedDataParallel) -> str | None:
         return "DDP's own mixed_precision brings a comm hook along"
     if any(hasattr(p, "_in_backward_optimizers") for p in ddp.parameters()):
         return "optimizers that run inside the backward pass bring a comm hook along"
+    if _is_hooked(ddp):
+        return None
     name = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
     if name and not ddp._comm_hooks:
         return f"the built-in comm hook {name} cannot be wrapped; a Python one can (torch.distributed.algorithms)"
