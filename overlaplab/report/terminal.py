@@ -101,7 +101,10 @@ def buckets(run: Run, selection: Selection) -> Iterator[Printed]:
     table = found.buckets
     yield findings.run_title(run)
     if len(table):
-        yield "ms from each step's start; exposed: the collective's time without compute"
+        yield (
+            "ms from each step's start; exposed: the collective's time without compute; of collectives at the same time"
+            " each counts it, which `exposed` divides among them"
+        )
     for _, rows in table.groupby(["rank", "step"], dropna=False, sort=False):
         first = rows.iloc[0]
         places = digits(rows[["backward_end_ns", "end_ns"]], one=100)
