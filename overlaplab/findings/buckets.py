@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from overlaplab.analyses import launched_after_backward
@@ -15,7 +16,6 @@ from overlaplab.findings.thresholds import (
     PROMPT_LAUNCH_NS,
 )
 from overlaplab.findings.windows import window_name
-from overlaplab.intervals import total, union
 from overlaplab.words import count, gradient_word, joined, ms, to_ms
 
 
@@ -49,7 +49,7 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     if added_ns > once_ns:
         notes.append(
             f"some buckets are sent at once, and each counts that time: they take {ms(added_ns)} added up, and"
-            f" {ms(once_ns)} together; `exposed` divides the exposed time among them"
+            f" {ms(once_ns)} together"
         )
     return tuple(notes)
 
@@ -84,11 +84,12 @@ def buckets_title(table: pd.DataFrame) -> str:
 
 def _sent_ns(table: pd.DataFrame) -> tuple[int, int]:
     """How long `overlaplab.buckets`' rows were sent, added up, and with each moment of a rank's step counted once."""
-    known = table.dropna(subset=["start_ns", "end_ns"])
-    times = known[["start_ns", "end_ns"]].astype("int64")
-    steps = times.groupby([known["rank"], known["step"]], dropna=False)
-    once = sum(total(union(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())) for _, own in steps)
-    return int((times["end_ns"] - times["start_ns"]).sum()), once
+    known = table.dropna(subset=["start_ns", "end_ns"]).sort_values("start_ns", kind="stable")
+    starts, ends = known["start_ns"].astype("int64"), known["end_ns"].astype("int64")
+    step = [known["rank"], known["step"]]
+    busy_until = ends.groupby(step, dropna=False).cummax().groupby(step, dropna=False).shift().fillna(starts)
+    once = (ends - np.maximum(starts, busy_until)).clip(lower=0)
+    return int((ends - starts).sum()), int(once.sum())
 
 
 def buckets_remarks(table: pd.DataFrame) -> list[str]:

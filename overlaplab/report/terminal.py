@@ -101,7 +101,10 @@ def buckets(run: Run, selection: Selection, *, every: bool = False) -> Iterator[
     table = found.buckets
     yield findings.run_title(run)
     if len(table):
-        yield "ms from each step's start; exposed: the collective's time without compute"
+        yield (
+            "ms from each step's start; exposed: the collective's time without compute; of collectives at the same time"
+            " each counts it, which `exposed` divides among them"
+        )
     shown = table if every or len(table) <= MOST_ROWS else one_window(table, found.window)
     for _, rows in shown.groupby(["rank", "step"], dropna=False, sort=False):
         first = rows.iloc[0]
