@@ -68,7 +68,7 @@ class TraceFile:
         self._path = out / TRACE.format(rank=rank)
         self._gpu, self._warmup, self._steps, self._ended, self._hold = gpu, warmup, steps, 0, hold
         self._first = warmup if first is None else first
-        self._most_bytes = most_bytes
+        self._most_bytes, self._all_threads = most_bytes, all_threads
         self._range: record_function | None = None
         self._prepared = False
         self.numbers: list[int | None] = []
@@ -149,7 +149,8 @@ class TraceFile:
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
-        if not torch._C._autograd._profiler_enabled():  # torch crashes if it is stopped again
+        # torch crashes if it is stopped again; of a profiler of all threads this thread does not know
+        if not self._all_threads and not torch._C._autograd._profiler_enabled():
             raise EngineError(MEANWHILE)
         with torch.cuda.device(self._gpu) if self._gpu else nullcontext():  # for which torch's profiler waits
             self._profiler.stop_trace()
