@@ -42,8 +42,17 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 def subtract(a: Intervals, b: Intervals) -> Intervals:
     """The moments of `a` that are not in `b`."""
     always = np.iinfo(np.int64)
+    b = _overlapping(b, a[:1, 0], a[-1:, 1])
     gaps = np.column_stack((np.append(always.min, b[:, 1]), np.append(b[:, 0], always.max)))
     return intersect(a, gaps)
+
+
+def _overlapping(a: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
+    """The intervals of `a` that may overlap with these times: of a few, such as one step's, they are few."""
+    if not len(starts):
+        return a[:0]
+    first = np.searchsorted(a[:, 1], starts.min(), side="right")
+    return a[first : max(np.searchsorted(a[:, 0], ends.max(), side="left"), first)]
 
 
 def pieces(
@@ -96,6 +105,7 @@ def length_before(a: Intervals) -> Callable[[int], int]:
 
 def within(intervals: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """How much of the set lies in each [start, end), in ns."""
+    intervals = _overlapping(intervals, starts, ends)
     lengths = np.concatenate(([0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
 
     def before(moments: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -100,7 +100,7 @@ def device_sign(trace: Trace) -> tuple[Sign, tuple[str, ...]] | None:
         return Sign.CALLS, tuple(map(str, categories[calls]))
     if trace.unknown_device:
         return Sign.UNKNOWN, trace.unknown_device
-    if trace.device is not None:
+    if trace.device is not None and trace.device.partition(":")[0].isidentifier():
         return None if trace.device == "cpu" else (Sign.MANIFEST, (trace.device,))
     placed = np.unique(events["category"].cat.codes[(events["stream"] >= 0).to_numpy()])
     if len(placed):

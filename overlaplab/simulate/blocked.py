@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import numpy as np
 from overlaplab.events import Trace
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of
-from overlaplab.evidence.labels import Label
+from overlaplab.evidence.labels import Label, Span
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
 
@@ -85,6 +86,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
             else:
                 missing.append(done)
     free = deque(wait for wait in generals if not wait.alone and not wait.keys)
+    over_by = np.maximum.accumulate([wait.end_ns for wait in generals] or [0]).tolist()
     for own in unnamed:
         if own.launch.role in _IN_TURN:
             while free and free[0].start_ns < own.at_ns:
@@ -92,30 +94,43 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
             if free:
                 free[0].alone = True
                 free.popleft().keys.append(own.launch.key)
-        elif (found := _of_unnamed(own, generals)) is not None:
+        elif (found := _of_unnamed(own, generals, bisect_right(over_by, own.at_ns))) is not None:
             found.keys.append(own.launch.key)
             found.start_ns = max(found.start_ns, own.at_ns)  # it may be launched within the range
+    ending = sorted(range(len(launches)), key=lambda place: launches[place].ended_ns)
+    ends = [launches[place].ended_ns for place in ending]
     for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
         if not wait.keys:
-            wait.keys += [
-                own.launch.key
-                for own in launches
-                if own.at_ns < wait.start_ns < own.ended_ns <= wait.end_ns + _GRAIN_NS
-            ]
+            inside = ending[bisect_right(ends, wait.start_ns) : bisect_right(ends, wait.end_ns + _GRAIN_NS)]
+            chosen = (launches[place] for place in sorted(inside))
+            wait.keys += [own.launch.key for own in chosen if own.at_ns < wait.start_ns]
+    by_launch = sorted(range(len(missing)), key=lambda place: missing[place].at_ns)
+    moments = [missing[place].at_ns for place in by_launch]
     for label in labels:
         if label.word == "backward" and label.fields["sync"] == "1":
-            inside = [own for own in missing if label.start_ns <= own.at_ns < label.end_ns]
-            if inside:
-                waits += _at_the_end(label, inside, compute)
+            undone = by_launch[bisect_left(moments, label.start_ns) : bisect_left(moments, label.end_ns)]
+            if undone:
+                waits += _at_the_end(label, [missing[place] for place in sorted(undone)], compute)
     return waits
 
 
-def _of_unnamed(own: Launched, generals: Sequence[Blocked]) -> Blocked | None:
-    """The wait in which the collective ended; else the first after it, or that seems to end shortly before."""
-    after = [wait for wait in generals if wait.end_ns > own.at_ns and not wait.alone]
-    over = [wait for wait in after if wait.start_ns < own.own_ended_ns <= wait.end_ns + _GRAIN_NS]
-    near = [wait for wait in after if own.own_ended_ns <= wait.end_ns + _STALL_NS]
-    return next(iter(over or near), None)
+def _of_unnamed(own: Launched, generals: Sequence[Blocked], first: int) -> Blocked | None:
+    """The wait in which the collective ended; else the first after it, or that seems to end shortly before.
+
+    Waits before the `first` were over when it was launched.
+    """
+    near: Blocked | None = None
+    for place in range(first, len(generals)):
+        wait = generals[place]
+        if near is not None and wait.start_ns >= own.own_ended_ns:
+            break
+        if wait.alone or wait.end_ns <= own.at_ns:
+            continue
+        if wait.start_ns < own.own_ended_ns <= wait.end_ns + _GRAIN_NS:
+            return wait
+        if near is None and own.own_ended_ns <= wait.end_ns + _STALL_NS:
+            near = wait
+    return near
 
 
 def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
@@ -123,7 +138,9 @@ def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals)
     begun_ns = max(own.at_ns for own in inside)
     last_ns = min(max(own.ended_ns for own in inside), backward.end_ns)
     pending = deque(sorted(inside, key=lambda own: own.ended_ns))
-    for start, end in subtract(np.array([[begun_ns, max(begun_ns, last_ns)]], dtype=np.int64), compute).tolist():
+    last = max(begun_ns, last_ns)
+    whole = np.array([[begun_ns, last]], dtype=np.int64)
+    for start, end in subtract(whole, clip(compute, begun_ns, last)).tolist():
         wait = Blocked(start, end)
         while pending and pending[0].ended_ns - _GRAIN_NS <= end:
             wait.keys.append(pending.popleft().launch.key)
@@ -138,15 +155,18 @@ def blocked_fsdp2(trace: Trace, launches: Sequence[Launched], compute: Intervals
 
     Of HSDP a reduction among the shards is over before the one across the replicas is launched.
     """
-    ranges = fsdp2_ranges_of(trace)
+    ranges, moments = fsdp2_ranges_of(trace), [own.at_ns for own in launches]
+
+    def launched_in(span: Span) -> Sequence[Launched]:
+        return launches[bisect_left(moments, span.start_ns) : bisect_left(moments, span.end_ns)]
+
     for gather in fsdp2_gathers(ranges, executions(trace)):
-        for own in launches:
-            if gather.blocked and gather.launch.start_ns <= own.at_ns < gather.launch.end_ns:
-                yield _until(own, gather.blocked[-1].start_ns, gather.blocked[-1].end_ns, compute)
+        for own in launched_in(gather.launch) if gather.blocked else ():
+            yield _until(own, gather.blocked[-1].start_ns, gather.blocked[-1].end_ns, compute)
     for label in ranges:
         if label.word != "post_backward_reduce":
             continue
-        inside = [own for own in launches if label.start_ns <= own.at_ns < label.end_ns]
+        inside = launched_in(label)
         for own, end_ns in zip(inside, [*(other.at_ns for other in inside[1:]), label.end_ns], strict=True):
             yield _until(own, own.at_ns, end_ns, compute)
 

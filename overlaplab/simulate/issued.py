@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
-from overlaplab.events import Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of
+from overlaplab.events import (
+    Trace,
+    Window,
+    Work,
+    activity,
+    counting_as,
+    launchers,
+    main_stream,
+    once_per_trace,
+    rule_of,
+)
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards, unlabelled_backwards
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of, fsdp2_scatters, unit_sizes
@@ -227,16 +238,21 @@ def progress(trace: Trace, step: Window) -> Callable[[int], int]:
     if rule_of(trace) is not Rule.GPU:
         computed = clip(activity(trace).compute, step.start_ns, step.end_ns)
         return length_before(computed)
-    events, calls = trace.events, launchers(trace)
-    works = counting_as(trace, Work.COMPUTE) | counting_as(trace, Work.MEMORY)
-    own = np.flatnonzero(works & (events["stream"] == main_stream(trace)).to_numpy() & (calls >= 0))
-    hosts = events["ts_ns"].to_numpy()[calls[own]]
-    own, hosts = (of[(step.host_start_ns <= hosts) & (hosts < step.host_end_ns)] for of in (own, hosts))
-    order = np.lexsort((events["ts_ns"].to_numpy()[own], hosts))
-    own, hosts = own[order], hosts[order]
-    starts = events["ts_ns"].to_numpy()[own]
-    ends = starts + events["dur_ns"].to_numpy()[own]
+    every = _main_stream_work(trace)
+    first, last = np.searchsorted(every[0], (step.host_start_ns, step.host_end_ns))
+    hosts, starts, ends = (times[first:last] for times in every)
     reached = np.maximum.accumulate(ends)
     earlier = np.concatenate((starts[:1], reached[:-1]))
     worked = np.concatenate(([0], np.cumsum(np.maximum(ends - np.maximum(starts, earlier), 0))))
     return lambda host_ns: int(worked[np.searchsorted(hosts, host_ns)])
+
+
+@once_per_trace
+def _main_stream_work(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """When what ran on the main stream was launched, in order, when it started, and when it ended."""
+    events, calls = trace.events, launchers(trace)
+    works = counting_as(trace, Work.COMPUTE) | counting_as(trace, Work.MEMORY)
+    rows = np.flatnonzero(works & (events["stream"] == main_stream(trace)).to_numpy() & (calls >= 0))
+    times, took = (events[name].to_numpy(np.int64) for name in ("ts_ns", "dur_ns"))
+    rows = rows[np.lexsort((times[rows], times[calls[rows]]))]
+    return times[calls[rows]], times[rows], times[rows] + took[rows]

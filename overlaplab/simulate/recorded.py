@@ -7,10 +7,11 @@ as they are, give the recorded steps.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import prod
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -18,10 +19,9 @@ import pandas as pd
 from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
-from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.labels import Label, Ordered, labels_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered
-from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
@@ -185,6 +185,7 @@ def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[
 def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int) -> Iterator[Move]:
     """One rank's program; `zero` is its start, by the rank's own clock."""
     windows, compute = step_windows(trace), activity(trace).compute
+    computing = cast(tuple[list[int], list[int]], tuple(compute.T.tolist()))
     pause_ns = int(_PAUSE * np.median([window.end_ns - window.start_ns for window in windows]))
     ended = {own.launch.key: own.ended_ns for own in launches}
     points: list[tuple[int, int, Move | Blocked]] = [(own.at_ns, 1, own.launch) for own in launches]
@@ -195,7 +196,7 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
     now = zero
     for at, _, point in sorted(points, key=lambda point: point[:2]):
         if at > now:
-            yield from _works(now, at, compute, pause_ns)
+            yield from _works(now, at, computing, pause_ns)
             now = at
         if isinstance(point, Blocked):
             keys = sorted(point.keys, key=lambda key: ended[key])
@@ -209,13 +210,29 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
             yield point
 
 
-def _works(start_ns: int, end_ns: int, compute: Intervals, pause_ns: int) -> Iterator[Work]:
-    """The time between two points, cut at the longer gaps, so that it is known when they were."""
-    gaps = subtract(np.array([[start_ns, end_ns]], dtype=np.int64), clip(compute, start_ns, end_ns))
-    borders = np.unique([start_ns, *gaps[np.diff(gaps)[:, 0] > _GAP_NS].ravel(), end_ns])
-    for begin, until in pairwise(borders.tolist()):
-        idle = np.diff(clip(gaps, begin, until))
-        yield Work(until - begin, int(idle[idle > pause_ns].sum()), int(idle.sum()))
+def _works(start_ns: int, end_ns: int, computing: tuple[list[int], list[int]], pause_ns: int) -> Iterator[Work]:
+    """The time between two points, cut at the longer gaps in computing, so that it is known when they were.
+
+    `computing`: the starts and the ends of the times in which the rank computes.
+    """
+    starts, ends = computing
+    begun, idle_ns, paused_ns = start_ns, 0, 0  # of the time since the last cut
+    place, at = bisect_right(ends, start_ns), start_ns
+    while at < end_ns:
+        gap_end = min(starts[place], end_ns) if place < len(starts) else end_ns
+        gap_ns = max(gap_end - at, 0)
+        gap_paused_ns = gap_ns if gap_ns > pause_ns else 0
+        if gap_ns > _GAP_NS:
+            if at > begun:
+                yield Work(at - begun, paused_ns, idle_ns)
+            yield Work(gap_ns, gap_paused_ns, gap_ns)
+            begun, idle_ns, paused_ns = gap_end, 0, 0
+        else:
+            idle_ns, paused_ns = idle_ns + gap_ns, paused_ns + gap_paused_ns
+        at = ends[place] if place < len(ends) else end_ns
+        place += 1
+    if end_ns > begun:
+        yield Work(end_ns - begun, paused_ns, idle_ns)
 
 
 def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> Iterator[Launched]:
@@ -275,12 +292,12 @@ def _gradients(run: Run, launches: Sequence[Launched]) -> Iterator[tuple[str, tu
 
 def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:
     """Borders of passes, units and updates, and gradients; `kept_…` where the pass only accumulates them."""
-    passes = [label for label in labels if label.word == "backward"]
+    passes = Ordered((label for label in labels if label.word == "backward"), lambda label: label.word)
     for label in labels:
         match label.word:
             case "gradient_ready":
-                own = next((each for each in passes if each.start_ns <= label.start_ns < each.end_ns), None)
-                if own is not None:
+                own = passes.holding("backward", label.start_ns)
+                if own is not None and label.start_ns < own.end_ns:
                     word = "gradient" if own.fields["sync"] == "1" else "kept_gradient"
                     yield from ((label.start_ns, Mark(word, name)) for name in label_list(label.fields["parameter"]))
             case "first_use" | "last_use":

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.costs.offload import copied_bytes
-from overlaplab.events import Run, Trace, Window, activity, launchers, rule_of
+from overlaplab.events import Run, Trace, Window, activity, launchers, once_per_trace, rule_of
 from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import Intervals, intersect, total, union
@@ -60,9 +61,19 @@ def _busy(trace: Trace, these: Sequence[Label]) -> Intervals:
     """When at least one of these copies was under way."""
     if rule_of(trace) is not Rule.GPU:
         return union([label.start_ns for label in these], [label.end_ns for label in these])
-    launcher, called = launchers(trace), trace.events["ts_ns"].to_numpy(np.int64)
+    called, begun, done = _launched(trace)
     starts, ends = [np.array([getattr(label, at) for label in these], np.int64) for at in ("start_ns", "end_ns")]
-    place = np.searchsorted(starts, called[launcher], side="right") - 1
-    inside = (launcher >= 0) & (place >= 0) & (called[launcher] < ends[place])
-    events = trace.events[inside]
-    return union(events["ts_ns"], events["ts_ns"] + events["dur_ns"])
+    near = slice(*np.searchsorted(called, (starts.min(), ends.max())))
+    place = np.searchsorted(starts, called[near], side="right") - 1
+    inside = called[near] < ends[place]
+    return union(begun[near][inside], done[near][inside])
+
+
+@once_per_trace
+def _launched(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """When what the host launched was launched, in order, when it started, and when it ended."""
+    calls = launchers(trace)
+    rows = np.flatnonzero(calls >= 0)
+    times, took = (trace.events[name].to_numpy(np.int64) for name in ("ts_ns", "dur_ns"))
+    rows = rows[np.argsort(times[calls[rows]], kind="stable")]
+    return times[calls[rows]], times[rows], times[rows] + took[rows]

@@ -231,21 +231,29 @@ def _gaps(
     run: Run, place: int, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int64]] | None:
     """The parts of these gaps of a rank; None where the two ends of a message are not known."""
-    own = _messages(run, place)
-    if own is None:
+    messages = _messages(run)[place]
+    if messages is None:
         return None
-    waiting, moving = own
+    waiting, moving = messages
     parts = {"wait_ns": within(waiting, starts, ends), "transfer_ns": within(moving, starts, ends)}
     return parts | {"overhead_ns": ends - starts - parts["wait_ns"] - parts["transfer_ns"]}
 
 
-def _messages(run: Run, place: int) -> tuple[Intervals, Intervals] | None:
-    """When a rank's messages only waited for their other end, and when one was on its way."""
+@once_per_run
+def _messages(run: Run) -> tuple[tuple[Intervals, Intervals] | None, ...]:
+    """For each trace when its messages only waited for their other end, and when one was on its way.
+
+    None where the two ends of a message are not known.
+    """
     rows = arrivals(run)
-    own = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
-    if own.empty or (own["moves_ns"] == UNKNOWN_NS).any():
+    rows = rows[rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
+    return tuple(_waiting_and_moving(rows[rows["trace"] == place]) for place in range(len(run.traces)))
+
+
+def _waiting_and_moving(messages: pd.DataFrame) -> tuple[Intervals, Intervals] | None:
+    if messages.empty or (messages["moves_ns"] == UNKNOWN_NS).any():
         return None
-    starts, moves, ends = (own[name].to_numpy(np.int64) for name in ("start_ns", "moves_ns", "end_ns"))
+    starts, moves, ends = (messages[name].to_numpy(np.int64) for name in ("start_ns", "moves_ns", "end_ns"))
     moving = union(moves, ends)
     return subtract(union(starts, moves), moving), moving
 
