@@ -266,9 +266,9 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     annotated = _annotated(events)
     communication, memory = (annotated & follows(work, *Part) for work in (Work.COMMUNICATION, Work.MEMORY))
     owning = annotated & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
-    operator = matching(events["category"], OPERATOR_CATEGORIES.__contains__) & ~np.isin(
-        thread, np.unique(thread[owning])
-    )
+    annotating = annotated & matching(names, lambda name: (rule := rules[name]) and rule.annotates)
+    operator = matching(events["category"], OPERATOR_CATEGORIES.__contains__) | annotating
+    operator &= ~np.isin(thread, np.unique(thread[owning]))
     counted = operator & follows(Work.COMPUTE, *Part)
     whole = operator & follows(Work.COMPUTE, Part.WHOLE)
     codes = np.full(len(events), _WORKS.index(Work.NOTHING), dtype=np.int8)

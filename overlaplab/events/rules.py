@@ -147,6 +147,8 @@ class HostRule:
     reason: str
     owns_thread: bool = False
     """Whether this marks its thread as a communication thread, whose operators are not compute."""
+    annotates: bool = False
+    """Whether this may be an annotation; of other ranges only operators can be compute."""
 
 
 _CALLERS = ("gloo:send", "gloo:recv")
@@ -160,6 +162,13 @@ HOST_RULES: tuple[HostRule, ...] = (
     HostRule(Work.COMMUNICATION, ("engine::comm",), Part.WHOLE, "the emulated link's thread at work", owns_thread=True),
     HostRule(Work.MEMORY, ("engine::copy",), Part.WHOLE, "the emulated link to the host at work", owns_thread=True),
     HostRule(Work.COMPUTE, ("aten::",), Part.WHOLE, "torch's operators, the optimizer's included"),
+    HostRule(
+        Work.COMPUTE,
+        ("## Call CompiledFxGraph ",),
+        Part.WHOLE,
+        "a call of Inductor's code, whose loops leave no other events: torch/_inductor/output_code.py",
+        annotates=True,
+    ),
     HostRule(Work.NOTHING, _COLLECTIVES, Part.CUT, "launches or awaits communication"),
     HostRule(Work.NOTHING, _WAITS, Part.CUT, "the main thread is blocked by communication"),
     HostRule(
@@ -172,8 +181,9 @@ HOST_RULES: tuple[HostRule, ...] = (
     HostRule(Work.NOTHING, _WRAPPERS, Part.NONE, "hooks run inside: it would hide what nothing hides"),
     HostRule(Work.COMPUTE, ("",), Part.LEAF, "operators of other namespaces, custom and compiled"),
 )
-"""For hosts, where no device was recorded. Only events of category `cpu_op` can be compute. A name without `::` is not
-an operator's (`AddmmBackward0`, `Optimizer.step#AdamW.step`, names given to record_function)."""
+"""For hosts, where no device was recorded. Only events of category `cpu_op`, and calls of compiled graphs, can be
+compute. A name without `::` is not an operator's (`AddmmBackward0`, `Optimizer.step#AdamW.step`, names given to
+record_function)."""
 
 
 def host_rule(name: str) -> HostRule | None:

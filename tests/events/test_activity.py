@@ -151,6 +151,17 @@ def test_of_other_namespaces_the_leaves_count(tmp_path: Path) -> None:
     assert counted(tmp_path, events) == {"compute": [[10, 20], [61, 62]]}
 
 
+def test_a_call_of_a_compiled_graph_is_compute(tmp_path: Path) -> None:
+    """Its loops leave no events. What it waits for is cut out."""
+    events = [
+        event("Torch-Compiled Region: 0/0", 0, 100, cat="cpu_op"),
+        event("## Call CompiledFxGraph fg5o ##", 10, 90, cat="user_annotation"),
+        op("addmm", 10, 20),
+        event("_c10d_functional::wait_tensor", 50, 70, cat="cpu_op"),
+    ]
+    assert counted(tmp_path, events) == {"compute": [[10, 50], [70, 90]]}
+
+
 def test_which_rule_applies(tmp_path: Path) -> None:
     gpu = launched("gemm", 0, 5, 9, correlation=1)
     assert rule_of(trace_of(tmp_path / "gpu", [*gpu, op("mm", 0, 1)])) is Rule.GPU

@@ -228,6 +228,7 @@ def test_every_rule_of_devices_decides_for_some_name() -> None:
         ("FSDP::post_backward_reshard (layers.0)", Work.NOTHING, Part.NONE, False),
         ("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function", Work.COMPUTE, Part.LEAF, False),
         ("torch_sparse::spmm", Work.COMPUTE, Part.LEAF, False),
+        ("## Call CompiledFxGraph fg5orq5fdyfag2f ##", Work.COMPUTE, Part.WHOLE, False),
     ],
 )
 def test_hosts_ranges(name: str, counts_as: Work, part: Part, owns: bool) -> None:

@@ -10,7 +10,15 @@ import torch
 
 from overlaplab_engine.models.units import Unit
 
-__all__ = ["FORMAT_VERSION", "hardware", "hardware_of_rank", "named_parameters", "named_units", "versions"]
+__all__ = [
+    "FORMAT_VERSION",
+    "hardware",
+    "hardware_of_rank",
+    "named_parameters",
+    "named_units",
+    "versions",
+    "whole_shape",
+]
 
 FORMAT_VERSION = 1
 """The version of run.json's format."""
@@ -49,6 +57,7 @@ def named_parameters(
 ) -> list[dict[str, Any]]:
     """Each parameter with its unsharded shape; `unit` is null for a parameter outside all units.
 
+    Also those that DeepSpeed's ZeRO-3 has left empty, which then know their shape.
     `dtypes` are the types in which they are kept, if those are not the parameters' own.
     """
     unit_of = {name: unit.name for unit in units for name in unit.parameters}
@@ -56,13 +65,18 @@ def named_parameters(
     return [
         {
             "name": name,
-            "shape": list(p.shape),
+            "shape": list(whole_shape(p)),
             "dtype": str(dtype).removeprefix("torch."),
-            "bytes": p.numel() * dtype.itemsize,
+            "bytes": whole_shape(p).numel() * dtype.itemsize,
             "unit": unit_of.get(name),
         }
         for name, p, dtype in kept
     ]
+
+
+def whole_shape(parameter: torch.Tensor) -> torch.Size:
+    """A parameter's unsharded shape, which DeepSpeed's ZeRO-3 keeps beside what it has left empty."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def named_units(units: Sequence[Unit], dtype: torch.dtype | None = None) -> list[dict[str, Any]]:
@@ -74,7 +88,7 @@ def named_units(units: Sequence[Unit], dtype: torch.dtype | None = None) -> list
         {
             "name": unit.name,
             "bytes": sum(
-                p.numel() * (dtype or p.dtype).itemsize if p.is_floating_point() else p.nbytes
+                whole_shape(p).numel() * ((p.is_floating_point() and dtype) or p.dtype).itemsize
                 for p in unit.parameters.values()
             ),
             "parameters": list(unit.parameters),

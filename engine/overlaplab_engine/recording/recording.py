@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
@@ -24,7 +24,14 @@ from overlaplab_engine.network.process_group import BACKEND
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.calibration import probe_ns
 from overlaplab_engine.recording.device_events import cause, probe
-from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
+from overlaplab_engine.recording.facts import (
+    FORMAT_VERSION,
+    hardware,
+    named_parameters,
+    named_units,
+    versions,
+    whole_shape,
+)
 from overlaplab_engine.recording.machine import Reading, between, marked
 from overlaplab_engine.recording.subject import Root, Subject
 from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
@@ -450,12 +457,13 @@ def _backend(device: torch.device) -> str | None:
 
 
 def _facts(subject: Subject) -> dict[str, Any]:
-    """The part of run.json about the model; empty without one."""
-    if not subject.roots:
+    """The part of run.json about the model; empty without one, and of FSDP1's, which has flat shards in its place."""
+    modules = (module for root in subject.roots for module in root.module.modules())
+    if not subject.roots or any(isinstance(module, FullyShardedDataParallel) for module in modules):
         return {}
     caps = {round(ddp.bucket_bytes_cap / MIB, 3) for ddp in subject.ddps}
     return {
-        "model": {"parameters": sum(p.numel() for p in subject.parameters.values())},
+        "model": {"parameters": sum(whole_shape(p).numel() for p in subject.parameters.values())},
         "bucket_cap_mb": caps.pop() if len(caps) == 1 else None,
         "parameters": named_parameters(subject.parameters.items(), subject.units),
         "units": named_units(subject.units),

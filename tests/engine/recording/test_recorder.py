@@ -356,6 +356,24 @@ def test_a_model_ends_no_training(tmp_path: Path, make: Callable[[], nn.Module],
         assert told == []
 
 
+def test_parameters_that_deepspeed_left_empty_have_their_shapes(tmp_path: Path, model: nn.Module) -> None:
+    with Recorder(tmp_path, model, warmup=1, steps=1) as recorder:
+        train(model, recorder, 1)
+        for parameter in model.parameters():
+            parameter.ds_shape = parameter.shape  # type: ignore[attr-defined]
+            parameter.data, parameter.grad = torch.empty(0), None
+        recorder.step()
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["model"] == {"parameters": 58}
+    assert [(p["shape"], p["bytes"]) for p in manifest["parameters"]] == [
+        ([8, 4], 128),
+        ([8], 32),
+        ([2, 8], 64),
+        ([2], 8),
+    ]
+    assert [unit["bytes"] for unit in manifest["units"]] == [160, 72]
+
+
 def test_parameters_without_values_do_not_tell_the_device(tmp_path: Path) -> None:
     model = nn.Linear(4, 2, device="meta")
     with Recorder(tmp_path, model, warmup=1, steps=1) as recorder:

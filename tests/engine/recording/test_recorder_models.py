@@ -21,7 +21,7 @@ from ranks.engine_ranks import Scenarios
 from ranks.recorded_ranks import NAMES, expect_named, expect_same, folder, labels_of, train, tripled, wrapped
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import overlaplab
@@ -31,12 +31,13 @@ scenario = Scenarios(__file__)
 
 def record(comm: Communicator, out: Path, model: nn.Module, called: nn.Module) -> list[str]:
     """Record two of four steps in which `called` trains; the warnings."""
-    with warnings.catch_warnings(record=True) as raised, Recorder(out, model, warmup=2, steps=2) as recorder:
+    with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
-        for _ in range(4):
-            called(torch.ones(2, 8)).square().sum().backward()
-            called.zero_grad()
-            recorder.step()
+        with Recorder(out, model, warmup=2, steps=2) as recorder:
+            for _ in range(4):
+                called(torch.ones(2, 8)).square().sum().backward()
+                called.zero_grad()
+                recorder.step()
     assert recorder.done
     comm.barrier()
     return [str(warning.message) for warning in raised]
@@ -116,6 +117,16 @@ def ddp_beside_fsdp2_has_labels_and_no_strategy(comm: Communicator) -> None:
     assert manifest["strategy"] is manifest["traits"] is None
     assert [(b["index"], b["parameters"]) for b in manifest["buckets"]] == [(0, ["0.bias", "0.weight"])]
     assert Word.BUCKET_LAUNCH in {word for word, _ in labels_of(out, comm.rank)}
+
+
+@scenario()
+def shards_of_fsdp1_are_not_taken_for_parameters(comm: Communicator) -> None:
+    model = FullyShardedDataParallel(nn.Linear(8, 8), process_group=comm.group, device_id=torch.device("cpu"))
+    out = folder(comm)
+    (raised,) = record(comm, out, model, model)
+    assert "in neither DDP nor FSDP2" in raised
+    manifest = json.loads((out / "run.json").read_text())
+    assert not {"model", "parameters", "units"} & manifest.keys(), manifest
 
 
 @scenario()
