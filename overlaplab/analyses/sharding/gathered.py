@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 _COUNTS = (
     *("microbatches", "gathers", "frees", "layer_gathers", "layer_frees"),
@@ -25,24 +24,24 @@ def schedule_steps(table: pd.DataFrame) -> pd.DataFrame:
     gathered for), `peak_gathered_bytes` (null where a gather's bytes are unknown), `peak_ns` (when it was first
     reached), `peak_layers` (gathered then), `wait_ns` (the sum of the known waits, null if none is known).
     """
-    rows = []
-    for identity, of_step in _steps(table):
-        layers = of_step[of_step["layer"].notna()]
-        rows.append(
-            {
-                **identity,
-                "microbatches": of_step["microbatch"].nunique(),
-                "gathers": len(of_step),
-                "frees": of_step["free_ns"].count(),
-                "layer_gathers": len(layers),
-                "layer_frees": layers["free_ns"].count(),
-                "forward_layer_gathers": (layers["phase"] == "forward").sum(),
-                "backward_layer_gathers": (layers["phase"] == "backward").sum(),
-                **_peak(_curve(of_step)),
-                "wait_ns": of_step["wait_ns"].sum(min_count=1),
-            }
-        )
-    return pd.DataFrame(rows, columns=list(_STEP_COLUMNS)).astype("Int64")
+    place, identity = _places(table)
+    layers = table["layer"].notna()
+    figures = pd.DataFrame(
+        {
+            "gathers": 1,
+            "frees": table["free_ns"].notna(),
+            "layer_gathers": layers,
+            "layer_frees": layers & table["free_ns"].notna(),
+            "forward_layer_gathers": layers & (table["phase"] == "forward"),
+            "backward_layer_gathers": layers & (table["phase"] == "backward"),
+        },
+        index=table.index,
+    )
+    counts = figures.astype("int64").groupby(place).sum()
+    counts["microbatches"] = table.groupby(place)["microbatch"].nunique()
+    counts["wait_ns"] = table.groupby(place)["wait_ns"].sum(min_count=1)
+    steps = identity.join(counts).join(_peaks(_curves(table, place)))
+    return steps[list(_STEP_COLUMNS)].astype("Int64").reset_index(drop=True)
 
 
 def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
@@ -53,10 +52,9 @@ def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
     zeros, at 0 or at its first gather, whichever is earlier. Bytes are held from `held_ns` to `free_ns`, or to the end
     if no free was recorded.
     """
-    curves = [_curve(of_step).assign(**identity) for identity, of_step in _steps(table)]
-    if not curves:
-        return pd.DataFrame(columns=list(_CURVE_COLUMNS)).astype("Int64")
-    return pd.concat(curves, ignore_index=True)[list(_CURVE_COLUMNS)].astype("Int64")
+    place, identity = _places(table)
+    curves = _curves(table, place).join(identity, on="place")
+    return curves[list(_CURVE_COLUMNS)].astype("Int64").reset_index(drop=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,31 +106,38 @@ def _lasting_units(table: pd.DataFrame) -> set[str]:
     }
 
 
-def _steps(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    for (rank, step), of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
-        yield {"rank": rank, "step": step}, of_step
+def _places(table: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]:
+    """For each row the number of its rank and step, in order of appearance; and `rank` and `step` by that number."""
+    numbers = table.groupby(["rank", "step"], dropna=False, sort=False).ngroup()
+    place = np.asarray(numbers, dtype=np.int64)
+    identity = table[["rank", "step"]].assign(place=place).drop_duplicates("place").set_index("place")
+    return place, identity
 
 
-def _curve(of_step: pd.DataFrame) -> pd.DataFrame:
-    """`time_ns`, `bytes`, `layers`: a first row of zeros, then one row per change."""
-    freed = of_step[of_step["free_ns"].notna()]
-    known = bool(of_step["bytes"].notna().all())
-    size, layer = of_step["bytes"].fillna(0), of_step["layer"].notna()
+def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
+    """`place`, `time_ns`, `bytes`, `layers`: for each rank and step a first row of zeros, then one row per change."""
+    freed = table["free_ns"].notna().to_numpy(dtype=bool)
+    begun, ended = (table[name].to_numpy(np.int64, na_value=0) for name in ("held_ns", "free_ns"))
+    size, layer = table["bytes"].to_numpy(np.int64, na_value=0), table["layer"].notna().astype("int64").to_numpy()
     changes = pd.DataFrame(
         {
-            "time_ns": np.concatenate((of_step["held_ns"], freed["free_ns"])).astype(np.int64),
-            "bytes": np.concatenate((size, -size[freed.index])).astype(np.int64),
-            "layers": np.concatenate((layer.astype(np.int64), -layer[freed.index].astype(np.int64))),
+            "place": np.append(place, place[freed]),
+            "time_ns": np.append(begun, ended[freed]),
+            "bytes": np.append(size, -size[freed]),
+            "layers": np.append(layer, -layer[freed]),
         }
     )
-    held = changes.groupby("time_ns").sum().cumsum()
-    start = pd.DataFrame({"bytes": 0, "layers": 0}, index=[min(0, int(changes["time_ns"].min()))])
-    curve = pd.concat((start, held)).rename_axis("time_ns").reset_index().astype("Int64")
-    return curve if known else curve.assign(bytes=pd.array([pd.NA] * len(curve), dtype="Int64"))
+    held = changes.groupby(["place", "time_ns"]).sum().groupby("place").cumsum().reset_index()
+    first = changes.groupby("place", as_index=False)["time_ns"].min()
+    zeros = first.assign(time_ns=first["time_ns"].clip(upper=0), bytes=0, layers=0)
+    curves: pd.DataFrame = pd.concat((zeros, held)).sort_values("place", kind="stable", ignore_index=True).astype("Int64")
+    unknown = np.unique(place[table["bytes"].isna().to_numpy()])
+    curves["bytes"] = curves["bytes"].mask(curves["place"].isin(unknown))
+    return curves
 
 
-def _peak(curve: pd.DataFrame) -> dict[str, Any]:
-    """The first maximum of the curve, by bytes, or by layers where bytes are unknown."""
-    bytes_explain = bool(curve["bytes"].notna().all())
-    top = curve.iloc[int(curve["bytes" if bytes_explain else "layers"].to_numpy(dtype=np.int64).argmax())]
-    return {"peak_gathered_bytes": top["bytes"], "peak_ns": top["time_ns"], "peak_layers": top["layers"]}
+def _peaks(curves: pd.DataFrame) -> pd.DataFrame:
+    """The first maximum of each curve, by `place`: by bytes, or by layers where bytes are unknown."""
+    by = curves["bytes"].fillna(curves["layers"]).to_numpy(np.int64)
+    top = curves.loc[pd.Series(by).groupby(curves["place"].to_numpy(np.int64)).idxmax()].set_index("place")
+    return top.rename(columns={"bytes": "peak_gathered_bytes", "time_ns": "peak_ns", "layers": "peak_layers"})
