@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 _COUNTS = (
     *("microbatches", "gathers", "frees", "partial_frees", "layer_gathers", "layer_frees"),
@@ -26,25 +25,25 @@ def schedule_steps(table: pd.DataFrame) -> pd.DataFrame:
     was freed, are unknown), `peak_ns` (when it was first reached), `peak_layers` (gathered then; both null where it is
     unknown when layers were freed), `wait_ns` (the sum of the known waits, null if none is known).
     """
-    rows = []
-    for identity, of_step in _steps(table):
-        layers = of_step[of_step["layer"].notna()]
-        rows.append(
-            {
-                **identity,
-                "microbatches": of_step["microbatch"].nunique(),
-                "gathers": len(of_step),
-                "frees": of_step["free_ns"].count(),
-                "partial_frees": (of_step["resharded_bytes"] > 0).sum(),
-                "layer_gathers": len(layers),
-                "layer_frees": layers["free_ns"].count(),
-                "forward_layer_gathers": (layers["phase"] == "forward").sum(),
-                "backward_layer_gathers": (layers["phase"] == "backward").sum(),
-                **_peak(_curve(of_step)),
-                "wait_ns": of_step["wait_ns"].sum(min_count=1),
-            }
-        )
-    return pd.DataFrame(rows, columns=list(_STEP_COLUMNS)).astype("Int64")
+    place, identity = _places(table)
+    layers = table["layer"].notna()
+    figures = pd.DataFrame(
+        {
+            "gathers": 1,
+            "frees": table["free_ns"].notna(),
+            "partial_frees": (table["resharded_bytes"] > 0).fillna(False),
+            "layer_gathers": layers,
+            "layer_frees": layers & table["free_ns"].notna(),
+            "forward_layer_gathers": layers & (table["phase"] == "forward"),
+            "backward_layer_gathers": layers & (table["phase"] == "backward"),
+        },
+        index=table.index,
+    )
+    counts = figures.astype("int64").groupby(place).sum()
+    counts["microbatches"] = table.groupby(place)["microbatch"].nunique()
+    counts["wait_ns"] = table.groupby(place)["wait_ns"].sum(min_count=1)
+    steps = identity.join(counts).join(_peaks(_curves(table, place)))
+    return steps[list(_STEP_COLUMNS)].astype("Int64").reset_index(drop=True)
 
 
 def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
@@ -56,10 +55,9 @@ def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
     step starts with a row of zeros, at 0 or at its first gather, whichever is earlier. Bytes are held from `held_ns` to
     `free_ns`, or to the end if no free was recorded; `resharded_bytes` of them from then to `resharded_until_ns`.
     """
-    curves = [_curve(of_step).assign(**identity) for identity, of_step in _steps(table)]
-    if not curves:
-        return pd.DataFrame(columns=list(_CURVE_COLUMNS)).astype("Int64")
-    return pd.concat(curves, ignore_index=True)[list(_CURVE_COLUMNS)].astype("Int64")
+    place, identity = _places(table)
+    curves = _curves(table, place).join(identity, on="place")
+    return curves[list(_CURVE_COLUMNS)].astype("Int64").reset_index(drop=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,48 +111,61 @@ def _lasting_units(table: pd.DataFrame) -> set[str]:
     }
 
 
-def _steps(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    for (rank, step), of_step in table.groupby(["rank", "step"], dropna=False, sort=False):
-        yield {"rank": rank, "step": step}, of_step
+def _places(table: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]:
+    """For each row the number of its rank and step, in order of appearance; and `rank` and `step` by that number."""
+    numbers = table.groupby(["rank", "step"], dropna=False, sort=False).ngroup()
+    place = np.asarray(numbers, dtype=np.int64)
+    identity = table[["rank", "step"]].assign(place=place).drop_duplicates("place").set_index("place")
+    return place, identity
 
 
-def _curve(of_step: pd.DataFrame) -> pd.DataFrame:
-    """`time_ns`, `bytes`, `resharded_bytes`, `layers`: a first row of zeros, then one row per change."""
-    freed, parts = of_step[of_step["free_ns"].notna()], of_step[of_step["resharded_bytes"] > 0]
-    changes = pd.concat(
+def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
+    """For each rank and step a first row of zeros, then one row per change.
+
+    Columns: `place`, `time_ns`, `bytes`, `resharded_bytes`, `layers`.
+    """
+    in_full, resharded = table["bytes"], table["resharded_bytes"]
+    layer, unclear = table["layer"].notna().astype("int64"), resharded.isna()
+    freed, in_part = table["free_ns"].notna(), (resharded > 0).fillna(False)
+
+    def changes(rows: pd.Series, at: str, num_bytes: pd.Series, *, layers: pd.Series | None = None) -> pd.DataFrame:
+        """What is held more of these rows from that moment on: `layers` in full, or parts."""
+        chosen = rows.to_numpy(dtype=bool)
+        change = num_bytes.fillna(0).to_numpy(np.int64)[chosen]
+        return pd.DataFrame(
+            {
+                "place": place[chosen],
+                "time_ns": table[at].to_numpy(np.int64, na_value=0)[chosen],
+                "bytes": change,
+                "resharded_bytes": change * (layers is None),
+                "layers": 0 if layers is None else layers.to_numpy()[chosen],
+            }
+        )
+
+    every = pd.concat(
         (
-            _changes(of_step["held_ns"], of_step["bytes"], of_step["layer"].notna()),
-            _changes(freed["free_ns"], -freed["bytes"], freed["layer"].notna(), sign=-1),
-            _changes(parts["free_ns"], parts["resharded_bytes"], part=True),
-            _changes(parts["resharded_until_ns"], -parts["resharded_bytes"], part=True),
+            changes(table["held_ns"].notna(), "held_ns", in_full, layers=layer),
+            changes(freed, "free_ns", -in_full, layers=-layer),
+            changes(in_part, "free_ns", resharded),
+            changes(in_part, "resharded_until_ns", -resharded),
         )
     )
-    held = changes.groupby("time_ns").sum().cumsum()
-    start = pd.DataFrame(dict.fromkeys(held, 0), index=[min(0, int(changes["time_ns"].min()))])
-    curve = pd.concat((start, held)).rename_axis("time_ns").reset_index().astype("Int64")
-    unknown, unclear = pd.array([pd.NA] * len(curve), dtype="Int64"), of_step["resharded_bytes"].isna()
-    if of_step["bytes"].isna().any() or unclear.any():
-        curve = curve.assign(bytes=unknown, resharded_bytes=unknown)
-    if (unclear & of_step["free_ns"].isna() & of_step["layer"].notna()).any():
-        curve = curve.assign(layers=unknown)
-    return curve
-
-
-def _changes(
-    at: pd.Series, num_bytes: pd.Series, is_layer: pd.Series | bool = False, *, sign: int = 1, part: bool = False
-) -> pd.DataFrame:
-    """What is held more from these moments on."""
-    change = num_bytes.fillna(0).astype(np.int64)
-    layers = sign * (pd.Series(0, index=at.index) + is_layer).astype(np.int64)
-    return pd.DataFrame(
-        {"time_ns": at.astype(np.int64), "bytes": change, "resharded_bytes": change * part, "layers": layers}
+    held = every.groupby(["place", "time_ns"]).sum().groupby("place").cumsum().reset_index()
+    first = every.groupby("place", as_index=False)["time_ns"].min()
+    zeros = first.assign(time_ns=first["time_ns"].clip(upper=0), bytes=0, resharded_bytes=0, layers=0)
+    curves: pd.DataFrame = (
+        pd.concat((zeros, held)).sort_values("place", kind="stable", ignore_index=True).astype("Int64")
     )
+    unsized = np.unique(place[(in_full.isna() | unclear).to_numpy(dtype=bool)])
+    uncounted = np.unique(place[(unclear & ~freed & (layer > 0)).to_numpy(dtype=bool)])
+    for name, unknown in (("bytes", unsized), ("resharded_bytes", unsized), ("layers", uncounted)):
+        curves[name] = curves[name].mask(curves["place"].isin(unknown))
+    return curves
 
 
-def _peak(curve: pd.DataFrame) -> dict[str, Any]:
-    """The first maximum of the curve, by bytes, or by layers where bytes are unknown; null where both are."""
-    by = next((name for name in ("bytes", "layers") if curve[name].notna().all()), None)
-    if by is None:
-        return dict.fromkeys(("peak_gathered_bytes", "peak_ns", "peak_layers"))
-    top = curve.iloc[int(curve[by].to_numpy(dtype=np.int64).argmax())]
-    return {"peak_gathered_bytes": top["bytes"], "peak_ns": top["time_ns"], "peak_layers": top["layers"]}
+def _peaks(curves: pd.DataFrame) -> pd.DataFrame:
+    """The first maximum of each curve, by `place`: by bytes, or by layers where bytes are unknown; none where both are."""
+    known = curves[curves["bytes"].notna() | curves["layers"].notna()]
+    by = known["bytes"].fillna(known["layers"]).astype("int64")
+    top = known.loc[by.groupby(known["place"].to_numpy(np.int64)).idxmax()].set_index("place")
+    return top.rename(columns={"bytes": "peak_gathered_bytes", "time_ns": "peak_ns", "layers": "peak_layers"})
