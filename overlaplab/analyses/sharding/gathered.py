@@ -164,7 +164,7 @@ def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
 
 
 def _peaks(curves: pd.DataFrame) -> pd.DataFrame:
-    """The first maximum of each curve, by `place`: by bytes, or by layers where bytes are unknown; none where both are."""
+    """The first maximum of each curve, by `place`: of bytes, else of layers; none where both are unknown."""
     known = curves[curves["bytes"].notna() | curves["layers"].notna()]
     by = known["bytes"].fillna(known["layers"]).astype("int64")
     top = known.loc[by.groupby(known["place"].to_numpy(np.int64)).idxmax()].set_index("place")
