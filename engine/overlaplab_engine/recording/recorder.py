@@ -27,7 +27,7 @@ from torch import nn
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.recording.on_signal import Asked
-from overlaplab_engine.recording.recording import Recording, one_line
+from overlaplab_engine.recording.recording import Recording, error_line
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.strategies.gradients.ddp_buckets import CommHook, Hook, unnamed_because
 
@@ -135,7 +135,7 @@ class Recorder:
             self._shut()
             if isinstance(error, Warning) or not isinstance(error, Exception):
                 raise
-            warnings.warn(f"nothing is recorded: {one_line(error)}", stacklevel=3)
+            warnings.warn(f"nothing is recorded: {error_line(error)}", stacklevel=3)
             return self
         _open.add(self)
         atexit.register(self.close)
@@ -160,7 +160,7 @@ class Recorder:
             except Warning:
                 raise
             except Exception as error:
-                warnings.warn(f"nothing is recorded at step {self._steps_done}: {one_line(error)}", stacklevel=2)
+                warnings.warn(f"nothing is recorded at step {self._steps_done}: {error_line(error)}", stacklevel=2)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -259,7 +259,7 @@ def _inspected(model: nn.Module | None) -> Subject:
     try:
         return Subject() if model is None else Subject.of(model)
     except Exception as error:
-        warnings.warn(f"nothing is labelled, as the model cannot be inspected: {one_line(error)}", stacklevel=4)
+        warnings.warn(f"nothing is labelled, as the model cannot be inspected: {error_line(error)}", stacklevel=4)
         return Subject()
 
 

@@ -38,7 +38,7 @@ from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, l
 from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels, CommHook, unnamed_because
 from overlaplab_engine.strategies.gradients.hooks import before_backward
 
-__all__ = ["Recording", "one_line"]
+__all__ = ["Recording", "error_line"]
 
 MIB = 1 << 20
 TRIES = 4
@@ -78,7 +78,7 @@ class _Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
-def _never_failing(method: Callable[["Recording"], None]) -> Callable[["Recording"], None]:
+def _close_on_error(method: Callable[["Recording"], None]) -> Callable[["Recording"], None]:
     """The method ends the recording where it would raise an error, except for warnings that are errors."""
 
     @wraps(method)
@@ -88,7 +88,7 @@ def _never_failing(method: Callable[["Recording"], None]) -> Callable[["Recordin
         except Warning:
             raise
         except Exception as error:
-            recording.close(fault=one_line(error))
+            recording.close(fault=error_line(error))
 
     return call
 
@@ -181,7 +181,7 @@ class Recording:
         """Whether it has ended, done or not."""
         return self._opened is None
 
-    @_never_failing
+    @_close_on_error
     def step(self) -> None:
         """A step ends, and the next begins."""
         if self._ended >= self._warmup:
@@ -205,7 +205,7 @@ class Recording:
         if self._ended >= self._warmup and not self._paused:
             self._begin_part()
 
-    @_never_failing
+    @_close_on_error
     def pause(self) -> None:
         """What follows is no part of a step, and leaves no operators in the trace."""
         self._paused = True
@@ -214,7 +214,7 @@ class Recording:
             self._cut(None)
         torch._C._autograd._enable_record_function(False)
 
-    @_never_failing
+    @_close_on_error
     def resume(self) -> None:
         """After a pause the step goes on, or begins."""
         if not self._paused:
@@ -245,7 +245,7 @@ class Recording:
         except Warning:
             raise
         except Exception as error:
-            fault = fault or one_line(error)
+            fault = fault or error_line(error)
         if fault is not None:
             self.done = False
             with suppress(OSError):
@@ -352,7 +352,7 @@ class Recording:
         try:
             return _facts(self._subject)
         except Exception as error:
-            warnings.warn(f"{self._out} has nothing about the model: {one_line(error)}", stacklevel=7)
+            warnings.warn(f"{self._out} has nothing about the model: {error_line(error)}", stacklevel=7)
             return {}
 
     def _report_fault(self) -> None:
@@ -362,7 +362,7 @@ class Recording:
             warnings.warn(f"labels are missing in {self._out}: {self._fault}", stacklevel=5)
 
     def _failed(self, error: Exception) -> None:
-        self._fault = self._fault or one_line(error)
+        self._fault = self._fault or error_line(error)
 
     def _hook(self, call: Callable[..., None]) -> _Hook:
         return _Hook(call, self._failed)
@@ -435,7 +435,7 @@ class Recording:
         opening.callback(CommHook.of(root.ddp).label(labels, self._failed))
 
 
-def one_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """What an error says, for a warning."""
     text = " ".join(str(error).split())[:200]
     return text if isinstance(error, EngineError | OSError) else f"{type(error).__name__}: {text}"

@@ -347,22 +347,22 @@ def test_a_model_ends_no_training(tmp_path: Path, make: Callable[[], nn.Module],
     manifest = json.loads((tmp_path / "run.json").read_text())
     assert (manifest["steps"], manifest["device"]) == (2, "cpu")
     assert (len(manifest["parameters"]) if "parameters" in manifest else None) == named
-    told = [str(warning.message).removeprefix(f"labels are missing in {tmp_path}: ") for warning in raised]
+    lines = [str(warning.message).removeprefix(f"labels are missing in {tmp_path}: ") for warning in raised]
     if isinstance(model, Stubborn):
-        assert told == ["nothing is labelled, as the model cannot be inspected: KeyError: 'children'"]
+        assert lines == ["nothing is labelled, as the model cannot be inspected: KeyError: 'children'"]
     elif "LazyLinear" in str(make()):
-        assert told == ["4 parameters have no shape before the model's first batch"]
+        assert lines == ["4 parameters have no shape before the model's first batch"]
     else:
-        assert told == []
+        assert lines == []
 
 
 def test_parameters_that_deepspeed_left_empty_have_their_shapes(tmp_path: Path, model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.ds_shape = parameter.shape  # type: ignore[attr-defined]
+        parameter.data = torch.empty(0)
     with Recorder(tmp_path, model, warmup=1, steps=1) as recorder:
-        train(model, recorder, 1)
-        for parameter in model.parameters():
-            parameter.ds_shape = parameter.shape  # type: ignore[attr-defined]
-            parameter.data, parameter.grad = torch.empty(0), None
-        recorder.step()
+        for _ in range(2):
+            recorder.step()
     manifest = json.loads((tmp_path / "run.json").read_text())
     assert manifest["model"] == {"parameters": 58}
     assert [(p["shape"], p["bytes"]) for p in manifest["parameters"]] == [

@@ -103,7 +103,7 @@ def on_two_meshes(comm: Communicator, mesh: DeviceMesh) -> object:
     from torch.distributed.tensor import Shard
 
     other = DeviceMesh.from_group(dist.new_group(list(range(comm.world_size))), "cpu")
-    infos = [FSDPMeshInfo(one, shard_mesh_dim=0) for one in (mesh, other)]
+    infos = [FSDPMeshInfo(each, shard_mesh_dim=0) for each in (mesh, other)]
     return lambda parameter: ShardPlacementResult(placement=Shard(0), mesh_info=infos[parameter.ndim - 1])
 
 
@@ -153,10 +153,10 @@ def a_copy_of_the_model_is_a_model_without_a_recorder(comm: Communicator) -> Non
             recorder.step() if step == 2 else None
             duplicate = copy.deepcopy(ddp)
             train(comm, duplicate, step)
-            file = io.BytesIO()
-            torch.save(ddp.module, file)
-            file.seek(0)
-            torch.load(file, weights_only=False)(torch.ones(2, 8)).sum().backward()
+            for model in (ddp, ddp.module):
+                torch.save(model, file := io.BytesIO())
+                file.seek(0)
+                torch.load(file, weights_only=False)(torch.ones(2, 8)).sum().backward()
             recorder.step() if step < 2 else None
     comm.barrier()
     expect_named(comm, out, 2)

@@ -10,7 +10,7 @@ own hook, a `CommHook`, stays in the reducer, and later recorders take it over w
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import MethodType
+from functools import partial
 from typing import Any, Self, TypeAlias, cast
 from weakref import ref
 
@@ -133,7 +133,7 @@ class CommHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model has a reducer of its own, without this hook in it."""
-        return MethodType, (DistributedDataParallel.register_comm_hook, self._ddp())
+        return partial, (DistributedDataParallel.register_comm_hook, self._ddp())
 
     def _stop(self) -> None:
         self._labels = None
