@@ -76,7 +76,9 @@ def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
     if backwards:
         return [label for label in backwards if label.fields["sync"] == "1"]
     launches = [label.start_ns for label in labels if label.word == "bucket_launch"]
-    return [own for own in autograd_passes(trace) if own.end_ns >= _first_from(launches, own.start_ns)]
+    return [
+        backward for backward in autograd_passes(trace) if backward.end_ns >= _first_from(launches, backward.start_ns)
+    ]
 
 
 def _first_from(moments: Sequence[int], start_ns: int) -> float:

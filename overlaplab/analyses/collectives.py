@@ -188,8 +188,8 @@ def each_collective(table: pd.DataFrame) -> pd.DataFrame:
     `bus_gb_per_s`, `bus_is_lower_bound`, `skew_ns`, `within_clock_error`, `last_rank`, `doubtful`, `unmatched`. Times
     in ns from the run's start, Int64.
     """
-    own = table.assign(longest_ns=time_spent(table))
-    by = own.groupby("index", sort=False)
+    timed = table.assign(longest_ns=time_spent(table))
+    by = timed.groupby("index", sort=False)
     each = by[list(_FIRST)].first()
     each["ranks"] = by.size()
     each["start_ns"], each["end_ns"] = by["start_ns"].min(), by["end_ns"].max()

@@ -195,7 +195,7 @@ def _of_trace(
     yield from _in_pipeline(moments.where(scheduled & messages), idle)
     along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool) & ~scheduled
     yield Cause.SEND, moments.where(along)
-    yield from _decided(facts, moments.where(~along & ~(scheduled & messages)), excess)
+    yield from _decide_causes(facts, moments.where(~along & ~(scheduled & messages)), excess)
 
 
 def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
@@ -213,7 +213,7 @@ def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Ite
     yield Cause.SEND, moments.where(~waits)
 
 
-def _decided(facts: Facts, moments: Moments, excess_ns: NDArray[np.int64]) -> Iterator[tuple[Cause, Moments]]:
+def _decide_causes(facts: Facts, moments: Moments, excess_ns: NDArray[np.int64]) -> Iterator[tuple[Cause, Moments]]:
     """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
     yield Cause.STRAGGLER, moments.where(waits)

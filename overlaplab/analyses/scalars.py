@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.exposed import CAUSES, Cause, exposed
 from overlaplab.analyses.summary import FIGURES, summary
-from overlaplab.analyses.worst import damaged_steps, undamaged, without_steps
+from overlaplab.analyses.worst import damaged_steps, drop_damaged, without_steps
 from overlaplab.events import Run, activity
 from overlaplab.evidence.pipelines import idle_by_schedule
 from overlaplab.evidence.selection import measured_traces, selected_traces
@@ -36,7 +36,7 @@ def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True)
     rank or step.
     """
     every = summary(run, selection)
-    table = undamaged(every)
+    table = drop_damaged(every)
     ranks = len(selected_traces(run, selection))
     figures = {column: _mean(table, column, ranks) for column in FIGURES if column != _RATIO}
     comm = int(table["comm_ns"].sum())
@@ -64,10 +64,10 @@ def _by_cause(run: Run, rows: pd.DataFrame, steps: int) -> dict[str, float | Non
 
 def _mean(table: pd.DataFrame, column: str, ranks: int) -> float | None:
     """The mean over the steps in which it is known; None if one of so many ranks has none."""
-    known = table[table[column].notna()]
-    if known.empty or known["rank"].nunique(dropna=False) < ranks:
+    rows = table[table[column].notna()]
+    if rows.empty or rows["rank"].nunique(dropna=False) < ranks:
         return None
-    return float(known[column].astype("Float64").mean())
+    return float(rows[column].astype("Float64").mean())
 
 
 def _communication_recognised(run: Run, selection: Selection) -> bool:

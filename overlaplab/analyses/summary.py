@@ -52,7 +52,7 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         steps = pd.Series([window.step for window in windows], dtype="Int64")
         tables.append(_breakdown(run, trace, windows).assign(rank=trace.rank, step=steps, start_ns=starts))
         damaged += [window.damaged for window in windows]
-    return _joined(tables, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
+    return _stack_ranks(tables, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -66,7 +66,7 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         parts = _breakdown(run, trace, selected_windows(trace, selection))
         sums = {name: [column.sum(skipna=False)] for name, column in parts.items()}
         tables.append(pd.DataFrame(sums).assign(rank=trace.rank, outside_ns=_outside(trace)))
-    return _joined(tables, "rank", "outside_ns")
+    return _stack_ranks(tables, "rank", "outside_ns")
 
 
 def _breakdown(run: Run, trace: Trace, windows: Sequence[Window]) -> pd.DataFrame:
@@ -101,7 +101,7 @@ def _breakdown(run: Run, trace: Trace, windows: Sequence[Window]) -> pd.DataFram
     )
 
 
-def _joined(tables: Sequence[pd.DataFrame], *identity: str) -> pd.DataFrame:
+def _stack_ranks(tables: Sequence[pd.DataFrame], *identity: str) -> pd.DataFrame:
     """The ranks' rows one after another, with the documented columns, in order."""
     names = (*identity, *FIGURES[:-1])
     dtypes = {name: "Int64" if name in ("rank", "step", *_PERHAPS) else "int64" for name in names}

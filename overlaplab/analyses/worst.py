@@ -26,7 +26,7 @@ def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = 
     not count, unless there are no others. A given rank or step, if the table has it, is taken as given.
     """
     table = _with(_with(table, "rank", rank), "step", step)
-    table = without_outliers(undamaged(table))
+    table = without_outliers(drop_damaged(table))
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
     chosen = means.index[int(means.to_numpy(dtype="float64").argmax())]
     own = table[table["rank"].isna() if pd.isna(chosen) else table["rank"] == chosen]
@@ -60,7 +60,7 @@ def outlier_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def _unlike(table: pd.DataFrame) -> pd.Series:
     """How far each outlier step is from the median step, in ns, by its number."""
-    steps = undamaged(table)
+    steps = drop_damaged(table)
     steps = steps[steps["step"].notna()].groupby("step")[["span_ns", "exposed_comm_ns"]].max()
     if len(steps) < _FEWEST:
         return pd.Series(dtype="float64")
@@ -69,7 +69,7 @@ def _unlike(table: pd.DataFrame) -> pd.Series:
     return away[_far(steps["span_ns"], enough) | _far(steps["exposed_comm_ns"], enough)]
 
 
-def undamaged(table: pd.DataFrame) -> pd.DataFrame:
+def drop_damaged(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `overlaplab.summary` without `damaged_steps`."""
     return without_steps(table, damaged_steps(table))
 

@@ -122,7 +122,7 @@ def _link_free(ordered: pd.DataFrame) -> list[float]:
     return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
 
 
-def _exposed(causes: pd.DataFrame, begin: float, end: float) -> list[tuple[str, float, float]]:
+def _exposed_parts(causes: pd.DataFrame, begin: float, end: float) -> list[tuple[str, float, float]]:
     """A bucket's exposed time by its causes, one after the other; what no cause tells comes first."""
     lengths = [
         (str(label), to_ms(int(took))) for label, took in zip(causes["label"], causes["exposed_ns"], strict=True)
@@ -160,7 +160,7 @@ def _row(bucket: dict[Any, Any], number: str, free_ms: float, causes: pd.DataFra
         (HIDDEN, begun, exposed_from),
     ]
     if exposed_from is not None and ended is not None:
-        spans += _exposed(causes, exposed_from, ended)
+        spans += _exposed_parts(causes, exposed_from, ended)
     bands: list[_Band] = [
         (label, part, begin, end, end - begin)
         for part, begin, end in spans

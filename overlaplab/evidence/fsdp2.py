@@ -407,7 +407,7 @@ def _by_order(turns: Sequence[_Turn]) -> list[int] | None:
         for root, passed in enumerate(turn.passes, missing if turn.callbacks else 0):
             if (kind := kinds[root]) is not None and not passed.may_be_of(kind):
                 return None
-            kinds[root] = _merged(kinds[root], passed)
+            kinds[root] = _merge_passes(kinds[root], passed)
             roots.append(root)
     return roots
 
@@ -422,10 +422,10 @@ def _by_kind(turns: Sequence[_Turn]) -> list[int] | None:
             return None
         if not fitting:
             fitting, kinds = [len(kinds)], [*kinds, _ForwardPass()]
-        kinds[fitting[0]] = _merged(kinds[fitting[0]], passed)
+        kinds[fitting[0]] = _merge_passes(kinds[fitting[0]], passed)
         roots += fitting
     return None if any(turn.callbacks > len(kinds) for turn in turns) else roots
 
 
-def _merged(kind: _ForwardPass | None, passed: _ForwardPass) -> _ForwardPass:
+def _merge_passes(kind: _ForwardPass | None, passed: _ForwardPass) -> _ForwardPass:
     return _ForwardPass(passed.units, {**(kind.sizes if kind else {}), **passed.sizes})

@@ -88,12 +88,14 @@ def purposes(trace: Trace) -> pd.DataFrame:
             "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in own]),
             "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in own]),
             "after_backward": np.array([purpose is not None and purpose.after_backward for purpose in own], dtype=bool),
-            "compressed": _compressed(table["bytes"].to_numpy(np.int64), place, known),
+            "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), place, known),
         }
     )
 
 
-def _compressed(num_bytes: NDArray[np.int64], place: Sequence[int], launches: Sequence[_Purpose]) -> NDArray[np.bool_]:
+def _are_compressed(
+    num_bytes: NDArray[np.int64], place: Sequence[int], launches: Sequence[_Purpose]
+) -> NDArray[np.bool_]:
     """Which collectives' launches send fewer bytes than their gradients have; `place`: each one's among `launches`."""
     sent: dict[int, int] = {}
     unknown = {-1}

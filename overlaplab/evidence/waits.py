@@ -105,11 +105,11 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
     parts = []
     for place, exposed in enumerate(exposures):
         own = rows[(rows["trace"] == place) & (rows["start_ns"] != UNKNOWN_NS)]
-        known = own["moves_ns"].to_numpy() != UNKNOWN_NS
+        is_known = own["moves_ns"].to_numpy() != UNKNOWN_NS
         times = (own[name].to_numpy(np.int64) + offsets[place] for name in ("start_ns", "moves_ns", "end_ns"))
         starts, moves, ends = times
-        transfer = intersect(exposed, union(moves[known], ends[known]))
-        waiting = subtract(union(starts[known], moves[known]), union(starts[~known], ends[~known]))
+        transfer = intersect(exposed, union(moves[is_known], ends[is_known]))
+        waiting = subtract(union(starts[is_known], moves[is_known]), union(starts[~is_known], ends[~is_known]))
         not_transfer = subtract(exposed, transfer)
         wait = intersect(not_transfer, waiting)
         parts.append(

@@ -84,9 +84,9 @@ def buckets_title(table: pd.DataFrame) -> str:
 
 def _sent_ns(table: pd.DataFrame) -> tuple[int, int]:
     """How long `overlaplab.buckets`' rows were sent, added up, and with each moment of a rank's step counted once."""
-    known = table.dropna(subset=["start_ns", "end_ns"]).sort_values("start_ns", kind="stable")
-    starts, ends = known["start_ns"].astype("int64"), known["end_ns"].astype("int64")
-    step = [known["rank"], known["step"]]
+    sent = table.dropna(subset=["start_ns", "end_ns"]).sort_values("start_ns", kind="stable")
+    starts, ends = sent["start_ns"].astype("int64"), sent["end_ns"].astype("int64")
+    step = [sent["rank"], sent["step"]]
     busy_until = ends.groupby(step, dropna=False).cummax().groupby(step, dropna=False).shift().fillna(starts)
     once = (ends - np.maximum(starts, busy_until)).clip(lower=0)
     return int((ends - starts).sum()), int(once.sum())

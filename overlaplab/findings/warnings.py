@@ -149,7 +149,7 @@ def _communication_warnings(run: Run) -> list[str]:
 
 def _unmarked_warnings(run: Run) -> list[str]:
     """That iterations were recorded, but not where each begins, so that no figure is a step's."""
-    unmarked = [(trace, found) for trace in run.traces if (found := unmarked_iterations(trace)) is not None]
+    unmarked = [(trace, repeats) for trace in run.traces if (repeats := unmarked_iterations(trace)) is not None]
     if not unmarked:
         return []
     name, times = unmarked[0][1]

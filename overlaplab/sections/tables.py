@@ -134,7 +134,7 @@ def summary_rows(table: pd.DataFrame) -> TableBlock:
     block = _breakdown_rows("summary_table", "Per rank and step", table)
     if not block.is_long:
         return block
-    whole = analyses.undamaged(table)
+    whole = analyses.drop_damaged(table)
     steps = whole.groupby("rank", dropna=False)["step"].size().unique()
     means = _breakdown_rows(
         "means_table",

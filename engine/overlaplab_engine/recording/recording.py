@@ -65,13 +65,13 @@ class _Hook:
     """A function that torch calls while the model trains. It never fails, and a copy of the model does not call it."""
 
     def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
-        self._call, self._failed = call, failed
+        self._call, self._note_failure = call, failed
 
     def __call__(self, *args: Any) -> None:
         try:
             self._call(*args)
         except Exception as error:
-            self._failed(error)
+            self._note_failure(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, also one that is loaded where there is no overlaplab, calls what takes anything and does nothing."""
@@ -361,13 +361,13 @@ class Recording:
             self._reported = True
             warnings.warn(f"labels are missing in {self._out}: {self._fault}", stacklevel=5)
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         self._fault = self._fault or error_line(error)
 
     def _hook(self, call: Callable[..., None]) -> _Hook:
-        return _Hook(call, self._failed)
+        return _Hook(call, self._note_failure)
 
-    def _worked(self, root: Root) -> None:
+    def _count_work(self, root: Root) -> None:
         if self._paused:
             return
         if self._parts:
@@ -377,11 +377,11 @@ class Recording:
     def _count_pass(self, root: Root, module: nn.Module, inputs: Any) -> None:
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
             self._passes[module] += not self._paused
-            self._worked(root)
+            self._count_work(root)
 
     def _count_backward(self, root: Root, module: nn.Module, inputs: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
-            before_backward(output, self._hook(partial(self._worked, root)))
+            before_backward(output, self._hook(partial(self._count_work, root)))
 
     def _label(self, opening: ExitStack) -> None:
         """Write labels until `opening` closes. Where some cannot be written the others are."""
@@ -415,7 +415,7 @@ class Recording:
 
         def came(parameter: str) -> None:
             borders.gradient_came(parameter)
-            self._worked(root)
+            self._count_work(root)
 
         shaped = {name: parameter for name, parameter in root.parameters.items() if not is_lazy(parameter)}
         for handle in (*label_gradients(shaped, came=came, hook=self._hook), *borders.register().handles):
@@ -432,7 +432,7 @@ class Recording:
             return
         labels = BucketLabels(root.parameters, self._numbers)
         self._labels.append(labels)
-        opening.callback(CommHook.of(root.ddp).label(labels, self._failed))
+        opening.callback(CommHook.of(root.ddp).label(labels, self._note_failure))
 
 
 def error_line(error: Exception) -> str:

@@ -66,7 +66,7 @@ class Root:
                 for group in _fsdp2_groups(state):
                     if group not in names and group._module_fqn is not None:
                         names[group] = group._module_fqn
-                        group._module_fqn = _prefixed(self.prefix, group._module_fqn)
+                        group._module_fqn = _with_prefix(self.prefix, group._module_fqn)
 
         try:
             yield name_ranges
@@ -148,12 +148,12 @@ def _root(holder: nn.Module, prefix: str) -> Root:
     module = uncompiled(holder if ddp is None else ddp.module)
     units = _fsdp2_units(module) if isinstance(module, FSDPModule) else by_block(module)
     for unit in units if prefix else ():
-        unit.name = _prefixed(prefix, "" if unit.name == "root" else unit.name)
+        unit.name = _with_prefix(prefix, "" if unit.name == "root" else unit.name)
         unit.parameters = {prefix + name: parameter for name, parameter in unit.parameters.items()}
     return Root(module, {prefix + name: p for name, p in module.named_parameters()}, units, prefix, ddp)
 
 
-def _prefixed(prefix: str, names: str) -> str:
+def _with_prefix(prefix: str, names: str) -> str:
     """The names of modules, such as `norm, output`, beginning with a prefix; the root's is the prefix itself."""
     return ", ".join(f"{prefix}{name}" for name in names.split(", ")) if names else prefix.removesuffix(".")
 

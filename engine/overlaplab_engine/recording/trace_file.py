@@ -172,7 +172,9 @@ class TraceFile:
                     temporary_name, name = str(plain).encode(), self._path.name.encode()
                     written: set[int] = set()
                     for piece in source:
-                        target.write(_RANGE.sub(partial(self._named, written), piece.replace(temporary_name, name)))
+                        target.write(
+                            _RANGE.sub(partial(self._final_name, written), piece.replace(temporary_name, name))
+                        )
                 if any(number is not None and place not in written for place, number in enumerate(self.numbers)):
                     raise EngineError(MEANWHILE)
             finally:
@@ -193,7 +195,7 @@ class TraceFile:
             with plain.open("rb") as lines:
                 yield iter(lambda: b"".join(lines.readlines(1 << 20)), b"")
 
-    def _named(self, written: set[int], match: re.Match[bytes]) -> bytes:
+    def _final_name(self, written: set[int], match: re.Match[bytes]) -> bytes:
         """The final name of a range, whose place is then among those written."""
         if match[1] is None:
             return b"profiler.step#" + match[2]

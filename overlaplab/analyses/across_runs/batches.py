@@ -11,7 +11,7 @@ import pandas as pd
 from overlaplab.analyses.across_runs.settings import same_but_batch
 from overlaplab.analyses.memory import peaks
 from overlaplab.analyses.summary import summary
-from overlaplab.analyses.worst import undamaged
+from overlaplab.analyses.worst import drop_damaged
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.selection import EVERYTHING, Selection
@@ -72,7 +72,7 @@ def largest_batches(runs: Sequence[Run], selection: Selection = EVERYTHING) -> p
 
 def _row(run: Run, manifest: Manifest, selection: Selection) -> dict[str, Any]:
     batch = manifest.model.batch if manifest.model else None
-    low, middle, high = to_ms(undamaged(summary(run, selection))["span_ns"]).quantile([0.25, 0.5, 0.75])
+    low, middle, high = to_ms(drop_damaged(summary(run, selection))["span_ns"]).quantile([0.25, 0.5, 0.75])
     samples = (batch or 0) * (manifest.accumulate or 1) * manifest.axes.dp
     return {
         "path": run.path,

@@ -15,7 +15,7 @@ from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.volume import volume, volume_theory
-from overlaplab.analyses.worst import undamaged
+from overlaplab.analyses.worst import drop_damaged
 from overlaplab.events import Run, once_per_run
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
@@ -95,7 +95,7 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
 
 def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A run's `summary`, and its row without the columns that depend on other runs."""
-    table = undamaged(summary(run, selection))
+    table = drop_damaged(summary(run, selection))
     again = to_ms(recomputation(run, selection).groupby(["rank", "step"], dropna=False)["recompute_ns"].sum())
     return table, _row(run, table) | _sizes(run, volume(run, selection)) | {"recompute_ms": again.median()}
 

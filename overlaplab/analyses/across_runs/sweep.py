@@ -13,7 +13,7 @@ from overlaplab.analyses.across_runs.spread import spread, step_times
 from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.summary import summary
-from overlaplab.analyses.worst import undamaged
+from overlaplab.analyses.worst import drop_damaged
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, activity
 from overlaplab.evidence.selection import selected_traces, selected_windows
@@ -128,7 +128,7 @@ def _by_cap(runs: Sequence[Run]) -> dict[float, list[Run]]:
 
 
 def _measured(run: Run, selection: Selection) -> pd.DataFrame:
-    table = undamaged(summary(run, selection))
+    table = drop_damaged(summary(run, selection))
     if table.empty:
         raise OverlaplabError("no step was measured", path=run.path, remedy="Leave this run out.")
     return table

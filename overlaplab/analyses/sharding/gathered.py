@@ -165,7 +165,7 @@ def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
 
 def _peaks(curves: pd.DataFrame) -> pd.DataFrame:
     """The first maximum of each curve, by `place`: of bytes, else of layers; none where both are unknown."""
-    known = curves[curves["bytes"].notna() | curves["layers"].notna()]
-    by = known["bytes"].fillna(known["layers"]).astype("int64")
-    top = known.loc[by.groupby(known["place"].to_numpy(np.int64)).idxmax()].set_index("place")
+    drawn = curves[curves["bytes"].notna() | curves["layers"].notna()]
+    by = drawn["bytes"].fillna(drawn["layers"]).astype("int64")
+    top = drawn.loc[by.groupby(drawn["place"].to_numpy(np.int64)).idxmax()].set_index("place")
     return top.rename(columns={"bytes": "peak_gathered_bytes", "time_ns": "peak_ns", "layers": "peak_layers"})

@@ -61,7 +61,7 @@ def _busy(trace: Trace, these: Sequence[Label]) -> Intervals:
     """When at least one of these copies was under way."""
     if rule_of(trace) is not Rule.GPU:
         return union([label.start_ns for label in these], [label.end_ns for label in these])
-    called, begun, done = _launched(trace)
+    called, begun, done = _launch_times(trace)
     starts, ends = [np.array([getattr(label, at) for label in these], np.int64) for at in ("start_ns", "end_ns")]
     near = slice(*np.searchsorted(called, (starts.min(), ends.max())))
     place = np.searchsorted(starts, called[near], side="right") - 1
@@ -70,7 +70,7 @@ def _busy(trace: Trace, these: Sequence[Label]) -> Intervals:
 
 
 @once_per_trace
-def _launched(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _launch_times(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """When what the host launched was launched, in order, when it started, and when it ended."""
     calls = launchers(trace)
     rows = np.flatnonzero(calls >= 0)

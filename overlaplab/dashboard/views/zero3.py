@@ -10,7 +10,7 @@ import streamlit as st
 
 from overlaplab import charts, findings
 from overlaplab.analyses import gathered_bytes, rows_of, schedule_steps
-from overlaplab.analyses.worst import undamaged
+from overlaplab.analyses.worst import drop_damaged
 from overlaplab.charts.sharding.gather_waits import CELL
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, manifest_of, open_run
@@ -149,7 +149,7 @@ def _cost(opened: Opened) -> findings.GatherCost:
         strategy=manifest.strategy if manifest else None,
         prefetch=manifest.prefetch if manifest else None,
         wait_ns=float(waits.median()) if waits.notna().any() else None,
-        step_ns=float(undamaged(opened.summary)["span_ns"].median()),
+        step_ns=float(drop_damaged(opened.summary)["span_ns"].median()),
         setting=_setting(manifest) if manifest else None,
     )
 

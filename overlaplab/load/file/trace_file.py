@@ -70,7 +70,7 @@ def read_trace(
 
     `progress(bytes)` is called with how much of the file was read, for every 16 MiB or so of its text.
 
-    Raises `OverlaplabError`, which names the file, if it is not a trace. If it is damaged, all undamaged events are
+    Raises `OverlaplabError`, which names the file, if it is not a trace. If it is damaged, all drop_damaged events are
     read, and `warnings` says what is missing.
     """
     try:

@@ -266,7 +266,8 @@ def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
     damaged; all, where none is left.
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
-    bad = disturbed(run.manifest) | {own.step for trace in run.traces for own in step_windows(trace) if own.damaged}
+    damaged = {step.step for trace in run.traces for step in step_windows(trace) if step.damaged}
+    bad = disturbed(run.manifest) | damaged
     left = np.array([number not in bad for number in numbers], dtype=np.bool_)
     return left if left.any() else np.ones(len(numbers), dtype=np.bool_)
 
