@@ -130,7 +130,9 @@ def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
     held = changes.groupby(["place", "time_ns"]).sum().groupby("place").cumsum().reset_index()
     first = changes.groupby("place", as_index=False)["time_ns"].min()
     zeros = first.assign(time_ns=first["time_ns"].clip(upper=0), bytes=0, layers=0)
-    curves: pd.DataFrame = pd.concat((zeros, held)).sort_values("place", kind="stable", ignore_index=True).astype("Int64")
+    curves: pd.DataFrame = (
+        pd.concat((zeros, held)).sort_values("place", kind="stable", ignore_index=True).astype("Int64")
+    )
     unknown = np.unique(place[table["bytes"].isna().to_numpy()])
     curves["bytes"] = curves["bytes"].mask(curves["place"].isin(unknown))
     return curves
