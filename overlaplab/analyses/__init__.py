@@ -31,7 +31,7 @@ from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
-from overlaplab.analyses.worst import drop_damaged, outlier_rows, rows_of, worst_step
+from overlaplab.analyses.worst import outlier_rows, rows_of, worst_step
 from overlaplab.costs import Theory
 
 __all__ = [

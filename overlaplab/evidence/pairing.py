@@ -7,8 +7,6 @@ All of this gives a table with the index of `candidates`: `match` (the same numb
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -104,23 +102,34 @@ def _pair_lane(pairs: pd.DataFrame, lane: pd.DataFrame, sender: int, receiver: i
     """Pair the messages from one rank to another, in order, step by step, or say why not."""
     stepped = bool((lane["step"] >= 0).groupby(lane["trace"]).any().all())
     during = "its step" if stepped else "the recording"
-    for _, own in lane.groupby(lane["step"] if stepped else np.zeros(len(lane))):
-        sent, received = own[own["sends"]], own[~own["sends"]]
-        if stepped and own["step"].iloc[0] < 0:
-            reason = "it was launched outside all steps, where the ranks' recordings differ"
-        elif len(sent) != len(received):
-            reason = f"in {during} rank {sender} sent {len(sent)} to rank {receiver}, which received {len(received)}"
-        elif any(_differ(sent[name].to_numpy(), received[name].to_numpy()) for name in ("dtype", "bytes")):
-            reason = f"in {during} rank {receiver} received other types or sizes than rank {sender} sent it"
-        else:
-            pairs.loc[received.index.to_numpy(), "match"] = sent.index.to_numpy()
-            continue
-        pairs.loc[own.index.to_numpy(), "reason"] = reason
+    sends, index = lane["sends"].to_numpy(dtype=bool), lane.index.to_numpy()
+    steps = Groups(lane["step"].to_numpy(np.int64) if stepped else np.zeros(len(lane), dtype=np.int64))
+    sent_in, received_in = (np.bincount(steps.of_row[end], minlength=len(steps.values)) for end in (sends, ~sends))
+    outside = stepped & (steps.values < 0)
+    even = ~outside & (sent_in == received_in)
+    sent, received = (_by_step(steps, end & even[steps.of_row]) for end in (sends, ~sends))
+    differ = np.zeros(len(sent), dtype=bool)
+    for name, unknown in (("dtype", ""), ("bytes", -1)):
+        mine, other = (lane[name].to_numpy()[rows] for rows in (sent, received))
+        differ |= (mine != other) & (mine != unknown) & (other != unknown)
+    unlike = np.bincount(steps.of_row[sent], weights=differ, minlength=len(steps.values)) > 0
+    agree = ~unlike[steps.of_row[sent]]
+    pairs.loc[index[received[agree]], "match"] = index[sent[agree]]
+    reasons = np.full(len(steps.values), None, dtype=object)
+    reasons[outside] = "it was launched outside all steps, where the ranks' recordings differ"
+    reasons[unlike] = f"in {during} rank {receiver} received other types or sizes than rank {sender} sent it"
+    for step in np.flatnonzero(~outside & ~even).tolist():
+        reasons[step] = (
+            f"in {during} rank {sender} sent {sent_in[step]} to rank {receiver}, which received {received_in[step]}"
+        )
+    rows = np.flatnonzero((outside | ~even | unlike)[steps.of_row])
+    pairs.loc[index[rows], "reason"] = reasons[steps.of_row[rows]]
 
 
-def _differ(sent: NDArray[Any], received: NDArray[Any]) -> bool:
-    """Whether any that are known on both ends differ."""
-    return any(a != b for a, b in zip(sent, received, strict=True) if not {a, b} & {"", -1})
+def _by_step(steps: Groups, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The chosen rows, in order of their steps, and within a step as they come."""
+    rows = np.flatnonzero(chosen)
+    return rows[np.argsort(steps.of_row[rows], kind="stable")]
 
 
 def _check_order(pairs: pd.DataFrame, ends: pd.DataFrame) -> None:

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.axes import PIPELINE, axis_of
 from overlaplab.events import Run, Trace, Window, activity
@@ -56,23 +58,27 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
     compute = activity(trace).compute
     receives, waits = (union(*own.loc[own["receives"], list(ends)].to_numpy().T) for ends in (_RAN, _WAITED))
     sends = union(*own[list(_RAN)].to_numpy().T)
-    launched = own["host_ns"].where(own["host_ns"] != UNKNOWN_NS, own["start_ns"])
+    launched = own["host_ns"].where(own["host_ns"] != UNKNOWN_NS, own["start_ns"]).to_numpy(np.int64)
+    order = np.argsort(launched, kind="stable")
+    moments = launched[order]
+    message = {str(name): column.to_numpy()[order] for name, column in own.items()}
     for step in steps:
         inside = clip(compute, step.start_ns, step.end_ns)
-        ours = own[(launched >= step.host_start_ns) & (launched < step.host_end_ns)]
-        if ours.empty or not len(inside):
+        ours = slice(*np.searchsorted(moments, (step.host_start_ns, step.host_end_ns)))
+        if ours.start == ours.stop or not len(inside):
             continue
         begin, end = int(inside[0, 0]), int(inside[-1, 1])
         idle = subtract(clip(union([begin], [end]), begin, end), inside)
         bubble = intersect(idle, receives)
-        known = ours["known"].all()
+        known = message["known"][ours].all()
         wait = total(intersect(bubble, waits)) if known else None
-        first = ours[ours["receives"] & (ours["start_ns"] < begin)]
-        before = subtract(union(first["start_ns"].to_numpy(), first["end_ns"].clip(upper=begin).to_numpy()), compute)
+        begun, ended = message["start_ns"][ours], message["end_ns"][ours]
+        first = message["receives"][ours] & (begun < begin)
+        before = subtract(union(begun[first], np.minimum(ended[first], begin)), compute)
         sending = total(subtract(intersect(idle, sends), receives))
-        told = bool(ours["told"].all())
+        told = bool(message["told"][ours].all())
         yield {
-            "place": _place(trace, ours),
+            "place": _place(trace, message["group"][ours]),
             "step": step.step,
             "span_ns": end - begin,
             "busy_ns": total(inside),
@@ -83,8 +89,8 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
             "sending_ns": sending,
             "other_ns": total(idle) - total(bubble) - sending,
             "fill_ns": total(before),
-            "received": int((ours["source"] >= 0).sum()) if told else None,
-            "sent": int((ours["destination"] >= 0).sum()) if told else None,
+            "received": int((message["source"][ours] >= 0).sum()) if told else None,
+            "sent": int((message["destination"][ours] >= 0).sum()) if told else None,
         }
 
 
@@ -112,8 +118,8 @@ def _messages(run: Run, number: int) -> pd.DataFrame:
     return own
 
 
-def _place(trace: Trace, messages: pd.DataFrame) -> int | None:
+def _place(trace: Trace, groups: NDArray[np.object_]) -> int | None:
     """The rank's place among the members of the messages' group."""
-    names = set(messages["group"])
+    names = set(groups)
     found = [group.ranks for group in trace.groups if group.name in names and trace.rank in group.ranks]
     return None if len(found) != 1 or trace.rank is None else found[0].index(trace.rank)
