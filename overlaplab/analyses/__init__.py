@@ -31,7 +31,7 @@ from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
-from overlaplab.analyses.worst import outlier_rows, rows_of, worst_step
+from overlaplab.analyses.worst import rows_of, worst_step
 from overlaplab.costs import Theory
 
 __all__ = [
@@ -54,7 +54,6 @@ __all__ = [
     "compare",
     "copies",
     "delays",
-    "drop_damaged",
     "each_collective",
     "exposed",
     "exposed_moments",
@@ -72,7 +71,6 @@ __all__ = [
     "launched_after_backward",
     "load_ranks",
     "memory",
-    "outlier_rows",
     "parse_condition",
     "peaks",
     "pipeline",

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab import analyses, findings
+from overlaplab.analyses.worst import drop_damaged, outlier_rows
 from overlaplab.columns import column, columns
 from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.blocks import TableBlock
@@ -134,7 +135,7 @@ def summary_rows(table: pd.DataFrame) -> TableBlock:
     block = _breakdown_rows("summary_table", "Per rank and step", table)
     if not block.is_long:
         return block
-    whole = analyses.drop_damaged(table)
+    whole = drop_damaged(table)
     steps = whole.groupby("rank", dropna=False)["step"].size().unique()
     means = _breakdown_rows(
         "means_table",
@@ -142,7 +143,7 @@ def summary_rows(table: pd.DataFrame) -> TableBlock:
         _means(whole),
         without=("step",),
     )
-    outliers = analyses.outlier_rows(table)
+    outliers = outlier_rows(table)
     unlike = _breakdown_rows("outliers_table", "Steps unlike the others, of the rank most exposed in each", outliers)
     ranked = replace(unlike, legend="", ranked_by="away_ns", ranked_words="that differ most")
     return replace(block, summary=(means, ranked) if len(outliers) else (means,))

@@ -124,8 +124,9 @@ def test_summary_json(command: Any, folder: Path) -> None:
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     first = document["ranks"][0]
     assert list(first) == ["rank", "outside_ns", "steps", "total"]
-    assert list(first["steps"][0]) == list(first["total"]) == SUMMARY_KEYS
-    assert first["steps"][0] | {"step": None, "start_ns": None} == first["total"]
+    (step,) = first["steps"]
+    assert (list(step), list(first["total"])) == ([*SUMMARY_KEYS, "damaged"], SUMMARY_KEYS)
+    assert step | {"step": None, "start_ns": None} == first["total"] | {"damaged": False}
     assert first["total"]["overlap_ratio"] == 0.5
     assert (first["total"]["exposed_wait_ns"], first["total"]["exposed_transfer_ns"]) == (
         0,

@@ -9,6 +9,7 @@ import pandas as pd
 from made.runs import made_runs
 
 from overlaplab import analyses
+from overlaplab.columns import columns
 from overlaplab.load import load_run
 from overlaplab.report.cells import cells
 from overlaplab.report.terminal import buckets, terminal_table
@@ -55,9 +56,23 @@ def test_a_table_has_its_columns_for_each_width(tmp_path: Path) -> None:
     assert {"start_ns", "last_word"} <= {column.name for column in block.wide} - {
         column.name for column in block.columns
     }
+    assert (block.summed_up(), len(cells(block)[0].rows)) == ([block], len(block.frame))
     cut = replace(block, frame=block.frame.head(2))
-    assert block.left_out(2).endswith("more rows, which the command line shows with --json.")
-    assert (cut.left_out(2), len(cells(cut).rows), terminal_table(cut).row_count) == ("", 2, 2)
+    assert terminal_table(cut).row_count == 2
+
+
+def test_a_long_table_is_summed_up() -> None:
+    """By its summary where it has one, else by the rows that matter most, in the order of the table."""
+    frame = pd.DataFrame({"rank": range(60), "exposed_ns": [*range(30), *range(30, 0, -1)]})
+    block = TableBlock(key="table", caption="Caption", frame=frame, columns=columns("exposed", "rank", "exposed_ns"))
+    (first,) = block.summed_up()
+    assert (first.frame["rank"].tolist(), first.left_out) == ([*range(50)], "the first 50 of 60")
+    ranked = replace(block, ranked_by="exposed_ns", ranked_words="that were exposed most")
+    (most,) = ranked.summed_up()
+    assert (most.frame["rank"].tolist(), most.left_out) == ([*range(20, 40)], "the 20 of 60 that were exposed most")
+    short = replace(block, frame=frame.head(3))
+    assert replace(ranked, summary=[short]).summed_up() == [short]
+    assert short.summed_up() == [short]
     assert [str(column.header) for column in terminal_table(block).columns][-2:] == ["last", "GB/s"]
 
 
