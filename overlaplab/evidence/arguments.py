@@ -21,10 +21,9 @@ from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 TEXTS = ("kind", "dtype", "group", "group_description")
 """Fields that are empty where unknown."""
-NUMBERS = ("elements", "bytes", "group_size", "sequence", "source", "destination", "elements_in", "comms_id")
-"""Fields that are -1 where unknown; `elements` and `bytes` are the larger of input and output, `elements_in` is the
-input. A message that the rank receives has a `source`, one that it sends a `destination`: ranks in the job. `comms_id`
-is the same on all ranks."""
+NUMBERS = ("elements", "bytes", "group_size", "sequence", "source", "destination", "comms_id")
+"""Fields that are -1 where unknown; `elements` and `bytes` are the larger of input and output. A message that the rank
+receives has a `source`, one that it sends a `destination`: ranks in the job. `comms_id` is the same on all ranks."""
 
 
 @once_per_trace

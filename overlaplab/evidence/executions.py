@@ -40,14 +40,9 @@ class Executions:
     def gathering_ranks(self, span: Span) -> int | None:
         """Among how many ranks the all-gathers launched inside a host range ran, where all among as many.
 
-        As recorded, else by the group's name, else the output's elements by the input's.
+        As recorded, else by the group's name.
         """
-        sizes = {
-            launch.group_size
-            or self._group_sizes.get(launch.group or "")
-            or (launch.elements // launch.elements_in if launch.elements and launch.elements_in else None)
-            for launch in self.inside(span)
-        }
+        sizes = {launch.group_size or self._group_sizes.get(launch.group or "") for launch in self.inside(span)}
         return sizes.pop() if len(sizes) == 1 else None
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:

@@ -28,8 +28,6 @@ class Launch(Span):
     """torch's name, such as `float32`."""
     elements: int | None = None
     """Of the larger of input and output, from arguments."""
-    elements_in: int | None = None
-    """Of the input, from arguments."""
     group: str | None = None
     """The process group's name."""
     group_size: int | None = None
