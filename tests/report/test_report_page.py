@@ -266,13 +266,13 @@ def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
         }
     )
     block = TableBlock(key="table", caption="Caption", frame=table, columns=columns("summary", *table))
-    found = cells(replace(block, most=1))
+    (found,) = cells(replace(block, most=1))
     assert found.headers == ("name", "rank", "step time (ms)", "wait (ms)", "size", "overlap ratio (% of comm.)")
     assert found.explanations[-1] == "Hidden communication ÷ communication."
     assert found.right == (False, True, True, True, True, True)
     assert found.rows == (("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.23 MB", "25.1"),)
-    assert found.left_out == "1 more row, which the command line shows with --json."
-    (_, second) = cells(block).rows
+    assert found.left_out == "The first 1 of 2. The command line shows the others with --all."
+    (_, second) = cells(block)[0].rows
     assert second[0].startswith("ccc")
     assert len(second[0]) == 80
     assert second[1:] == ("–", "0", "–", "12.0 MB", "–")
