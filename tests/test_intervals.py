@@ -6,7 +6,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.intervals import EMPTY, clip, intersect, length_before, pieces, subtract, total, union
+from overlaplab.intervals import (
+    EMPTY,
+    clip,
+    intersect,
+    length_before,
+    pieces,
+    reduce_ranges,
+    subtract,
+    total,
+    union,
+    within,
+)
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
 
@@ -97,3 +108,25 @@ def test_edges_shared_by_both_sets_are_cut_once() -> None:
     a, b = union([0, 5], [5, 9]), union([5, 9, 20], [9, 12, 20])
     assert intersect(a, b).tolist() == [[5, 9]]
     assert subtract(union([], []), union([], [])).tolist() == []
+
+
+@given(pairs, pairs)
+def test_how_much_of_a_set_lies_within(spans: list[tuple[int, int]], windows: list[tuple[int, int]]) -> None:
+    starts = np.array([start for start, _ in windows], dtype=np.int64)
+    ends = starts + np.array([length for _, length in windows], dtype=np.int64)
+    expected = [
+        len(moments(spans) & set(range(*window))) for window in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+    assert within(as_set(spans), starts, ends).tolist() == expected
+
+
+places = st.integers(0, 6)
+
+
+@given(st.lists(st.integers(-9, 9), max_size=6), st.lists(st.tuples(places, places), max_size=5))
+def test_ranges_are_reduced_one_by_one(values: list[int], ranges: list[tuple[int, int]]) -> None:
+    """They may overlap, be empty, and be in any order."""
+    bounds = [(min(first, len(values)), min(last, len(values))) for first, last in ranges]
+    first, last = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+    found = reduce_ranges(np.maximum, np.array(values, dtype=np.int64), first, last, empty=-100)
+    assert found.tolist() == [max(values[begin:end], default=-100) for begin, end in bounds]

@@ -6,10 +6,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made.traces import event, gloo, launched, op, run_of, step
 
-from overlaplab.events import step_windows, window_warnings, windows
+from overlaplab.events import Window, step_windows, unmarked_iterations, window_warnings, windows, windows_at
 
 
 def found(folder: Path, events: list[dict[str, Any]]) -> list[tuple[int | None, int, int]]:
@@ -50,6 +53,49 @@ def test_a_step_that_launches_no_compute_is_left_out_with_a_warning(tmp_path: Pa
     trace = run_of(tmp_path, events).traces[0]
     assert [w.step for w in step_windows(trace)] == [2]
     assert window_warnings(trace) == ("step 1 launched no compute kernel on the main stream and was left out",)
+
+
+def test_many_steps_that_launch_no_compute_are_one_warning(tmp_path: Path) -> None:
+    """The ranges of two processes may overlap: a step has what its own process launched."""
+    events = [step(number, 10 * number, 10 * number + 10) for number in range(1000)]
+    events += [*launched("gemm", 9992, 10010, 10020, correlation=1), step(1000, 9995, 9999) | {"pid": 8}]
+    trace = run_of(tmp_path, events).traces[0]
+    assert [w.step for w in step_windows(trace)] == [999]
+    (warning,) = window_warnings(trace)
+    assert warning == (
+        "steps 0, 1, 2, 3, 4, 5, 6, 7, … (1,000 in all) launched no compute kernel on the main stream and were left out"
+    )
+
+
+moments = st.integers(0, 30)
+
+
+@given(st.lists(st.tuples(moments, moments), max_size=8), st.lists(moments, min_size=1, max_size=8))
+def test_the_last_window_that_contains_a_moment(bounds: list[tuple[int, int]], at: list[int]) -> None:
+    steps = [
+        Window(step=0, start_ns=start, end_ns=end, host_start_ns=start + 3, host_end_ns=end + 3)
+        for start, end in bounds
+    ]
+    containing = [[place for place, (start, end) in enumerate(bounds) if start <= moment < end] for moment in at]
+    last = [places[-1] if places else -1 for places in containing]
+    assert windows_at(steps, np.array(at)).tolist() == last
+    assert windows_at(steps, np.array(at) + 3, of_host=True).tolist() == last
+
+
+def test_iterations_without_steps_are_found(tmp_path: Path) -> None:
+    def iterations(count: int, *names: str) -> list[dict[str, Any]]:
+        return [
+            event(name, 10 * place, 10 * place + 5, cat="user_annotation") for place in range(count) for name in names
+        ]
+
+    def repeated(*events: dict[str, Any]) -> tuple[str, int] | None:
+        return unmarked_iterations(run_of(tmp_path, [*events, op("mm", 0, 99)]).traces[0])
+
+    adam, forward = "Optimizer.step#Adam.step", "DistributedDataParallel.forward"
+    assert repeated(*iterations(3, adam, forward)) == (adam, 3)
+    assert repeated(*iterations(4, forward)) == (forward, 4)
+    assert repeated(*iterations(1, adam, "Optimizer.step#SGD.step", forward)) is None
+    assert repeated(*iterations(3, adam), step(1, 0, 99)) is None
 
 
 def test_the_main_stream_is_the_one_that_is_longest_busy(tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ def test_steps_that_missed_the_link_are_named() -> None:
         "link not attained in step 4 (1.060 × the modelled time, one collective 0.5 ms late): figures of all steps "
         "include it; `--step 2 --step 3 --step 5` leaves it out"
     )
+    many = Manifest(**fields, steps=40, link_steps=steps(*(1.06 if step % 4 == 3 else 1 for step in range(40))))
+    assert describe_link(many).endswith("link not attained in steps 5, 9, 13, 17, 21, 25, 29, 33, … (10 in all)")
+    assert (link_missed(many) or "").endswith("6 more: figures of all steps include it; `--step` chooses others")
     stalled = Manifest(**fields, steps=3, link_steps=steps(1, 1, 1, latest_ns=10_000_001))
     assert link_attained(stalled) is False
     assert (links_note([stalled]) or "").endswith("link not attained in some runs")

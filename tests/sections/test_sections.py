@@ -56,9 +56,12 @@ def test_a_table_has_its_columns_for_each_width(tmp_path: Path) -> None:
     assert {"start_ns", "last_word"} <= {column.name for column in block.wide} - {
         column.name for column in block.columns
     }
-    assert (block.summed_up(), len(cells(block)[0].rows)) == ([block], len(block.frame))
-    cut = replace(block, frame=block.frame.head(2))
-    assert terminal_table(cut).row_count == 2
+    assert block.summed_up() == [block]
+    (cut,) = replace(block, most=2, ranked_by="").summed_up()
+    assert (cut.left_out, terminal_table(cut).row_count) == (f"the first 2 of {len(block.frame)}", 2)
+    (shown,) = cells(replace(block, most=2, ranked_by=""))
+    assert len(shown.rows) == 2
+    assert shown.left_out == f"The first 2 of {len(block.frame)}. The command line shows the others with --all."
     assert [str(column.header) for column in terminal_table(block).columns][-2:] == ["last", "GB/s"]
 
 
