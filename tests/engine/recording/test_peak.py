@@ -34,8 +34,10 @@ SETTINGS = {
 
 @scenario()
 def each_setting_takes_less_than_the_one_before(comm: Communicator) -> None:
-    peaks = [_rehearsed_peak(Config(**SMALL, **more, out=Path("nowhere")), comm) for more in SETTINGS.values()]
-    assert peaks == sorted(peaks, reverse=True)
+    # On a busy machine gathered units are freed late, which adds to a peak: the least of three is what a setting takes.
+    configs = [Config(**SMALL, **more, out=Path("nowhere")) for more in SETTINGS.values()]
+    peaks = [min(_rehearsed_peak(config, comm) for _ in range(3)) for config in configs]
+    assert peaks == sorted(peaks, reverse=True), peaks
     assert len({*peaks}) == len(peaks)
 
 
