@@ -46,7 +46,7 @@ def outlier_steps(table: pd.DataFrame) -> tuple[int, ...]:
 
 
 def outlier_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each of `outlier_steps` the row of the rank that was exposed most in it, in order of steps.
+    """For each of `outlier_steps` the row of the rank that was exposed most in it, in order of steps.
 
     Takes rows of `overlaplab.summary`, and adds `away_ns` (int64): how far the step is from the median one, by its
     length or its exposed time, whichever is further.

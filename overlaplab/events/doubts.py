@@ -86,7 +86,7 @@ def early_kernels(trace: Trace) -> tuple[int, int]:
 
 
 def _of_graphs(trace: Trace, kernels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these kernels a graph launched: its kernels share their correlation, or its call says so."""
+    """Whether a graph launched each of these kernels: they share their correlation, or its call says so."""
     correlation = trace.events["correlation"].to_numpy()[kernels]
     _, place, counts = np.unique(correlation, return_inverse=True, return_counts=True)
     launcher = launchers(trace)[kernels]

@@ -150,7 +150,7 @@ def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
 
 
 def _contain(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.bool_]:
-    """Which windows contain any of these moments."""
+    """Whether each window contains any of these moments."""
     starts, ends = window_bounds(steps, of_host=of_host)
     order = np.sort(moments_ns)
     return np.asarray(np.searchsorted(order, starts) < np.searchsorted(order, ends))

@@ -308,7 +308,7 @@ _Options: TypeAlias = dict[int, dict[_Members, "NDArray[np.int64] | None"]]
 def _options(
     classes: Sequence[dict[int, _Calls]], listed: Sequence[dict[_Members, Group]], sizes: NDArray[np.int64], run: Run
 ) -> Iterator[_Options]:
-    """Of each class the groups of the right size, in which its times allow that it is."""
+    """For each class the groups of the right size, in which its times allow that it is."""
     place_of = {trace.rank: place for place, trace in enumerate(run.traces)}
     hosts = [trace.host or "" for trace in run.traces]
     recorded_steps: dict[int, set[int]] = {}
@@ -405,7 +405,7 @@ def _is_lane(key: _Key) -> bool:
 
 
 def _names_other_end(table: Fields | pd.DataFrame) -> NDArray[np.bool_]:
-    """Which are messages whose other end torch's arguments name."""
+    """Whether each is a message whose other end torch's arguments name."""
     source, destination = (np.asarray(table[name], dtype=np.int64) for name in ("source", "destination"))
     return np.asarray((source >= 0) | (destination >= 0))
 

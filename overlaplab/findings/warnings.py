@@ -308,7 +308,7 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
 
 
 def _damaged_warnings(run: Run) -> list[str]:
-    """Which steps lack events whose times cannot be true."""
+    """That steps lack events whose times cannot be true, and which."""
     steps = {window.step for trace in run.traces for window in step_windows(trace) if window.damaged}
     if not steps:
         return []
