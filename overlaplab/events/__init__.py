@@ -13,7 +13,7 @@ from overlaplab.events.activity import (
     rule_of,
 )
 from overlaplab.events.doubts import early_kernels, only_ends_recorded, said_to_communicate, unknown_communication
-from overlaplab.events.launching import launchers, launches_graphs, runtime_calls
+from overlaplab.events.launching import calls_of, launchers, launches_graphs, runtime_calls
 from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import processor_counts
 from overlaplab.events.rules import Work
@@ -63,6 +63,7 @@ __all__ = [
     "Window",
     "Work",
     "activity",
+    "calls_of",
     "classify",
     "counting_as",
     "damaged_as",

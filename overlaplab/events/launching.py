@@ -35,14 +35,19 @@ def launchers(trace: Trace) -> NDArray[np.int64]:
     One call may launch many events: the kernels of a CUDA graph all share the correlation of its launch.
     """
     events = trace.events
-    called = np.flatnonzero(_calls(events))
     device = np.flatnonzero(matching(events["category"], is_device_category))
     launcher = np.full(len(events), -1, dtype=np.int64)
-    if len(called):
-        correlations = events["correlation"].to_numpy()
-        numbers, first = np.unique(correlations[called], return_index=True)
-        place = np.minimum(np.searchsorted(numbers, correlations[device]), len(numbers) - 1)
-        known = numbers[place] == correlations[device]
-        launcher[device[known]] = called[first[place[known]]]
+    launcher[device] = calls_of(events, device)
     launcher.flags.writeable = False
     return launcher
+
+
+def calls_of(events: pd.DataFrame, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """For each of these rows the row of the first call with its correlation, or -1; events are in order of time."""
+    called = np.flatnonzero(_calls(events))
+    if not len(called):
+        return np.full(len(rows), -1, dtype=np.int64)
+    correlations = events["correlation"].to_numpy()
+    numbers, first = np.unique(correlations[called], return_index=True)
+    place = np.minimum(np.searchsorted(numbers, correlations[rows]), len(numbers) - 1)
+    return np.where(numbers[place] == correlations[rows], called[first[place]], -1)

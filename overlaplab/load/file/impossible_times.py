@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import matching
-from overlaplab.vocabulary import is_device_category, is_host_category, is_runtime_category
+from overlaplab.events import calls_of, matching
+from overlaplab.vocabulary import is_device_category, is_host_category
 
 __all__ = ["impossible_times"]
 
@@ -34,7 +34,8 @@ def impossible_times(events: pd.DataFrame, zero_ns: int) -> tuple[NDArray[np.int
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     starts, durations = events["ts_ns"].to_numpy(), events["dur_ns"].to_numpy()
     begins, ends = starts[device], starts[device] + durations[device]
-    launched = _launch_times(events, device)
+    calls = calls_of(events, device)  # of merged processes with the same numbers the first, so that none is late
+    launched = np.where(calls >= 0, starts[calls], _NEVER)
     delay = begins - launched
     timed = (launched != _NEVER) & (begins != zero_ns)
     usual = int(np.median(delay[timed])) if timed.any() else 0
@@ -45,18 +46,3 @@ def impossible_times(events: pd.DataFrame, zero_ns: int) -> tuple[NDArray[np.int
     far |= ends > last_ns + max(usual, 0) + MAX_BEHIND_NS
     wrong = early | far
     return device[wrong], np.where(launched != _NEVER, launched, first_ns)[wrong]
-
-
-def _launch_times(events: pd.DataFrame, device: NDArray[np.intp]) -> NDArray[np.int64]:
-    """When each of these events was launched at the earliest; `_NEVER` where its launch is not in the trace.
-
-    Merged files hold several processes, whose correlation numbers may be the same.
-    """
-    correlations = events["correlation"].to_numpy()
-    calls = np.flatnonzero(matching(events["category"], is_runtime_category) & (correlations >= 0))
-    if not len(calls):
-        return np.full(len(device), _NEVER, dtype=np.int64)
-    numbers, first = np.unique(correlations[calls], return_index=True)
-    place = np.minimum(np.searchsorted(numbers, correlations[device]), len(numbers) - 1)
-    starts = events["ts_ns"].to_numpy()
-    return np.where(numbers[place] == correlations[device], starts[calls[first[place]]], _NEVER)
