@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import re
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from overlaplab_engine.labels import Word, parse
+from ports import free_port
 from ranks.warm_ranks import WarmProcess, run_warm
 
 import overlaplab
@@ -347,12 +347,6 @@ def asking(config, comm, strategy, *more, **named):
 overlaplab_engine.train.manifest = asking
 sys.exit(main(sys.argv[1:]))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_torch_ddps_buckets_are_those_that_ddp_reports(tmp_path: Path, recorded: Callable[[str], Recording]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
+from ports import free_port
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 WAIT_MS = 200_000
@@ -181,9 +181,7 @@ def serving(
     *arguments: str, folder: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """As `served`, with the process, which gets these variables too."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     line = [sys.executable, *(argument.format(port=port) for argument in arguments)]
     with tempfile.TemporaryFile() as log:
         variables = {**os.environ, **(environment or {})}

@@ -10,7 +10,6 @@ import os
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from tempfile import mkdtemp
 from types import ModuleType
 
 import pytest
+from ports import free_port
 
 READ_AT_IMPORT = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 """Variables that torch reads when it is imported, with the values that launchers give them."""
@@ -132,9 +132,7 @@ def run_warm(count: int, *line: str, limit_s: float = 800, **environment: str) -
 
     Once one fails the others are killed, with code -9; so are all after `limit_s` seconds.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     common = environment | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [WarmProcess(line, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
