@@ -202,6 +202,21 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
     return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in extents.to_numpy().tolist())
 
 
+def forward_passes(trace: Trace) -> tuple[Span, ...]:
+    """DDP's forward passes, in order of time."""
+    return _spans(_named(trace, _FORWARD.__eq__))
+
+
+def optimizer_steps(trace: Trace) -> tuple[Span, ...]:
+    """The optimizer's steps, as torch names them, in order of time."""
+    return _spans(_named(trace, lambda name: name.startswith(_UPDATE)))
+
+
+def _spans(ranges: pd.DataFrame) -> tuple[Span, ...]:
+    rows = ranges.sort_values("start_ns")[["start_ns", "end_ns", "thread"]].to_numpy().tolist()
+    return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in rows)
+
+
 def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
     borders = sorted({*_forwards(trace), *(window.host_start_ns for window in step_windows(trace))})

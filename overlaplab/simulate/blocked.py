@@ -71,7 +71,10 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
             if own.launch.what is None or own.launch.role in _IN_TURN or own.launch.lane is not None:
                 unnamed.append(own)
             else:
-                flying[own.launch.role, own.launch.what] = own
+                key = own.launch.role, own.launch.what
+                if (earlier := flying.get(key)) is not None and own.launch.role == "bucket":
+                    missing.append(earlier)  # DDP's, which the Recorder does not label as done
+                flying[key] = own
         if label.word in _WAITS:
             wait = Blocked(label.start_ns, label.end_ns)
             waits.append(wait)
@@ -85,6 +88,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
                 generals[-1].alone = label.start_ns >= generals[-1].end_ns
             else:
                 missing.append(done)
+    missing += (own for (role, _), own in flying.items() if role == "bucket")
     free = deque(wait for wait in generals if not wait.alone and not wait.keys)
     over_by = np.maximum.accumulate([wait.end_ns for wait in generals] or [0]).tolist()
     for own in unnamed:

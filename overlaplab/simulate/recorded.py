@@ -1,8 +1,8 @@
 """A recorded run as programs, one per rank: what each did between its launches and waits, and how long.
 
-From the engine's labels on a CPU. Work is the main thread's time without what it was blocked for communication, so idle
-time, overhead and pauses stay in it. T is what each collective really occupied the link for. So the programs, played
-as they are, give the recorded steps.
+From the labels of the engine, or of its Recorder in a loop with DDP, on a CPU. Work is the main thread's time without
+what it was blocked for communication, so idle time, overhead and pauses stay in it. T is what each collective really
+occupied the link for. So the programs, played as they are, give the recorded steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
 from overlaplab.evidence.labels import Label, Ordered, labels_of
+from overlaplab.evidence.passes import PASSES, passes_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered
 from overlaplab.manifest import traits_of
@@ -70,7 +71,7 @@ def plain_programs(run: Run) -> Recorded | None:
 
 @once_per_run
 def recorded_programs(run: Run) -> Recorded | None:
-    """The programs; None where the traces do not tell them: on a GPU, without the engine's labels or some ranks.
+    """The programs; None where the traces do not tell them: on a GPU, without labels of buckets or some ranks.
 
     Where buckets are averaged by hand, the hops of each are one collective. Also None of an asynchronous server.
     """
@@ -81,7 +82,7 @@ def recorded_programs(run: Run) -> Recorded | None:
     rows = _collectives(run)
     if not len(rows) or (rows["last_ns"] == UNKNOWN_NS).any() or (rows["launch_ns"] == UNKNOWN_NS).any():
         return None
-    if not all(any(label.word == "forward" for label in labels_of(trace)) for trace in run.traces):
+    if not all(passes_of(trace) for trace in run.traces):
         return None
     if len({len(step_windows(trace)) for trace in run.traces}) != 1:
         return None
@@ -174,7 +175,8 @@ def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[
     """The labels in its steps, and the launches with their times by its own clock, both in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
-    told = sorted((*labels_of(trace), *fsdp2_ranges_of(trace)), key=lambda label: label.start_ns)
+    others = (label for label in labels_of(trace) if label.word not in PASSES)
+    told = sorted((*passes_of(trace), *others, *fsdp2_ranges_of(trace)), key=lambda label: label.start_ns)
     labels = [label for label in told if begin <= label.start_ns < end]
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from samples import sample_run, unlabelled
+from samples import sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
 from overlaplab.events import step_windows
 from overlaplab.simulate.advice.remedies import remedies
 from overlaplab.simulate.player import End, Launch, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.simulate.replayed import replayed
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 PLAYED = [
@@ -34,6 +35,16 @@ def test_a_replay_gives_the_recorded_steps(name: str) -> None:
     for rank, trace in enumerate(run.traces):
         took = [window.end_ns - window.start_ns for window in step_windows(trace)]
         assert played.spans_ns(rank) == pytest.approx(took, rel=0.001)
+
+
+def test_a_replay_needs_no_labels_of_passes(tmp_path: Path) -> None:
+    """The Recorder writes none around anybody's loop, nor when a bucket is done: torch's ranges tell."""
+    run = overlaplab.load_run(with_recorders_labels("torch-ddp", tmp_path))
+    table = replayed(run)
+    assert len(table) == 6
+    assert table["replayed_ns"].tolist() == pytest.approx(table["span_ns"].tolist(), rel=0.001)
+    gains, labelled = (one.set_index("remedy")["gain_ns"] for one in (remedies(run), remedies(sample_run("torch-ddp"))))
+    assert gains.to_dict() == pytest.approx(labelled.to_dict(), abs=0.01 * table["span_ns"].mean())
 
 
 @pytest.mark.parametrize("name", PLAYED)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,4 +83,17 @@ def unlabelled(source: Path, folder: Path) -> Path:
         document = json.loads(gzip.decompress(file.read_bytes()))
         document["traceEvents"] = [e for e in document["traceEvents"] if not e["name"].startswith("engine::")]
         (folder / file.name).write_bytes(gzip.compress(json.dumps(document).encode()))
+    return folder
+
+
+def with_recorders_labels(name: str, folder: Path) -> Path:
+    """A copy of a sample of DDP in the folder, without the labels that the Recorder does not write."""
+    for path in (TRACES / name).glob("rank*.gz"):
+        text = re.sub(
+            r"engine::(forward|backward|optimizer|bucket_done)\b",
+            r"user::\1",
+            gzip.decompress(path.read_bytes()).decode(),
+        )
+        (folder / path.stem).write_text(text)
+    shutil.copy(TRACES / name / "run.json", folder)
     return folder

@@ -1,0 +1,64 @@
+"""Passes by torch's own ranges, against the engine's labels and by literals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made.traces import event, run_of, step
+from samples import sample_run, with_recorders_labels
+
+import overlaplab
+from overlaplab.evidence.passes import passes_of
+
+FUNCTION = "autograd::engine::evaluate_function: MulBackward0"
+
+
+def test_torchs_ranges_give_the_passes_that_the_engine_labels(tmp_path: Path) -> None:
+    labelled, derived = sample_run("torch-ddp"), overlaplab.load_run(with_recorders_labels("torch-ddp", tmp_path))
+    for labels, passes in zip(map(passes_of, labelled.traces), map(passes_of, derived.traces), strict=True):
+        assert [one.word for one in passes] == ["forward", "backward", "optimizer"] * 3
+        for label, one in zip(labels, passes, strict=True):
+            assert (one.word, one.fields, one.thread) == (label.word, label.fields, label.thread)
+            assert one.start_ns == pytest.approx(label.start_ns, abs=1_000_000)
+            assert one.end_ns == pytest.approx(label.end_ns, abs=1_000_000)
+
+
+def test_microbatches_count_in_each_step_and_the_last_sends(tmp_path: Path) -> None:
+    events = []
+    for number, start in enumerate((0, 1000)):
+        events.append(step(number, start, start + 1000))
+        for at in (start + 100, start + 400):
+            events.append(event("DistributedDataParallel.forward", at, at + 50, cat="user_annotation"))
+            events += [event(FUNCTION, at + 100, at + 120), event(FUNCTION, at + 150, at + 200)]
+        launch = start + 560
+        events += [
+            event("engine::bucket_launch bucket=0", launch, launch + 20),
+            event(f"engine::launch seq={number} group=0", launch + 5, launch + 10),
+            event(
+                f"engine::comm seq={number} kind=all_reduce dtype=float32 bytes=8 group=0",
+                launch + 10,
+                start + 700,
+                tid=7,
+            ),
+            event("Optimizer.step#SGD.step", start + 800, start + 900, cat="user_annotation"),
+        ]
+    (trace,) = run_of(tmp_path, events).traces
+    origin = passes_of(trace)[0].start_ns - 100_000
+    found = [
+        (one.word, (one.start_ns - origin) // 1000, (one.end_ns - origin) // 1000, one.fields)
+        for one in passes_of(trace)
+    ]
+    assert found[:5] == [
+        ("forward", 100, 150, {"microbatch": "0"}),
+        ("backward", 200, 300, {"microbatch": "0", "sync": "0"}),
+        ("forward", 400, 450, {"microbatch": "1"}),
+        ("backward", 500, 700, {"microbatch": "1", "sync": "1"}),
+        ("optimizer", 800, 900, {}),
+    ]
+    assert [(word, start - 1000, end - 1000, fields) for word, start, end, fields in found[5:]] == found[:5]
+
+
+def test_without_ddp_or_labels_there_are_none(tmp_path: Path) -> None:
+    (trace,) = run_of(tmp_path, [step(0, 0, 1000), event(FUNCTION, 100, 200)]).traces
+    assert passes_of(trace) == ()
