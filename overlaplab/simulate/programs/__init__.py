@@ -11,15 +11,17 @@ update as large a part as the rank whose step they drew. Beside a server they ta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
-from overlaplab.simulate.player import Program, StuckError
+from overlaplab.simulate.player import End, Launch, Mark, Program, StuckError
 from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options, options_of
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
@@ -100,6 +102,8 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
     median = median_rank(programs)
     if after != before:
         _require(run, manifest, after)
+    if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
+        _require_plain_steps(run, programs)
     served = is_served(run, Setting())
     parted = served or _traits(manifest).sharded
     if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
@@ -195,6 +199,30 @@ def _require(run: Run, manifest: Manifest, options: Options) -> None:
         )
     if not manifest.parameters or not manifest.units:
         raise OverlaplabError("its run.json does not name the parameters and units", path=run.path)
+
+
+def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
+    """Raises `OverlaplabError` for a Recorder's loop whose steps do more than strategies do, which make them anew: a
+    forward and a backward pass, which sends buckets and nothing else.
+    """
+    for program in programs:
+        borders = [place for place, move in enumerate(program) if isinstance(move, End)]
+        for begin, end in pairwise(borders):
+            moves = program[begin:end]
+            marks = Counter(move.word for move in moves if isinstance(move, Mark))
+            if marks["forward"] != 1:
+                reason = f"a step has {marks['forward']} forward passes"
+            elif marks["backward_end"] != 1:
+                reason = "in some steps no gradients are sent"
+            elif any(move.role != "bucket" for move in moves if isinstance(move, Launch)):
+                reason = "its steps have collectives beside those of gradients"
+            else:
+                continue
+            raise OverlaplabError(
+                f"{reason}, so that only another link is predicted",
+                path=run.path,
+                remedy="overlaplab advise tells what other buckets gain",
+            )
 
 
 def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> Model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from made.gpu import bucketed as on_a_gpu
 from made.traces import run_of
-from samples import TRACES, sample_run, unlabelled
+from samples import TRACES, sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
 from overlaplab.costs import hops_ns, transfer_ns
@@ -285,3 +287,35 @@ def test_runs_that_tell_too_little_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(OverlaplabError, match=words):
             programs_of(run, Setting(link=Link(emulated=True, bandwidth_gbps=1, latency_us=1, world_size=2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("$^", "", 0), None),
+        (("Optimizer.step#[A-Za-z.]+", "DistributedDataParallel.forward", 0), "a step has 2 forward passes"),
+        (("engine::bucket_launch", "user::bucket_launch", 7), "in some steps no gradients are sent"),
+        (
+            ("engine::bucket_launch bucket=3", "user::bucket_launch bucket=3", 0),
+            "its steps have collectives beside those of gradients",
+        ),
+    ],
+)
+def test_a_recorders_loop_is_made_anew_where_its_steps_are_plain(
+    change: tuple[str, str, int], reason: str | None, tmp_path: Path
+) -> None:
+    pattern, other, count = change
+    for path in with_recorders_labels("torch-ddp", tmp_path).glob("rank*"):
+        path.write_text(re.sub(pattern, other, path.read_text(), count=count))
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({key: manifest[key] for key in manifest if key != "accumulate"}))
+    run = overlaplab.load_run(tmp_path)
+    assert run.manifest is not None
+    assert run.manifest.link is not None
+    slower = replace(run.manifest.link, bandwidth_gbps=0.01)
+    assert programs_of(run, Setting(link=slower))
+    if reason is None:
+        assert programs_of(run, Setting(bucket_cap_mb=0.5))
+        return
+    with pytest.raises(OverlaplabError, match=f"{reason}, so that only another link is predicted"):
+        programs_of(run, Setting(bucket_cap_mb=0.5))
