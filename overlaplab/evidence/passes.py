@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from overlaplab.events import Trace, once_per_trace, step_windows
 from overlaplab.evidence.ddp import autograd_passes, forward_passes, optimizer_steps
-from overlaplab.evidence.executions import executions
+from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, labels_of
 
 PASSES = ("forward", "backward", "optimizer")
@@ -21,16 +21,19 @@ def passes_of(trace: Trace) -> tuple[Label, ...]:
     A trace without a label `forward` gets those of DDP, by torch's own ranges: a forward pass is a range
     `DistributedDataParallel.forward`. A backward pass lasts from the first of autograd's functions after it to the end
     of the last one and of the buckets launched by the Recorder's labels within, for which DDP waits before it returns.
-    It sends gradients (`sync=1`) if there are such buckets. Empty without DDP.
+    It sends gradients (`sync=1`) if there are such buckets. Empty without DDP, and without the Recorder's labels.
     """
     labels = labels_of(trace)
     if any(label.word == "forward" for label in labels):
         return tuple(label for label in labels if label.word in PASSES)
-    if not (forwards := forward_passes(trace)):
+    launches = [label for label in labels if label.word == "bucket_launch"]
+    forwards = forward_passes(trace) if launches else ()
+    if not forwards:
         return ()
+    backwards = _numbered(trace, "backward", autograd_passes(trace))
     passes = [
         *_numbered(trace, "forward", forwards),
-        *_until_buckets_end(trace, _numbered(trace, "backward", autograd_passes(trace))),
+        *_until_buckets_end(backwards, launches, executions(trace)),
         *(_label("optimizer", span, {}) for span in optimizer_steps(trace)),
     ]
     return tuple(sorted(passes, key=lambda label: label.start_ns))
@@ -46,9 +49,7 @@ def _numbered(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[Label]
         before[step] += 1
 
 
-def _until_buckets_end(trace: Trace, backwards: Iterable[Label]) -> Iterator[Label]:
-    ran = executions(trace)
-    launches = [label for label in labels_of(trace) if label.word == "bucket_launch"]
+def _until_buckets_end(backwards: Iterable[Label], launches: Sequence[Label], ran: Executions) -> Iterator[Label]:
     starts = [label.start_ns for label in launches]
     for backward in backwards:
         within = launches[bisect_left(starts, backward.start_ns) : bisect_right(starts, backward.end_ns)]

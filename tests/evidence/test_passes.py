@@ -59,6 +59,11 @@ def test_microbatches_count_in_each_step_and_the_last_sends(tmp_path: Path) -> N
     assert [(word, start - 1000, end - 1000, fields) for word, start, end, fields in found[5:]] == found[:5]
 
 
-def test_without_ddp_or_labels_there_are_none(tmp_path: Path) -> None:
-    (trace,) = run_of(tmp_path, [step(0, 0, 1000), event(FUNCTION, 100, 200)]).traces
-    assert passes_of(trace) == ()
+def test_without_ddp_or_the_recorders_labels_there_are_none(tmp_path: Path) -> None:
+    """Which pass sends is not known, nor where the rank waits."""
+    forward = event("DistributedDataParallel.forward", 50, 90, cat="user_annotation")
+    backward = event(FUNCTION, 100, 200)
+    launch = event("engine::bucket_launch bucket=0", 150, 160)
+    for number, events in enumerate(([forward, backward], [backward, launch])):
+        (trace,) = run_of(tmp_path / str(number), [step(0, 0, 1000), *events]).traces
+        assert passes_of(trace) == ()
