@@ -150,10 +150,10 @@ def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_in
     if not accumulations:
         return ()
     borders, evaluated = _evaluated(trace)
-    begun = _forwards(trace)
+    begun = [forward.start_ns for forward in forward_passes(trace)]
     extents = evaluated.groupby(["number", "thread"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
     bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
-    updates = sorted(_named(trace, lambda name: name.startswith(_UPDATE))["start_ns"].tolist())
+    updates = [update.start_ns for update in optimizer_steps(trace)]
     labelled = [label for label in labels_of(trace) if label.word == "bucket_launch"]
     backwards = []
     seen = 0
@@ -179,11 +179,6 @@ def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_in
             )
         )
     return tuple(backwards)
-
-
-def _forwards(trace: Trace) -> list[int]:
-    """When each forward pass of DDP began, in order."""
-    return sorted(_named(trace, _FORWARD.__eq__)["start_ns"].tolist())
 
 
 def _named(trace: Trace, chosen: Callable[[str], bool]) -> pd.DataFrame:
@@ -219,7 +214,12 @@ def _spans(ranges: pd.DataFrame) -> tuple[Span, ...]:
 
 def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
-    borders = sorted({*_forwards(trace), *(window.host_start_ns for window in step_windows(trace))})
+    borders = sorted(
+        {
+            *(forward.start_ns for forward in forward_passes(trace)),
+            *(window.host_start_ns for window in step_windows(trace)),
+        }
+    )
     evaluated = _named(trace, lambda name: name.startswith(_EVALUATE))
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 

@@ -30,16 +30,16 @@ def passes_of(trace: Trace) -> tuple[Label, ...]:
     forwards = forward_passes(trace) if launches else ()
     if not forwards:
         return ()
-    backwards = _numbered(trace, "backward", autograd_passes(trace))
+    backwards = _number_passes(trace, "backward", autograd_passes(trace))
     passes = [
-        *_numbered(trace, "forward", forwards),
-        *_until_buckets_end(backwards, launches, executions(trace)),
+        *_number_passes(trace, "forward", forwards),
+        *_extend_to_buckets(backwards, launches, executions(trace)),
         *(_label("optimizer", span, {}) for span in optimizer_steps(trace)),
     ]
     return tuple(sorted(passes, key=lambda label: label.start_ns))
 
 
-def _numbered(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[Label]:
+def _number_passes(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[Label]:
     """With `microbatch`, the pass's place in its step."""
     starts = [window.start_ns for window in step_windows(trace)]
     before: Counter[int] = Counter()
@@ -49,7 +49,7 @@ def _numbered(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[Label]
         before[step] += 1
 
 
-def _until_buckets_end(backwards: Iterable[Label], launches: Sequence[Label], ran: Executions) -> Iterator[Label]:
+def _extend_to_buckets(backwards: Iterable[Label], launches: Sequence[Label], ran: Executions) -> Iterator[Label]:
     starts = [label.start_ns for label in launches]
     for backward in backwards:
         within = launches[bisect_left(starts, backward.start_ns) : bisect_right(starts, backward.end_ns)]

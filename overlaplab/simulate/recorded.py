@@ -176,8 +176,8 @@ def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
     others = (label for label in labels_of(trace) if label.word not in PASSES)
-    told = sorted((*passes_of(trace), *others, *fsdp2_ranges_of(trace)), key=lambda label: label.start_ns)
-    labels = [label for label in told if begin <= label.start_ns < end]
+    ranges = sorted((*passes_of(trace), *others, *fsdp2_ranges_of(trace)), key=lambda label: label.start_ns)
+    labels = [label for label in ranges if begin <= label.start_ns < end]
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")
     hidden = run.manifest is not None and run.manifest.hides_host

@@ -15,13 +15,13 @@ FUNCTION = "autograd::engine::evaluate_function: MulBackward0"
 
 
 def test_torchs_ranges_give_the_passes_that_the_engine_labels(tmp_path: Path) -> None:
-    labelled, derived = sample_run("torch-ddp"), overlaplab.load_run(with_recorders_labels("torch-ddp", tmp_path))
-    for labels, passes in zip(map(passes_of, labelled.traces), map(passes_of, derived.traces), strict=True):
-        assert [one.word for one in passes] == ["forward", "backward", "optimizer"] * 3
-        for label, one in zip(labels, passes, strict=True):
-            assert (one.word, one.fields, one.thread) == (label.word, label.fields, label.thread)
-            assert one.start_ns == pytest.approx(label.start_ns, abs=1_000_000)
-            assert one.end_ns == pytest.approx(label.end_ns, abs=1_000_000)
+    labelled, unlabelled = sample_run("torch-ddp"), overlaplab.load_run(with_recorders_labels("torch-ddp", tmp_path))
+    for labels, passes in zip(map(passes_of, labelled.traces), map(passes_of, unlabelled.traces), strict=True):
+        assert [derived.word for derived in passes] == ["forward", "backward", "optimizer"] * 3
+        for label, derived in zip(labels, passes, strict=True):
+            assert (derived.word, derived.fields, derived.thread) == (label.word, label.fields, label.thread)
+            assert derived.start_ns == pytest.approx(label.start_ns, abs=1_000_000)
+            assert derived.end_ns == pytest.approx(label.end_ns, abs=1_000_000)
 
 
 def test_microbatches_count_in_each_step_and_the_last_sends(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_microbatches_count_in_each_step_and_the_last_sends(tmp_path: Path) -> N
 
 
 def test_without_ddp_or_the_recorders_labels_there_are_none(tmp_path: Path) -> None:
-    """Which pass sends is not known, nor where the rank waits."""
+    """It is not known which pass sends, nor where the rank waits."""
     forward = event("DistributedDataParallel.forward", 50, 90, cat="user_annotation")
     backward = event(FUNCTION, 100, 200)
     launch = event("engine::bucket_launch bucket=0", 150, 160)

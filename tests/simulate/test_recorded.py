@@ -43,7 +43,9 @@ def test_a_replay_needs_no_labels_of_passes(tmp_path: Path) -> None:
     table = replayed(run)
     assert len(table) == 6
     assert table["replayed_ns"].tolist() == pytest.approx(table["span_ns"].tolist(), rel=0.001)
-    gains, labelled = (one.set_index("remedy")["gain_ns"] for one in (remedies(run), remedies(sample_run("torch-ddp"))))
+    gains, labelled = (
+        table.set_index("remedy")["gain_ns"] for table in (remedies(run), remedies(sample_run("torch-ddp")))
+    )
     assert gains.to_dict() == pytest.approx(labelled.to_dict(), abs=0.01 * table["span_ns"].mean())
 
 
