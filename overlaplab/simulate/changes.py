@@ -68,13 +68,16 @@ def recut(program: Program, buckets: Sequence[Bucket], *, host_ns: int, wake_ns:
     """
     old = {move.key for move in program if isinstance(move, Launch) and move.role == "bucket"}
     home = {name: number for number, bucket in enumerate(buckets) for name in bucket.parameters}
+    unused = _unused_by_pass(program)
     missing: list[int] = []
     moves: list[Move] = []
     passes = launched = saved_ns = 0
 
     def begin() -> None:
         nonlocal missing, launched
-        missing, launched = [len(bucket.parameters) for bucket in buckets], 0
+        without = unused[passes] if passes < len(unused) else frozenset()
+        missing = [sum(name not in without for name in bucket.parameters) for bucket in buckets]
+        launched = 0
 
     def launch(*, all_there: bool = False) -> Iterator[Move]:
         nonlocal launched
@@ -118,6 +121,26 @@ def recut(program: Program, buckets: Sequence[Bucket], *, host_ns: int, wake_ns:
             passes += 1
             begin()
     return moves
+
+
+def _unused_by_pass(program: Program) -> list[frozenset[str]]:
+    """The parameters of each backward pass whose bucket left without their gradient arriving before its end.
+
+    DDP takes the parameters that a pass does not use for ready from its beginning (`find_unused_parameters`).
+    """
+    passes: list[frozenset[str]] = []
+    arrived: set[str] = set()
+    sent: set[str] = set()
+    for move in program:
+        if isinstance(move, Launch) and move.role == "bucket":
+            sent.update(move.parameters)
+        elif isinstance(move, Mark) and move.word == "gradient":
+            arrived.add(move.name)
+        elif isinstance(move, Mark) and move.word == "backward":
+            arrived, sent = set(), set()
+        elif isinstance(move, Mark) and move.word == "backward_end":
+            passes.append(frozenset(sent - arrived))
+    return passes
 
 
 def _next_but_work(program: Program) -> list[Move | None]:

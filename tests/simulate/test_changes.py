@@ -74,6 +74,17 @@ def test_what_has_no_gradient_is_sent_at_the_end() -> None:
     assert spans([moves]) == [[10 + 60 + 3 + 60 + 5 - 2]]
 
 
+def test_what_a_pass_does_not_use_holds_no_bucket_up() -> None:
+    """DDP sent the bucket of `unused` within the pass, though no gradient arrived: as soon as the one before it."""
+    sent = [Launch(name, 20, role="bucket", parameters=(name,)) for name in ("c", "unused")]
+    flags = Launch("flags", 1)
+    program = [End(), Mark("backward"), Work(10), Mark("gradient", "c"), *sent, Work(10), flags, Mark("backward_end")]
+    buckets = [Bucket(parameters=("c", "unused"), transfer_ns=40)]
+    moves = recut([*program, End()], buckets, host_ns=0, wake_ns=0)
+    assert [move.key for move in moves if isinstance(move, Launch)] == [("bucket", 0, 0), "flags"]
+    assert spans([moves]) == [[10 + 40]]
+
+
 def test_each_pass_has_buckets_of_its_own() -> None:
     buckets = [Bucket(parameters=("c", "b", "a"), transfer_ns=60)]
     moves = recut([*BACKWARD[:-1], *BACKWARD[1:]], buckets, host_ns=0, wake_ns=0)
